@@ -1,0 +1,113 @@
+"""What a compiled model consists of, as data. `docs/artifact.md` documents the files; this module is the schema.
+
+An artifact is a folder: `manifest.json` (this schema), `weights.bin` (packed, 64-byte aligned, mapped read-only by every worker:
+one copy in the machine) and `kernels.so` (plain C functions, no TVM runtime).
+
+A *row* is one item along the batch axis. Every size, task count and offset below is for one row; the executor runs a batch as
+`rows x tasks` tasks over the same kernels, with the bases of arena, inputs and outputs moved on by one row's stride.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+FORMAT_VERSION = 1
+ALIGNMENT_BYTES = 64
+
+MAX_ARGUMENTS = 8  # pointers of one kernel
+MAX_TENSORS = 32  # inputs, and outputs, of one model
+MAX_LAYERS = 4096
+MAX_TASKS = 1 << 22  # of one layer, all rows together
+
+
+class Space(IntEnum):
+    """Which memory a kernel's argument lies in."""
+
+    WEIGHTS = 0  # weights.bin; the same for every row
+    ARENA = 1  # activations of one running query, one stretch of `arena_bytes` per row
+    INPUT = 2  # a request's input tensor, `index` says which
+    OUTPUT = 3  # a request's output tensor, `index` says which
+
+
+@dataclass(frozen=True)
+class BufferRef:
+    """Where a kernel's argument begins: byte `offset_bytes` of a space; `index` is 0 for weights and arena."""
+
+    space: Space
+    offset_bytes: int
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of the model. `shape` is the model's own, -1 where the batch goes (only ever the first dimension)."""
+
+    name: str
+    datatype: str  # Triton's names: FP32, INT32, ...
+    shape: tuple[int, ...]
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class Version:
+    """One compiled implementation of a layer (VELTAIR's term). All versions of a layer take the same arguments and layouts.
+
+    `symbol` is a C function `void symbol(void *arg0, ..., void *argN, int32_t begin, int32_t end)` that computes the tasks
+    [begin, end) of one row. Tasks are independent of each other and may run in any order, on any core.
+    """
+
+    symbol: str
+    tasks: int
+    description: str  # template and knobs, for people: "conv 14x2 rows=7"
+    blocking_bytes: int = 0  # bytes one tile works on (locality)
+    parallelism: int = 0  # tasks x unrolled accumulators
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One fused operator. Layers run in the order of the manifest; a layer starts when all tasks of the one before have ended."""
+
+    name: str
+    operator: str  # "Conv+Add+Relu"
+    shape: str  # for people: "64x56x56 -> 256x56x56 k1 s1"
+    arguments: tuple[BufferRef, ...]
+    versions: tuple[Version, ...]  # the first is the default; between one and five
+    flops: int
+    bytes: int  # compulsory traffic: inputs + weights + outputs
+    max_ranks: int  # more ranks than this make the layer slower
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """The machine the kernels were built for. An artifact is used only where `features` are all present."""
+
+    name: str  # "avx512", "avx2" or "baseline"
+    cpu: str  # LLVM's name, "znver4"
+    lanes: int  # float32 values in a vector register
+    features: tuple[str, ...]  # /proc/cpuinfo names that must be there
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """Size and SHA-256 (hex) of a file that lies beside the manifest."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One compiled model."""
+
+    key: str  # 64 hex digits: model bytes, compiler version and target decide it
+    model_name: str
+    batched: bool  # the first dimension of every tensor is a symbolic batch
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    layers: tuple[Layer, ...]
+    arena_bytes: int  # of one row; must be all zero before the first query, kernels keep the halos zero after that
+    target: TargetSpec
+    files: dict[str, FileSpec]
+    phase_us: dict[str, int] = field(default_factory=dict)  # how long each phase of the compilation took
+    parameters: int = 0  # numbers of the model's weights
+    compiler_version: str = ""
+    format_version: int = FORMAT_VERSION

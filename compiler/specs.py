@@ -1,0 +1,134 @@
+"""What a kernel must compute, as data: the contract between the graph half of the compiler and the kernel templates.
+
+The graph half (import, fusion, layout, arena) turns a model into specs; `templates/` turns each distinct spec into code. Specs are
+frozen and hashable: equal specs share one kernel. Nothing here imports TVM.
+
+Layouts of an activation of C channels, H x W pixels (one row of the batch), L = lanes of the target:
+  blocked   [ceil(C/L)][H + 2 halo][W + 2 halo][L], halo and surplus channels always zero
+  planar    [C][H + 2 halo][W + 2 halo]              (input of a first convolution with few channels)
+  plain     row-major, as ONNX says
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Activation = Literal["none", "relu", "relu6"]
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class ConvSpec:
+    """Convolution + bias [+ residual] [+ activation], blocked in and out. Arguments: x, weights, bias, [residual,] y.
+
+    Weights arrive as ONNX has them, [out][in/groups][kh][kw]. `groups` is 1 or `in_channels` (depthwise).
+    `input_planar`: x is planar. A dense layer (Gemm) is a 1x1 convolution over a 1 x M image; halos are 0 there.
+    Each halo is at least what its consumers' padding needs; it belongs to the tensor, so producer and consumers agree on it.
+    """
+
+    in_channels: int
+    height: int
+    width: int
+    out_channels: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    activation: Activation = "none"
+    residual: bool = False
+    input_planar: bool = False
+    input_halo: int = 0
+    residual_halo: int = 0
+    output_halo: int = 0
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        top, left, bottom, right = self.pads
+        reach = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
+        return (
+            (self.height + top + bottom - reach[0]) // self.stride[0] + 1,
+            (self.width + left + right - reach[1]) // self.stride[1] + 1,
+        )
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """Max or average pooling, blocked in and out. Arguments: x, y. Padding counts as -inf (max) or is left out of the mean."""
+
+    mode: Literal["max", "average"]
+    channels: int
+    height: int
+    width: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    count_include_pad: bool = False
+    input_halo: int = 0
+    output_halo: int = 0
+
+
+@dataclass(frozen=True)
+class GlobalPoolSpec:
+    """Mean over all pixels, blocked in, blocked 1 x 1 out. Arguments: x, y."""
+
+    channels: int
+    height: int
+    width: int
+    input_halo: int = 0
+
+
+@dataclass(frozen=True)
+class PackSpec:
+    """Plain [C][H][W] float32 to blocked or planar with a halo. Arguments: x, y."""
+
+    channels: int
+    height: int
+    width: int
+    planar: bool
+    output_halo: int = 0
+
+
+@dataclass(frozen=True)
+class UnpackSpec:
+    """Blocked to plain [C][H][W]. Arguments: x, y."""
+
+    channels: int
+    height: int
+    width: int
+    input_halo: int = 0
+
+
+@dataclass(frozen=True)
+class ElementwiseSpec:
+    """One elementwise operator over plain tensors of equal size, or over blocked ones with equal halos. Arguments: inputs, y."""
+
+    operator: Literal["add", "sub", "mul", "relu", "relu6", "copy"]
+    dtype: Literal["float32", "int32", "int64"]
+    elements: int
+
+
+KernelSpec = ConvSpec | PoolSpec | GlobalPoolSpec | PackSpec | UnpackSpec | ElementwiseSpec
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """A spec with the template's knobs chosen: what will be compiled and how the executor must call it.
+
+    `knobs` are the template's own (register tile, task blocking, loop order), sorted by name; equal plans share one kernel.
+    """
+
+    spec: KernelSpec
+    knobs: tuple[tuple[str, int | str], ...]
+    tasks: int
+    description: str
+    blocking_bytes: int
+    parallelism: int
+
+
+PackedWeights = tuple[Array, ...]  # in argument order, ready for weights.bin
+RawWeights = Mapping[str, Array]  # "weights" and "bias", as ONNX has them

@@ -1,0 +1,1 @@
+"""The decisions: pure policies, and the live process that applies them."""

@@ -1,0 +1,1 @@
+"""Front ends over one data plane, the model repository, supervision and the command line."""

@@ -1,0 +1,62 @@
+"""Build: the rooms of the house become `gangway.*`, protos become modules, executor/native becomes an extension."""
+
+import re
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent
+ROOMS = ("artifact", "clients", "compiler", "executor", "protos", "scheduler", "server", "zoo")
+
+
+def generate_protos() -> None:
+    """Write protos/*_pb2.py(i). `-I protos` names the descriptors as Triton's clients do, so both load in one process."""
+    from grpc_tools import protoc
+
+    folder = ROOT / "protos"
+    sources = sorted(folder.glob("*.proto"))
+    if not sources:
+        return
+    arguments = ["protoc", f"-I{folder}", f"--python_out={folder}", f"--pyi_out={folder}", *map(str, sources)]
+    if protoc.main(arguments) != 0:
+        raise SystemExit("protoc failed")
+    for module in [*folder.glob("*_pb2.py"), *folder.glob("*_pb2.pyi")]:
+        text = module.read_text()
+        module.write_text(re.sub(r"^import (\w+_pb2)", r"from gangway.protos import \1", text, flags=re.MULTILINE))
+
+
+class BuildPy(build_py):
+    def run(self) -> None:
+        generate_protos()
+        super().run()
+
+
+class BuildExt(build_ext):
+    def run(self) -> None:
+        generate_protos()
+        super().run()
+
+
+def packages() -> list[str]:
+    found = []
+    for room in ROOMS:
+        found += [f"gangway.{room}", *(f"gangway.{room}.{name}" for name in find_packages(room))]
+    return found
+
+
+native = Extension(
+    "gangway.executor._native",
+    sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "executor" / "native").glob("*.c")),
+    depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "executor" / "native").glob("*.h")),
+    extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"],
+)
+
+setup(
+    packages=packages(),
+    package_dir={f"gangway.{room}": room for room in ROOMS},
+    package_data={"gangway.protos": ["*.proto", "*.pyi"], **{f"gangway.{room}": ["py.typed"] for room in ROOMS}},
+    ext_modules=[native],
+    cmdclass={"build_py": BuildPy, "build_ext": BuildExt},
+)
