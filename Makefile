@@ -1,0 +1,74 @@
+# Everything a user or a developer runs. `make serve` and `make test` work on a machine that has only Python 3.11 and gcc.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+MODELS ?= models
+ROOMS := artifact clients compiler executor protos scheduler server zoo
+SOURCES := $(ROOMS) benchmarks tests setup.py
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test lint bench tools format clean
+
+help:
+	@echo "make serve     install, write example models, compile them, serve on port 8001"
+	@echo "make test      install what the tests need and run them"
+	@echo "make lint      ruff and mypy --strict"
+	@echo "make bench     measure against onnxruntime and OpenVINO (about ten minutes)"
+	@echo "make install   only install, into $(VENV)"
+
+# One stamp per set of packages: what changes the build (C, protos, metadata) installs again.
+NATIVE := $(wildcard executor/native/*.c executor/native/*.h protos/*.proto) pyproject.toml setup.py constraints.txt
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/pip $(NATIVE)
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) --editable '.[test,client]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed-test
+	$(PIP) --editable '.[test,client,bench]'
+	@touch $@
+
+install: $(VENV)/.installed
+
+serve: install
+	@test -d $(MODELS) || $(BIN)/gangway zoo $(MODELS)
+	$(BIN)/gangway serve --model-repository $(MODELS) $(SERVE_FLAGS)
+
+test: $(VENV)/.installed-test tools
+	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+# The real perf_analyzer, for tests and benchmarks.
+tools: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.fetch_perf_analyzer
+
+# mypy sees the rooms under their import names through a folder of links.
+lint: $(VENV)/.installed-test
+	@mkdir -p build/typing/gangway
+	@for room in $(ROOMS); do ln -sfn $(CURDIR)/$$room build/typing/gangway/$$room; done
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	MYPYPATH=build/typing $(BIN)/mypy $(foreach room,$(ROOMS),-p gangway.$(room))
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+bench: $(VENV)/.installed-bench tools
+	$(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.models
+	$(BIN)/python -m benchmarks.gang
+	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.frontend
+	$(BIN)/python -m benchmarks.faults
+	$(BIN)/python -m benchmarks.perf_analyzer
+
+clean:
+	rm -rf build $(VENV) *.egg-info
