@@ -1,0 +1,97 @@
+"""What the supervisor and a front end say to each other: one JSON object per SOCK_SEQPACKET message.
+
+Supervisor to front end: first every model it knows (`ModelReady` or `ModelUnavailable`), `InitialLoadDone` once each of them has loaded
+or failed, changes as they happen, and `Drain` at the end. Front end to supervisor: `Listening` or `BindFailed`, once.
+A later message about the same (name, version) replaces what was known.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from gangway.artifact.format import TensorSpec
+
+MAX_MESSAGE_BYTES = 128 * 1024
+
+
+@dataclass(frozen=True)
+class ModelReady:
+    """This version of the model answers requests from now on.
+
+    `config` is the serialised ModelConfig, base64. `inputs` and `outputs` are the manifest's. `max_batch_size` is the config's
+    (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one request may hold. `qos_us` is the resolved target.
+    """
+
+    model_id: int
+    name: str
+    version: int
+    config: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    max_rows: int
+    qos_us: float | None = None
+
+
+@dataclass(frozen=True)
+class ModelUnavailable:
+    """This version of the model answers no requests. `version` is 0 when the repository entry has no usable version at all."""
+
+    name: str
+    version: int
+    reason: str
+    state: Literal["LOADING", "UNLOADING", "UNAVAILABLE"] = "UNAVAILABLE"
+
+
+@dataclass(frozen=True)
+class InitialLoadDone:
+    """Every model of the repository has been loaded or has failed: ServerReady may answer true."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Refuse new requests, finish the running ones, then exit with 0."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """The front end accepts connections at `address` ("host:port", the port as bound)."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class BindFailed:
+    """The front end could not listen and is about to exit with 1."""
+
+    reason: str
+
+
+FrontEndMessage = ModelReady | ModelUnavailable | InitialLoadDone | Drain | Listening | BindFailed
+_TYPES: dict[str, type[FrontEndMessage]] = {
+    kind.__name__: kind for kind in (ModelReady, ModelUnavailable, InitialLoadDone, Drain, Listening, BindFailed)
+}
+
+
+def to_json(message: FrontEndMessage) -> bytes:
+    """Encode a message for one send() on the socket."""
+    return json.dumps({"type": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode()
+
+
+def from_json(data: bytes) -> FrontEndMessage:
+    """Decode what to_json made. Raises ValueError for anything else."""
+    try:
+        content: dict[str, Any] = json.loads(data)
+        kind = _TYPES[content.pop("type")]
+        if kind is ModelReady:
+            for group in ("inputs", "outputs"):
+                content[group] = tuple(_tensor(item) for item in content[group])
+        if content.keys() - {field.name for field in fields(kind)}:
+            raise ValueError("unknown fields")
+        return kind(**content)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"not a front-end message: {data[:200]!r} ({error})") from error
+
+
+def _tensor(content: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(**{**content, "shape": tuple(content["shape"])})

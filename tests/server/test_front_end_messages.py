@@ -1,0 +1,32 @@
+import pytest
+
+from gangway.artifact.format import TensorSpec
+from gangway.server import front_end_messages as messages
+
+TENSOR = TensorSpec("x", "FP32", (-1, 3, 224, 224), 602112)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.ModelReady(3, "resnet", 7, "Zm9v", (TENSOR,), (TENSOR, TENSOR), 8, 8, 1500.5),
+        messages.ModelReady(3, "mlp", 1, "", (), (), 0, 1),
+        messages.ModelUnavailable("broken", 0, "config.pbtxt:3: é", "LOADING"),
+        messages.InitialLoadDone(),
+        messages.Drain(),
+        messages.Listening("[::]:8001"),
+        messages.BindFailed("address in use"),
+    ],
+)
+def test_round_trip(message: messages.FrontEndMessage) -> None:
+    data = messages.to_json(message)
+    assert messages.from_json(data) == message
+    assert len(data) < messages.MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"type":"Nonsense"}', b'{"type":"Drain","x":1}', b'{"type":"Listening"}']
+)
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="not a front-end message"):
+        messages.from_json(data)
