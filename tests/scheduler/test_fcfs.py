@@ -1,0 +1,77 @@
+"""model_fcfs against cases worked out by hand."""
+
+import random
+
+import pytest
+
+from gangway.scheduler.fcfs import ModelFcfs
+from gangway.scheduler.policy import Dispatch, ModelProfile, Query, RunningBlock, Snapshot
+from gangway.scheduler.registry import DEFAULT_POLICY, POLICIES, make_policy
+
+WIDE, NARROW, TRIPLE = 1, 2, 3
+MODELS = {
+    WIDE: ModelProfile(WIDE, "wide", layers=10, max_ranks=64),
+    NARROW: ModelProfile(NARROW, "narrow", layers=3, max_ranks=1),
+    TRIPLE: ModelProfile(TRIPLE, "triple", layers=5, max_ranks=3),
+}
+
+
+def query(query_id: int, model_id: int) -> Query:
+    return Query(query_id, model_id, rows=1, arrival_us=float(query_id), deadline_us=None)
+
+
+def snapshot(waiting: list[Query], free: tuple[int, ...], core_count: int = 4) -> Snapshot:
+    busy = tuple(sorted(set(range(core_count)) - set(free)))
+    running = [RunningBlock(query(99, WIDE), 10, busy, 0.0)] if busy else []
+    return Snapshot(100.0, waiting, running, free, core_count, MODELS)
+
+
+def test_one_model_has_all_cores() -> None:
+    decided = ModelFcfs().decide(snapshot([query(1, WIDE), query(2, WIDE)], (0, 1, 2, 3)))
+    assert decided == [Dispatch(1, 10, (0, 1, 2, 3))]
+
+
+def test_narrow_models_run_side_by_side() -> None:
+    decided = ModelFcfs().decide(snapshot([query(i, NARROW) for i in range(6)], (0, 1, 2, 3)))
+    assert decided == [Dispatch(i, 3, (i,)) for i in range(4)]
+
+
+def test_the_gang_is_what_the_model_can_use() -> None:
+    waiting = [query(1, TRIPLE), query(2, NARROW), query(3, NARROW)]
+    assert ModelFcfs().decide(snapshot(waiting, (0, 1, 2, 3))) == [Dispatch(1, 5, (0, 1, 2)), Dispatch(2, 3, (3,))]
+
+
+def test_nobody_overtakes_the_oldest() -> None:
+    assert ModelFcfs().decide(snapshot([query(1, WIDE), query(2, NARROW)], (1, 3))) == []
+
+
+def test_a_lost_core_makes_the_gang_smaller() -> None:
+    state = Snapshot(1.0, [query(1, WIDE)], [], (0, 3), core_count=2, models=MODELS)
+    assert ModelFcfs().decide(state) == [Dispatch(1, 10, (0, 3))]
+
+
+@pytest.mark.parametrize("state", [snapshot([], (0, 1, 2, 3)), Snapshot(1.0, [query(1, WIDE)], [], (), 0, MODELS)])
+def test_nothing_to_start(state: Snapshot) -> None:
+    assert ModelFcfs().decide(state) == []
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_keeps_its_contract(name: str) -> None:
+    generator = random.Random(7)
+    for _ in range(300):
+        waiting = [query(i, generator.choice([WIDE, NARROW, TRIPLE])) for i in range(generator.randrange(6))]
+        free = tuple(sorted(generator.sample(range(4), generator.randrange(5))))
+        state = snapshot(waiting, free)
+        decided = make_policy(name).decide(state)
+        assert decided == make_policy(name).decide(state), "deterministic"
+        cores = [core for dispatch in decided for core in dispatch.cores]
+        assert len(cores) == len(set(cores)) and set(cores) <= set(free)
+        ids = [dispatch.query_id for dispatch in decided]
+        assert len(ids) == len(set(ids)) and set(ids) <= {q.query_id for q in waiting}
+        assert all(dispatch.cores for dispatch in decided)
+
+
+def test_registry() -> None:
+    assert make_policy(DEFAULT_POLICY).name == DEFAULT_POLICY
+    with pytest.raises(ValueError, match="unknown scheduler 'fifo'; known: .*model_fcfs"):
+        make_policy("fifo")
