@@ -6,8 +6,9 @@ from gangway.scheduler.policy import Dispatch, Policy, Query, Snapshot
 class ModelFcfs(Policy):
     """Each query runs as one block on as many cores as its model can use, strictly in order of arrival.
 
-    The oldest query waits until its whole gang, `min(core_count, max_ranks)` cores, is free, and nobody overtakes it: a query that
-    started on the leftovers of a short one would crawl on them to its end. Models that can use one core only run side by side.
+    The oldest query waits until its whole gang, `min(core_count, max_ranks)` cores, is free, and nobody overtakes it:
+    a query that started on the leftovers of a short one would crawl on them to its end. Models that can use one core
+    only run side by side.
     """
 
     name = "model_fcfs"

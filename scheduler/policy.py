@@ -54,7 +54,7 @@ class Snapshot:
     waiting: Sequence[Query]  # in order of arrival
     running: Sequence[RunningBlock]
     free_cores: tuple[int, ...]
-    core_count: int
+    core_count: int  # cores in service, free or not
     models: Mapping[int, ModelProfile]
 
 
@@ -71,8 +71,9 @@ class Dispatch:
 class Policy(ABC):
     """Decides which waiting queries run next, how far, and on which free cores.
 
-    Contract: `decide` is deterministic, returns dispatches of distinct waiting queries on disjoint free cores, may return none, and is
-    called whenever a query arrives, a block ends or cores become free. Whatever is left waiting is offered again next time.
+    Contract: `decide` is deterministic, returns dispatches of distinct waiting queries on disjoint free cores, may
+    return none, and is called whenever a query arrives, a block ends or cores become free. What is left waiting is
+    offered again next time.
     """
 
     name: str

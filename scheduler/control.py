@@ -1,0 +1,147 @@
+"""Slow control between supervisor and scheduler: frozen dataclasses as JSON, one per SOCK_SEQPACKET message.
+
+The supervisor rings the scheduler's bell after every message, so that the scheduler has one thing to wait on.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LoadModel:
+    """To the scheduler: make the model servable. Answered by ModelLoaded or ModelFailed.
+
+    `key` names the artifact. An arena is `arena_bytes` for each of up to `max_rows` rows of one query.
+    """
+
+    model_id: int
+    name: str
+    key: str
+    layers: int
+    max_ranks: int
+    arena_bytes: int
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class ModelLoaded:
+    """From the scheduler: every worker has the model; requests for `model_id` are accepted."""
+
+    model_id: int
+
+
+@dataclass(frozen=True)
+class ModelFailed:
+    """From the scheduler: the model cannot be served."""
+
+    model_id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class UnloadModel:
+    """To the scheduler: forget the model; its waiting queries answer UNAVAILABLE, running ones finish first."""
+
+    model_id: int
+
+
+@dataclass(frozen=True)
+class ModelUnloaded:
+    """From the scheduler: no worker maps the model any more, and its arenas are given back."""
+
+    model_id: int
+
+
+@dataclass(frozen=True)
+class SetProfile:
+    """To the scheduler: the model's isolated latency on all cores, one row, as measured."""
+
+    model_id: int
+    isolated_us: float
+
+
+@dataclass(frozen=True)
+class WorkerDied:
+    """To the scheduler: the process of this core has ended (it is reaped: it writes nothing any more)."""
+
+    core: int
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """To the scheduler: a successor runs; it gets the models, then work."""
+
+    core: int
+
+
+@dataclass(frozen=True)
+class FrontEndDied:
+    """To the scheduler: drop this front end's requests. Answered by FrontEndQuiet."""
+
+    front_end: int
+
+
+@dataclass(frozen=True)
+class FrontEndQuiet:
+    """From the scheduler: nothing reads or writes that io segment any more; it may be reset for a successor."""
+
+    front_end: int
+
+
+@dataclass(frozen=True)
+class Drain:
+    """To the scheduler: answer Drained as soon as nothing waits or runs."""
+
+
+@dataclass(frozen=True)
+class Drained:
+    """From the scheduler: nothing waits or runs."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """To the scheduler: tell the workers to exit, then exit with 0."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """From the scheduler, once after its start: it has taken over what a predecessor left; `requests` were queued again."""
+
+    requests: int
+
+
+ControlMessage = (
+    LoadModel
+    | ModelLoaded
+    | ModelFailed
+    | UnloadModel
+    | ModelUnloaded
+    | SetProfile
+    | WorkerDied
+    | WorkerStarted
+    | FrontEndDied
+    | FrontEndQuiet
+    | Drain
+    | Drained
+    | Stop
+    | Recovered
+)
+_KINDS: dict[str, type[ControlMessage]] = {kind.__name__: kind for kind in ControlMessage.__args__}
+
+
+def encode(message: ControlMessage) -> bytes:
+    """Return the message as one packet."""
+    return json.dumps({"kind": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode()
+
+
+def decode(packet: bytes) -> ControlMessage:
+    """Return what `encode` was given. Raises ValueError for anything else."""
+    try:
+        content: dict[str, Any] = json.loads(packet)
+        kind = _KINDS[content.pop("kind")]
+        if content.keys() != {field.name for field in fields(kind)}:
+            raise ValueError("wrong fields")
+        return kind(**content)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"not a control message: {packet[:200]!r} ({error})") from error
