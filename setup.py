@@ -1,6 +1,7 @@
 """Build: the rooms of the house become `gangway.*`, protos become modules, executor/native becomes an extension."""
 
 import re
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -12,19 +13,21 @@ ROOMS = ("artifact", "clients", "compiler", "executor", "protos", "scheduler", "
 
 
 def generate_protos() -> None:
-    """Write protos/*_pb2.py(i). `-I protos` names the descriptors as Triton's clients do, so both load in one process."""
+    """Write protos/*_pb2.py(i). `-I protos` names the files as Triton's clients do, so both load in one process."""
     from grpc_tools import protoc
 
     folder = ROOT / "protos"
     sources = sorted(folder.glob("*.proto"))
-    if not sources:
-        return
-    arguments = ["protoc", f"-I{folder}", f"--python_out={folder}", f"--pyi_out={folder}", *map(str, sources)]
-    if protoc.main(arguments) != 0:
-        raise SystemExit("protoc failed")
-    for module in [*folder.glob("*_pb2.py"), *folder.glob("*_pb2.pyi")]:
-        text = module.read_text()
-        module.write_text(re.sub(r"^import (\w+_pb2)", r"from gangway.protos import \1", text, flags=re.MULTILINE))
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments = ["protoc", f"-I{folder}", f"--python_out={scratch}", f"--pyi_out={scratch}", *map(str, sources)]
+        if protoc.main(arguments) != 0:
+            raise SystemExit("protoc failed")
+        for made in sorted(Path(scratch).glob("*_pb2.py*")):
+            # protoc assumes the folder is on sys.path; ours are modules of a package.
+            text = re.sub(r"^import (\w+_pb2)", r"from gangway.protos import \1", made.read_text(), flags=re.MULTILINE)
+            target = folder / made.name
+            if not target.exists() or target.read_text() != text:
+                target.write_text(text)
 
 
 class BuildPy(build_py):

@@ -1,5 +1,4 @@
 import pytest
-
 from gangway.artifact.format import TensorSpec
 from gangway.server import front_end_messages as messages
 
