@@ -1,0 +1,68 @@
+"""A connection to an inference server that speaks Triton's gRPC protocol."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+from gangway.clients.errors import ClientError, RefusedError, UnreachableError
+from gangway.protos import grpc_service_pb2 as pb
+from google.protobuf.message import Message
+
+SERVICE = "/inference.GRPCInferenceService/"
+UNLIMITED_MESSAGES = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+NO_CONNECTION = ("failed to connect", "DNS resolution failed")  # how gRPC begins the details it makes up itself
+
+Response = TypeVar("Response", bound=Message)
+
+
+class Connection:
+    """A channel. A call ends within `timeout_s`, or raises UnreachableError; an error status raises RefusedError."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self.url = url
+        self.timeout_s = timeout_s
+        self._channel = grpc.insecure_channel(url, options=UNLIMITED_MESSAGES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def model_metadata(self, model: str, version: str = "") -> pb.ModelMetadataResponse:
+        """Names, datatypes and shapes of a model's inputs and outputs."""
+        request = pb.ModelMetadataRequest(name=model, version=version)
+        return self._call("ModelMetadata", request, pb.ModelMetadataResponse)
+
+    def model_statistics(self, model: str, version: str = "") -> pb.ModelStatisticsResponse:
+        """Counts and cumulated times of a model since the server started."""
+        request = pb.ModelStatisticsRequest(name=model, version=version)
+        return self._call("ModelStatistics", request, pb.ModelStatisticsResponse)
+
+    def infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        """One inference."""
+        return self._call("ModelInfer", request, pb.ModelInferResponse)
+
+    def _call(self, method: str, request: Message, response: type[Response]) -> Response:
+        call: Callable[..., Response] = self._channel.unary_unary(
+            SERVICE + method, request_serializer=_serialize, response_deserializer=response.FromString
+        )
+        try:
+            return call(request, timeout=self.timeout_s)
+        except grpc.RpcError as error:
+            raise self._explain(method, error) from error
+
+    def _explain(self, method: str, error: grpc.RpcError) -> ClientError:
+        status, details = error.code(), error.details() or "no details"
+        if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return UnreachableError(f"{self.url} did not answer {method} within {self.timeout_s * 1000:.0f} ms")
+        if status is grpc.StatusCode.UNAVAILABLE and details.startswith(NO_CONNECTION):
+            return UnreachableError(f"no server answers at {self.url} ({details})")
+        return RefusedError(f"{method}: {status.name}: {details}")
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
