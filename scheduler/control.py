@@ -106,7 +106,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Recovered:
-    """From the scheduler, once after its start: it has taken over what a predecessor left; `requests` were queued again."""
+    """From the scheduler, once after its start: it took over what a predecessor left; `requests` are queued again."""
 
     requests: int
 

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-
 from gangway.scheduler.fcfs import ModelFcfs
 from gangway.scheduler.policy import Dispatch, ModelProfile, Query, RunningBlock, Snapshot
 from gangway.scheduler.registry import DEFAULT_POLICY, POLICIES, make_policy
@@ -73,5 +72,5 @@ def test_every_policy_keeps_its_contract(name: str) -> None:
 
 def test_registry() -> None:
     assert make_policy(DEFAULT_POLICY).name == DEFAULT_POLICY
-    with pytest.raises(ValueError, match="unknown scheduler 'fifo'; known: .*model_fcfs"):
+    with pytest.raises(ValueError, match=r"unknown scheduler 'fifo'; known: .*model_fcfs"):
         make_policy("fifo")

@@ -1,0 +1,97 @@
+"""Arenas: where a running query keeps its activations. A model owns as many as it may have queries running at once."""
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gangway.scheduler.extents import Extents
+
+PAGE_BYTES = mmap.PAGESIZE
+
+
+class ArenaMemory(Protocol):
+    """The arenas segment: sparse shared memory with its descriptor and mapping."""
+
+    @property
+    def fd(self) -> int:
+        """The descriptor behind the mapping."""
+
+    @property
+    def memory(self) -> mmap.mmap:
+        """The whole segment, writable."""
+
+
+@dataclass
+class _Arena:
+    offset: int
+    committed_bytes: int = 0  # from its start: pages that exist, so that a worker's store cannot fail with SIGBUS
+
+
+@dataclass
+class _ModelArenas:
+    row_bytes: int
+    arena_bytes: int
+    idle: list[_Arena] = field(default_factory=list)
+    busy: dict[int, _Arena] = field(default_factory=dict)
+
+
+class ArenaPool:
+    """Hands out arenas by model. An arena is zero when a model gets it, and no other model has it before an unload.
+
+    Kernels rely on it: halos are zero at first and each model keeps its own zero. The pool is sparse: an arena costs
+    memory from its first use on, for as many rows as were ever asked of it; the last one used is used again first.
+    """
+
+    def __init__(self, segment: ArenaMemory) -> None:
+        self._segment = segment
+        self._extents = Extents(len(segment.memory) // PAGE_BYTES * PAGE_BYTES)
+        self._models: dict[int, _ModelArenas] = {}
+        self._punch(0, len(segment.memory))  # a predecessor's models may have written anything
+
+    def add_model(self, model_id: int, row_bytes: int, max_rows: int, count: int) -> None:
+        """Reserve `count` arenas of up to `max_rows` rows. Raises MemoryError, having reserved none."""
+        arena_bytes = max(-(-row_bytes * max_rows // PAGE_BYTES), 1) * PAGE_BYTES
+        model = _ModelArenas(row_bytes, arena_bytes)
+        self._models[model_id] = model
+        for _ in range(count):
+            offset = self._extents.take(arena_bytes)
+            if offset is None:
+                self.remove_model(model_id)
+                raise MemoryError(
+                    f"{count} arenas of {arena_bytes} bytes do not fit: {self._extents.free_bytes} bytes are free"
+                )
+            model.idle.append(_Arena(offset))
+
+    def remove_model(self, model_id: int) -> None:
+        """Give the model's memory back to the machine. None of its arenas may be in use."""
+        model = self._models.pop(model_id)
+        assert not model.busy, "arena in use"
+        for arena in model.idle:
+            self._punch(arena.offset, model.arena_bytes)
+            self._extents.give_back(arena.offset, model.arena_bytes)
+
+    def acquire(self, model_id: int, rows: int) -> int | None:
+        """Return the offset of an arena with memory for `rows` rows, None when all are in use.
+
+        Raises OSError (ENOSPC, ENOMEM) when the machine has no memory for it.
+        """
+        model = self._models[model_id]
+        if not model.idle:
+            return None
+        arena = model.idle[-1]
+        needed = model.row_bytes * rows
+        if needed > arena.committed_bytes:
+            os.posix_fallocate(self._segment.fd, arena.offset, needed)
+            arena.committed_bytes = needed
+        model.busy[arena.offset] = model.idle.pop()
+        return arena.offset
+
+    def release(self, model_id: int, offset: int) -> None:
+        """Take back what `acquire` returned; nobody uses it any more."""
+        model = self._models[model_id]
+        model.idle.append(model.busy.pop(offset))
+
+    def _punch(self, offset: int, size: int) -> None:
+        if size:
+            self._segment.memory.madvise(mmap.MADV_REMOVE, offset, size)

@@ -1,0 +1,115 @@
+"""The options of `gangway serve`, spelled as tritonserver spells them wherever it has them."""
+
+import argparse
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangway.scheduler.registry import DEFAULT_POLICY, POLICIES
+
+DESCRIPTION = """
+Serve every model of a repository over Triton's gRPC protocol.
+
+A repository is a folder with one folder per model: NAME/VERSION/model.onnx and, if wanted, NAME/config.pbtxt.
+Models that are not in the cache are compiled first. `gangway zoo DIR` writes an example repository.
+"""
+
+EPILOG = """
+The latency target of a model stands in its config.pbtxt:
+  parameters { key: "qos_ms" value: { string_value: "15" } }   15 milliseconds
+  parameters { key: "qos_ms" value: { string_value: "3x" } }   three times its latency when it is alone on these cores
+
+SIGTERM and SIGINT refuse new requests, finish the running ones and exit with 0.
+"""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the command line said. `cores` are CPU numbers, in order; each gets one pinned worker."""
+
+    repositories: tuple[Path, ...]
+    grpc_address: str
+    grpc_port: int
+    cores: tuple[int, ...]
+    cache_dir: Path
+    scheduler: str
+    exit_timeout_secs: float
+    log_verbose: int
+
+
+def default_cache_dir() -> Path:
+    """Return $XDG_CACHE_HOME/gangway, or ~/.cache/gangway."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gangway"
+
+
+def parse_cores(text: str, available: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the CPU numbers of "all" or of "0,2-3". Raises ValueError for ones this process may not use."""
+    if text == "all":
+        return available
+    cores: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        try:
+            cores += range(int(first), int(last if dash else first) + 1)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a list of cores like 0,2-3") from None
+    if not cores or len(cores) != len(set(cores)):
+        raise ValueError(f"{text!r} names no core or one core twice")
+    if missing := sorted(set(cores) - set(available)):
+        raise ValueError(f"core {missing[0]} is not available here; available: {', '.join(map(str, available))}")
+    return tuple(sorted(cores))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `gangway serve`."""
+    parser = argparse.ArgumentParser(
+        prog="gangway serve",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model-repository", "--model-store", action="append", required=True, type=Path, metavar="DIR",
+        help="folder of models; may be given several times")  # fmt: skip
+    add("--grpc-port", type=int, default=8001, metavar="PORT", help="port to listen on, 0 for any free one (8001)")
+    add("--grpc-address", default="0.0.0.0", metavar="HOST", help="address to listen on (0.0.0.0)")
+    add("--cores", default="all", metavar="LIST",
+        help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
+    add("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR",
+        help="where compiled models are kept (~/.cache/gangway)")  # fmt: skip
+    add("--scheduler", default=DEFAULT_POLICY, choices=sorted(POLICIES), help=f"scheduling policy ({DEFAULT_POLICY})")
+    add("--exit-timeout-secs", type=float, default=30, metavar="SECONDS",
+        help="how long running requests may take to finish after SIGTERM (30)")  # fmt: skip
+    add("--log-verbose", type=int, default=0, metavar="LEVEL", help="0: events; 1 and more: details (0)")
+    return parser
+
+
+def parse_options(argv: list[str], available_cores: tuple[int, ...]) -> ServeOptions:
+    """Return the options. Leaves with a message and status 2 (SystemExit) when they make no sense."""
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    try:
+        cores = parse_cores(arguments.cores, available_cores)
+    except ValueError as error:
+        parser.error(f"argument --cores: {error}")
+    if not 0 <= arguments.grpc_port < 1 << 16:
+        parser.error(f"argument --grpc-port: {arguments.grpc_port} is not a port")
+    if missing := [folder for folder in arguments.model_repository if not folder.is_dir()]:
+        parser.error(f"argument --model-repository: {missing[0]} is not a folder")
+    return ServeOptions(
+        repositories=tuple(arguments.model_repository),
+        grpc_address=arguments.grpc_address,
+        grpc_port=arguments.grpc_port,
+        cores=cores,
+        cache_dir=arguments.cache_dir,
+        scheduler=arguments.scheduler,
+        exit_timeout_secs=arguments.exit_timeout_secs,
+        log_verbose=arguments.log_verbose,
+    )
+
+
+def log_level(log_verbose: int) -> int:
+    """Return the standard library's level for `--log-verbose`."""
+    return logging.DEBUG if log_verbose > 0 else logging.INFO
