@@ -11,7 +11,8 @@ from google.protobuf.message import Message
 
 SERVICE = "/inference.GRPCInferenceService/"
 UNLIMITED_MESSAGES = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-NO_CONNECTION = ("failed to connect", "DNS resolution failed")  # how gRPC begins the details it makes up itself
+# How gRPC begins the details of an error that it makes up itself because there is no connection.
+NO_CONNECTION = ("failed to connect", "DNS resolution failed", "errors resolving")
 
 Response = TypeVar("Response", bound=Message)
 

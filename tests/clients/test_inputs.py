@@ -1,0 +1,98 @@
+"""Where the client's tensors come from: random numbers, .npy files, pictures."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gangway.clients.errors import InputError
+from gangway.clients.inputs import (
+    IMAGENET_DEVIATION,
+    IMAGENET_MEAN,
+    TensorMetadata,
+    image_tensor,
+    npy_tensors,
+    random_tensors,
+)
+from PIL import Image
+
+PICTURE = TensorMetadata(name="x", datatype="FP32", shape=[-1, 3, 32, 48])
+
+
+def tensor(datatype: str, *shape: int, name: str = "x") -> TensorMetadata:
+    return TensorMetadata(name=name, datatype=datatype, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "dtype"), [("FP32", "float32"), ("FP16", "float16"), ("INT32", "int32"), ("BOOL", "bool")]
+)
+def test_random_values_have_the_tensors_shape_and_type(datatype: str, dtype: str) -> None:
+    values = random_tensors([tensor(datatype, -1, 16)], batch=3, seed=0)["x"]
+    assert values.shape == (3, 16)
+    assert values.dtype == dtype
+    assert np.unique(values).size > 1
+
+
+def test_equal_seeds_give_equal_values() -> None:
+    first, again, other = (random_tensors([tensor("FP32", 1, 16)], 1, seed)["x"] for seed in (7, 7, 8))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_a_batch_needs_an_open_first_dimension() -> None:
+    with pytest.raises(InputError, match="fixed shape"):
+        random_tensors([tensor("FP32", 1, 16)], batch=2, seed=0)
+    with pytest.raises(InputError, match="open dimensions"):
+        random_tensors([tensor("FP32", -1, -1)], batch=1, seed=0)
+
+
+def test_datatypes_without_a_numpy_type_are_refused() -> None:
+    with pytest.raises(InputError, match="BYTES"):
+        random_tensors([tensor("BYTES", 1, 16)], batch=1, seed=0)
+
+
+def test_npy_files_are_read_as_they_are(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.int32).reshape(1, 6)
+    np.save(tmp_path / "a.npy", values)
+    read = npy_tensors([tensor("INT32", 1, 6)], {"x": tmp_path / "a.npy"})
+    assert np.array_equal(read["x"], values)
+
+
+def test_wrong_npy_files_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "float.npy", np.zeros(6, dtype=np.float32))
+    (tmp_path / "text.npy").write_text("not an array")
+    wanted = [tensor("INT32", 1, 6)]
+    with pytest.raises(InputError, match=r"float\.npy holds float32, but input 'x' is INT32"):
+        npy_tensors(wanted, {"x": tmp_path / "float.npy"})
+    with pytest.raises(InputError, match=r"cannot read .*text\.npy"):
+        npy_tensors(wanted, {"x": tmp_path / "text.npy"})
+    with pytest.raises(InputError, match="No such file"):
+        npy_tensors(wanted, {"x": tmp_path / "absent.npy"})
+    with pytest.raises(InputError, match="inputs are 'x'; --input was given for 'y'"):
+        npy_tensors(wanted, {"y": tmp_path / "float.npy"})
+
+
+@pytest.mark.parametrize("size", [(48, 32), (640, 427), (100, 999), (10, 10)])
+def test_a_picture_of_any_size_becomes_normalised_planes(tmp_path: Path, size: tuple[int, int]) -> None:
+    Image.new("RGB", size, (255, 0, 128)).save(tmp_path / "a.png")
+    values = image_tensor([PICTURE], tmp_path / "a.png", batch=2)["x"]
+    expected = (np.array([255, 0, 128], dtype=np.float32) / 255 - IMAGENET_MEAN) / IMAGENET_DEVIATION
+    assert values.shape == (2, 3, 32, 48)
+    assert values.dtype == np.float32
+    np.testing.assert_allclose(values, np.broadcast_to(expected[:, None, None], values.shape), rtol=1e-6)
+
+
+def test_the_crop_is_the_middle(tmp_path: Path) -> None:
+    pixels = np.zeros((64, 192, 3), dtype=np.uint8)
+    pixels[:, 64:128] = 255
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    values = image_tensor([tensor("FP32", 1, 3, 56, 56)], tmp_path / "a.png", batch=1)["x"]
+    bright = (1 - IMAGENET_MEAN) / IMAGENET_DEVIATION
+    np.testing.assert_allclose(values[0, :, :, 28], np.repeat(bright[:, None], 56, axis=1), rtol=1e-6)
+
+
+def test_pictures_need_a_model_of_pictures(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match="cannot read"):
+        image_tensor([PICTURE], tmp_path / "a.png", batch=1)
+    with pytest.raises(InputError, match="needs a model with one FP32 input"):
+        image_tensor([tensor("FP32", 1, 16)], tmp_path / "a.png", batch=1)
