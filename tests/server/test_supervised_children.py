@@ -42,7 +42,7 @@ def test_wait_kills_what_does_not_end() -> None:
 
 def test_exit_status() -> None:
     async def scenario() -> None:
-        child = Child("short", subprocess.Popen([sys.executable, "-S", "-c", "exit(3)"]), lambda _: None)
+        child = Child("short", subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"]), lambda _: None)
         await child.wait(10)
         assert child.fate() == "exited with status 3"
 

@@ -1,0 +1,76 @@
+"""The command line: help, versions and mistakes. Each runs as a process, as a user starts it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gangway.server.cli import COMMANDS
+from gangway.server.options import parse_cores, parse_options
+
+
+def gangway(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gangway.server.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_command() -> None:
+    result = gangway("--help")
+    assert result.returncode == 0
+    assert all(name in result.stdout and command.summary in result.stdout for name, command in COMMANDS.items())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from gangway.server.cli import main; main(['--help']); print(sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = result.stdout.splitlines()[-1]
+    assert not any(f"'{name}'" in loaded for name in ("numpy", "grpc", "onnx", "tvm", "rich", "asyncio"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 2, "usage: gangway"),
+        (("--version",), 0, "gangway 0."),
+        (("sreve",), 2, "unknown command 'sreve'"),
+        (("serve",), 2, "--model-repository"),
+        (("serve", "--model-repository", "/no/such"), 2, "/no/such is not a folder"),
+        (("serve", "--model-repository", ".", "--cores", "0-4095"), 2, "is not available here"),
+        (("serve", "--model-repository", ".", "--scheduler", "fifo"), 2, "model_fcfs"),
+        (("serve", "--model-repository", ".", "--grpc-port", "70000"), 2, "70000 is not a port"),
+    ],
+)
+def test_answers(arguments: tuple[str, ...], status: int, said: str) -> None:
+    result = gangway(*arguments)
+    assert result.returncode == status
+    assert said in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    result = gangway(command, "--help")
+    assert result.returncode == 0, result.stderr
+    assert f"usage: gangway {command}" in result.stdout
+    assert len(result.stdout.splitlines()) > 8
+
+
+def test_cores() -> None:
+    available = (0, 1, 2, 5)
+    assert parse_cores("all", available) == available
+    assert parse_cores("5,0-1", available) == (0, 1, 5)
+    for text, complaint in (
+        ("0-5", "core 3 is not available"),
+        ("0,0", "twice"),
+        ("a", "list of cores"),
+        ("2-1", "no"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            parse_cores(text, available)
+
+
+def test_repeated_repositories(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    options = parse_options(["--model-repository", str(tmp_path), "--model-store", str(tmp_path / "a")], (0, 1))
+    assert options.repositories == (tmp_path, tmp_path / "a")
+    assert (options.grpc_port, options.cores) == (8001, (0, 1))
