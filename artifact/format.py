@@ -1,10 +1,12 @@
 """What a compiled model consists of, as data. `docs/artifact.md` documents the files; this module is the schema.
 
-An artifact is a folder: `manifest.json` (this schema), `weights.bin` (packed, 64-byte aligned, mapped read-only by every worker:
-one copy in the machine) and `kernels.so` (plain C functions, no TVM runtime).
+An artifact is a folder: `manifest.json` (this schema), `weights.bin` (packed, 64-byte aligned, mapped read-only by every
+worker: one copy in the machine) and `kernels.so` (plain C functions, no TVM runtime).
 
-A *row* is one item along the batch axis. Every size, task count and offset below is for one row; the executor runs a batch as
-`rows x tasks` tasks over the same kernels, with the bases of arena, inputs and outputs moved on by one row's stride.
+A *row* is one item along the batch axis. Every size, task count and offset below is for one row; the executor runs a
+batch as `rows x tasks` tasks over the same kernels, with the bases of arena, inputs and outputs moved on by one row's
+stride: `arena_bytes`, and `row_bytes` of the tensor. So weights and arena pointers are aligned to 64 bytes in every row,
+pointers into inputs and outputs only to the size of their numbers.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +14,10 @@ from enum import IntEnum
 
 FORMAT_VERSION = 1
 ALIGNMENT_BYTES = 64
+
+MANIFEST_FILE = "manifest.json"
+WEIGHTS_FILE = "weights.bin"
+KERNELS_FILE = "kernels.so"
 
 MAX_ARGUMENTS = 8  # pointers of one kernel
 MAX_TENSORS = 32  # inputs, and outputs, of one model
@@ -39,7 +45,7 @@ class BufferRef:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output of the model. `shape` is the model's own, -1 where the batch goes (only ever the first dimension)."""
+    """One input or output. `shape` is the model's own, -1 where the batch goes (only ever the first dimension)."""
 
     name: str
     datatype: str  # Triton's names: FP32, INT32, ...
@@ -49,10 +55,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Version:
-    """One compiled implementation of a layer (VELTAIR's term). All versions of a layer take the same arguments and layouts.
+    """One compiled implementation of a layer (VELTAIR's term). All versions take the same arguments and layouts.
 
-    `symbol` is a C function `void symbol(void *arg0, ..., void *argN, int32_t begin, int32_t end)` that computes the tasks
-    [begin, end) of one row. Tasks are independent of each other and may run in any order, on any core.
+    `symbol` is a C function `void symbol(void *arg0, ..., void *argN, int32_t begin, int32_t end)` that computes the
+    tasks [begin, end) of one row. Tasks are independent of each other and may run in any order, on any core.
     """
 
     symbol: str
@@ -64,7 +70,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Layer:
-    """One fused operator. Layers run in the order of the manifest; a layer starts when all tasks of the one before have ended."""
+    """One fused operator. Layers run in the manifest's order; one starts when all tasks of the one before have ended."""
 
     name: str
     operator: str  # "Conv+Add+Relu"

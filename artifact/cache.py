@@ -1,0 +1,85 @@
+"""The cache of compiled models: one folder per key; model bytes, compiler version and target decide the key."""
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gangway.artifact.format import FORMAT_VERSION, Manifest, TargetSpec
+from gangway.artifact.reader import ArtifactError, verify
+from gangway.artifact.writer import temporary_prefix
+
+_log = logging.getLogger(__name__)
+
+
+def default_cache_dir() -> Path:
+    """Return $XDG_CACHE_HOME/gangway, or ~/.cache/gangway; relative values of the variable are ignored, as XDG says."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "gangway"
+
+
+def cache_key(files: Iterable[Path], compiler_version: str, target: TargetSpec) -> str:
+    """Return the key of a model: `files` are the ONNX file and those with its external data, in a fixed order.
+
+    64 hex digits, a SHA-256. Raises OSError if a file cannot be read.
+    """
+    total = hashlib.sha256(repr((FORMAT_VERSION, compiler_version, target)).encode())
+    for path in files:
+        with path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
+
+
+class Cache:
+    """The folder `root`, shared by any number of processes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def folder(self, key: str) -> Path:
+        """Where the artifact of a key is, or will be."""
+        return self.root / key
+
+    def lookup(self, key: str) -> Manifest | None:
+        """Return the manifest of a whole, checked artifact; None if there is none. A damaged one is removed."""
+        folder = self.folder(key)
+        if not folder.exists():
+            return None
+        try:
+            manifest = verify(folder)
+            if manifest.key != key:
+                raise ArtifactError(f"{folder}: holds the artifact of another key, {manifest.key}")
+        except ArtifactError as error:
+            _log.warning("damaged artifact removed: %s", error)
+            self._remove(folder)
+            return None
+        return manifest
+
+    @contextmanager
+    def lock(self, key: str) -> Iterator[None]:
+        """Hold the right to build `key`; waits for whoever holds it. Look the key up again once inside.
+
+        The kernel frees the lock when its holder dies; what a dead holder left unfinished is removed here.
+        """
+        locks = self.root / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with (locks / key).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            for leftover in self.root.glob(temporary_prefix(self.folder(key)) + "*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            yield
+
+    def _remove(self, folder: Path) -> None:
+        """Take the folder out of the way by one rename, so that nobody sees it half removed."""
+        trash = Path(tempfile.mkdtemp(prefix=".damaged.", dir=self.root))
+        try:
+            folder.rename(trash / folder.name)
+        except FileNotFoundError:
+            pass  # another process was quicker
+        finally:
+            shutil.rmtree(trash, ignore_errors=True)

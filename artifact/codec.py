@@ -1,0 +1,61 @@
+"""Frozen dataclasses to JSON and back, strictly: every field present, no other, every value of the declared type."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from enum import IntEnum
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from gangway.artifact.format import Manifest
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON text, UTF-8."""
+    return json.dumps(asdict(manifest), indent=1).encode()
+
+
+def decode(text: bytes) -> Manifest:
+    """Return the manifest that `text` holds. Raises ValueError that names the offending field."""
+    manifest = _value(Manifest, json.loads(text), "manifest")
+    assert isinstance(manifest, Manifest)
+    return manifest
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    """Return JSON `value` as an instance of type `kind`, which is one of those that the schema uses."""
+    if is_dataclass(kind):
+        return _record(kind, value, where)
+    origin = get_origin(kind)
+    if origin is tuple:
+        (item, _ellipsis) = get_args(kind)
+        _expect(isinstance(value, list), where, "a list")
+        return tuple(_value(item, part, f"{where}[{index}]") for index, part in enumerate(value))
+    if origin is dict:
+        _expect(isinstance(value, dict), where, "an object")
+        return {key: _value(get_args(kind)[1], part, f"{where}.{key}") for key, part in value.items()}
+    if kind is bool or kind is str:
+        _expect(type(value) is kind, where, "a boolean" if kind is bool else "a string")
+        return value
+    _expect(type(value) is int, where, "an integer")
+    return kind(value) if issubclass(kind, IntEnum) else value
+
+
+def _record(kind: Any, value: Any, where: str) -> Any:
+    _expect(isinstance(value, dict), where, "an object")
+    hints = _hints(kind)
+    if wrong := set(hints) ^ set(value):
+        name = min(wrong)
+        raise ValueError(f"{where} has {'no' if name in hints else 'an unknown'} field '{name}'")
+    return kind(**{name: _value(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    hints = get_type_hints(kind)
+    return {item.name: hints[item.name] for item in fields(kind)}
+
+
+def _expect(condition: bool, where: str, what: str) -> None:
+    if not condition:
+        raise ValueError(f"{where} is not {what}")

@@ -1,0 +1,114 @@
+"""Read and check an artifact. Only the standard library: workers import this and must stay small."""
+
+import hashlib
+import re
+from pathlib import Path
+
+from gangway.artifact.codec import decode
+from gangway.artifact.format import (
+    ALIGNMENT_BYTES,
+    FORMAT_VERSION,
+    KERNELS_FILE,
+    MANIFEST_FILE,
+    MAX_ARGUMENTS,
+    MAX_LAYERS,
+    MAX_TASKS,
+    MAX_TENSORS,
+    WEIGHTS_FILE,
+    BufferRef,
+    Layer,
+    Manifest,
+    Space,
+    TensorSpec,
+)
+
+MAX_VERSIONS = 5
+_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class ArtifactError(Exception):
+    """The folder does not hold a whole artifact of this format."""
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of the artifact in `folder`, checked against the schema and for consistency.
+
+    Everything a worker computes addresses from is checked here, so that a damaged manifest cannot make it read or write
+    outside its buffers. The files beside it are not opened; `verify` does that. Raises ArtifactError.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        manifest = decode(path.read_bytes())
+        _check(manifest)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: {error}") from error
+    return manifest
+
+
+def verify(folder: Path) -> Manifest:
+    """Return the manifest after comparing the size and SHA-256 of every file with it. Raises ArtifactError."""
+    manifest = read_manifest(folder)
+    for name, spec in manifest.files.items():
+        path = folder / name
+        try:
+            size_bytes = path.stat().st_size
+            if size_bytes != spec.size_bytes:
+                raise ArtifactError(f"{path}: has {size_bytes} bytes instead of {spec.size_bytes}")
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ArtifactError(f"{path}: {error}") from error
+        if digest != spec.sha256:
+            raise ArtifactError(f"{path}: its SHA-256 is not the manifest's")
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    if manifest.format_version != FORMAT_VERSION:
+        raise ValueError(f"format version {manifest.format_version} instead of {FORMAT_VERSION}")
+    _require(_KEY.fullmatch(manifest.key) is not None, "the key is not 64 hex digits")
+    _require(set(manifest.files) == {WEIGHTS_FILE, KERNELS_FILE}, "wrong set of files")
+    _require(manifest.arena_bytes >= 0, "negative arena")
+    _require(manifest.arena_bytes % ALIGNMENT_BYTES == 0, "arena rows would not be aligned")
+    _require(1 <= len(manifest.layers) <= MAX_LAYERS, f"{len(manifest.layers)} layers")
+    for side in (manifest.inputs, manifest.outputs):
+        _require(1 <= len(side) <= MAX_TENSORS, f"{len(side)} inputs or outputs")
+        for tensor in side:
+            _require(tensor.row_bytes > 0, f"tensor '{tensor.name}' is empty")
+    for layer in manifest.layers:
+        _check_layer(manifest, layer)
+
+
+def _check_layer(manifest: Manifest, layer: Layer) -> None:
+    name = f"layer '{layer.name}'"
+    _require(1 <= len(layer.arguments) <= MAX_ARGUMENTS, f"{name} has {len(layer.arguments)} arguments")
+    _require(1 <= len(layer.versions) <= MAX_VERSIONS, f"{name} has {len(layer.versions)} versions")
+    _require(layer.max_ranks >= 1, f"{name} allows no rank")
+    for version in layer.versions:
+        _require(_SYMBOL.fullmatch(version.symbol) is not None, f"{name}: symbol '{version.symbol}'")
+        _require(1 <= version.tasks <= MAX_TASKS, f"{name} has {version.tasks} tasks")
+    for argument in layer.arguments:
+        _require(0 <= argument.offset_bytes < _space_bytes(manifest, argument), f"{name} points outside its buffer")
+
+
+def _space_bytes(manifest: Manifest, argument: BufferRef) -> int:
+    """Size of one row of the memory that `argument` points into; 0 if there is none."""
+
+    def row_bytes(side: tuple[TensorSpec, ...]) -> int:
+        return side[argument.index].row_bytes if 0 <= argument.index < len(side) else 0
+
+    match argument.space:
+        case Space.INPUT:
+            return row_bytes(manifest.inputs)
+        case Space.OUTPUT:
+            return row_bytes(manifest.outputs)
+        case Space.ARENA:
+            return manifest.arena_bytes
+        case Space.WEIGHTS:
+            return manifest.files[WEIGHTS_FILE].size_bytes
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
