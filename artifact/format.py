@@ -1,12 +1,12 @@
 """What a compiled model consists of, as data. `docs/artifact.md` documents the files; this module is the schema.
 
-An artifact is a folder: `manifest.json` (this schema), `weights.bin` (packed, 64-byte aligned, mapped read-only by every
-worker: one copy in the machine) and `kernels.so` (plain C functions, no TVM runtime).
+An artifact is a folder: `manifest.json` (this schema), `weights.bin` (packed, 64-byte aligned, mapped read-only by
+every worker: one copy in the machine) and `kernels.so` (plain C functions, no TVM runtime).
 
 A *row* is one item along the batch axis. Every size, task count and offset below is for one row; the executor runs a
 batch as `rows x tasks` tasks over the same kernels, with the bases of arena, inputs and outputs moved on by one row's
-stride: `arena_bytes`, and `row_bytes` of the tensor. So weights and arena pointers are aligned to 64 bytes in every row,
-pointers into inputs and outputs only to the size of their numbers.
+stride: `arena_bytes`, and `row_bytes` of the tensor. So weights and arena addresses are aligned to 64 bytes in each row,
+those in inputs and outputs only to the size of their numbers.
 """
 
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Layer:
-    """One fused operator. Layers run in the manifest's order; one starts when all tasks of the one before have ended."""
+    """One fused operator. Layers run in manifest order; one starts when all tasks of the one before have ended."""
 
     name: str
     operator: str  # "Conv+Add+Relu"
