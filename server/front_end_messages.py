@@ -1,8 +1,8 @@
 """What the supervisor and a front end say to each other: one JSON object per SOCK_SEQPACKET message.
 
-Supervisor to front end: first every model it knows (`ModelReady` or `ModelUnavailable`), `InitialLoadDone` once each of them has loaded
-or failed, changes as they happen, and `Drain` at the end. Front end to supervisor: `Listening` or `BindFailed`, once.
-A later message about the same (name, version) replaces what was known.
+Supervisor to front end: first every model it knows (`ModelReady` or `ModelUnavailable`), `InitialLoadDone` once each of
+them has loaded or failed, changes as they happen, and `Drain` at the end. Front end to supervisor: `Listening` or
+`BindFailed`, once. A later message about the same (name, version) replaces what was known.
 """
 
 import json
@@ -18,8 +18,9 @@ MAX_MESSAGE_BYTES = 128 * 1024
 class ModelReady:
     """This version of the model answers requests from now on.
 
-    `config` is the serialised ModelConfig, base64. `inputs` and `outputs` are the manifest's. `max_batch_size` is the config's
-    (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one request may hold. `qos_us` is the resolved target.
+    `config` is the serialised ModelConfig, base64. `inputs` and `outputs` are the manifest's. `max_batch_size` is the
+    config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one request may hold.
+    `qos_us` is the resolved latency target.
     """
 
     model_id: int
@@ -35,7 +36,7 @@ class ModelReady:
 
 @dataclass(frozen=True)
 class ModelUnavailable:
-    """This version of the model answers no requests. `version` is 0 when the repository entry has no usable version at all."""
+    """This version of the model answers no requests. `version` is 0 when the entry has no usable version at all."""
 
     name: str
     version: int

@@ -1,0 +1,107 @@
+"""A model's config, completed from and checked against what the model itself says (the signature in its artifact).
+
+The signature comes from the compiled artifact's manifest, not from the ONNX file: no serving process reads ONNX, and a
+start from a warm cache touches no model file at all.
+"""
+
+import math
+from collections.abc import Sequence
+
+from gangway.artifact.format import TensorSpec
+from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from gangway.server.model_config import (
+    BACKEND,
+    DEFAULT_MODEL_FILENAME,
+    PLATFORM,
+    ConfigError,
+    check_supported,
+    datatype_name,
+    datatype_value,
+)
+
+DEFAULT_MAX_BATCH_SIZE = 4  # Triton's default for ONNX models with a symbolic first dimension and no config
+
+Tensor = ModelInput | ModelOutput
+
+
+def complete_config(
+    config: ModelConfig, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batched: bool
+) -> ModelConfig:
+    """Return a copy of `config` with everything filled in that the model `name` determines.
+
+    A config that lists no tensors gets max_batch_size 4 if the model has a symbolic batch (`batched`), as Triton does;
+    one that lists tensors means what it says. Raises ConfigError where config and model differ.
+    """
+    check_supported(config, name)
+    complete = ModelConfig()
+    complete.CopyFrom(config)
+    complete.name = name
+    complete.platform, complete.backend = PLATFORM, BACKEND
+    complete.default_model_filename = config.default_model_filename or DEFAULT_MODEL_FILENAME
+    if not config.HasField("version_policy"):
+        complete.version_policy.latest.num_versions = 1
+    if batched and not config.max_batch_size and not config.input and not config.output:
+        complete.max_batch_size = DEFAULT_MAX_BATCH_SIZE
+    if complete.max_batch_size and not batched:
+        raise ConfigError(
+            f"max_batch_size is {complete.max_batch_size}, but the ONNX model has no symbolic batch dimension:"
+            " expected 0"
+        )
+    for spec in inputs if not config.input else ():
+        complete.input.add(name=spec.name)
+    for spec in outputs if not config.output else ():
+        complete.output.add(name=spec.name)
+    _fit_tensors(complete.input, inputs, "input", complete.max_batch_size > 0)
+    _fit_tensors(complete.output, outputs, "output", complete.max_batch_size > 0)
+    missing = [spec.name for spec in inputs if spec.name not in {tensor.name for tensor in complete.input}]
+    if missing:
+        raise ConfigError(f"the config leaves out input {_quoted(missing)} of the ONNX model")
+    return complete
+
+
+def max_rows(config: ModelConfig, batched: bool) -> int:
+    """Return how many rows one request to a completed config's model may have."""
+    if config.max_batch_size:
+        return config.max_batch_size
+    if not batched:
+        return 1
+    fixed = [tensor.dims[0] for tensor in config.input if tensor.dims[0] > 0]
+    return min(fixed, default=DEFAULT_MAX_BATCH_SIZE)
+
+
+def _fit_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], group: str, strip_batch: bool) -> None:
+    """Fill in type and dims where the config leaves them out, and compare where it does not."""
+    known = {spec.name: spec for spec in specs}
+    for tensor in tensors:
+        spec = known.get(tensor.name)
+        if spec is None:
+            raise ConfigError(f"{group} '{tensor.name}' is not in the ONNX model, which has {_quoted(list(known))}")
+        expected = datatype_value(spec.datatype)
+        if tensor.data_type not in (0, expected):
+            raise ConfigError(
+                f"{group} '{tensor.name}': data_type is TYPE_{datatype_name(tensor.data_type)}, "
+                f"but the ONNX model has TYPE_{spec.datatype}"
+            )
+        tensor.data_type = expected
+        shape = list(spec.shape[1:] if strip_batch else spec.shape)
+        if not tensor.dims and not tensor.HasField("reshape"):
+            tensor.dims.extend(shape)
+        _check_dims(tensor, shape, group)
+
+
+def _check_dims(tensor: Tensor, shape: list[int], group: str) -> None:
+    dims = list(tensor.reshape.shape) if tensor.HasField("reshape") else list(tensor.dims)
+    fits = len(dims) == len(shape) and all(
+        dim == size or (size == -1 and dim > 0) for dim, size in zip(dims, shape, strict=True)
+    )
+    if not fits:
+        raise ConfigError(
+            f"{group} '{tensor.name}': dims are {dims}, but the ONNX model has {shape}"
+            " (with max_batch_size > 0 the batch dimension is left out of both)"
+        )
+    if tensor.HasField("reshape") and math.prod(dims) != math.prod(tensor.dims):
+        raise ConfigError(f"{group} '{tensor.name}': dims {list(tensor.dims)} and reshape {dims} differ in size")
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

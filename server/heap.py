@@ -1,0 +1,94 @@
+"""Where in a shared-memory segment tensors go: an allocator that deals in offsets and touches no memory.
+
+Two levels. Freed blocks wait in a list per size class and the last one freed is reused first, so a steady load runs in
+a few warm pages. Behind it lie the free ranges, in address order and merged with their neighbours; when a class has
+nothing and no range is large enough, all waiting blocks go back to the ranges. So no sequence of sizes wastes memory
+for good.
+"""
+
+from bisect import bisect_left
+
+from gangway.artifact.format import ALIGNMENT_BYTES
+
+
+class HeapFullError(MemoryError):
+    """No free range is large enough."""
+
+
+class Heap:
+    """Offsets in [begin, end), aligned to 64 bytes. Not safe for threads: the caller holds a lock."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        begin = _align(begin, ALIGNMENT_BYTES)
+        end -= end % ALIGNMENT_BYTES
+        if end < begin:
+            raise ValueError(f"no room between {begin} and {end}")
+        self._ranges: list[tuple[int, int]] = [(begin, end)] if begin < end else []  # ascending, never touching
+        self._waiting: dict[int, list[int]] = {}  # size class -> offsets, the warmest last
+        self._sizes: dict[int, int] = {}  # of the blocks in use
+        self.bytes_in_use = 0
+        self.capacity_bytes = end - begin
+
+    @property
+    def blocks_in_use(self) -> int:
+        """How many blocks are allocated now."""
+        return len(self._sizes)
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the offset of a block of at least `size_bytes`. Raises HeapFullError."""
+        size = size_class(size_bytes)
+        waiting = self._waiting.get(size)
+        offset = waiting.pop() if waiting else self._carve(size)
+        self._sizes[offset] = size
+        self.bytes_in_use += size
+        return offset
+
+    def free(self, offset: int) -> None:
+        """Give a block back. Raises KeyError when `offset` is not an allocated block."""
+        size = self._sizes.pop(offset)
+        self.bytes_in_use -= size
+        self._waiting.setdefault(size, []).append(offset)
+
+    def _carve(self, size: int) -> int:
+        offset = self._first_fit(size)
+        if offset is None and self._waiting:
+            self._merge_waiting()
+            offset = self._first_fit(size)
+        if offset is None:
+            raise HeapFullError(f"{size} bytes asked for, {self.capacity_bytes - self.bytes_in_use} free in pieces")
+        return offset
+
+    def _first_fit(self, size: int) -> int | None:
+        for index, (begin, end) in enumerate(self._ranges):
+            if end - begin >= size:
+                if end - begin == size:
+                    del self._ranges[index]
+                else:
+                    self._ranges[index] = (begin + size, end)
+                return begin
+        return None
+
+    def _merge_waiting(self) -> None:
+        for size, offsets in self._waiting.items():
+            for offset in offsets:
+                self._add_range(offset, offset + size)
+        self._waiting.clear()
+
+    def _add_range(self, begin: int, end: int) -> None:
+        index = bisect_left(self._ranges, (begin, end))
+        if index < len(self._ranges) and self._ranges[index][0] == end:
+            end = self._ranges.pop(index)[1]
+        if index > 0 and self._ranges[index - 1][1] == begin:
+            index -= 1
+            begin = self._ranges.pop(index)[0]
+        self._ranges.insert(index, (begin, end))
+
+
+def size_class(size_bytes: int) -> int:
+    """Round up so that a power of two has eight classes (at most an eighth is wasted), each a multiple of 64 bytes."""
+    step = max(ALIGNMENT_BYTES, 1 << max(0, size_bytes.bit_length() - 4))
+    return max(_align(size_bytes, step), ALIGNMENT_BYTES)
+
+
+def _align(value: int, step: int) -> int:
+    return -(-value // step) * step

@@ -1,0 +1,96 @@
+"""config.pbtxt: reading it, and what in it this server understands."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangway.protos.model_config_pb2 import DataType, ModelConfig
+from google.protobuf import text_format
+
+PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX files; clients and configs rely on the names
+BACKEND = "onnxruntime"
+DEFAULT_MODEL_FILENAME = "model.onnx"
+QOS_PARAMETER = "qos_ms"
+
+
+class ConfigError(ValueError):
+    """A model's configuration is wrong or asks for what this server does not do. The message is for the user."""
+
+
+@dataclass(frozen=True)
+class Qos:
+    """A latency target: absolute, as a multiple of the model's isolated latency, or (neither) none."""
+
+    milliseconds: float | None = None
+    multiple: float | None = None
+
+
+def parse_qos(text: str) -> Qos:
+    """Read the parameter `qos_ms`: "15" (milliseconds), "3x" (times the isolated latency). Raises ConfigError."""
+    number = text.strip()
+    is_multiple = number.endswith("x")
+    try:
+        value = float(number.removesuffix("x"))
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f'parameter {QOS_PARAMETER}: expected milliseconds ("15") or a multiple ("3x"), got "{text}"')
+    return Qos(multiple=value) if is_multiple else Qos(milliseconds=value)
+
+
+def qos_of(config: ModelConfig) -> Qos:
+    """Return the model's latency target. Raises ConfigError."""
+    if QOS_PARAMETER not in config.parameters:
+        return Qos()
+    return parse_qos(config.parameters[QOS_PARAMETER].string_value)
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Parse a config.pbtxt. Raises ConfigError with file, line and column."""
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
+    except text_format.ParseError as error:
+        raise ConfigError(f"{path.name}: {error}") from None  # the message begins with line:column
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name}: {error}") from error
+
+
+def check_supported(config: ModelConfig, name: str) -> None:
+    """Raise ConfigError if the config of model `name` contradicts itself or asks for what this server cannot do."""
+    if config.name not in ("", name):
+        raise ConfigError(f"name '{config.name}' differs from the folder's name '{name}'")
+    if config.platform not in ("", PLATFORM) or config.backend not in ("", BACKEND):
+        kind = config.backend or config.platform
+        raise ConfigError(f"platform or backend '{kind}' is not supported, only ONNX ('{PLATFORM}', '{BACKEND}')")
+    if config.max_batch_size < 0:
+        raise ConfigError(f"max_batch_size is {config.max_batch_size}, expected 0 or more")
+    if "/" in config.default_model_filename:
+        raise ConfigError(f"default_model_filename '{config.default_model_filename}' leaves the version folder")
+    choice = config.WhichOneof("scheduling_choice")
+    if choice in ("sequence_batching", "ensemble_scheduling"):
+        raise ConfigError(f"{choice} is not supported")
+    if config.model_transaction_policy.decoupled:
+        raise ConfigError("model_transaction_policy.decoupled is not supported")
+    for tensor in config.input:
+        for flag in ("is_shape_tensor", "allow_ragged_batch", "optional", "is_non_linear_format_io"):
+            if getattr(tensor, flag):
+                raise ConfigError(f"input '{tensor.name}': {flag} is not supported")
+    _check_names([tensor.name for tensor in config.input], "input")
+    _check_names([tensor.name for tensor in config.output], "output")
+
+
+def _check_names(names: list[str], group: str) -> None:
+    if "" in names:
+        raise ConfigError(f"an {group} has no name")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"the config names an {group} twice: {', '.join(names)}")
+
+
+def datatype_name(data_type: int) -> str:
+    """Return the protocol's name of an element type: TYPE_FP32 is "FP32"."""
+    return "BYTES" if data_type == DataType.TYPE_STRING else DataType.Name(data_type).removeprefix("TYPE_")
+
+
+def datatype_value(name: str) -> int:
+    """Return the config's element type for the protocol's name."""
+    return DataType.TYPE_STRING if name == "BYTES" else DataType.Value(f"TYPE_{name}")

@@ -1,0 +1,105 @@
+"""A walk over the top level of a serialised ModelInferRequest, so that tensors are not copied by a protobuf parser.
+
+Only `raw_input_contents` (field 7) is taken out; whatever else there is goes to protobuf's own parser, in the original
+order. The walk is stricter than protobuf: what protobuf would accept and ignore (a known field of another wire type,
+groups, over-long lengths) is refused here, because no client sends it in good faith.
+"""
+
+from gangway.artifact.format import MAX_TENSORS
+
+RAW_INPUT_CONTENTS = 7
+LENGTH_DELIMITED = 2
+FIXED_SIZES = {1: 8, 5: 4}  # wire type -> bytes
+
+# Parsed, a hostile header grows up to tenfold (one byte per empty message or per dimension), so its size has a limit of
+# its own. Honest headers are a few hundred bytes; typed contents, the exception, are larger.
+MAX_HEADER_BYTES = 32 * 1024 * 1024
+MAX_FIELDS = 1024  # top-level fields of one request
+
+_RAW_TAG = RAW_INPUT_CONTENTS << 3 | LENGTH_DELIMITED
+
+
+class MalformedRequestError(ValueError):
+    """The bytes are no ModelInferRequest. Clients see INVALID_ARGUMENT."""
+
+
+def split_request(message: bytes) -> tuple[bytes, list[memoryview]]:
+    """Return the message without field 7, and the contents of each field 7 as views into `message` (no copy).
+
+    Raises MalformedRequestError.
+    """
+    view = memoryview(message)
+    end = len(message)
+    header: list[memoryview] = []
+    raws: list[memoryview] = []
+    position = kept = fields = 0
+    while position < end:
+        start = position
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise MalformedRequestError(f"more than {MAX_FIELDS} fields in one request")
+        tag = message[position]
+        if tag < 0x80:
+            position += 1
+        else:
+            tag, position = _read_varint(message, position, limit_bytes=5)
+        if tag & 7 == LENGTH_DELIMITED:
+            length, position = _read_varint(message, position, limit_bytes=5)
+            content, position = position, position + length
+            if position > end:
+                raise MalformedRequestError(f"field {tag >> 3} has {length} bytes, but only {end - content} follow")
+            if tag == _RAW_TAG:
+                header.append(view[kept:start])
+                raws.append(view[content:position])
+                kept = position
+        else:
+            position = _skip_scalar(message, tag, position)
+        if tag >> 3 == 0 or tag >> 32:
+            raise MalformedRequestError(f"field number {tag >> 3} at byte {start}")
+    return _header(header, view[kept:]), _checked(raws)
+
+
+def _header(pieces: list[memoryview], rest: memoryview) -> bytes:
+    pieces.append(rest)
+    if sum(map(len, pieces)) > MAX_HEADER_BYTES:
+        raise MalformedRequestError(
+            f"more than {MAX_HEADER_BYTES} bytes outside raw_input_contents: send large tensors as raw contents"
+        )
+    return b"".join(pieces)
+
+
+def _checked(raws: list[memoryview]) -> list[memoryview]:
+    if len(raws) > MAX_TENSORS:
+        raise MalformedRequestError(f"{len(raws)} raw_input_contents, at most {MAX_TENSORS} are possible")
+    return raws
+
+
+def _read_varint(message: bytes, position: int, limit_bytes: int) -> tuple[int, int]:
+    """Return the number at `position` and where it ends."""
+    value = shift = 0
+    try:
+        for _ in range(limit_bytes):
+            byte = message[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, position
+            shift += 7
+    except IndexError:
+        raise MalformedRequestError("the request ends within a number") from None
+    raise MalformedRequestError(f"a number of more than {limit_bytes} bytes at byte {position - limit_bytes}")
+
+
+def _skip_scalar(message: bytes, tag: int, position: int) -> int:
+    """Return where a varint or fixed-size field ends; only fields this version does not know may have one."""
+    field, wire_type = tag >> 3, tag & 7
+    if field <= RAW_INPUT_CONTENTS:
+        raise MalformedRequestError(f"field {field} has wire type {wire_type}, expected {LENGTH_DELIMITED}")
+    if wire_type == 0:
+        return _read_varint(message, position, limit_bytes=10)[1]
+    if wire_type not in FIXED_SIZES:
+        raise MalformedRequestError(f"field {field} has wire type {wire_type}: groups are not part of the protocol")
+    position += FIXED_SIZES[wire_type]
+    if position > len(message):
+        raise MalformedRequestError(f"field {field} is cut off")
+    return position

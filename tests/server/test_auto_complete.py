@@ -1,0 +1,88 @@
+import pytest
+from gangway.artifact.format import TensorSpec
+from gangway.protos.model_config_pb2 import DataType, ModelConfig
+from gangway.server.auto_complete import complete_config, max_rows
+from gangway.server.model_config import ConfigError
+from google.protobuf import text_format
+
+IMAGE = TensorSpec("image", "FP32", (-1, 3, 8, 8), 768)
+MASK = TensorSpec("mask", "BOOL", (-1, 8), 8)
+SCORES = TensorSpec("scores", "FP32", (-1, 10), 40)
+WHOLE = TensorSpec("x", "INT64", (1, 3), 24)
+
+
+def complete(text: str, batched: bool = True) -> ModelConfig:
+    config = text_format.Parse(text, ModelConfig())
+    if batched:
+        return complete_config(config, "m", [IMAGE, MASK], [SCORES, MASK], batched=True)
+    return complete_config(config, "m", [WHOLE], [WHOLE], batched=False)
+
+
+def test_no_config_at_all() -> None:
+    config = complete("")
+    assert (config.name, config.platform, config.backend) == ("m", "onnxruntime_onnx", "onnxruntime")
+    assert config.max_batch_size == 4
+    assert config.default_model_filename == "model.onnx"
+    assert config.version_policy.latest.num_versions == 1
+    assert [(t.name, t.data_type, list(t.dims)) for t in config.input] == [
+        ("image", DataType.TYPE_FP32, [3, 8, 8]),
+        ("mask", DataType.TYPE_BOOL, [8]),
+    ]
+    assert [(t.name, list(t.dims)) for t in config.output] == [("scores", [10]), ("mask", [8])]
+    assert max_rows(config, batched=True) == 4
+
+
+def test_no_batch_dimension() -> None:
+    config = complete("", batched=False)
+    assert config.max_batch_size == 0
+    assert list(config.input[0].dims) == [1, 3]
+    assert max_rows(config, batched=False) == 1
+    assert max_rows(complete("max_batch_size: 32"), batched=True) == 32
+
+
+def test_partial_config_keeps_what_it_says() -> None:
+    config = complete('max_batch_size: 8 input { name: "mask" } input { name: "image" dims: [3, 8, 8] }')
+    assert config.max_batch_size == 8
+    assert [(t.name, list(t.dims)) for t in config.input] == [("mask", [8]), ("image", [3, 8, 8])]
+    assert len(config.output) == 2
+    assert complete('output { name: "scores" } max_batch_size: 2').output[0].data_type == DataType.TYPE_FP32
+
+
+def test_max_batch_size_0_with_a_batch_dimension_in_dims() -> None:
+    inputs = 'input { name: "image" dims: [-1, 3, 8, 8] } input { name: "mask" dims: [%d, 8] }'
+    assert max_rows(complete(inputs % -1), batched=True) == 4
+    assert max_rows(complete(inputs % 2), batched=True) == 2
+
+
+def test_reshape() -> None:
+    reshaped = complete('max_batch_size: 8 output { name: "scores" dims: [2, 5] reshape { shape: [10] } }')
+    assert list(reshaped.output[0].dims) == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('input { name: "y" }', "input 'y' is not in the ONNX model, which has 'image', 'mask'"),
+        ('output { name: "y" }', "output 'y' is not in the ONNX model, which has 'scores', 'mask'"),
+        ('input { name: "image" }', "leaves out input 'mask'"),
+        (
+            'max_batch_size: 1 input { name: "image" data_type: TYPE_INT8 }',
+            "TYPE_INT8, but the ONNX model has TYPE_FP32",
+        ),
+        (
+            'max_batch_size: 1 input { name: "image" dims: [-1, 3, 8, 8] }',
+            r"dims are \[-1, 3, 8, 8\], but .* \[3, 8, 8\]",
+        ),
+        ('max_batch_size: 1 input { name: "image" dims: [3, 8, 9] }', r"dims are \[3, 8, 9\]"),
+        ('input { name: "image" dims: [3, 8, 8] }', r"has \[-1, 3, 8, 8\]"),
+        ('max_batch_size: 1 output { name: "scores" dims: [2, 4] reshape { shape: [10] } }', "differ in size"),
+    ],
+)
+def test_config_and_model_differ(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        complete(text)
+
+
+def test_batch_size_without_a_batch_dimension() -> None:
+    with pytest.raises(ConfigError, match="max_batch_size is 4, but the ONNX model has no symbolic batch"):
+        complete("max_batch_size: 4", batched=False)

@@ -1,0 +1,90 @@
+import pytest
+from gangway.server.heap import Heap, HeapFullError, size_class
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+BEGIN, END = 1000, 1000 + 64 * 1024
+
+
+@given(st.integers(0, 2**40))
+def test_size_classes_waste_little(size_bytes: int) -> None:
+    size = size_class(size_bytes)
+    assert size >= size_bytes
+    assert size % 64 == 0
+    assert size <= max(64, size_bytes + 64, size_bytes * 9 / 8)
+    assert size_class(size) == size
+
+
+def test_the_warmest_block_comes_back_first() -> None:
+    heap = Heap(0, 1 << 20)
+    first, second = heap.allocate(5000), heap.allocate(5000)
+    heap.free(first)
+    heap.free(second)
+    assert (heap.allocate(4999), heap.allocate(5000)) == (second, first)
+
+
+def test_pieces_are_merged_when_a_large_block_is_needed() -> None:
+    heap = Heap(0, 64 * 16)
+    blocks = [heap.allocate(64) for _ in range(16)]
+    with pytest.raises(HeapFullError, match="64 bytes asked for, 0 free"):
+        heap.allocate(1)
+    for offset in blocks[::2] + blocks[1::2]:
+        heap.free(offset)
+    assert heap.allocate(64 * 16) == 0
+
+
+def test_freeing_twice_is_an_error() -> None:
+    heap = Heap(0, 1024)
+    offset = heap.allocate(1)
+    heap.free(offset)
+    with pytest.raises(KeyError):
+        heap.free(offset)
+
+
+class HeapMachine(RuleBasedStateMachine):
+    """Any order of calls: blocks lie inside, aligned, apart from each other, and nothing is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heap = Heap(BEGIN, END)
+        self.blocks: dict[int, int] = {}
+
+    @rule(size=st.one_of(st.integers(0, 200), st.integers(0, END - BEGIN)))
+    def allocate(self, size: int) -> None:
+        try:
+            offset = self.heap.allocate(size)
+        except HeapFullError:
+            gaps, last = [], BEGIN + -BEGIN % 64
+            for begin, taken in sorted(self.blocks.items()):
+                gaps.append(begin - last)
+                last = begin + size_class(taken)
+            assert max([*gaps, END - END % 64 - last]) < size_class(size)
+        else:
+            self.blocks[offset] = size
+
+    @precondition(lambda self: self.blocks)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        offset = data.draw(st.sampled_from(sorted(self.blocks)))
+        self.heap.free(offset)
+        del self.blocks[offset]
+
+    @invariant()
+    def blocks_are_apart(self) -> None:
+        last = BEGIN
+        for begin, size in sorted(self.blocks.items()):
+            assert begin >= last
+            assert begin % 64 == 0
+            last = begin + max(size, 1)
+        assert last <= END
+        assert self.heap.blocks_in_use == len(self.blocks)
+        assert self.heap.bytes_in_use == sum(map(size_class, self.blocks.values()))
+
+    def teardown(self) -> None:
+        for offset in self.blocks:
+            self.heap.free(offset)
+        assert self.heap.allocate(size_class(50_000)) >= BEGIN
+
+
+TestHeap = HeapMachine.TestCase

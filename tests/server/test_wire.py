@@ -1,0 +1,120 @@
+"""The walk over a request's bytes agrees with protobuf or refuses; nothing else ever happens."""
+
+import pytest
+from gangway.protos.grpc_service_pb2 import ModelInferRequest
+from gangway.server.wire import MAX_FIELDS, MAX_HEADER_BYTES, MalformedRequestError, split_request
+from google.protobuf.message import DecodeError
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+
+def varint(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def field(number: int, content: bytes, wire_type: int = 2) -> bytes:
+    length = varint(len(content)) if wire_type == 2 else b""
+    return varint(number << 3 | wire_type) + length + content
+
+
+def assert_agrees_or_refuses(message: bytes) -> None:
+    try:
+        header, raws = split_request(message)
+    except MalformedRequestError:
+        return
+    try:
+        expected = ModelInferRequest.FromString(message)
+    except DecodeError:
+        # What is wrong lies inside another field; the header still contains it.
+        with pytest.raises(DecodeError):
+            ModelInferRequest.FromString(header)
+        return
+    assert [bytes(raw) for raw in raws] == list(expected.raw_input_contents)
+    del expected.raw_input_contents[:]
+    assert ModelInferRequest.FromString(header) == expected
+
+
+def test_tensors_are_taken_out_without_a_copy() -> None:
+    request = ModelInferRequest(model_name="m", id="7", raw_input_contents=[b"a" * 300, b"", b"xyz"])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    message = request.SerializeToString()
+    header, raws = split_request(message)
+    assert [bytes(raw) for raw in raws] == [b"a" * 300, b"", b"xyz"]
+    assert all(raw.obj is message for raw in raws)
+    assert ModelInferRequest.FromString(header).inputs[0].name == "x"
+    assert b"aaa" not in header
+
+
+def test_fields_between_and_after_tensors_are_kept() -> None:
+    message = field(7, b"one") + field(1, b"m") + field(7, b"two") + field(9, b"\x05", 0) + field(3, b"id")
+    header, raws = split_request(message)
+    assert header == field(1, b"m") + field(9, b"\x05", 0) + field(3, b"id")
+    assert [bytes(raw) for raw in raws] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (b"\x3a", "ends within a number"),
+        (b"\x3a\x05abc", "5 bytes, but only 3 follow"),
+        (b"\x3a\xff\xff\xff\xff\x0f", "but only 0 follow"),
+        (b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "more than 5 bytes"),
+        (b"\x48" + b"\x80" * 10 + b"\x01", "more than 10 bytes"),
+        (b"\xff\xff\xff\xff\x7f\x00", "field"),
+        (b"\x80\x80\x80\x80\x80\x01", "more than 5 bytes"),
+        (b"\x38\x05", "field 7 has wire type 0"),
+        (b"\x08\x05", "field 1 has wire type 0"),
+        (b"\x3b\x3c", "field 7 has wire type 3"),
+        (b"\x4b\x4c", "groups"),
+        (b"\x4e", "wire type 6"),
+        (b"\x02\x00", "field number 0"),
+        (b"\x49\x00\x00", "cut off"),
+        (b"\x4d\x00\x00\x00", "cut off"),
+        (b"\x3a\x00" * 33, "33 raw_input_contents"),
+        (b"\x2a\x00" * (MAX_FIELDS + 1), "fields"),
+    ],
+)
+def test_malformed_requests_are_refused(message: bytes, reason: str) -> None:
+    with pytest.raises(MalformedRequestError, match=reason):
+        split_request(message)
+    assert_agrees_or_refuses(message)
+
+
+def test_huge_headers_are_refused_before_they_are_parsed() -> None:
+    with pytest.raises(MalformedRequestError, match="raw contents"):
+        split_request(field(5, bytes(MAX_HEADER_BYTES)))
+
+
+CONTENT = st.binary(max_size=40)
+PIECES = st.one_of(
+    st.builds(field, st.integers(1, 7), CONTENT),
+    st.builds(field, st.integers(0, 2**29 + 9), CONTENT, st.integers(0, 7)),
+    CONTENT,
+)
+
+
+@given(st.lists(PIECES, max_size=8).map(b"".join))
+@example(b"")
+@example(b"\xba\x80\x00\x01x")  # the tag of field 7 with padding: protobuf accepts it
+@example(b"\x3a\x81\x80\x80\x80\x00x")  # and a padded length
+def test_any_bytes_agree_with_protobuf_or_are_refused(message: bytes) -> None:
+    assert_agrees_or_refuses(message)
+
+
+@given(st.data())
+def test_damaged_requests_agree_with_protobuf_or_are_refused(data: st.DataObject) -> None:
+    request = ModelInferRequest(model_name="m", raw_input_contents=data.draw(st.lists(CONTENT, max_size=4)))
+    request.inputs.add(
+        name="x", datatype="FP32", shape=data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
+    )
+    request.parameters["timeout"].int64_param = 5
+    message = bytearray(request.SerializeToString())
+    for _ in range(data.draw(st.integers(0, 3))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(message)))
+    assert_agrees_or_refuses(bytes(message[:cut]))
+    assert_agrees_or_refuses(bytes(message))
