@@ -1,0 +1,47 @@
+"""How a worker process is started."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """One worker: its number, its core, the shared memory it inherits and where artifacts lie."""
+
+    rank: int  # number of the worker, the index of its rings (in a lease it may have another rank)
+    core: int
+    control_fd: int
+    arena_fd: int
+    io_fds: tuple[int, ...]  # by front end
+    cache_dir: Path
+    nice: int = 0  # negative where the system allows it; otherwise it stays as it is
+    spin_us: int = 20
+
+
+def start_worker(plan: WorkerPlan, extra_pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
+    """Start `python -m gangway.executor.worker`; its first message is Ready.
+
+    It dies with the THREAD that calls this (PR_SET_PDEATHSIG), so call it from one that lives as long as the process. The worker
+    ignores SIGINT and SIGTERM: it ends by an Exit message or by SIGKILL.
+    """
+    arguments = {
+        "rank": plan.rank,
+        "core": plan.core,
+        "control-fd": plan.control_fd,
+        "arena-fd": plan.arena_fd,
+        "io-fds": ",".join(map(str, plan.io_fds)),
+        "cache-dir": plan.cache_dir,
+        "nice": plan.nice,
+        "spin-us": plan.spin_us,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "gangway.executor.worker",
+        *(f"--{key}={value}" for key, value in arguments.items()),
+    ]
+    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *extra_pass_fds)
+    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)

@@ -1,0 +1,138 @@
+"""Leases, as the scheduler sees them: a query under execution by a gang (`struct lease`, native/layout.h; native/lease.c).
+
+The scheduler initialises a free lease, sends `Run(lease, rank, term)` to one worker per rank (ranks 0, 1, ...), and gets exactly one
+`Left` per Run. It may initialise or `resume` a lease only while no Run of it is unanswered.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from gangway.executor import _native
+from gangway.executor.segment import Segment
+
+LEASE_BYTES: Final = _native.LEASE_BYTES
+MAX_RANKS: Final = _native.MAX_RANKS
+
+
+class Control(IntEnum):
+    """The control word."""
+
+    RUN = 0
+    STOP = 1  # at the next layer boundary
+    STOP_NOW = 2  # between two claims; `resume` goes on inside the layer
+
+
+class PhaseKind(IntEnum):
+    """State of a lease's present layer."""
+
+    OPEN = 0  # tasks may be claimed
+    STOPPED = 1  # at a boundary, by STOP or because the block has ended
+    END = 2  # the query has been answered
+
+
+@dataclass(frozen=True)
+class LeaseSpec:
+    """What a gang shall do: layers [first_layer, end_layer) of a query that lies in a slot.
+
+    When `end_layer` is the model's last the slot is answered; otherwise the lease stops there and can be resumed. `versions` has one
+    byte per layer of the model (empty: version 0 of each). `timeout_us`: a waiting rank aborts the lease after so long without
+    progress of any other rank.
+    """
+
+    model_id: int
+    front_end: int
+    slot: int
+    sequence: int
+    arena_offset: int
+    arena_stride: int
+    rows: int
+    first_layer: int
+    end_layer: int
+    versions: bytes = b""
+    wanted: int = 1
+    timeout_us: int = 2_000_000
+
+
+@dataclass(frozen=True)
+class LeaseProgress:
+    """A lease at one moment. Exact when all ranks have left."""
+
+    kind: PhaseKind
+    next_layer: int
+    finished_tasks: int  # of next_layer
+    present: int  # bit r: rank r is in
+    aborted: bool
+
+
+class Lease:
+    """One lease at `offset` of the control segment."""
+
+    def __init__(self, segment: Segment, offset: int) -> None:
+        self._view = segment.view
+        self._offset = offset
+
+    def initialise(self, spec: LeaseSpec) -> int:
+        """Begin a new term (its number is returned, Run messages carry it). Only while no rank is in the lease."""
+        return _native.lease_initialise(
+            self._view,
+            self._offset,
+            spec.model_id,
+            spec.front_end,
+            spec.slot,
+            spec.sequence,
+            spec.arena_offset,
+            spec.arena_stride,
+            spec.rows,
+            spec.first_layer,
+            spec.end_layer,
+            spec.versions,
+            spec.wanted,
+            spec.timeout_us,
+        )
+
+    def resume(self, end_layer: int, wanted: int) -> None:
+        """Go on after STOP, STOP_NOW or the end of a block. Only while no rank is in the lease; Run messages follow."""
+        _native.lease_resume(self._view, self._offset, end_layer, wanted)
+
+    def set_control(self, control: Control) -> None:
+        """Ask the gang to stop (or, before it has noticed, not to)."""
+        _native.lease_set_control(self._view, self._offset, control)
+
+    def set_wanted(self, ranks: int) -> None:
+        """Number of ranks: those with a higher number leave at the next boundary. To grow, raise it, then send Run."""
+        _native.lease_set_wanted(self._view, self._offset, ranks)
+
+    def abort(self) -> None:
+        """Make every rank leave before its next claim, sleeping ones at once. Lasts until `initialise`."""
+        _native.lease_abort(self._view, self._offset)
+
+    def progress(self) -> LeaseProgress:
+        """Read how far the gang is."""
+        kind, next_layer, finished, present, aborted = _native.lease_progress(self._view, self._offset)
+        return LeaseProgress(PhaseKind(kind), next_layer, finished, present, aborted)
+
+    def term(self) -> int:
+        """Number of the present term."""
+        return _native.lease_term(self._view, self._offset)
+
+    def layer_end_ns(self, first_layer: int, end_layer: int) -> list[int]:
+        """When each of these layers ended in this term (CLOCK_MONOTONIC; 0: not yet)."""
+        return _native.lease_layer_end_ns(self._view, self._offset, first_layer, end_layer)
+
+    def start_ns(self) -> int:
+        """When the first rank joined in this term (0: not yet)."""
+        return _native.lease_start_ns(self._view, self._offset)
+
+
+class LeaseTable:
+    """`count` leases from `offset` on."""
+
+    def __init__(self, segment: Segment, offset: int, count: int) -> None:
+        self._leases = [Lease(segment, offset + index * LEASE_BYTES) for index in range(count)]
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __getitem__(self, index: int) -> Lease:
+        return self._leases[index]

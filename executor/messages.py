@@ -1,0 +1,201 @@
+"""The messages that travel through rings: 64 bytes, little endian, laid out as `struct message` in native/layout.h.
+
+| bytes | Submit, Cancel | Run | Load | Unload | Left | Loaded | Unloaded | Ready |
+|---|---|---|---|---|---|---|---|---|
+| 0-3 | kind | kind | kind | kind | kind | kind | kind | kind |
+| 4-7 | slot | lease | model_id | model_id | lease | model_id | model_id | pid |
+| 8-11 | sequence | rank | | | rank | ok | | |
+| 12-15 | | term | | | term | | | |
+| 16-63 | | | key (32 bytes) | | reason (4) | error (UTF-8, cut at 48) | | |
+
+Exit is its kind alone. Unused bytes are zero.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+MESSAGE_BYTES: Final = 64
+_WORDS: Final = struct.Struct("<4I48s")
+
+
+class MessageKind(IntEnum):
+    """First word of a message. Zero is none, so that a ring of zeros is never taken for work."""
+
+    SUBMIT = 1
+    CANCEL = 2
+    RUN = 3
+    LOAD = 4
+    UNLOAD = 5
+    EXIT = 6
+    LEFT = 7
+    LOADED = 8
+    UNLOADED = 9
+    READY = 10
+
+
+class LeftReason(IntEnum):
+    """Why a rank left a lease."""
+
+    DONE = 0  # the query is answered
+    STOPPED = 1  # by the control word, or the block's last layer is done
+    SHRUNK = 2  # the rank was not among the wanted ones
+    ABORTED = 3  # the lease was aborted
+    TIMEOUT = 4  # another rank made no progress; this rank aborted the lease
+    INVALID = 5  # this worker cannot run the lease: model not loaded, or a value out of its range
+    STALE = 6  # the Run named an earlier term of the lease
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Front end to scheduler: the slot holds a request."""
+
+    slot: int
+    sequence: int
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _pack(MessageKind.SUBMIT, self.slot, self.sequence)
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Front end to scheduler: nobody waits for this answer any more."""
+
+    slot: int
+    sequence: int
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _pack(MessageKind.CANCEL, self.slot, self.sequence)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Scheduler to worker: join the lease, in its present term, as this rank. Answered by exactly one Left."""
+
+    lease: int
+    rank: int
+    term: int
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _pack(MessageKind.RUN, self.lease, self.rank, self.term)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Scheduler to worker: make the artifact `<cache-dir>/<key>` ready under this number. `key` is 64 hex digits."""
+
+    model_id: int
+    key: str
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes. Raises ValueError if the key is not 64 hex digits."""
+        raw = bytes.fromhex(self.key)
+        if len(raw) != 32:
+            raise ValueError(f"a key has 64 hex digits, got {self.key!r}")
+        return _pack(MessageKind.LOAD, self.model_id, payload=raw)
+
+
+@dataclass(frozen=True)
+class Unload:
+    """Scheduler to worker: forget the model."""
+
+    model_id: int
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _pack(MessageKind.UNLOAD, self.model_id)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Scheduler to worker: end with status 0."""
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _pack(MessageKind.EXIT)
+
+
+@dataclass(frozen=True)
+class Left:
+    """Worker to scheduler: this rank touches the lease and its memory no more."""
+
+    lease: int
+    rank: int
+    term: int
+    reason: LeftReason
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _pack(MessageKind.LEFT, self.lease, self.rank, self.term, struct.pack("<I", self.reason))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Worker to scheduler: the answer to Load; `error` says why not, cut at 48 bytes."""
+
+    model_id: int
+    ok: bool
+    error: str = ""
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _pack(MessageKind.LOADED, self.model_id, int(self.ok), payload=self.error.encode()[:48])
+
+
+@dataclass(frozen=True)
+class Unloaded:
+    """Worker to scheduler: the answer to Unload."""
+
+    model_id: int
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _pack(MessageKind.UNLOADED, self.model_id)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Worker to scheduler, its first message: it has discarded older commands, has no model loaded, and takes new ones."""
+
+    pid: int
+
+    def pack(self) -> bytes:
+        """Return the 64 bytes."""
+        return _pack(MessageKind.READY, self.pid)
+
+
+Message = Submit | Cancel | Run | Load | Unload | Exit | Left | Loaded | Unloaded | Ready
+
+
+def unpack(raw: bytes) -> Message:
+    """Return the message in 64 bytes. Raises ValueError for an unknown kind or reason, struct.error for a wrong length."""
+    number, a, b, c, payload = _WORDS.unpack(raw)
+    match MessageKind(number):
+        case MessageKind.SUBMIT:
+            return Submit(a, b)
+        case MessageKind.CANCEL:
+            return Cancel(a, b)
+        case MessageKind.RUN:
+            return Run(a, b, c)
+        case MessageKind.LOAD:
+            return Load(a, payload[:32].hex())
+        case MessageKind.UNLOAD:
+            return Unload(a)
+        case MessageKind.EXIT:
+            return Exit()
+        case MessageKind.LEFT:
+            return Left(a, b, c, LeftReason(int.from_bytes(payload[:4], "little")))
+        case MessageKind.LOADED:
+            return Loaded(a, b != 0, payload.rstrip(b"\0").decode(errors="replace"))
+        case MessageKind.UNLOADED:
+            return Unloaded(a)
+        case MessageKind.READY:
+            return Ready(a)
+
+
+def _pack(kind: MessageKind, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> bytes:
+    return _WORDS.pack(kind, a, b, c, payload)

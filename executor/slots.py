@@ -1,0 +1,220 @@
+"""Request slots: the source of truth about requests, 1 KiB each at the start of an io segment (`struct slot`, native/layout.h).
+
+State, status and sequence are one 64-bit word that changes only by compare-and-swap, so a worker that answers and a scheduler that
+cancels cannot both win, and a late answer cannot hit a slot that already serves the next request.
+
+    FREE -acquire-> FILLING -submit-> SUBMITTED -start-> RUNNING -(worker)-> DONE -release-> FREE
+                                          ^---requeue------'
+                      finish: SUBMITTED or RUNNING -> DONE, by the scheduler
+
+While a slot is RUNNING ranks may still write into the request's buffers: finish it only after every rank has left its lease.
+"""
+
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from gangway.artifact.format import MAX_TENSORS
+from gangway.executor import _native
+from gangway.executor.segment import Segment
+
+SLOT_BYTES: Final = 1024
+_CANCEL_OFFSET: Final = 8
+_ATTEMPTS_OFFSET: Final = 12
+_FIELDS: Final = struct.Struct(
+    "<IIiI4Q"
+)  # model_id, rows, priority, ranks, arrival, deadline, compute start, compute end
+_FIELDS_OFFSET: Final = 16
+_INPUTS_OFFSET: Final = 128
+_OUTPUTS_OFFSET: Final = _INPUTS_OFFSET + 8 * MAX_TENSORS
+_WORD: Final = struct.Struct("<I")
+
+
+class SlotState(IntEnum):
+    """Where a request is in its life."""
+
+    FREE = 0
+    FILLING = 1
+    SUBMITTED = 2
+    RUNNING = 3
+    DONE = 4
+
+
+class SlotStatus(IntEnum):
+    """How a request ended."""
+
+    OK = 0
+    CANCELLED = 1
+    UNAVAILABLE = 2
+    DEADLINE = 3
+    INTERNAL = 4
+
+
+@dataclass(frozen=True)
+class SlotRequest:
+    """What a front end asks for. Offsets are bytes from the start of the io segment, one per tensor of the model.
+
+    Every tensor has `rows * row_bytes` bytes there. Clocks are CLOCK_MONOTONIC; `deadline_ns` 0 means none.
+    """
+
+    model_id: int
+    rows: int
+    input_offsets: tuple[int, ...]
+    output_offsets: tuple[int, ...]
+    priority: int = 0
+    arrival_ns: int = 0
+    deadline_ns: int = 0
+
+
+@dataclass(frozen=True)
+class SlotOutcome:
+    """How and how fast a request was served."""
+
+    status: SlotStatus
+    queue_us: float  # arrival to the first task
+    compute_us: float  # first task to last, stops included
+    ranks: int  # largest gang that worked on it
+    attempts: int
+
+
+@dataclass(frozen=True)
+class SlotEntry:
+    """One slot's state word."""
+
+    slot: int
+    state: SlotState
+    status: SlotStatus
+    sequence: int
+
+
+class SlotTable:
+    """The first `slots` KiB of an io segment. `size_bytes` is where the heap begins."""
+
+    def __init__(self, segment: Segment, slots: int) -> None:
+        if not 0 < slots * SLOT_BYTES <= segment.size_bytes:
+            raise ValueError(f"{slots} slots do not fit into a segment of {segment.size_bytes} bytes")
+        self.slots = slots
+        self.size_bytes = slots * SLOT_BYTES
+        self._segment = segment
+        self._view = segment.view
+        self._next = 0
+
+    def init(self) -> None:
+        """Make all slots free. Only while nobody else uses the table; sequences go on, so older messages stay stale."""
+        for slot in range(self.slots):
+            _native.slot_reset(self._view, slot)
+
+    # -- front end
+
+    def acquire(self) -> int | None:
+        """Take a free slot (FILLING, with a new sequence), None if all are taken."""
+        slot = _native.slot_acquire(self._view, self.slots, self._next)
+        if slot < 0:
+            return None
+        self._next = (slot + 1) % self.slots
+        return slot
+
+    def fill(self, slot: int, request: SlotRequest) -> None:
+        """Write the request's fields. Raises ValueError for more than MAX_TENSORS tensors."""
+        if max(len(request.input_offsets), len(request.output_offsets)) > MAX_TENSORS:
+            raise ValueError(f"at most {MAX_TENSORS} inputs and outputs")
+        base = slot * SLOT_BYTES
+        arrival_ns = request.arrival_ns or time.monotonic_ns()
+        numbers = (request.model_id, request.rows, request.priority, 0, arrival_ns, request.deadline_ns, 0, 0)
+        _FIELDS.pack_into(self._view, base + _FIELDS_OFFSET, *numbers)
+        self._view[base + _CANCEL_OFFSET : base + _FIELDS_OFFSET] = bytes(8)  # cancel and attempts
+        for offset, values in ((_INPUTS_OFFSET, request.input_offsets), (_OUTPUTS_OFFSET, request.output_offsets)):
+            padding = (0,) * (MAX_TENSORS - len(values))
+            struct.pack_into(f"<{MAX_TENSORS}Q", self._view, base + offset, *values, *padding)
+
+    def submit(self, slot: int) -> int:
+        """Hand the filled slot over; return the sequence that `Submit` must name."""
+        sequence = self.entry(slot).sequence
+        self._change(slot, sequence, (SlotState.FILLING,), SlotState.SUBMITTED)
+        return sequence
+
+    def cancel(self, slot: int) -> None:
+        """Mark that nobody waits for the answer. The scheduler is told by a `Cancel` message, too."""
+        _WORD.pack_into(self._view, slot * SLOT_BYTES + _CANCEL_OFFSET, 1)
+
+    def wait(self, slot: int, timeout_us: int, spin_us: int = 0) -> bool:
+        """Wait until the slot is DONE; False when the time is up. Releases the GIL."""
+        return _native.slot_wait(self._view, slot, spin_us, timeout_us)
+
+    def outcome(self, slot: int) -> SlotOutcome:
+        """Return how a DONE slot ended."""
+        base = slot * SLOT_BYTES
+        _, _, _, ranks, arrival_ns, _, start_ns, end_ns = _FIELDS.unpack_from(self._view, base + _FIELDS_OFFSET)
+        queue_us = (start_ns - arrival_ns) / 1e3 if start_ns else 0.0
+        attempts = _WORD.unpack_from(self._view, base + _ATTEMPTS_OFFSET)[0]
+        return SlotOutcome(self.entry(slot).status, queue_us, (end_ns - start_ns) / 1e3, ranks, attempts)
+
+    def release(self, slot: int) -> bool:
+        """Make a DONE or still FILLING slot free; False if it is in another state."""
+        return self._change(slot, self.entry(slot).sequence, (SlotState.DONE, SlotState.FILLING), SlotState.FREE)
+
+    # -- scheduler
+
+    def request(self, slot: int) -> SlotRequest:
+        """Read the request's fields; MAX_TENSORS offsets each, unused ones 0."""
+        base = slot * SLOT_BYTES
+        model_id, rows, priority, _, arrival_ns, deadline_ns, _, _ = _FIELDS.unpack_from(
+            self._view, base + _FIELDS_OFFSET
+        )
+        inputs = struct.unpack_from(f"<{MAX_TENSORS}Q", self._view, base + _INPUTS_OFFSET)
+        outputs = struct.unpack_from(f"<{MAX_TENSORS}Q", self._view, base + _OUTPUTS_OFFSET)
+        return SlotRequest(model_id, rows, inputs, outputs, priority, arrival_ns, deadline_ns)
+
+    def attempts(self, slot: int) -> int:
+        """How often the request has been started."""
+        return int(_WORD.unpack_from(self._view, slot * SLOT_BYTES + _ATTEMPTS_OFFSET)[0])
+
+    def cancelled(self, slot: int) -> bool:
+        """Whether the front end has called `cancel`."""
+        return _WORD.unpack_from(self._view, slot * SLOT_BYTES + _CANCEL_OFFSET)[0] != 0
+
+    def start(self, slot: int, sequence: int) -> bool:
+        """SUBMITTED -> RUNNING, counts an attempt; False if the slot has moved on."""
+        if not self._change(slot, sequence, (SlotState.SUBMITTED,), SlotState.RUNNING):
+            return False
+        _WORD.pack_into(self._view, slot * SLOT_BYTES + _ATTEMPTS_OFFSET, self.attempts(slot) + 1)
+        return True
+
+    def requeue(self, slot: int, sequence: int) -> bool:
+        """RUNNING -> SUBMITTED, after all ranks have left; False if the slot has moved on (a rank answered it)."""
+        return self._change(slot, sequence, (SlotState.RUNNING,), SlotState.SUBMITTED)
+
+    def finish(self, slot: int, sequence: int, status: SlotStatus) -> bool:
+        """SUBMITTED or RUNNING -> DONE; False if the slot has moved on.
+
+        Wakes the waiting front end in either case: a worker may have died between answering and waking.
+        """
+        changed = self._change(slot, sequence, (SlotState.SUBMITTED, SlotState.RUNNING), SlotState.DONE, status)
+        _native.slot_wake(self._view, slot)
+        return changed
+
+    def entry(self, slot: int) -> SlotEntry:
+        """Read the slot's state word, all of it at one instant."""
+        state, status, sequence = _native.slot_read(self._view, slot)
+        return SlotEntry(slot, SlotState(state), SlotStatus(status), sequence)
+
+    def scan(self) -> Iterator[SlotEntry]:
+        """Yield the slots that are SUBMITTED or RUNNING."""
+        for slot in range(self.slots):
+            entry = self.entry(slot)
+            if entry.state in (SlotState.SUBMITTED, SlotState.RUNNING):
+                yield entry
+
+    def _change(
+        self,
+        slot: int,
+        sequence: int,
+        before: tuple[SlotState, ...],
+        after: SlotState,
+        status: SlotStatus = SlotStatus.OK,
+    ) -> bool:
+        mask = sum(1 << state for state in before)
+        return _native.slot_change(self._view, slot, sequence, mask, after, status)
