@@ -1,0 +1,104 @@
+"""A real `gangway serve` for a benchmark: started, waited for, looked into, stopped."""
+
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from gangway.clients.connection import SERVICE
+from gangway.protos import grpc_service_pb2 as pb
+
+from benchmarks.processes import command_of, descendants_of
+from benchmarks.repository import GANGWAY
+
+ROLES = {"server": "front end", "scheduler": "scheduler", "executor": "worker"}
+START_TIMEOUT_S = 300  # a cold cache compiles every model first
+STOP_TIMEOUT_S = 40
+POLL_S = 0.005
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """A server that answers at `url`; `ready_after_s` is how long its start took."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    ready_after_s: float
+
+    def pids(self) -> dict[str, list[int]]:
+        """Return process ids by role: supervisor, front end, scheduler, worker."""
+        found: dict[str, list[int]] = {"supervisor": [self.process.pid], **{role: [] for role in ROLES.values()}}
+        for pid in descendants_of(self.process.pid):
+            room = re.search(r"-m gangway\.(\w+)", command_of(pid))
+            if room and room[1] in ROLES:
+                found[ROLES[room[1]]].append(pid)
+        return found
+
+
+@contextmanager
+def live_server(repository: Path, flags: Sequence[str] = ()) -> Iterator[LiveServer]:
+    """Serve a repository on a free port until the block ends. Raises RuntimeError with the log's end if it fails."""
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("wb") as log:
+        url = f"127.0.0.1:{free_port()}"
+        address, port = url.split(":")
+        options = [f"--model-repository={repository}", f"--grpc-address={address}", f"--grpc-port={port}", *flags]
+        begin = time.monotonic()
+        process = subprocess.Popen([*GANGWAY, "serve", *options], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait_until_ready(url, process, Path(log.name))
+            yield LiveServer(url, process, Path(log.name), time.monotonic() - begin)
+        finally:
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> int:
+    """Send SIGTERM, and SIGKILL when that does not help; return the exit status."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait(STOP_TIMEOUT_S)
+
+
+def is_ready(url: str, timeout_s: float = 1) -> bool:
+    """Ask ServerReady over a connection of its own; False also when nobody answers."""
+    with grpc.insecure_channel(url) as channel:
+        ready = channel.unary_unary(
+            SERVICE + "ServerReady",
+            request_serializer=pb.ServerReadyRequest.SerializeToString,
+            response_deserializer=pb.ServerReadyResponse.FromString,
+        )
+        try:
+            return bool(ready(pb.ServerReadyRequest(), timeout=timeout_s).ready)
+        except grpc.RpcError:
+            return False
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not is_ready(url):
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with status {process.returncode}:\n{_tail(log)}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the server is not ready after {START_TIMEOUT_S} s:\n{_tail(log)}")
+        time.sleep(POLL_S)
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-30:])

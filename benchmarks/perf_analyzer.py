@@ -1,0 +1,123 @@
+"""Triton's own load generator against a running server, in every mode that people use, with no special flags."""
+
+import csv
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.fetch_perf_analyzer import BINARY, fetch, perf_analyzer_environment
+from benchmarks.live_server import live_server
+from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.repository import ensure_zoo
+
+MODES = {
+    "sync": ["--sync"],
+    "async": ["--async"],
+    "concurrency 1:8": ["--concurrency-range", "1:8"],
+    "poisson": ["--request-rate-range", "50", "--request-distribution", "poisson"],
+}
+MODELS = ("mlp", "simple", "mobilenetv2")
+RUN_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one run ended: throughput and median latency of each level of load. `problem` is empty if all is well."""
+
+    model: str
+    mode: str
+    requests_per_s: tuple[float, ...]
+    p50_ms: tuple[float, ...]
+    problem: str
+
+    def row(self) -> Row:
+        """Return the best throughput and the median latency of the first level."""
+        return {
+            "model": self.model,
+            "mode": self.mode,
+            "result": self.problem or "pass",
+            "levels": len(self.requests_per_s),
+            "best requests/s": max(self.requests_per_s, default=0.0),
+            "p50 ms, first level": self.p50_ms[0] if self.p50_ms else 0.0,
+        }
+
+
+def run_one(url: str, model: str, mode: str, interval_ms: int) -> Result:
+    """Run perf_analyzer once.
+
+    It takes three windows of `interval_ms` and asks for no more stability than that: the protocol is on trial here.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder) / "results.csv"
+        windows = ["--measurement-interval", str(interval_ms), "--stability-percentage", "999", "--max-trials", "3"]
+        target = ["-m", model, "-u", url, "-i", "grpc", "-f", str(exported)]
+        done = subprocess.run(
+            [str(BINARY), *target, *MODES[mode], *windows],
+            env=perf_analyzer_environment(),
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+        )
+        levels = _read_levels(exported)
+    problem = _problem(done, levels, expected=8 if ":" in mode else 1)
+    rates = tuple(float(level["Inferences/Second"]) for level in levels)
+    return Result(model, mode, rates, tuple(float(level["p50 latency"]) / 1000 for level in levels), problem)
+
+
+def run_all(url: str, models: Sequence[str], modes: Sequence[str], interval_ms: int) -> list[Result]:
+    """Run every mode on every model, one after the other."""
+    return [run_one(url, model, mode, interval_ms) for model in models for mode in modes]
+
+
+def _read_levels(exported: Path) -> list[dict[str, str]]:
+    """Return a row per level of load; perf_analyzer writes them sorted by throughput, they come back sorted by load."""
+    if not exported.exists():
+        return []
+    with exported.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("Inferences/Second")]
+    return sorted(rows, key=lambda row: float(next(iter(row.values()))))
+
+
+def _problem(done: "subprocess.CompletedProcess[str]", levels: Sequence[dict[str, str]], expected: int) -> str:
+    said = (done.stdout + done.stderr).strip().splitlines()
+    if done.returncode != 0:
+        return f"exit status {done.returncode}: {said[-1] if said else 'it said nothing'}"
+    if complaints := [line for line in said if "error" in line.lower() or "failed" in line.lower()]:
+        return complaints[0].strip()
+    if len(levels) != expected or any(float(level["Inferences/Second"]) <= 0 for level in levels):
+        return f"{len(levels)} levels of load instead of {expected}, or no throughput"
+    return ""
+
+
+def report_results(report: Report, results: Sequence[Result]) -> None:
+    """Print a row for each run; the target is that none has a problem."""
+    report.table("perf_analyzer over gRPC", [result.row() for result in results])
+    report.target("runs with a problem", sum(bool(result.problem) for result in results), 0)
+
+
+def main() -> int:
+    """Run the benchmark; return 1 when a run has a problem."""
+    parser = option_parser(__doc__ or "")
+    add_repository_option(parser)
+    parser.add_argument("--url", metavar="HOST:PORT", help="a server that runs already (default: start one)")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME", help="models to ask")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES), help="modes of perf_analyzer")
+    parser.add_argument("--interval-ms", type=int, default=500, help="length of a measurement window")
+    options = parser.parse_args()
+    report = start_report("perf_analyzer, the real one")
+    fetch()
+    if options.url:
+        results = run_all(options.url, options.models, options.modes, options.interval_ms)
+    else:
+        with live_server(ensure_zoo(options.repository)) as server:
+            results = run_all(server.url, options.models, options.modes, options.interval_ms)
+    report_results(report, results)
+    return report.finish(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What the kernel knows of a process: children, CPU time, private and shared memory. Linux's /proc."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the process's children, oldest first; none when it has ended."""
+    children: list[int] = []
+    with suppress(OSError):
+        for task in (PROC / str(pid) / "task").iterdir():
+            children += map(int, (task / "children").read_text().split())
+    return sorted(children)
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Return children, their children, and so on."""
+    return [found for child in children_of(pid) for found in (child, *descendants_of(child))]
+
+
+def command_of(pid: int) -> str:
+    """Return the command line, arguments separated by blanks; empty when the process has ended."""
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def cpu_ns(pid: int) -> int:
+    """Return nanoseconds that the process's living threads have run (schedstat: exact, where stat counts in ticks)."""
+    total = 0
+    with suppress(OSError):
+        for task in (PROC / str(pid) / "task").iterdir():
+            with suppress(OSError):
+                total += int((task / "schedstat").read_text().split()[0])
+    return total
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a process: private to it, and its proportional share of everything it maps."""
+
+    private_bytes: int
+    pss_bytes: int
+
+
+def memory_of(pid: int) -> Memory:
+    """Read smaps_rollup. Raises OSError when the process has ended."""
+    fields = _kilobyte_fields((PROC / str(pid) / "smaps_rollup").read_text())
+    return Memory(fields["Private_Clean"] + fields["Private_Dirty"], fields["Pss"])
+
+
+@dataclass(frozen=True)
+class FileMapping:
+    """Bytes of one mapped file that a process has resident, and its proportional share of them."""
+
+    path: str
+    rss_bytes: int
+    pss_bytes: int
+    private_dirty_bytes: int
+
+
+def file_mappings(pid: int, name: str) -> list[FileMapping]:
+    """Return the mappings of files called `name`."""
+    mappings, path, block = [], "", ""
+    for line in [*(PROC / str(pid) / "smaps").read_text().splitlines(), "0-0 end"]:
+        if "-" in line.split(" ", 1)[0]:  # a mapping's first line: addresses, permissions, ..., path
+            if Path(path).name == name:
+                fields = _kilobyte_fields(block)
+                mappings.append(FileMapping(path, fields["Rss"], fields["Pss"], fields["Private_Dirty"]))
+            path, block = line.split(maxsplit=5)[-1], ""
+        else:
+            block += line + "\n"
+    return mappings
+
+
+def shm_names() -> set[str]:
+    """Return the names in /dev/shm."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def open_descriptors(pid: int) -> int:
+    """Return how many file descriptors the process holds. Raises OSError when it has ended."""
+    return len(list((PROC / str(pid) / "fd").iterdir()))
+
+
+def _kilobyte_fields(text: str) -> dict[str, int]:
+    fields = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if value.endswith("kB"):
+            fields[key] = int(value.split()[0]) * 1024
+    return fields

@@ -1,0 +1,46 @@
+"""Right answers: a model's inputs from a seed, and what onnxruntime makes of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnxruntime as ort
+from gangway.clients.inputs import TensorMetadata, random_tensors
+from gangway.clients.tensors import Array, infer_request
+
+DATATYPES = {"tensor(float)": "FP32", "tensor(int32)": "INT32", "tensor(int64)": "INT64"}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of input, by name, the outputs that are right, and the same as a serialised ModelInfer request."""
+
+    inputs: dict[str, Array]
+    outputs: dict[str, Array]
+    request: bytes
+
+
+def open_session(path: Path, threads: int) -> ort.InferenceSession:
+    """Load a model into onnxruntime, spinning as it does by default."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def example_of(model: str, path: Path, seed: int = 0) -> Example:
+    """Make random inputs of one row for a model and let onnxruntime compute the outputs."""
+    session = open_session(path, threads=1)
+    metadata = [
+        TensorMetadata(name=node.name, datatype=DATATYPES[node.type], shape=[_size(d) for d in node.shape])
+        for node in session.get_inputs()
+    ]
+    inputs = random_tensors(metadata, batch=1, seed=seed)
+    names = [node.name for node in session.get_outputs()]
+    outputs = dict(zip(names, session.run(names, inputs), strict=True))
+    request = infer_request(model, "", {tensor.name: (tensor.datatype, inputs[tensor.name]) for tensor in metadata})
+    return Example(inputs, outputs, request.SerializeToString())
+
+
+def _size(dimension: int | str | None) -> int:
+    """Return -1 for a symbolic dimension."""
+    return dimension if isinstance(dimension, int) else -1

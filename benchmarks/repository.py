@@ -1,0 +1,22 @@
+"""The zoo as files, for benchmarks: model repository, compiled artifacts, and inputs that fit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+GANGWAY = [sys.executable, "-m", "gangway.server.cli"]
+ZOO = ("resnet50", "mobilenetv2", "mlp", "simple")
+COMPILE_TIMEOUT_S = 300
+
+
+def ensure_zoo(repository: Path) -> Path:
+    """Write the zoo's models that the repository lacks."""
+    missing = [name for name in ZOO if not (repository / name / "1" / "model.onnx").exists()]
+    if missing:
+        subprocess.run([*GANGWAY, "zoo", str(repository), *missing], check=True, timeout=COMPILE_TIMEOUT_S)
+    return repository
+
+
+def onnx_file(repository: Path, model: str) -> Path:
+    """Return where the model's first version stands."""
+    return repository / model / "1" / "model.onnx"
