@@ -63,16 +63,21 @@ class SetProfile:
 
 @dataclass(frozen=True)
 class WorkerDied:
-    """To the scheduler: the process of this core has ended (it is reaped: it writes nothing any more)."""
+    """To the scheduler: this process of this core has ended (it is reaped: it writes nothing any more).
+
+    Its successor introduces itself by a `Ready` in its completion ring.
+    """
 
     core: int
+    pid: int
 
 
 @dataclass(frozen=True)
-class WorkerStarted:
-    """To the scheduler: a successor runs; it gets the models, then work."""
+class WorkerStuck:
+    """From the scheduler: this process keeps its gang waiting; it should be killed."""
 
     core: int
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -90,23 +95,18 @@ class FrontEndQuiet:
 
 
 @dataclass(frozen=True)
-class Drain:
-    """To the scheduler: answer Drained as soon as nothing waits or runs."""
-
-
-@dataclass(frozen=True)
-class Drained:
-    """From the scheduler: nothing waits or runs."""
-
-
-@dataclass(frozen=True)
 class Stop:
     """To the scheduler: tell the workers to exit, then exit with 0."""
 
 
 @dataclass(frozen=True)
+class Begin:
+    """To the scheduler: every model that was loaded before has been named by LoadModel; take over, then serve."""
+
+
+@dataclass(frozen=True)
 class Recovered:
-    """From the scheduler, once after its start: it took over what a predecessor left; `requests` are queued again."""
+    """From the scheduler, once: it took over what a predecessor left; `requests` of them are queued again."""
 
     requests: int
 
@@ -119,11 +119,10 @@ ControlMessage = (
     | ModelUnloaded
     | SetProfile
     | WorkerDied
-    | WorkerStarted
+    | WorkerStuck
     | FrontEndDied
     | FrontEndQuiet
-    | Drain
-    | Drained
+    | Begin
     | Stop
     | Recovered
 )

@@ -1,0 +1,47 @@
+"""Slow control over a real socket pair."""
+
+import dataclasses
+import typing
+
+import pytest
+
+from gangway.scheduler.control import Begin, ControlMessage, LoadModel, WorkerDied, decode, encode
+from gangway.scheduler.packets import PacketSocket, packet_pair
+
+LOAD = LoadModel(3, 'a "name"\n', "ab" * 32, layers=7, max_ranks=2, arena_bytes=1 << 40, max_rows=8)
+
+
+def test_every_message_survives_the_journey() -> None:
+    samples: dict[type, object] = {int: 7, str: "text", float: 1.5}
+    for kind in typing.get_args(ControlMessage):
+        types = typing.get_type_hints(kind)
+        message = kind(**{field.name: samples[types[field.name]] for field in dataclasses.fields(kind)})
+        assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [b"", b"{}", b"[1]", b'{"kind":"Nothing"}', b'{"kind":"WorkerDied","core":1}', b'{"kind":"Begin","x":1}', b"\xff"],
+)
+def test_anything_else_is_refused(packet: bytes) -> None:
+    with pytest.raises(ValueError, match="not a control message"):
+        decode(packet)
+
+
+def test_packets_keep_their_borders_and_never_block() -> None:
+    left, right = (PacketSocket[ControlMessage](end, encode, decode) for end in packet_pair())
+    assert left.receive() is None
+    for message in (LOAD, WorkerDied(1, 99), Begin()):
+        right.send(message)
+    assert [left.receive() for _ in range(4)] == [LOAD, WorkerDied(1, 99), Begin(), None]
+    with pytest.raises(BlockingIOError):
+        for _ in range(100_000):
+            right.send(LOAD)
+    while left.receive() is not None:
+        pass
+    right.close()
+    with pytest.raises(EOFError):
+        left.receive()
+    with pytest.raises(BrokenPipeError):
+        left.send(Begin())
+    left.close()
