@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from gangway.protos.model_config_pb2 import DataType, ModelConfig
 from google.protobuf import text_format
@@ -91,6 +92,6 @@ def datatype_name(data_type: int) -> str:
     return "BYTES" if data_type == DataType.TYPE_STRING else DataType.Name(data_type).removeprefix("TYPE_")
 
 
-def datatype_value(name: str) -> int:
+def datatype_value(name: str) -> DataType:
     """Return the config's element type for the protocol's name."""
-    return DataType.TYPE_STRING if name == "BYTES" else DataType.Value(f"TYPE_{name}")
+    return cast("DataType", DataType.Value("TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"))

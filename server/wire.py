@@ -1,12 +1,15 @@
 """A walk over the top level of a serialised ModelInferRequest, so that tensors are not copied by a protobuf parser.
 
-Only `raw_input_contents` (field 7) is taken out; whatever else there is goes to protobuf's own parser, in the original
-order. The walk is stricter than protobuf: what protobuf would accept and ignore (a known field of another wire type,
+`raw_input_contents` (field 7) and `id` (field 3) are taken out; what is left, the header, is for protobuf's own parser.
+It says nothing about one particular request, so equal headers need to be understood only once. The walk is stricter than protobuf: what protobuf would accept and ignore (a known field of another wire type,
 groups, over-long lengths) is refused here, because no client sends it in good faith.
 """
 
+from typing import NamedTuple
+
 from gangway.artifact.format import MAX_TENSORS
 
+REQUEST_ID = 3
 RAW_INPUT_CONTENTS = 7
 LENGTH_DELIMITED = 2
 FIXED_SIZES = {1: 8, 5: 4}  # wire type -> bytes
@@ -15,23 +18,31 @@ FIXED_SIZES = {1: 8, 5: 4}  # wire type -> bytes
 # its own. Honest headers are a few hundred bytes; typed contents, the exception, are larger.
 MAX_HEADER_BYTES = 32 * 1024 * 1024
 MAX_FIELDS = 1024  # top-level fields of one request
+MAX_ID_BYTES = 64 * 1024
 
 _RAW_TAG = RAW_INPUT_CONTENTS << 3 | LENGTH_DELIMITED
+_ID_TAG = REQUEST_ID << 3 | LENGTH_DELIMITED
 
 
 class MalformedRequestError(ValueError):
     """The bytes are no ModelInferRequest. Clients see INVALID_ARGUMENT."""
 
 
-def split_request(message: bytes) -> tuple[bytes, list[memoryview]]:
-    """Return the message without field 7, and the contents of each field 7 as views into `message` (no copy).
+class SplitRequest(NamedTuple):
+    """A request in three parts: all other fields in their order, the id (UTF-8), and views of the raw tensors."""
 
-    Raises MalformedRequestError.
-    """
+    header: bytes
+    request_id: bytes
+    raws: list[memoryview]
+
+
+def split_request(message: bytes) -> SplitRequest:
+    """Take a serialised ModelInferRequest apart. Tensors are not copied. Raises MalformedRequestError."""
     view = memoryview(message)
     end = len(message)
     header: list[memoryview] = []
     raws: list[memoryview] = []
+    request_id = view[:0]
     position = kept = fields = 0
     while position < end:
         start = position
@@ -48,19 +59,22 @@ def split_request(message: bytes) -> tuple[bytes, list[memoryview]]:
             content, position = position, position + length
             if position > end:
                 raise MalformedRequestError(f"field {tag >> 3} has {length} bytes, but only {end - content} follow")
-            if tag == _RAW_TAG:
+            if tag in (_RAW_TAG, _ID_TAG):
                 header.append(view[kept:start])
-                raws.append(view[content:position])
                 kept = position
+                if tag == _RAW_TAG:
+                    raws.append(view[content:position])
+                else:
+                    request_id = view[content:position]  # as everywhere in protobuf, the last one counts
         else:
             position = _skip_scalar(message, tag, position)
         if tag >> 3 == 0 or tag >> 32:
             raise MalformedRequestError(f"field number {tag >> 3} at byte {start}")
-    return _header(header, view[kept:]), _checked(raws)
+    header.append(view[kept:])
+    return SplitRequest(_checked_header(header), _checked_id(request_id), _checked_raws(raws))
 
 
-def _header(pieces: list[memoryview], rest: memoryview) -> bytes:
-    pieces.append(rest)
+def _checked_header(pieces: list[memoryview]) -> bytes:
     if sum(map(len, pieces)) > MAX_HEADER_BYTES:
         raise MalformedRequestError(
             f"more than {MAX_HEADER_BYTES} bytes outside raw_input_contents: send large tensors as raw contents"
@@ -68,14 +82,25 @@ def _header(pieces: list[memoryview], rest: memoryview) -> bytes:
     return b"".join(pieces)
 
 
-def _checked(raws: list[memoryview]) -> list[memoryview]:
+def _checked_id(request_id: memoryview) -> bytes:
+    if len(request_id) > MAX_ID_BYTES:
+        raise MalformedRequestError(f"the id has {len(request_id)} bytes, at most {MAX_ID_BYTES} are possible")
+    content = bytes(request_id)
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedRequestError(f"the id is not UTF-8: {error}") from None
+    return content
+
+
+def _checked_raws(raws: list[memoryview]) -> list[memoryview]:
     if len(raws) > MAX_TENSORS:
         raise MalformedRequestError(f"{len(raws)} raw_input_contents, at most {MAX_TENSORS} are possible")
     return raws
 
 
 def _read_varint(message: bytes, position: int, limit_bytes: int) -> tuple[int, int]:
-    """Return the number at `position` and where it ends."""
+    """Return the number at `position` and where it ends. Raises MalformedRequestError."""
     value = shift = 0
     try:
         for _ in range(limit_bytes):
@@ -103,3 +128,13 @@ def _skip_scalar(message: bytes, tag: int, position: int) -> int:
     if position > len(message):
         raise MalformedRequestError(f"field {field} is cut off")
     return position
+
+
+def length_prefix(field: int, size: int) -> bytes:
+    """Return what stands before `size` bytes of a length-delimited field."""
+    prefix = bytearray([field << 3 | LENGTH_DELIMITED])
+    while size >= 0x80:
+        prefix.append(size & 0x7F | 0x80)
+        size >>= 7
+    prefix.append(size)
+    return bytes(prefix)

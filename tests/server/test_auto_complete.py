@@ -76,6 +76,7 @@ def test_reshape() -> None:
         ('max_batch_size: 1 input { name: "image" dims: [3, 8, 9] }', r"dims are \[3, 8, 9\]"),
         ('input { name: "image" dims: [3, 8, 8] }', r"has \[-1, 3, 8, 8\]"),
         ('max_batch_size: 1 output { name: "scores" dims: [2, 4] reshape { shape: [10] } }', "differ in size"),
+        ('output { name: "scores" dims: [2, 5] reshape { shape: [1, 10] } }', "reshape needs max_batch_size"),
     ],
 )
 def test_config_and_model_differ(text: str, reason: str) -> None:

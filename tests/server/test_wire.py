@@ -2,7 +2,7 @@
 
 import pytest
 from gangway.protos.grpc_service_pb2 import ModelInferRequest
-from gangway.server.wire import MAX_FIELDS, MAX_HEADER_BYTES, MalformedRequestError, split_request
+from gangway.server.wire import MAX_FIELDS, MAX_HEADER_BYTES, MalformedRequestError, length_prefix, split_request
 from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -21,9 +21,14 @@ def field(number: int, content: bytes, wire_type: int = 2) -> bytes:
     return varint(number << 3 | wire_type) + length + content
 
 
+def test_length_prefix() -> None:
+    for size in (0, 1, 127, 128, 602112, 2**31):
+        assert length_prefix(6, size) == field(6, b"")[:1] + varint(size)
+
+
 def assert_agrees_or_refuses(message: bytes) -> None:
     try:
-        header, raws = split_request(message)
+        header, request_id, raws = split_request(message)
     except MalformedRequestError:
         return
     try:
@@ -34,7 +39,9 @@ def assert_agrees_or_refuses(message: bytes) -> None:
             ModelInferRequest.FromString(header)
         return
     assert [bytes(raw) for raw in raws] == list(expected.raw_input_contents)
-    del expected.raw_input_contents[:]
+    assert request_id.decode() == expected.id
+    expected.ClearField("raw_input_contents")
+    expected.ClearField("id")
     assert ModelInferRequest.FromString(header) == expected
 
 
@@ -42,7 +49,8 @@ def test_tensors_are_taken_out_without_a_copy() -> None:
     request = ModelInferRequest(model_name="m", id="7", raw_input_contents=[b"a" * 300, b"", b"xyz"])
     request.inputs.add(name="x", datatype="FP32", shape=[1, 2])
     message = request.SerializeToString()
-    header, raws = split_request(message)
+    header, request_id, raws = split_request(message)
+    assert request_id == b"7"
     assert [bytes(raw) for raw in raws] == [b"a" * 300, b"", b"xyz"]
     assert all(raw.obj is message for raw in raws)
     assert ModelInferRequest.FromString(header).inputs[0].name == "x"
@@ -50,9 +58,9 @@ def test_tensors_are_taken_out_without_a_copy() -> None:
 
 
 def test_fields_between_and_after_tensors_are_kept() -> None:
-    message = field(7, b"one") + field(1, b"m") + field(7, b"two") + field(9, b"\x05", 0) + field(3, b"id")
-    header, raws = split_request(message)
-    assert header == field(1, b"m") + field(9, b"\x05", 0) + field(3, b"id")
+    message = field(7, b"one") + field(1, b"m") + field(7, b"two") + field(9, b"\x05", 0) + field(2, b"1")
+    header, _, raws = split_request(message)
+    assert header == field(1, b"m") + field(9, b"\x05", 0) + field(2, b"1")
     assert [bytes(raw) for raw in raws] == [b"one", b"two"]
 
 
@@ -74,6 +82,8 @@ def test_fields_between_and_after_tensors_are_kept() -> None:
         (b"\x02\x00", "field number 0"),
         (b"\x49\x00\x00", "cut off"),
         (b"\x4d\x00\x00\x00", "cut off"),
+        (b"\x1a\x02\xc3\x28", "the id is not UTF-8"),
+        (field(3, b"x" * 70_000), "the id has 70000 bytes"),
         (b"\x3a\x00" * 33, "33 raw_input_contents"),
         (b"\x2a\x00" * (MAX_FIELDS + 1), "fields"),
     ],

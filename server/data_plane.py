@@ -1,0 +1,242 @@
+"""Requests in shared memory: the way from a front end to the scheduler and back.
+
+    request = data_plane.open(layout, rows=1)   # a slot, and buffers for all inputs and outputs
+    request.inputs[0][:] = ...                  # the one copy
+    request.submit(deadline_ns, priority)
+    outcome = request.wait(until_ns)            # releases the GIL
+    ... request.outputs[0] ...
+    request.close()
+
+A request that is closed while it runs is cancelled, and its memory is kept aside until the executor has let go of it.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+
+from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
+from gangway.executor.messages import Cancel, Submit
+from gangway.executor.ring import Bell, Ring
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus, SlotTable
+from gangway.server.heap import Heap, HeapFullError
+
+RESERVE_STEP_BYTES = 16 * 1024 * 1024
+
+
+class PoolExhaustedError(Exception):
+    """No slot, or not enough memory for the tensors: too many requests at once. Clients see UNAVAILABLE."""
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """What the data plane must know of a model: its number, and the bytes per row of each input and output."""
+
+    model_id: int
+    input_bytes: tuple[int, ...]
+    output_bytes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> "TensorLayout":
+        """Return the layout of a model with this signature."""
+        return cls(model_id, tuple(spec.row_bytes for spec in inputs), tuple(spec.row_bytes for spec in outputs))
+
+    @cached_property
+    def _placements(self) -> dict[int, "_Placement"]:
+        return {}
+
+    def place(self, rows: int) -> "_Placement":
+        """Return where the tensors of a request of so many rows lie within one block."""
+        placement = self._placements.get(rows)
+        if placement is None:
+            placement = self._placements[rows] = _Placement.of(self.input_bytes, self.output_bytes, rows)
+        return placement
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """One block holds all tensors of a request: (offset, size) of each, and the block's size."""
+
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int], ...]
+    size_bytes: int
+
+    @classmethod
+    def of(cls, inputs: Sequence[int], outputs: Sequence[int], rows: int) -> "_Placement":
+        places, position = [], 0
+        for row_bytes in (*inputs, *outputs):
+            places.append((position, rows * row_bytes))
+            position += -(-rows * row_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return cls(tuple(places[: len(inputs)]), tuple(places[len(inputs) :]), position)
+
+
+class Request:
+    """One inference. A context manager: leaving it closes the request.
+
+    `inputs[i]` and `outputs[i]` are views of shared memory, in the manifest's order, valid until `close`.
+    """
+
+    def __init__(self, plane: "DataPlane", layout: TensorLayout, rows: int, slot: int, block: int) -> None:
+        placement = layout.place(rows)
+        view = plane.io.view
+        self._plane = plane
+        self._layout = layout
+        self._rows = rows
+        self._slot = slot
+        self._block = block
+        self._placement = placement
+        self._sequence: int | None = None
+        self._closed = False
+        self._cancelled = False
+        self.inputs = [view[block + at : block + at + size] for at, size in placement.inputs]
+        self.outputs = [view[block + at : block + at + size] for at, size in placement.outputs]
+
+    def submit(self, deadline_ns: int = 0, priority: int = 0, arrival_ns: int = 0) -> None:
+        """Hand the request to the scheduler; the inputs must not change any more.
+
+        Times are CLOCK_MONOTONIC; a deadline of 0 is none, an arrival of 0 is now. Raises PoolExhaustedError when the scheduler's ring is full.
+        """
+        block, placement, slots = self._block, self._placement, self._plane.slots
+        slots.fill(
+            self._slot,
+            SlotRequest(
+                self._layout.model_id,
+                self._rows,
+                tuple([block + at for at, _ in placement.inputs]),
+                tuple([block + at for at, _ in placement.outputs]),
+                priority,
+                arrival_ns,
+                deadline_ns,
+            ),
+        )
+        self._sequence = slots.submit(self._slot)
+        if not self._plane.send(Submit(self._slot, self._sequence).pack()):
+            slots.finish(self._slot, self._sequence, SlotStatus.UNAVAILABLE)
+            raise PoolExhaustedError("the scheduler does not keep up")
+
+    def wait(self, until_ns: int) -> SlotOutcome | None:
+        """Wait until the request has ended and return how; None at `until_ns` (CLOCK_MONOTONIC). Releases the GIL."""
+        timeout_us = max(0, until_ns - time.monotonic_ns()) // 1000
+        if not self._plane.slots.wait(self._slot, timeout_us, self._plane.spin_us):
+            return None
+        return self._plane.slots.outcome(self._slot)
+
+    def cancel(self) -> None:
+        """Say that nobody waits for the answer any more; `wait` ends soon. From any thread, at any time, repeatedly."""
+        with self._plane.lock:
+            if self._sequence is not None and not self._closed:
+                self._cancel()
+
+    def _cancel(self) -> None:
+        if not self._cancelled and self._sequence is not None:
+            self._cancelled = True
+            self._plane.slots.cancel(self._slot)
+            # If the ring is full the scheduler still sees the slot's mark when it comes to this request.
+            self._plane.send(Cancel(self._slot, self._sequence).pack())
+
+    def close(self) -> None:
+        """Give slot and memory back: at once if the request has ended, else it is cancelled and they follow later."""
+        with self._plane.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.inputs, self.outputs = [], []
+            if not self.release():
+                self._cancel()
+                self._plane.keep_aside(self)
+
+    def release(self) -> bool:
+        """Free slot and block unless the executor still owns them. For the data plane, which holds the lock."""
+        if not self._plane.slots.release(self._slot):
+            return False
+        self._plane.heap.free(self._block)
+        return True
+
+    def __enter__(self) -> "Request":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What is taken at this moment."""
+
+    requests: int
+    heap_bytes: int
+
+
+class DataPlane:
+    """Slots and heap of one io segment. Everything may be called from any thread."""
+
+    def __init__(
+        self, io: Segment, slots: SlotTable, submit_ring: Ring, scheduler_bell: Bell, spin_us: int = 0
+    ) -> None:
+        self.io = io
+        self.slots = slots
+        self.spin_us = spin_us
+        self.lock = threading.Lock()
+        self.heap = Heap(slots.size_bytes, io.size_bytes)
+        self._ring = submit_ring
+        self._bell = scheduler_bell
+        self._aside: list[Request] = []  # closed by us, not yet let go by the executor
+        self._reserved_end = slots.size_bytes  # the system has given memory up to here
+
+    def open(self, layout: TensorLayout, rows: int) -> Request:
+        """Take a slot and buffers. Raises PoolExhaustedError, at once."""
+        with self.lock:
+            self._release_aside()
+            slot = self.slots.acquire()
+            if slot is None:
+                raise PoolExhaustedError(f"{self.slots.slots} requests are in flight")
+            try:
+                block = self._allocate(layout.place(rows).size_bytes)
+            except PoolExhaustedError:
+                self.slots.release(slot)
+                raise
+            return Request(self, layout, rows, slot, block)
+
+    def usage(self) -> Usage:
+        """Return how many requests and bytes are taken, after having freed what can be freed."""
+        with self.lock:
+            self._release_aside()
+            return Usage(self.heap.blocks_in_use, self.heap.bytes_in_use)
+
+    def send(self, message: bytes) -> bool:
+        """Send to the scheduler and wake it; False if the ring is full."""
+        sent = self._ring.send(message)
+        self._bell.ring()
+        return sent
+
+    def keep_aside(self, request: Request) -> None:
+        """Take over a closed request whose memory is still in use. The caller holds the lock."""
+        self._aside.append(request)
+
+    def _release_aside(self) -> None:
+        if self._aside:
+            self._aside = [request for request in self._aside if not request.release()]
+
+    def _allocate(self, size_bytes: int) -> int:
+        try:
+            block = self.heap.allocate(size_bytes)
+        except HeapFullError as error:
+            raise PoolExhaustedError(f"no memory for the request's tensors: {error}") from error
+        try:
+            self._reserve(block + size_bytes)
+        except OSError as error:
+            self.heap.free(block)
+            raise PoolExhaustedError(f"the system has no memory for the request's tensors: {error}") from error
+        return block
+
+    def _reserve(self, end: int) -> None:
+        """Take memory from the system before it is touched: afterwards, being refused it would be a SIGBUS."""
+        if end > self._reserved_end:
+            end = min(max(end, self._reserved_end + RESERVE_STEP_BYTES), self.io.size_bytes)
+            self.io.allocate(self._reserved_end, end - self._reserved_end)
+            self._reserved_end = end
