@@ -1,0 +1,54 @@
+"""Which machine code the kernels are built from: the host's instruction set, detected and never assumed.
+
+A target is one of the x86-64 psABI levels (v1, v3, v4), by LLVM's names. A level states exactly which instructions may
+appear, so an artifact can be checked against /proc/cpuinfo. Tuning for one model of CPU (znver4, sapphirerapids, ...)
+measured no faster.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from gangway.artifact.format import TargetSpec
+
+_V3: Final = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave")
+_V4: Final = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+TARGETS: Final = {
+    "avx512": TargetSpec(name="avx512", cpu="x86-64-v4", lanes=16, features=(*_V3, *_V4)),
+    "avx2": TargetSpec(name="avx2", cpu="x86-64-v3", lanes=8, features=_V3),
+    "baseline": TargetSpec(name="baseline", cpu="x86-64", lanes=4, features=("sse2",)),
+}
+"""Every target, best first."""
+
+
+class UnsupportedTargetError(ValueError):
+    """The wanted target is unknown, or this machine lacks instructions it needs."""
+
+
+def machine_features() -> frozenset[str]:
+    """The host's CPU flags, spelled as /proc/cpuinfo spells them."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    raise UnsupportedTargetError("/proc/cpuinfo names no CPU flags: this is not an x86-64 Linux")
+
+
+def supported(target: TargetSpec, features: frozenset[str]) -> bool:
+    """Whether a machine with these CPU flags can run code built for `target`."""
+    return features.issuperset(target.features)
+
+
+def detect(name: str | None = None) -> TargetSpec:
+    """The best target this machine runs, or the one called `name` ("avx512", "avx2", "baseline").
+
+    Raises `UnsupportedTargetError` if `name` is unknown or the machine cannot run it.
+    """
+    features = machine_features()
+    if name is None:
+        return next(target for target in TARGETS.values() if supported(target, features))
+    if name not in TARGETS:
+        raise UnsupportedTargetError(f"unknown target {name!r}, expected one of {', '.join(TARGETS)}")
+    if not supported(TARGETS[name], features):
+        missing = ", ".join(sorted(set(TARGETS[name].features) - features))
+        raise UnsupportedTargetError(f"this machine cannot run {name} kernels: it lacks {missing}")
+    return TARGETS[name]

@@ -1,0 +1,134 @@
+"""A small vocabulary for writing kernels in TIR, over TVM's IRBuilder.
+
+A kernel is a plain C function `void symbol(pointers..., int32 begin, int32 end)`. Its pointers must not overlap
+(`noalias`). Vector accesses are emitted with the alignment of one element, so pointers need no more than that.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as ir
+
+from ..specs import Activation
+
+Expr = Any  # TVM's expressions and buffers carry no types that mypy could check
+Buffer = Any
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One pointer of a kernel and how many elements lie behind it."""
+
+    name: str
+    elements: int
+    dtype: str = "float32"
+
+
+def kernel(symbol: str, arguments: Sequence[Argument], task: Callable[[Expr, tuple[Buffer, ...]], None]) -> Any:
+    """The `tirx.PrimFunc` that calls `task(number, buffers)` for every task number in [begin, end)."""
+    with IRBuilder() as builder, ir.prim_func():
+        ir.func_name(symbol)
+        ir.func_attr({"global_symbol": symbol, "tirx.noalias": True})
+        pointers = [ir.arg(a.name, ir.handle(a.dtype)) for a in arguments]
+        begin, end = ir.arg("begin", ir.int32()), ir.arg("end", ir.int32())
+        buffers = tuple(
+            ir.decl_buffer((a.elements,), a.dtype, data=pointer) for a, pointer in zip(arguments, pointers, strict=True)
+        )
+        with ir.serial(end - begin) as index:
+            task(begin + index, buffers)
+    return builder.get()
+
+
+def repeat(count: int | Expr, body: Callable[[Expr], None]) -> None:
+    """`body(i)` for i in [0, count), as a loop unless it runs once."""
+    if isinstance(count, int) and count == 1:
+        body(0)
+        return
+    with ir.serial(count) as index:
+        body(index)
+
+
+def either(condition: Expr | bool, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    """`if condition: then() else: otherwise()`, decided now where the condition is known."""
+    if isinstance(condition, bool):
+        (then if condition else otherwise)()
+        return
+    with ir.If(condition):
+        with ir.Then():
+            then()
+        with ir.Else():
+            otherwise()
+
+
+def quotient(a: Expr, b: int) -> Expr:
+    """`a // b` for `a` >= 0, without the correction that floor division of negative numbers needs."""
+    return a if b == 1 else tirx.truncdiv(a, b)
+
+
+def remainder(a: Expr, b: int) -> Expr:
+    """`a % b` for `a` >= 0."""
+    return 0 if b == 1 else tirx.truncmod(a, b)
+
+
+def at_most(a: Expr, limit: Expr) -> Expr:
+    """The smaller of two integers."""
+    return min(a, limit) if isinstance(a, int) and isinstance(limit, int) else tirx.Min(a, limit)
+
+
+def at_least(a: Expr, limit: Expr) -> Expr:
+    """The larger of two integers."""
+    return max(a, limit) if isinstance(a, int) and isinstance(limit, int) else tirx.Max(a, limit)
+
+
+def lanes_at(base: Expr, lanes: int) -> Expr:
+    """Index of `lanes` adjacent elements."""
+    return tirx.Ramp(base, 1, lanes)
+
+
+def splat(value: Expr, lanes: int) -> Expr:
+    """A vector of equal elements."""
+    return tirx.Broadcast(value, lanes)
+
+
+def constant(value: float, lanes: int, dtype: str = "float32") -> Expr:
+    """A vector constant."""
+    return splat(tirx.const(value, dtype), lanes)
+
+
+class Register:
+    """A local vector that LLVM keeps in a register."""
+
+    def __init__(self, lanes: int, value: Expr, dtype: str = "float32"):
+        self._index = lanes_at(0, lanes)
+        self._buffer = ir.alloc_buffer((lanes,), dtype, scope="local")
+        self.set(value)
+
+    def set(self, value: Expr) -> None:
+        """Assign."""
+        ir.buffer_store(self._buffer, value, [self._index])
+
+    @property
+    def value(self) -> Expr:
+        """The vector."""
+        return self._buffer[self._index]
+
+    def add(self, value: Expr) -> None:
+        """Accumulate; `a * b` becomes a fused multiply-add where the target has one."""
+        self.set(self.value + value)
+
+
+def store(buffer: Buffer, base: Expr, value: Expr, lanes: int, step: int = 1) -> None:
+    """Write a vector (or, if `lanes` is 1, a number) to `buffer[base]` and every `step`-th element after it."""
+    ir.buffer_store(buffer, value, [base if lanes == 1 else tirx.Ramp(base, step, lanes)])
+
+
+def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
+    """The activation function of a vector."""
+    if activation in ("relu", "relu6"):
+        value = tirx.Max(value, constant(0, lanes))
+    if activation == "relu6":
+        value = tirx.Min(value, constant(6, lanes))
+    return value

@@ -1,0 +1,117 @@
+"""Depthwise convolution on blocked activations: every channel has a kernel of its own.
+
+A register tile is some pixels of one channel block. Each input vector is loaded once per kernel row and used by all
+outputs that it touches. Weights are packed [block][kh][kw][lane].
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+from gangway.artifact.format import TargetSpec
+
+from ..specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
+from .base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan, registers
+from .builder import Argument, Buffer, Expr, Register, activate, kernel, lanes_at, store
+from .convolution import check
+from .cost import plane_tasks
+from .tiling import Band, Tasks, cut_rows, each_tile
+
+
+def _images(spec: ConvSpec, target: TargetSpec) -> tuple[Image, Image, Image]:
+    """x, residual and y in memory."""
+    size = spec.output_size
+    return (
+        Image(spec.in_channels, spec.height, spec.width, spec.input_halo, target.lanes),
+        Image(spec.out_channels, *size, spec.residual_halo, target.lanes),
+        Image(spec.out_channels, *size, spec.output_halo, target.lanes),
+    )
+
+
+def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The default plan, then alternatives of smaller register tiles."""
+    check(spec)
+    if spec.out_channels != spec.in_channels or spec.input_planar:
+        raise UnsupportedSpecError(f"depthwise convolution with a channel multiplier or planar input: {spec}")
+    x, _, y = _images(spec, target)
+    taps = spec.kernel[0] * spec.kernel[1]
+    moved = (x.elements + y.elements) * FLOAT_BYTES
+    widest = registers(target) - spec.kernel[1] - 2
+    for tile_pixels in dict.fromkeys(max(1, limit) for limit in (min(widest, 14), widest // 2, widest // 4)):
+        cut = cut_rows(y.height, y.width, tile_pixels)
+        tasks = plane_tasks(y.blocks, cut.bands, 2 * taps * y.blocks * y.lanes * y.height * y.width, moved, target)
+        pixels = max(size for size, _ in cut.tiles)
+        knobs: dict[str, int | str] = {
+            "tile_pixels": tile_pixels,
+            "groups": tasks.groups_per_task,
+            "bands": tasks.bands_per_task,
+        }
+        text = f"depthwise {pixels} pixels {tasks.groups_per_task}x{tasks.bands_per_task}"
+        yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), pixels)
+
+
+def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+    """Weights and bias by channel blocks, padded with zeros."""
+    lanes = target.lanes
+    surplus = (0, -spec.out_channels % lanes)
+    weights = np.pad(raw["weights"].astype(np.float32), (surplus, (0, 0), (0, 0), (0, 0)))
+    blocked = weights.reshape(-1, lanes, *spec.kernel).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(blocked).ravel(), np.pad(raw["bias"].astype(np.float32), surplus)
+
+
+def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, weights, bias, [residual,] y."""
+    spec = plan.spec
+    assert isinstance(spec, ConvSpec)
+    lanes = target.lanes
+    x_image, residual_image, y_image = _images(spec, target)
+    cut = cut_rows(y_image.height, y_image.width, knob(plan, "tile_pixels"))
+    tasks = Tasks(y_image.blocks, cut.bands, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    taps = spec.kernel[0] * spec.kernel[1]
+    arguments = [
+        Argument("x", x_image.elements),
+        Argument("weights", y_image.blocks * taps * lanes),
+        Argument("bias", y_image.blocks * lanes),
+        *([Argument("residual", residual_image.elements)] if spec.residual else []),
+        Argument("y", y_image.elements),
+    ]
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, weights, bias, *residual, y = buffers
+
+        def tile(block: Expr, row: Expr, column: Expr, width: int) -> None:
+            sums = [Register(lanes, bias[lanes_at(block * lanes, lanes)]) for _ in range(width)]
+            origin = x_image.origin - spec.pads[0] * x_image.row - spec.pads[1] * lanes + block * x_image.plane
+            origin = origin + row * (spec.stride[0] * x_image.row) + column * (spec.stride[1] * lanes)
+            for kh in range(spec.kernel[0]):
+                taps_at = (block * taps + kh * spec.kernel[1]) * lanes
+                line = [weights[lanes_at(taps_at + kw * lanes, lanes)] for kw in range(spec.kernel[1])]
+                for i, kw in sorted(
+                    product(range(width), range(spec.kernel[1])), key=lambda pair: _column(spec, *pair)
+                ):
+                    pixel = kh * spec.dilation[0] * x_image.row + _column(spec, i, kw) * lanes
+                    sums[i].add(x[lanes_at(origin + pixel, lanes)] * line[kw])
+            for i, total in enumerate(sums):
+                value = total.value
+                if residual:
+                    added = block * residual_image.plane + residual_image.origin + row * residual_image.row
+                    value = value + residual[0][lanes_at(added + (column + i) * lanes, lanes)]
+                out = block * y_image.plane + y_image.origin + row * y_image.row + (column + i) * lanes
+                store(y, out, activate(value, spec.activation, lanes), lanes)
+
+        def band(block: Expr, number: Expr, shape: Band) -> None:
+            for row in range(shape.rows):
+                each_tile(shape.segments, partial(tile, block, number * cut.full.rows + row))
+
+        tasks.each_group(
+            number, lambda block, first_band: cut.each(first_band, tasks.bands_per_task, partial(band, block))
+        )
+
+    return kernel(symbol, arguments, task)
+
+
+def _column(spec: ConvSpec, pixel: int, kw: int) -> int:
+    """The input column, from the tile's first, that tap `kw` of output `pixel` reads."""
+    return pixel * spec.stride[1] + kw * spec.dilation[1]

@@ -1,0 +1,49 @@
+"""What the linker gets and gives: plain symbols, no dependency on anything."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from gangway.artifact.format import TargetSpec
+from gangway.compiler import codegen
+from gangway.compiler.specs import ConvSpec, ElementwiseSpec
+from gangway.compiler.templates import registry
+
+
+def assembly(library: Path) -> str:
+    command = ["objdump", "-d", "--no-show-raw-insn", str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def test_a_library_needs_nothing_and_names_its_kernels(target: TargetSpec, library_path: Path) -> None:
+    specs = {"first": ElementwiseSpec("add", "int32", 16), "second": ElementwiseSpec("sub", "int32", 16)}
+    functions = {name: registry.emit(registry.plan(spec, target), target, name) for name, spec in specs.items()}
+    times = codegen.build_library(functions, target, library_path)
+    assert min(times.lower_us, times.llvm_us, times.link_us) > 0
+    command = ["nm", "-D", str(library_path)]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert " T first" in symbols and " T second" in symbols
+    assert " U " not in symbols
+
+
+def test_a_convolution_keeps_its_sums_in_registers(target: TargetSpec, library_path: Path) -> None:
+    plan = registry.plan(ConvSpec(64, 14, 14, 64), target)
+    codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
+    code = assembly(library_path)
+    register = {"avx512": "zmm", "avx2": "ymm", "baseline": "xmm"}[target.name]
+    assert register in code
+    assert ("vfmadd" in code) == (target.name != "baseline")
+    if target.name != "baseline":  # without FMA a product needs a register, too
+        assert len(re.findall(rf"%{register}\d+,-?0x[0-9a-f]+\(%r[sb]p\)", code)) <= 2  # bias, before the loop
+
+
+def test_vectors_are_accessed_without_alignment(target: TargetSpec, library_path: Path) -> None:
+    plan = registry.plan(ElementwiseSpec("add", "float32", 1 << 16), target)
+    codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
+    assert not re.findall(r"v?mova[dp][qsd]\w*\s+.*\(", assembly(library_path))
+
+
+def test_the_linkers_complaint_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(codegen.LinkError, match=r"missing\.o"):
+        codegen.link([tmp_path / "missing.o"], tmp_path / "kernels.so")

@@ -1,0 +1,271 @@
+"""Every kind of kernel, compiled for every target this machine runs, against numpy in double precision."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gangway.artifact.format import TargetSpec
+from gangway.compiler import codegen
+from gangway.compiler.specs import (
+    ConvSpec,
+    ElementwiseSpec,
+    GlobalPoolSpec,
+    KernelPlan,
+    KernelSpec,
+    PackSpec,
+    PoolSpec,
+    UnpackSpec,
+)
+from gangway.compiler.templates import registry
+from gangway.compiler.templates.registry import UnsupportedSpecError
+from gangway.compiler.trial import Array, Library, aligned
+
+Convert = Callable[[Array, int, int], Array]
+
+CONVOLUTIONS: Mapping[str, ConvSpec] = {
+    "3x3": ConvSpec(40, 13, 17, 24, (3, 3), pads=(1, 1, 1, 1), activation="relu", input_halo=1, output_halo=1),
+    "3x3 on 7x7": ConvSpec(32, 7, 7, 64, (3, 3), pads=(1, 1, 1, 1), input_halo=1),
+    "stride 2, asymmetric": ConvSpec(
+        16, 14, 15, 48, (3, 3), (2, 2), (0, 0, 1, 1), activation="relu6", input_halo=1, output_halo=2
+    ),
+    "wider halo than padding": ConvSpec(8, 9, 9, 8, (3, 3), pads=(1, 0, 1, 2), input_halo=3),
+    "1x1": ConvSpec(20, 13, 17, 100, residual=True, activation="relu"),
+    "1x1 with halos": ConvSpec(
+        32, 7, 7, 16, residual=True, residual_halo=2, input_halo=1, output_halo=1, activation="relu6"
+    ),
+    "1x1 stride 2": ConvSpec(64, 14, 14, 32, stride=(2, 2)),
+    "1x7": ConvSpec(16, 8, 11, 16, (1, 7), pads=(0, 3, 0, 3), input_halo=3),
+    "dilated": ConvSpec(16, 20, 20, 16, (3, 3), pads=(2, 2, 2, 2), dilation=(2, 2), input_halo=2),
+    "single pixel": ConvSpec(100, 1, 1, 70, activation="relu"),
+    "single pixel, one output": ConvSpec(33, 1, 1, 1),
+    "dense of 37 rows": ConvSpec(48, 1, 37, 130),
+    "first 7x7": ConvSpec(
+        3, 30, 34, 64, (7, 7), (2, 2), (3, 3, 3, 3), activation="relu", input_planar=True, input_halo=3, output_halo=1
+    ),
+    "first 3x3": ConvSpec(1, 28, 28, 20, (3, 3), pads=(1, 1, 1, 1), input_planar=True, input_halo=1),
+    "depthwise": ConvSpec(
+        40, 13, 17, 40, (3, 3), pads=(1, 1, 1, 1), groups=40, activation="relu6", input_halo=1, output_halo=1
+    ),
+    "depthwise stride 2": ConvSpec(33, 14, 14, 33, (3, 3), (2, 2), (0, 0, 1, 1), groups=33, input_halo=1),
+    "depthwise 5x5 residual": ConvSpec(
+        16, 7, 7, 16, (5, 5), pads=(2, 2, 2, 2), groups=16, input_halo=2, residual=True, residual_halo=1
+    ),
+}
+
+POOLS: Mapping[str, PoolSpec] = {
+    "max 3x3": PoolSpec("max", 40, 13, 17, (3, 3), (2, 2), (1, 1, 1, 1), input_halo=1, output_halo=1),
+    "max of odd ends": PoolSpec("max", 16, 7, 7, (2, 2), (2, 2), (0, 0, 1, 1)),
+    "max without padding": PoolSpec("max", 5, 12, 12, (2, 3), (2, 1), (0, 0, 0, 0), input_halo=2),
+    "average": PoolSpec("average", 33, 9, 11, (3, 3), (1, 1), (1, 1, 1, 1), output_halo=1),
+    "average with padding": PoolSpec("average", 16, 8, 8, (3, 3), (2, 2), (1, 1, 1, 1), count_include_pad=True),
+    "average of one column": PoolSpec("average", 16, 5, 1, (3, 1), (1, 1), (1, 0, 1, 0)),
+}
+
+
+def windows(x: Array, spec: ConvSpec | PoolSpec, fill: float) -> Array:
+    """[C][OH][OW][KH][KW] of the padded input."""
+    top, left, bottom, right = spec.pads
+    padded = np.pad(x, ((0, 0), (top, bottom), (left, right)), constant_values=fill)
+    dilation = spec.dilation if isinstance(spec, ConvSpec) else (1, 1)
+    reach = tuple((k - 1) * d + 1 for k, d in zip(spec.kernel, dilation, strict=True))
+    view = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(1, 2))
+    return view[:, :: spec.stride[0], :: spec.stride[1], :: dilation[0], :: dilation[1]]
+
+
+def convolve(spec: ConvSpec, x: Array, weights: Array, bias: Array, residual: Array | None) -> Array:
+    view = windows(x.astype(np.float64), spec, 0.0)
+    equation = "chwij,ocij->ohw" if spec.groups == 1 else "chwij,coij->chw"
+    y = np.einsum(equation, view, weights.astype(np.float64), optimize=True) + bias[:, None, None]
+    y = y if residual is None else y + residual
+    y = np.maximum(y, 0) if spec.activation != "none" else y
+    return np.minimum(y, 6) if spec.activation == "relu6" else y
+
+
+def pool(spec: PoolSpec, x: Array) -> Array:
+    if spec.mode == "max":
+        return windows(x, spec, -np.inf).max(axis=(3, 4))
+    total = windows(x.astype(np.float64), spec, 0.0).sum(axis=(3, 4))
+    if spec.count_include_pad:
+        return total / (spec.kernel[0] * spec.kernel[1])
+    return total / windows(np.ones_like(x), spec, 0.0).sum(axis=(3, 4))
+
+
+def close(got: Array, wanted: Array) -> None:
+    assert got.shape == wanted.shape
+    assert np.abs(got - wanted).max() <= 1e-5 * max(1.0, np.abs(wanted).max())
+
+
+def compile_plans(plans: Mapping[str, KernelPlan], target: TargetSpec, path: Path) -> Library:
+    codegen.build_library({symbol: registry.emit(plan, target, symbol) for symbol, plan in plans.items()}, target, path)
+    return Library(path)
+
+
+def in_pieces(library: Library, symbol: str, arguments: list[Array], tasks: int) -> None:
+    """Run a kernel's tasks in two calls, last half first: tasks must not depend on each other."""
+    library.call(symbol, arguments, tasks // 2, tasks)
+    library.call(symbol, arguments, 0, tasks // 2)
+
+
+def run_convolution(
+    library: Library, symbol: str, plan: KernelPlan, target: TargetSpec, blocked: Convert, plain: Convert
+) -> None:
+    spec = plan.spec
+    assert isinstance(spec, ConvSpec)
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((spec.in_channels, spec.height, spec.width), np.float32)
+    shape = (spec.out_channels, spec.in_channels // spec.groups, *spec.kernel)
+    raw = {"weights": rng.standard_normal(shape, np.float32), "bias": rng.standard_normal(shape[0], np.float32)}
+    size = spec.output_size
+    residual = rng.standard_normal((spec.out_channels, *size), np.float32) if spec.residual else None
+    lanes, halo = target.lanes, spec.input_halo
+    arguments = [
+        aligned(np.pad(x, ((0, 0), (halo, halo), (halo, halo)))) if spec.input_planar else blocked(x, lanes, halo),
+        *(aligned(array) for array in registry.pack(plan, target, raw)),
+        *([blocked(residual, lanes, spec.residual_halo)] if residual is not None else []),
+        blocked(np.zeros((spec.out_channels, *size), np.float32), lanes, spec.output_halo),
+    ]
+    in_pieces(library, symbol, arguments, plan.tasks)
+    got = plain(arguments[-1], spec.out_channels, spec.output_halo)
+    close(got, convolve(spec, x, raw["weights"], raw["bias"], residual))
+
+
+def test_convolutions(target: TargetSpec, library_path: Path, blocked: Convert, plain: Convert) -> None:
+    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(CONVOLUTIONS.values())}
+    library = compile_plans(plans, target, library_path)
+    for symbol, plan in plans.items():
+        run_convolution(library, symbol, plan, target, blocked, plain)
+
+
+@pytest.mark.parametrize("name", ["3x3", "1x1", "depthwise", "single pixel"])
+def test_versions_share_weights_and_layouts(
+    name: str, target: TargetSpec, library_path: Path, blocked: Convert, plain: Convert
+) -> None:
+    found = registry.versions(CONVOLUTIONS[name], target)
+    assert found[0] == registry.plan(CONVOLUTIONS[name], target)
+    assert len(set(found)) == len(found) > 1
+    plans = {f"k{i}": plan for i, plan in enumerate(found)}
+    library = compile_plans(plans, target, library_path)
+    for symbol, plan in plans.items():
+        run_convolution(library, symbol, plan, target, blocked, plain)
+
+
+def test_pooling(
+    target: TargetSpec, library_path: Path, rng: np.random.Generator, blocked: Convert, plain: Convert
+) -> None:
+    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(POOLS.values())}
+    library = compile_plans(plans, target, library_path)
+    for (symbol, plan), spec in zip(plans.items(), POOLS.values(), strict=True):
+        x = rng.standard_normal((spec.channels, spec.height, spec.width), np.float32) - 3
+        wanted = pool(spec, x)
+        y = blocked(np.zeros(wanted.shape, np.float32), target.lanes, spec.output_halo)
+        in_pieces(library, symbol, [blocked(x, target.lanes, spec.input_halo), y], plan.tasks)
+        close(plain(y, spec.channels, spec.output_halo), wanted)
+
+
+def test_global_pooling(
+    target: TargetSpec, library_path: Path, rng: np.random.Generator, blocked: Convert, plain: Convert
+) -> None:
+    specs = [GlobalPoolSpec(40, 7, 7), GlobalPoolSpec(20, 13, 17, input_halo=1), GlobalPoolSpec(16, 1, 1)]
+    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(specs)}
+    library = compile_plans(plans, target, library_path)
+    for (symbol, plan), spec in zip(plans.items(), specs, strict=True):
+        x = rng.standard_normal((spec.channels, spec.height, spec.width), np.float32)
+        y = blocked(np.zeros((spec.channels, 1, 1), np.float32), target.lanes, 0)
+        in_pieces(library, symbol, [blocked(x, target.lanes, spec.input_halo), y], plan.tasks)
+        close(plain(y, spec.channels, 0), x.astype(np.float64).mean(axis=(1, 2), keepdims=True))
+
+
+PACKS = [
+    PackSpec(3, 13, 17, planar=True, output_halo=3),
+    PackSpec(3, 32, 32, planar=True),
+    PackSpec(20, 7, 9, planar=False, output_halo=1),
+    PackSpec(6, 1, 1, planar=False),
+    PackSpec(40, 1, 5, planar=False),
+]
+
+
+@pytest.mark.parametrize("offset_bytes", [0, 4, 20])
+def test_packing_and_unpacking_plain_tensors_of_any_alignment(
+    offset_bytes: int, target: TargetSpec, library_path: Path, rng: np.random.Generator, blocked: Convert
+) -> None:
+    unpacks = [UnpackSpec(s.channels, s.height, s.width, s.output_halo) for s in PACKS if not s.planar]
+    specs: list[KernelSpec] = [*PACKS, *unpacks]
+    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(specs)}
+    library = compile_plans(plans, target, library_path)
+    for (symbol, plan), spec in zip(plans.items(), specs, strict=True):
+        assert isinstance(spec, PackSpec | UnpackSpec)
+        x = rng.standard_normal((spec.channels, spec.height, spec.width), np.float32)
+        halo = spec.output_halo if isinstance(spec, PackSpec) else spec.input_halo
+        planar = isinstance(spec, PackSpec) and spec.planar
+        inner = np.pad(x, ((0, 0), (halo, halo), (halo, halo))) if planar else blocked(x, target.lanes, halo)
+        if isinstance(spec, PackSpec):
+            dirty = inner.copy()
+            dirty[inner != 0] = 9
+            y = aligned(dirty)
+            in_pieces(library, symbol, [aligned(x, offset_bytes), y], plan.tasks)
+            np.testing.assert_array_equal(y, inner)
+        else:
+            guarded = aligned(np.full(x.size + 16, 5, np.float32), offset_bytes)
+            in_pieces(library, symbol, [aligned(inner), guarded], plan.tasks)
+            np.testing.assert_array_equal(guarded[: x.size].reshape(x.shape), x)
+            assert (guarded[x.size :] == 5).all()
+
+
+def test_packing_clears_surplus_channels(target: TargetSpec, library_path: Path, blocked: Convert) -> None:
+    plan = registry.plan(PackSpec(6, 2, 2, planar=False), target)
+    library = compile_plans({"k": plan}, target, library_path)
+    x = np.ones((6, 2, 2), np.float32)
+    y = aligned(np.full((-(-6 // target.lanes), 2, 2, target.lanes), 9, np.float32))
+    library.call("k", [x, y], 0, plan.tasks)
+    np.testing.assert_array_equal(y, blocked(x, target.lanes, 0))
+
+
+@pytest.mark.parametrize("elements", [1, 16, 37, 20_011])
+def test_elementwise(elements: int, target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
+    functions: dict[str, Callable[[Array, Array], Array]] = {
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "relu": lambda a, b: np.maximum(a, 0).astype(a.dtype),
+        "relu6": lambda a, b: np.clip(a, 0, 6).astype(a.dtype),
+        "copy": lambda a, b: a,
+    }
+    specs = [
+        ElementwiseSpec(operator, dtype, elements)  # type: ignore[arg-type]
+        for operator in functions
+        for dtype in ("float32", "int32", "int64")
+    ]
+    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(specs)}
+    library = compile_plans(plans, target, library_path)
+    for (symbol, plan), spec in zip(plans.items(), specs, strict=True):
+        a, b = (aligned(rng.integers(-9, 9, elements).astype(spec.dtype), 8) for _ in range(2))
+        y = aligned(np.full(elements + 8, 77, spec.dtype), 8)
+        inputs = [a, b] if spec.operator in ("add", "sub", "mul") else [a]
+        in_pieces(library, symbol, [*inputs, y], plan.tasks)
+        np.testing.assert_array_equal(y[:elements], functions[spec.operator](a, b))
+        assert (y[elements:] == 77).all()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(CONVOLUTIONS["3x3"], input_halo=0),
+        replace(CONVOLUTIONS["depthwise"], groups=8),
+        replace(CONVOLUTIONS["depthwise"], out_channels=80),
+        replace(CONVOLUTIONS["3x3"], height=1, pads=(0, 0, 0, 0)),
+        replace(POOLS["max 3x3"], pads=(3, 1, 1, 1)),
+        replace(POOLS["max 3x3"], pads=(1, 1, 1, 7)),
+    ],
+)
+def test_unsupported_specs_say_why(spec: KernelSpec, target: TargetSpec) -> None:
+    with pytest.raises(UnsupportedSpecError, match=r"convolution|pooling"):
+        registry.plan(spec, target)
+
+
+def test_big_layers_have_tasks_for_gangs_and_small_ones_are_not_chopped(target: TargetSpec) -> None:
+    big = registry.plan(ConvSpec(64, 56, 56, 64, (3, 3), pads=(1, 1, 1, 1), input_halo=1), target)
+    assert big.tasks >= 16
+    small = registry.plan(ConvSpec(16, 1, 1, 16), target)
+    assert small.tasks <= 2
