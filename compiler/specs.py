@@ -20,6 +20,22 @@ Activation = Literal["none", "relu", "relu6"]
 Array = npt.NDArray[np.generic]
 
 
+def window_output(
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    pads: tuple[int, int, int, int],
+    dilation: tuple[int, int] = (1, 1),
+) -> tuple[int, int]:
+    """Height and width of what a sliding window computes; pads are top, left, bottom, right."""
+    top, left, bottom, right = pads
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    return (
+        (size[0] + top + bottom - reach[0]) // stride[0] + 1,
+        (size[1] + left + right - reach[1]) // stride[1] + 1,
+    )
+
+
 @dataclass(frozen=True)
 class ConvSpec:
     """Convolution + bias [+ residual] [+ activation], blocked in and out. Arguments: x, weights, bias, [residual,] y.
@@ -48,12 +64,7 @@ class ConvSpec:
     @property
     def output_size(self) -> tuple[int, int]:
         """Height and width of the output."""
-        top, left, bottom, right = self.pads
-        reach = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
-        return (
-            (self.height + top + bottom - reach[0]) // self.stride[0] + 1,
-            (self.width + left + right - reach[1]) // self.stride[1] + 1,
-        )
+        return window_output((self.height, self.width), self.kernel, self.stride, self.pads, self.dilation)
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,11 @@ class PoolSpec:
     count_include_pad: bool = False
     input_halo: int = 0
     output_halo: int = 0
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        return window_output((self.height, self.width), self.kernel, self.stride, self.pads)
 
 
 @dataclass(frozen=True)
