@@ -1,25 +1,12 @@
 """Arenas: where a running query keeps its activations. A model owns as many as it may have queries running at once."""
 
 import mmap
-import os
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from gangway.executor.segment import Segment
 from gangway.scheduler.extents import Extents
 
 PAGE_BYTES = mmap.PAGESIZE
-
-
-class ArenaMemory(Protocol):
-    """The arenas segment: sparse shared memory with its descriptor and mapping."""
-
-    @property
-    def fd(self) -> int:
-        """The descriptor behind the mapping."""
-
-    @property
-    def memory(self) -> mmap.mmap:
-        """The whole segment, writable."""
 
 
 @dataclass
@@ -43,11 +30,11 @@ class ArenaPool:
     memory from its first use on, for as many rows as were ever asked of it; the last one used is used again first.
     """
 
-    def __init__(self, segment: ArenaMemory) -> None:
+    def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._extents = Extents(len(segment.memory) // PAGE_BYTES * PAGE_BYTES)
+        self._extents = Extents(segment.size_bytes // PAGE_BYTES * PAGE_BYTES)
         self._models: dict[int, _ModelArenas] = {}
-        self._punch(0, len(segment.memory))  # a predecessor's models may have written anything
+        segment.punch(0, segment.size_bytes)  # a predecessor's models may have written anything
 
     def add_model(self, model_id: int, row_bytes: int, max_rows: int, count: int) -> None:
         """Reserve `count` arenas of up to `max_rows` rows. Raises MemoryError, having reserved none."""
@@ -68,7 +55,7 @@ class ArenaPool:
         model = self._models.pop(model_id)
         assert not model.busy, "arena in use"
         for arena in model.idle:
-            self._punch(arena.offset, model.arena_bytes)
+            self._segment.punch(arena.offset, model.arena_bytes)
             self._extents.give_back(arena.offset, model.arena_bytes)
 
     def acquire(self, model_id: int, rows: int) -> int | None:
@@ -82,7 +69,7 @@ class ArenaPool:
         arena = model.idle[-1]
         needed = model.row_bytes * rows
         if needed > arena.committed_bytes:
-            os.posix_fallocate(self._segment.fd, arena.offset, needed)
+            self._segment.allocate(arena.offset, needed)
             arena.committed_bytes = needed
         model.busy[arena.offset] = model.idle.pop()
         return arena.offset
@@ -91,7 +78,3 @@ class ArenaPool:
         """Take back what `acquire` returned; nobody uses it any more."""
         model = self._models[model_id]
         model.idle.append(model.busy.pop(offset))
-
-    def _punch(self, offset: int, size: int) -> None:
-        if size:
-            self._segment.memory.madvise(mmap.MADV_REMOVE, offset, size)

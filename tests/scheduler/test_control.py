@@ -4,7 +4,6 @@ import dataclasses
 import typing
 
 import pytest
-
 from gangway.scheduler.control import Begin, ControlMessage, LoadModel, WorkerDied, decode, encode
 from gangway.scheduler.packets import PacketSocket, packet_pair
 

@@ -1,0 +1,80 @@
+"""The models as the scheduler knows them: from LoadModel to ModelUnloaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from gangway.executor.messages import Load
+from gangway.scheduler.control import LoadModel
+from gangway.scheduler.policy import ModelProfile
+
+
+class ModelState(Enum):
+    """LOADING: queries wait. SERVING: they run. UNLOADING: new ones are refused."""
+
+    LOADING = auto()
+    SERVING = auto()
+    UNLOADING = auto()
+
+
+@dataclass
+class Model:
+    """One loaded version of a model; `spec.model_id` names it everywhere."""
+
+    spec: LoadModel
+    state: ModelState = ModelState.LOADING
+
+    @property
+    def load(self) -> Load:
+        """The workers' command."""
+        return Load(self.spec.model_id, self.spec.key)
+
+
+class ModelTable:
+    """Models by number, and the profiles that policies see (of those that are being served)."""
+
+    def __init__(self) -> None:
+        self._models: dict[int, Model] = {}
+        self._profiles: dict[int, ModelProfile] = {}
+
+    @property
+    def profiles(self) -> Mapping[int, ModelProfile]:
+        """Profiles of the models that queries may run on now."""
+        return self._profiles
+
+    def add(self, spec: LoadModel) -> Model:
+        """Begin with a model."""
+        model = self._models[spec.model_id] = Model(spec)
+        return model
+
+    def get(self, model_id: int) -> Model | None:
+        """Return the model, None for an unknown number."""
+        return self._models.get(model_id)
+
+    def in_state(self, state: ModelState) -> list[Model]:
+        """Return the models in one state."""
+        return [model for model in self._models.values() if model.state is state]
+
+    def loads(self) -> list[Load]:
+        """Return what a new worker must load."""
+        return [model.load for model in self._models.values() if model.state is not ModelState.UNLOADING]
+
+    def serve(self, model: Model) -> None:
+        """LOADING -> SERVING."""
+        model.state = ModelState.SERVING
+        spec = model.spec
+        self._profiles[spec.model_id] = ModelProfile(spec.model_id, spec.name, spec.layers, spec.max_ranks)
+
+    def set_isolated(self, model_id: int, isolated_us: float) -> None:
+        """Note a model's measured latency."""
+        if model_id in self._profiles:
+            self._profiles[model_id] = replace(self._profiles[model_id], isolated_us=isolated_us)
+
+    def begin_unload(self, model: Model) -> None:
+        """Any state -> UNLOADING."""
+        model.state = ModelState.UNLOADING
+        self._profiles.pop(model.spec.model_id, None)
+
+    def remove(self, model: Model) -> None:
+        """Forget it."""
+        del self._models[model.spec.model_id]

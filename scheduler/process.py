@@ -1,0 +1,94 @@
+"""The scheduler's process: `python -m gangway.scheduler.process`, started by the supervisor with `SchedulerPlan`."""
+
+import argparse
+import gc
+import logging
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from gangway.executor.control import ControlSegment
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotTable
+from gangway.scheduler import control as slow
+from gangway.scheduler.lifetime import die_with_parent
+from gangway.scheduler.live import LiveScheduler
+from gangway.scheduler.packets import PacketSocket
+from gangway.scheduler.recovery import quiesce, take_over
+from gangway.scheduler.registry import make_policy
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SchedulerPlan:
+    """What the process inherits (descriptors), and how it shall work. Every io segment begins with `slots` slots."""
+
+    control_fd: int
+    arena_fd: int
+    io_fds: tuple[int, ...]
+    supervisor_fd: int
+    slots: int
+    policy: str
+    spin_us: int = 0
+    log_level: int = logging.INFO
+
+
+def start_scheduler(plan: SchedulerPlan) -> "subprocess.Popen[bytes]":
+    """Start the process. It dies with the thread that calls this."""
+    arguments = {
+        "control-fd": plan.control_fd,
+        "arena-fd": plan.arena_fd,
+        "io-fds": ",".join(map(str, plan.io_fds)),
+        "supervisor-fd": plan.supervisor_fd,
+        "slots": plan.slots,
+        "policy": plan.policy,
+        "spin-us": plan.spin_us,
+        "log-level": plan.log_level,
+    }
+    command = [sys.executable, "-m", "gangway.scheduler.process"]
+    command += [f"--{name}={value}" for name, value in arguments.items()]
+    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, plan.supervisor_fd)
+    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+
+
+def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
+    """Read the command line that `start_scheduler` wrote."""
+    parser = argparse.ArgumentParser(prog="gangway.scheduler.process")
+    for name in ("control-fd", "arena-fd", "supervisor-fd", "slots", "spin-us", "log-level"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--io-fds", type=lambda text: tuple(map(int, text.split(","))), required=True)
+    parser.add_argument("--policy", required=True)
+    return SchedulerPlan(**vars(parser.parse_args(argv)))
+
+
+def serve(plan: SchedulerPlan) -> None:
+    """Take over from a predecessor, if there was one, and schedule until the supervisor says Stop."""
+    control = ControlSegment.attach(plan.control_fd)
+    tables = [SlotTable(Segment.attach(fd), plan.slots) for fd in plan.io_fds]
+    end = socket.socket(fileno=plan.supervisor_fd)
+    supervisor = PacketSocket[slow.ControlMessage](end, slow.encode, slow.decode)
+    pids = quiesce(control, supervisor)
+    arenas = Segment.attach(plan.arena_fd)
+    scheduler = LiveScheduler(control, tables, arenas, supervisor, make_policy(plan.policy), plan.spin_us)
+    requests = take_over(scheduler, pids)
+    supervisor.send(slow.Recovered(requests))
+    gc.freeze()  # what lives now lives on: a collection need not look at it
+    scheduler.run()
+
+
+def main() -> int:
+    """Run the process; 0 after Stop or when the supervisor is gone."""
+    die_with_parent()
+    plan = parse_plan()
+    logging.basicConfig(level=plan.log_level, format="%(asctime)s %(levelname)s scheduler: %(message)s")
+    try:
+        serve(plan)
+    except EOFError:
+        _log.info("the supervisor is gone")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Taking over: what a scheduler does first, whether it is the first one or a predecessor was killed."""
+
+import time
+
+from gangway.executor.control import ControlSegment
+from gangway.executor.messages import Ready, unpack
+from gangway.scheduler import control as slow
+from gangway.scheduler.live import LiveScheduler
+from gangway.scheduler.packets import PacketSocket
+
+QUIET_TIMEOUT_SECONDS = 2.0  # claims last milliseconds; a worker that is not quiet by then hangs
+
+
+def quiesce(control: ControlSegment, supervisor: PacketSocket[slow.ControlMessage]) -> list[int]:
+    """Abort whatever runs; return the workers' process ids (0: none there) once nobody runs anything any more.
+
+    All rings to the scheduler are empty afterwards.
+    """
+    for lease in control.leases:
+        lease.abort()
+    pids = [_await_quiet(control, supervisor, core) for core in range(control.layout.workers)]
+    for ring in control.submit_rings:
+        ring.discard()  # the slot tables say the same and more
+    return pids
+
+
+def take_over(scheduler: LiveScheduler, pids: list[int]) -> int:
+    """Learn the models, give them to the workers, queue the requests of the slot tables again; return how many."""
+    _learn_models(scheduler)
+    for core, pid in enumerate(pids):
+        if pid:
+            scheduler.worker_ready(core, pid)
+    requests = scheduler.requests.recover()
+    for request in list(scheduler.requests.waiting):
+        scheduler.refuse_unknown(request)
+    return requests
+
+
+def _learn_models(scheduler: LiveScheduler) -> None:
+    """Handle what the supervisor sends before Begin."""
+    bell = scheduler.control.scheduler_bell
+    while True:
+        seen = bell.seen()
+        match scheduler.supervisor.receive():
+            case slow.Begin():
+                return
+            case slow.LoadModel() as spec:
+                scheduler.load_model(spec)
+            case None:
+                bell.wait(seen, 0)
+            case other:
+                raise ValueError(f"unexpected {other} before Begin")
+
+
+def _await_quiet(control: ControlSegment, supervisor: PacketSocket[slow.ControlMessage], core: int) -> int:
+    bell = control.scheduler_bell
+    deadline = time.monotonic() + QUIET_TIMEOUT_SECONDS
+    introduced = _drain(control, core)
+    while (pid := control.status(core).pid) and not control.quiet(core):
+        if time.monotonic() > deadline:
+            supervisor.send(slow.WorkerStuck(core, pid))
+            deadline = time.monotonic() + QUIET_TIMEOUT_SECONDS
+        bell.wait(bell.seen(), 0, timeout_us=1000)
+        introduced = _drain(control, core) or introduced
+    return _drain(control, core) or introduced or pid
+
+
+def _drain(control: ControlSegment, core: int) -> int:
+    """Read a worker's answers, which nobody waits for any more; return the pid of a Ready among them, else 0."""
+    pid = 0
+    while (raw := control.completion_rings[core].receive()) is not None:
+        message = unpack(raw)
+        if isinstance(message, Ready):
+            pid = message.pid
+    return pid

@@ -1,0 +1,150 @@
+"""The scheduler's index of the requests in the slot tables. The tables are the truth; a successor builds this again."""
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from gangway.executor.slots import SlotState, SlotStatus, SlotTable
+from gangway.scheduler.policy import Query
+
+MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE: it may be what kills workers
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request that waits or runs. `dropped`: nobody wants the answer any more."""
+
+    query: Query
+    front_end: int
+    slot: int
+    sequence: int
+    started: bool = False
+    dropped: bool = False
+
+
+class RequestBook:
+    """Requests by (front end, slot, sequence), and the waiting ones in order of arrival."""
+
+    def __init__(self, tables: Sequence[SlotTable]) -> None:
+        self._tables = tables
+        self._known: dict[tuple[int, int, int], Request] = {}
+        self._waiting: dict[int, Request] = {}  # by query id
+        self._deadlines: list[tuple[float, int]] = []  # heap of (deadline_us, query id)
+        self._ids = count(1)
+
+    @property
+    def waiting(self) -> Iterable[Request]:
+        """The waiting requests, oldest first."""
+        return self._waiting.values()
+
+    def admit(self, front_end: int, slot: int, sequence: int) -> Request | None:
+        """Queue what a slot holds; None when the message is stale or a double, or nobody wants the answer any more."""
+        table = self._tables[front_end]
+        entry = table.entry(slot)
+        key = (front_end, slot, sequence)
+        if entry.sequence != sequence or entry.state != SlotState.SUBMITTED or key in self._known:
+            return None
+        if table.cancelled(slot):
+            table.finish(slot, sequence, SlotStatus.CANCELLED)
+            return None
+        fields = table.request(slot)
+        deadline_us = fields.deadline_ns / 1e3 if fields.deadline_ns else None
+        query = Query(
+            next(self._ids), fields.model_id, fields.rows, fields.arrival_ns / 1e3, deadline_us, fields.priority
+        )
+        request = Request(query, front_end, slot, sequence)
+        self._known[key] = request
+        self._queue(request)
+        return request
+
+    def recover(self) -> int:
+        """Queue every request that the tables hold, in order of arrival; return how many. Nobody may be running one."""
+        found = []
+        for front_end, table in enumerate(self._tables):
+            for entry in table.scan():
+                found.append((table.request(entry.slot).arrival_ns, front_end, entry.slot, entry.sequence))
+        for _, front_end, slot, sequence in sorted(found):
+            if self._revive(front_end, slot, sequence):
+                self.admit(front_end, slot, sequence)
+        return len(self._waiting)
+
+    def find(self, front_end: int, slot: int, sequence: int) -> Request | None:
+        """Return the request that waits or runs under this name."""
+        return self._known.get((front_end, slot, sequence))
+
+    def of_front_end(self, front_end: int) -> list[Request]:
+        """Return the waiting and running requests of a front end."""
+        return [request for request in self._known.values() if request.front_end == front_end]
+
+    def is_waiting(self, request: Request) -> bool:
+        """Whether it is in the queue."""
+        return request.query.query_id in self._waiting
+
+    def get_waiting(self, query_id: int) -> Request:
+        """Return a waiting request by its query's number."""
+        return self._waiting[query_id]
+
+    def start(self, request: Request) -> bool:
+        """Take it out of the queue to be run; False if its slot has moved on (it is forgotten then)."""
+        del self._waiting[request.query.query_id]
+        if not request.started and not self._tables[request.front_end].start(request.slot, request.sequence):
+            self._forget(request)
+            return False
+        request.started = True
+        return True
+
+    def pause(self, request: Request, next_layer: int) -> None:
+        """Queue a started request again, to go on with `next_layer`; it keeps its place."""
+        request.query = replace(request.query, next_layer=next_layer)
+        self._queue(request)
+        self._sort()
+
+    def run_again(self, request: Request) -> None:
+        """Its gang was lost: queue it again from its first layer, or answer UNAVAILABLE when that happens too often."""
+        if not self._revive(request.front_end, request.slot, request.sequence):
+            self._forget(request)
+            return
+        request.started = False
+        request.query = replace(request.query, next_layer=0)
+        self._queue(request)
+        self._sort()
+
+    def finish(self, request: Request, status: SlotStatus) -> None:
+        """Answer it, unless a worker has, and forget it. No rank may be working on it."""
+        self._tables[request.front_end].finish(request.slot, request.sequence, status)
+        self._waiting.pop(request.query.query_id, None)
+        self._forget(request)
+
+    def expire(self, now_us: float, end: Callable[[Request, SlotStatus], None]) -> None:
+        """Call `end` for every waiting request whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            _, query_id = heapq.heappop(self._deadlines)
+            if query_id in self._waiting:
+                end(self._waiting[query_id], SlotStatus.DEADLINE)
+
+    def next_deadline_us(self) -> float | None:
+        """When `expire` has something to do, at the earliest."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _queue(self, request: Request) -> None:
+        query = request.query
+        self._waiting[query.query_id] = request
+        if query.deadline_us is not None:
+            heapq.heappush(self._deadlines, (query.deadline_us, query.query_id))
+
+    def _sort(self) -> None:
+        self._waiting = dict(sorted(self._waiting.items(), key=lambda item: (item[1].query.arrival_us, item[0])))
+
+    def _revive(self, front_end: int, slot: int, sequence: int) -> bool:
+        """Make the slot SUBMITTED if it is not; False if it is answered."""
+        table = self._tables[front_end]
+        if table.attempts(slot) >= MAX_ATTEMPTS:
+            table.finish(slot, sequence, SlotStatus.UNAVAILABLE)
+            return False
+        table.requeue(slot, sequence)
+        entry = table.entry(slot)
+        return (entry.state, entry.sequence) == (SlotState.SUBMITTED, sequence)
+
+    def _forget(self, request: Request) -> None:
+        self._known.pop((request.front_end, request.slot, request.sequence), None)

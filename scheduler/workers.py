@@ -1,0 +1,102 @@
+"""The workers as the scheduler sees them: who lives, who has which models, who is free."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gangway.executor.control import ControlSegment
+from gangway.executor.messages import Load, Unload
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker. `pid` 0: none is there. `lease`: what it was told to run and has not left."""
+
+    index: int
+    pid: int = 0
+    models: set[int] = field(default_factory=set)
+    jobs: deque[Load | Unload] = field(default_factory=deque)  # the first one has been sent
+    lease: int | None = None
+    in_service: bool = False
+
+
+class WorkerTable:
+    """All workers. One takes part in gangs (is in service) when it has every model that is being served.
+
+    Loads and unloads go out one at a time per worker, so that no number of models overflows a ring.
+    """
+
+    def __init__(self, control: ControlSegment) -> None:
+        self._control = control
+        self.workers = [Worker(index) for index in range(control.layout.workers)]
+        self._served: set[int] = set()
+
+    def __getitem__(self, index: int) -> Worker:
+        return self.workers[index]
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Indices of workers that can be given work now."""
+        return tuple(worker.index for worker in self.workers if worker.in_service and worker.lease is None)
+
+    @property
+    def in_service(self) -> int:
+        """How many workers take part in gangs."""
+        return sum(worker.in_service for worker in self.workers)
+
+    def start(self, index: int, pid: int, loads: Iterable[Load]) -> None:
+        """A new process introduced itself: it has no model; give it these."""
+        worker = self.workers[index] = Worker(index, pid)
+        self._review(worker)
+        for load in loads:
+            self.order(worker, load)
+
+    def lose(self, index: int) -> None:
+        """The process is gone."""
+        self.workers[index] = Worker(index)
+
+    def order(self, worker: Worker, job: Load | Unload) -> None:
+        """Send a job now or after those before it."""
+        if worker.pid:
+            worker.jobs.append(job)
+            if len(worker.jobs) == 1:
+                self._send_job(worker)
+
+    def order_all(self, job: Load | Unload) -> None:
+        """Give every living worker a job."""
+        for worker in self.workers:
+            self.order(worker, job)
+
+    def answer(self, index: int, model_id: int, has_model: bool) -> None:
+        """A worker has done its first job; send the next one."""
+        worker = self.workers[index]
+        if not worker.jobs or worker.jobs[0].model_id != model_id:
+            return  # the answer to a job of a scheduler before this one
+        worker.jobs.popleft()
+        (worker.models.add if has_model else worker.models.discard)(model_id)
+        self._review(worker)
+        if worker.jobs:
+            self._send_job(worker)
+
+    def all_have(self, model_id: int) -> bool:
+        """Whether every worker has the model; a dead one's successor is waited for."""
+        return all(model_id in worker.models for worker in self.workers)
+
+    def none_has(self, model_id: int) -> bool:
+        """Whether no worker has the model, or has yet to load it."""
+        return not any(
+            model_id in worker.models or any(job.model_id == model_id for job in worker.jobs) for worker in self.workers
+        )
+
+    def serve(self, model_id: int, served: bool) -> None:
+        """From now on a worker in service must have this model, or need not."""
+        (self._served.add if served else self._served.discard)(model_id)
+        for worker in self.workers:
+            self._review(worker)
+
+    def _review(self, worker: Worker) -> None:
+        worker.in_service = worker.pid != 0 and self._served <= worker.models
+
+    def _send_job(self, worker: Worker) -> None:
+        if not self._control.command(worker.index, worker.jobs[0].pack()):
+            raise RuntimeError(f"the command ring of worker {worker.index} is full")
