@@ -9,8 +9,10 @@ from pathlib import Path
 from gangway.clients.connection import Connection
 from gangway.clients.timing import ServerTimes, server_times
 
+from benchmarks.fetch_perf_analyzer import BINARY
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import Load, LoadProcess, LoadResult, run_for
+from benchmarks.perf_analyzer import closed_loop, run_one
 from benchmarks.processes import cpu_ns
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
@@ -18,6 +20,7 @@ from benchmarks.repository import ensure_zoo, onnx_file
 
 TARGETS_MS = {"mlp": 0.6, "mobilenetv2": 1.5}  # 1x16 floats; 1x3x224x224 floats
 WARM_UP_S = 1.0
+PERF_ANALYZER_INTERVAL_MS = 2000
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ def _cpu_row(model: str, clients: int, middle: Round) -> Row:
     return {"model": model, "clients": clients, "total": total, **ours, "(client)": client_us}
 
 
+def perf_analyzer_row(url: str) -> Row:
+    """Measure mlp at 16 clients with perf_analyzer."""
+    return run_one(url, "mlp", "16 clients", closed_loop(16), PERF_ANALYZER_INTERVAL_MS).row()
+
+
 def run(report: Report, repository: Path, rounds: int, seconds: float) -> None:
     """Measure each model with one client, and mlp with sixteen; models take turns."""
     examples = {model: example_of(model, onnx_file(repository, model)) for model in TARGETS_MS}
@@ -103,8 +111,11 @@ def run(report: Report, repository: Path, rounds: int, seconds: float) -> None:
         for _ in range(rounds):
             for model, clients in cases:
                 measured[model, clients].append(measure(server, model, examples[model], clients, seconds))
+        flat_out = perf_analyzer_row(server.url) if BINARY.exists() else None
     middles = {case: median_round(found) for case, found in measured.items()}
     report.table("latency and throughput, median round", [_row(*case, middle) for case, middle in middles.items()])
+    if flat_out is not None:
+        report.table("throughput by perf_analyzer, whose client is cheaper than ours", [flat_out])
     report.table("CPU, microseconds per request", [_cpu_row(*case, middle) for case, middle in middles.items()])
     for model, at_most in TARGETS_MS.items():
         report.target(f"{model}, one client: ms beyond compute", middles[model, 1].beyond_compute_ms, at_most)

@@ -13,14 +13,29 @@ from benchmarks.live_server import live_server
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo
 
-MODES = {
-    "sync": ["--sync"],
-    "async": ["--async"],
-    "concurrency 1:8": ["--concurrency-range", "1:8"],
-    "poisson": ["--request-rate-range", "50", "--request-distribution", "poisson"],
-}
 MODELS = ("mlp", "simple", "mobilenetv2")
 RUN_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How perf_analyzer generates load, and at how many levels."""
+
+    flags: tuple[str, ...]
+    levels: int = 1
+
+
+MODES = {
+    "sync": Mode(("--sync",)),
+    "async": Mode(("--async",)),
+    "concurrency 1:8": Mode(("--concurrency-range", "1:8"), levels=8),
+    "poisson": Mode(("--request-rate-range", "100", "--request-distribution", "poisson")),
+}
+
+
+def closed_loop(clients: int) -> Mode:
+    """Return the mode that keeps so many requests under way."""
+    return Mode(("--concurrency-range", str(clients)))
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,7 @@ class Result:
         }
 
 
-def run_one(url: str, model: str, mode: str, interval_ms: int) -> Result:
+def run_one(url: str, model: str, name: str, mode: Mode, interval_ms: int) -> Result:
     """Run perf_analyzer once.
 
     It takes three windows of `interval_ms` and asks for no more stability than that: the protocol is on trial here.
@@ -55,7 +70,7 @@ def run_one(url: str, model: str, mode: str, interval_ms: int) -> Result:
         windows = ["--measurement-interval", str(interval_ms), "--stability-percentage", "999", "--max-trials", "3"]
         target = ["-m", model, "-u", url, "-i", "grpc", "-f", str(exported)]
         done = subprocess.run(
-            [str(BINARY), *target, *MODES[mode], *windows],
+            [str(BINARY), *target, *mode.flags, *windows],
             env=perf_analyzer_environment(),
             check=False,
             capture_output=True,
@@ -63,14 +78,14 @@ def run_one(url: str, model: str, mode: str, interval_ms: int) -> Result:
             timeout=RUN_TIMEOUT_S,
         )
         levels = _read_levels(exported)
-    problem = _problem(done, levels, expected=8 if ":" in mode else 1)
+    problem = _problem(done, levels, mode.levels)
     rates = tuple(float(level["Inferences/Second"]) for level in levels)
-    return Result(model, mode, rates, tuple(float(level["p50 latency"]) / 1000 for level in levels), problem)
+    return Result(model, name, rates, tuple(float(level["p50 latency"]) / 1000 for level in levels), problem)
 
 
 def run_all(url: str, models: Sequence[str], modes: Sequence[str], interval_ms: int) -> list[Result]:
     """Run every mode on every model, one after the other."""
-    return [run_one(url, model, mode, interval_ms) for model in models for mode in modes]
+    return [run_one(url, model, mode, MODES[mode], interval_ms) for model in models for mode in modes]
 
 
 def _read_levels(exported: Path) -> list[dict[str, str]]:

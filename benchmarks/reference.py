@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
 import onnxruntime as ort
 from gangway.clients.inputs import TensorMetadata, random_tensors
 from gangway.clients.tensors import Array, infer_request
@@ -20,8 +21,10 @@ class Example:
 
 
 def open_session(path: Path, threads: int) -> ort.InferenceSession:
-    """Load a model into onnxruntime, spinning as it does by default."""
+    """Load a model into onnxruntime for batches of one row, spinning as it does by default."""
     options = ort.SessionOptions()
+    for name in _symbolic_dimensions(path):
+        options.add_free_dimension_override_by_name(name, 1)
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -39,6 +42,11 @@ def example_of(model: str, path: Path, seed: int = 0) -> Example:
     outputs = dict(zip(names, session.run(names, inputs), strict=True))
     request = infer_request(model, "", {tensor.name: (tensor.datatype, inputs[tensor.name]) for tensor in metadata})
     return Example(inputs, outputs, request.SerializeToString())
+
+
+def _symbolic_dimensions(path: Path) -> set[str]:
+    graph = onnx.load(path, load_external_data=False).graph
+    return {size.dim_param for node in graph.input for size in node.type.tensor_type.shape.dim if size.dim_param}
 
 
 def _size(dimension: int | str | None) -> int:

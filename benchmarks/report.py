@@ -13,6 +13,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+# A file or a pipe has no width of its own: wide enough that no cell is wrapped.
+CONSOLE = Console(width=None if sys.stdout.isatty() else 160)
+
 Cell = str | int | float
 Row = Mapping[str, Cell]
 
@@ -49,7 +52,7 @@ class Report:
             column.justify = "right"
         for row in rows:
             table.add_row(*(format_cell(cell) for cell in row.values()))
-        Console().print(table)
+        CONSOLE.print(table)
 
     def target(self, what: str, measured: float, at_most: float) -> None:
         """Note a bound and what was measured against it."""

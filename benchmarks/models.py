@@ -1,0 +1,152 @@
+"""Compute time of whole models in float32: our gangs, onnxruntime and OpenVINO, taking turns on the same cores.
+
+Ours is measured on the real executor: worker processes, shared memory, barriers, but neither server nor scheduler.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gangway.clients.tensors import Array
+
+from benchmarks.gang_runner import GangRunner, LoadedModel
+from benchmarks.load import relative_error
+from benchmarks.peers import PEERS, RunOnce, pinned
+from benchmarks.reference import Example, example_of
+from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.repository import compile_model, ensure_zoo, onnx_file
+
+RATIO_AT_MOST = {"resnet50": 1.03, "mobilenetv2": 0.95}
+OURS = "gangway"
+QUERIES = 5  # of each side in each round, after one that does not count
+SETTLE_S = 0.02  # between sides: other engines' threads spin for a while after a query
+
+Timed = Callable[[], float]  # runs one query, returns its milliseconds
+
+
+@dataclass
+class Contest:
+    """One model on so many cores: the sides, and the median milliseconds of each of their rounds."""
+
+    model: str
+    cores: int
+    sides: dict[str, Timed]
+    error: float
+    rounds_ms: dict[str, list[float]] = field(default_factory=dict)
+    handed_over_ms: list[float] = field(default_factory=list)
+
+    def run_round(self, first: int) -> None:
+        """Let every side run once, beginning with side number `first`."""
+        names = list(self.sides)
+        for name in names[first % len(names) :] + names[: first % len(names)]:
+            time.sleep(SETTLE_S)
+            self.sides[name]()
+            self.rounds_ms.setdefault(name, []).append(statistics.median(self.sides[name]() for _ in range(QUERIES)))
+
+    def median_ms(self, name: str) -> float:
+        """Return the median over the rounds."""
+        return statistics.median(self.rounds_ms[name])
+
+    @property
+    def better_peer(self) -> str:
+        """The peer with the smaller median."""
+        return min(PEERS, key=self.median_ms)
+
+    @property
+    def ratio(self) -> float:
+        """Our time over the better peer's: the median of each round's ratio, so that drifting load cancels out."""
+        pairs = zip(self.rounds_ms[OURS], self.rounds_ms[self.better_peer], strict=True)
+        return statistics.median(ours / theirs for ours, theirs in pairs)
+
+    def row(self) -> Row:
+        """Return what the table shows."""
+        return {
+            "model": self.model,
+            "cores": self.cores,
+            f"{OURS} ms": self.median_ms(OURS),
+            "(with hand-over)": statistics.median(self.handed_over_ms),
+            **{f"{name} ms": self.median_ms(name) for name in PEERS},
+            "ratio to better": self.ratio,
+            "max error": self.error,
+        }
+
+
+def prepare(runner: GangRunner, model: LoadedModel, path: Path, cores: Sequence[int]) -> list[Contest]:
+    """Make one contest for every gang size from all cores down to one core.
+
+    Widest first: OpenVINO's thread library sizes itself once, by the cores it finds at its first use.
+    """
+    example = example_of(model.manifest.model_name, path)
+    return [_contest(runner, model, path, example, cores[:count]) for count in range(len(cores), 0, -1)]
+
+
+def _contest(runner: GangRunner, model: LoadedModel, path: Path, example: Example, cores: Sequence[int]) -> Contest:
+    outputs = runner.run(model, example.inputs, len(cores)).outputs
+    contest = Contest(model.manifest.model_name, len(cores), {}, _error(outputs, example.outputs))
+
+    def ours() -> float:
+        finished = runner.run(model, example.inputs, len(cores))
+        contest.handed_over_ms.append(finished.total_us / 1000)
+        return finished.outcome.compute_us / 1000
+
+    contest.sides[OURS] = ours
+    for name, open_peer in PEERS.items():
+        with pinned(cores):
+            contest.sides[name] = _timed(open_peer(path, example.inputs, len(cores)), cores)
+    return contest
+
+
+def _timed(run_once: RunOnce, cores: Sequence[int]) -> Timed:
+    def timed() -> float:
+        with pinned(cores):
+            begin_ns = time.perf_counter_ns()
+            run_once()
+            return (time.perf_counter_ns() - begin_ns) / 1e6
+
+    return timed
+
+
+def _error(outputs: dict[str, Array], expected: dict[str, Array]) -> float:
+    return max(relative_error(outputs[name], expected[name]) for name in expected)
+
+
+def run(report: Report, repository: Path, models: Sequence[str], rounds: int, max_cores: int) -> None:
+    """Measure every model; the contests take turns, so that all of them see the same load of the machine."""
+    cores = sorted(os.sched_getaffinity(0))[:max_cores]
+    artifacts = {model: compile_model(repository, model) for model in models}
+    with GangRunner(cores, next(iter(artifacts.values())).parent) as runner:
+        contests = [
+            contest
+            for model, folder in artifacts.items()
+            for contest in prepare(runner, runner.load(folder.name), onnx_file(repository, model), cores)
+        ]
+        for number in range(rounds):
+            for contest in contests:
+                contest.run_round(first=number)
+    report.table("compute time, medians", [contest.row() for contest in contests])
+    for contest in contests:
+        if contest.model in RATIO_AT_MOST:
+            what = f"{contest.model}, {contest.cores} cores: ratio to {contest.better_peer}"
+            report.target(what, contest.ratio, RATIO_AT_MOST[contest.model])
+        report.target(f"{contest.model}, {contest.cores} cores: max error", contest.error, 1e-4)
+
+
+def main() -> int:
+    """Run the benchmark; return 1 when a target is missed."""
+    parser = option_parser(__doc__ or "")
+    add_repository_option(parser)
+    parser.add_argument("--models", nargs="+", default=list(RATIO_AT_MOST), metavar="NAME", help="models to run")
+    parser.add_argument("--rounds", type=int, default=15, help=f"rounds; each side runs {QUERIES} queries in each")
+    parser.add_argument("--max-cores", type=int, default=2, help="largest gang")
+    options = parser.parse_args()
+    report = start_report("Compute time of whole models, float32")
+    run(report, ensure_zoo(options.repository), options.models, options.rounds, options.max_cores)
+    return report.finish(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
