@@ -44,7 +44,11 @@ def openvino_peer(path: Path, inputs: Mapping[str, Array], threads: int) -> RunO
     request = core.compile_model(model, "CPU", settings).create_infer_request()
     for name, values in inputs.items():
         request.set_tensor(name, openvino.Tensor(values))
-    return lambda: request.infer()
+
+    def run_once() -> object:
+        return request.infer()
+
+    return run_once
 
 
 PEERS: Mapping[str, Callable[[Path, Mapping[str, Array], int], RunOnce]] = {

@@ -55,12 +55,17 @@ def memory_of(pid: int) -> Memory:
 
 @dataclass(frozen=True)
 class FileMapping:
-    """Bytes of one mapped file that a process has resident, and its proportional share of them."""
+    """Bytes of one mapped file that a process has resident, its proportional share of them, and two special parts.
+
+    `only_here_bytes` are pages of the page cache that nobody else has touched: the kernel calls them private, but they
+    are no copy. `copied_bytes` are: pages that were written to.
+    """
 
     path: str
     rss_bytes: int
     pss_bytes: int
-    private_dirty_bytes: int
+    only_here_bytes: int
+    copied_bytes: int
 
 
 def file_mappings(pid: int, name: str) -> list[FileMapping]:
@@ -70,7 +75,9 @@ def file_mappings(pid: int, name: str) -> list[FileMapping]:
         if "-" in line.split(" ", 1)[0]:  # a mapping's first line: addresses, permissions, ..., path
             if Path(path).name == name:
                 fields = _kilobyte_fields(block)
-                mappings.append(FileMapping(path, fields["Rss"], fields["Pss"], fields["Private_Dirty"]))
+                copied = fields["Anonymous"]
+                only_here = fields["Private_Clean"] + fields["Private_Dirty"] - copied
+                mappings.append(FileMapping(path, fields["Rss"], fields["Pss"], only_here, copied))
             path, block = line.split(maxsplit=5)[-1], ""
         else:
             block += line + "\n"

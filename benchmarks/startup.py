@@ -6,6 +6,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from gangway.artifact.format import WEIGHTS_FILE
+
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import Load, run_for
 from benchmarks.processes import file_mappings, memory_of
@@ -38,25 +40,29 @@ def compile_row(repository: Path, model: str, cache: Path) -> Row:
 
 
 def memory_rows(server: LiveServer) -> list[Row]:
-    """Return the memory of every process."""
+    """Return the memory of every process. Pages of weights that one worker alone has touched are not private to it."""
     return [
         {
             "process": role,
             "pid": pid,
-            "private MB": (memory := memory_of(pid)).private_bytes / 1e6,
-            "proportional MB": memory.pss_bytes / 1e6,
+            "private MB": (memory_of(pid).private_bytes - _weights_only_here(pid)) / 1e6,
+            "proportional MB": memory_of(pid).pss_bytes / 1e6,
         }
         for role, pids in server.pids().items()
         for pid in pids
     ]
 
 
+def _weights_only_here(pid: int) -> int:
+    return sum(mapping.only_here_bytes for mapping in file_mappings(pid, WEIGHTS_FILE))
+
+
 def weight_rows(server: LiveServer) -> list[Row]:
-    """Return, for each mapped weights.bin, its size, what all workers together are charged, and the private part.
+    """Return, for each mapped weights.bin, its size, what all workers together are charged, and copied pages.
 
     Where the machine holds the weights once, the proportional shares add up to no more than the file's size.
     """
-    mappings = [mapping for pid in server.pids()["worker"] for mapping in file_mappings(pid, "weights.bin")]
+    mappings = [mapping for pid in server.pids()["worker"] for mapping in file_mappings(pid, WEIGHTS_FILE)]
     rows: list[Row] = []
     for path in sorted({mapping.path for mapping in mappings}):
         same = [mapping for mapping in mappings if mapping.path == path]
@@ -67,7 +73,7 @@ def weight_rows(server: LiveServer) -> list[Row]:
                 "file MB": Path(path).stat().st_size / 1e6,
                 "resident in each MB": max(mapping.rss_bytes for mapping in same) / 1e6,
                 "all shares together MB": sum(mapping.pss_bytes for mapping in same) / 1e6,
-                "private MB": sum(mapping.private_dirty_bytes for mapping in same) / 1e6,
+                "copied MB": sum(mapping.copied_bytes for mapping in same) / 1e6,
             }
         )
     return rows

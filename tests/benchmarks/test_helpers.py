@@ -54,7 +54,8 @@ def test_shares_of_a_mapped_file_add_up_to_its_size(tmp_path: Path) -> None:
         (mapping,) = file_mappings(os.getpid(), "weights.bin")
     assert mapping.path == str(path)
     assert mapping.rss_bytes == mapping.pss_bytes == 1 << 20
-    assert mapping.private_dirty_bytes == 0
+    assert mapping.only_here_bytes == 1 << 20
+    assert mapping.copied_bytes == 0
 
 
 def test_errors_are_relative_to_the_largest_output() -> None:
