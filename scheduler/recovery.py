@@ -16,8 +16,8 @@ def quiesce(control: ControlSegment, supervisor: PacketSocket[slow.ControlMessag
 
     All rings to the scheduler are empty afterwards.
     """
-    for lease in control.leases:
-        lease.abort()
+    for index in range(len(control.leases)):
+        control.leases[index].abort()
     pids = [_await_quiet(control, supervisor, core) for core in range(control.layout.workers)]
     for ring in control.submit_rings:
         ring.discard()  # the slot tables say the same and more
