@@ -5,7 +5,7 @@ every worker: one copy in the machine) and `kernels.so` (plain C functions, no T
 
 A *row* is one item along the batch axis. Every size, task count and offset below is for one row; the executor runs a
 batch as `rows x tasks` tasks over the same kernels, with the bases of arena, inputs and outputs moved on by one row's
-stride: `arena_bytes`, and `row_bytes` of the tensor. So weights and arena addresses are aligned to 64 bytes in each row,
+stride: `arena_bytes`, and `row_bytes` of the tensor. So weights and arena addresses are 64-byte aligned in each row,
 those in inputs and outputs only to the size of their numbers.
 """
 

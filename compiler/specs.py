@@ -1,7 +1,7 @@
 """What a kernel must compute, as data: the contract between the graph half of the compiler and the kernel templates.
 
-The graph half (import, fusion, layout, arena) turns a model into specs; `templates/` turns each distinct spec into code. Specs are
-frozen and hashable: equal specs share one kernel. Nothing here imports TVM.
+The graph half (import, fusion, layout, arena) turns a model into specs; `templates/` turns each distinct spec into
+code. Specs are frozen and hashable: equal specs share one kernel. Nothing here imports TVM.
 
 Layouts of an activation of C channels, H x W pixels (one row of the batch), L = lanes of the target:
   blocked   [ceil(C/L)][H + 2 halo][W + 2 halo][L], halo and surplus channels always zero
@@ -11,13 +11,12 @@ Layouts of an activation of C channels, H x W pixels (one row of the batch), L =
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 
 Activation = Literal["none", "relu", "relu6"]
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 def window_output(
@@ -42,7 +41,7 @@ class ConvSpec:
 
     Weights arrive as ONNX has them, [out][in/groups][kh][kw]. `groups` is 1 or `in_channels` (depthwise).
     `input_planar`: x is planar. A dense layer (Gemm) is a 1x1 convolution over a 1 x M image; halos are 0 there.
-    Each halo is at least what its consumers' padding needs; it belongs to the tensor, so producer and consumers agree on it.
+    Each halo is at least what its consumers' padding needs; it belongs to the tensor: producer and consumers agree.
     """
 
     in_channels: int
@@ -69,7 +68,10 @@ class ConvSpec:
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """Max or average pooling, blocked in and out. Arguments: x, y. Padding counts as -inf (max) or is left out of the mean."""
+    """Max or average pooling, blocked in and out. Arguments: x, y. Padding takes no part, unless `count_include_pad`.
+
+    No halo is needed: the kernel knows where the image ends.
+    """
 
     mode: Literal["max", "average"]
     channels: int
@@ -121,7 +123,7 @@ class UnpackSpec:
 
 @dataclass(frozen=True)
 class ElementwiseSpec:
-    """One elementwise operator over plain tensors of equal size, or over blocked ones with equal halos. Arguments: inputs, y."""
+    """One operator over plain tensors of equal size, or over blocked ones with equal halos. Arguments: inputs, y."""
 
     operator: Literal["add", "sub", "mul", "relu", "relu6", "copy"]
     dtype: Literal["float32", "int32", "int64"]
@@ -135,7 +137,7 @@ KernelSpec = ConvSpec | PoolSpec | GlobalPoolSpec | PackSpec | UnpackSpec | Elem
 class KernelPlan:
     """A spec with the template's knobs chosen: what will be compiled and how the executor must call it.
 
-    `knobs` are the template's own (register tile, task blocking, loop order), sorted by name; equal plans share one kernel.
+    `knobs` are the template's own (register tile, task blocking, loop order), sorted by name. Equal plans share one.
     """
 
     spec: KernelSpec

@@ -1,0 +1,9 @@
+"""Why a model cannot be compiled. Both errors carry a message for the model's owner."""
+
+
+class ModelError(Exception):
+    """The file is not a valid ONNX model: truncated, broken, or contradictory in its shapes."""
+
+
+class UnsupportedModelError(ModelError):
+    """A valid model that this compiler cannot compile; the message names node, operator and what is missing."""

@@ -1,0 +1,52 @@
+"""An ONNX model as plain data: nodes in topological order, constants as arrays, types of activations at batch 1."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.specs import Array
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape at batch 1 and numpy's name of the element type."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One ONNX operator. Optional inputs that are left out are empty strings."""
+
+    name: str
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def unsupported(self, why: str) -> UnsupportedModelError:
+        """Return the error that says why this node cannot be compiled."""
+        return UnsupportedModelError(f"node '{self.name}' ({self.operator}): {why}")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model. If `batched`, the first dimension of every input and output is a symbolic batch, taken as 1 here."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    batched: bool
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Array]
+    types: Mapping[str, TensorType]
+
+    def uses(self) -> Counter[str]:
+        """How often each tensor is read, by nodes or as an output of the model."""
+        return Counter([name for node in self.nodes for name in node.inputs] + list(self.outputs))
+
+    def producers(self) -> dict[str, Node]:
+        """The node that computes each tensor."""
+        return {name: node for node in self.nodes for name in node.outputs}

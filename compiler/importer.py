@@ -1,0 +1,149 @@
+"""Read an ONNX file: parse, check, infer shapes at batch 1. Everything that can be wrong with a file is found here.
+
+Shape inference and the checker copy the whole model, so they are given one without its large weights: milliseconds
+instead of seconds.
+"""
+
+from collections.abc import Container, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from gangway.compiler.errors import ModelError, UnsupportedModelError
+from gangway.compiler.graph import Graph, Node, TensorType
+from gangway.compiler.specs import Array
+from google.protobuf.message import DecodeError
+from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
+
+SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
+
+
+def external_locations(path: Path) -> set[str]:
+    """Return the names of files that hold weights, relative to the model's folder. Raises ModelError, OSError."""
+    return {
+        entry.value
+        for tensor in _parse(path).graph.initializer
+        if external_data_helper.uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def read_graph(path: Path) -> Graph:
+    """Return the model in the ONNX file `path`.
+
+    Raises ModelError for a broken file, UnsupportedModelError for ONNX outside of the compiler's scope, and OSError.
+    """
+    model = _parse(path)
+    constants = _take_constants(model, path.parent)
+    batched = _fix_batch(model, constants)
+    for node in model.graph.node:
+        if not defs.has(node.op_type, domain=node.domain):
+            raise UnsupportedModelError(f"node '{_name(node)}' ({node.op_type}): no such ONNX operator")
+    try:
+        checker.check_model(model)
+        model = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except (checker.ValidationError, shape_inference.InferenceError) as error:
+        raise ModelError(f"invalid ONNX model: {_first_lines(error)}") from error
+    graph = model.graph
+    return Graph(
+        inputs=tuple(value.name for value in graph.input if value.name not in constants),
+        outputs=tuple(value.name for value in graph.output),
+        batched=batched,
+        nodes=tuple(_node(node) for node in graph.node),
+        constants=constants,
+        types=_types([*graph.input, *graph.value_info, *graph.output], constants),
+    )
+
+
+def _parse(path: Path) -> Any:
+    content = path.read_bytes()
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except DecodeError as error:
+        raise ModelError(f"{path.name} is not an ONNX file, or it is truncated ({len(content)} bytes)") from error
+    if not model.HasField("graph") or not model.graph.output:
+        raise ModelError(f"{path.name} holds no ONNX graph ({len(content)} bytes)")
+    if model.functions or model.graph.sparse_initializer:
+        raise UnsupportedModelError("model-local functions and sparse weights are not supported")
+    return model
+
+
+def _take_constants(model: Any, folder: Path) -> dict[str, Array]:
+    """Return the initializers as arrays; the large ones become inputs of the graph, which have only a shape."""
+    constants: dict[str, Array] = {}
+    declared = {value.name for value in model.graph.input}
+    kept = []
+    for tensor in model.graph.initializer:
+        constants[tensor.name] = value = _array(tensor, folder)
+        if value.size <= SMALL_CONSTANT_ELEMENTS:
+            kept.append(numpy_helper.from_array(value, tensor.name))
+        elif tensor.name not in declared:
+            model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, value.shape))
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return constants
+
+
+def _array(tensor: Any, folder: Path) -> Array:
+    try:
+        return numpy_helper.to_array(tensor, base_dir=str(folder))
+    except (ValueError, TypeError, OSError, KeyError, checker.ValidationError) as error:
+        raise ModelError(f"weights '{tensor.name}': {_first_lines(error)}") from error
+
+
+def _fix_batch(model: Any, constants: Container[str]) -> bool:
+    """Set symbolic first dimensions to 1, forget intermediate types; return whether the model has a symbolic batch."""
+    symbolic = set()
+    for value in model.graph.input:
+        if value.name in constants:
+            continue
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise UnsupportedModelError(f"input '{value.name}' is not a tensor of known rank")
+        dims = value.type.tensor_type.shape.dim
+        for axis, dim in enumerate(dims):
+            if axis and _is_symbolic(dim):
+                raise UnsupportedModelError(
+                    f"input '{value.name}': dimension {axis} is dynamic; only the first one, the batch, may be"
+                )
+        symbolic.add(bool(dims) and _is_symbolic(dims[0]))
+    for value in [*model.graph.input, *model.graph.output]:
+        for dim in value.type.tensor_type.shape.dim[:1]:
+            if _is_symbolic(dim):
+                dim.dim_value = 1
+    del model.graph.value_info[:]
+    return symbolic == {True}
+
+
+def _is_symbolic(dim: Any) -> bool:
+    return not dim.HasField("dim_value") or dim.dim_value < 0
+
+
+def _node(node: Any) -> Node:
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    return Node(_name(node), node.op_type, tuple(node.input), tuple(node.output), attributes)
+
+
+def _name(node: Any) -> str:
+    return str(node.name or next(iter(node.output), node.op_type))
+
+
+def _types(values: Iterable[Any], constants: dict[str, Array]) -> dict[str, TensorType]:
+    """Return the types that are fully known; a shape that depends on data is missing, and missed by who needs it."""
+    types = {}
+    for value in values:
+        tensor = value.type.tensor_type
+        dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
+        if value.name in constants or not tensor.HasField("shape") or min(dims, default=0) < 0:
+            continue
+        if 0 in dims:
+            raise ModelError(f"tensor '{value.name}' is empty: shape {dims}")
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
+        types[value.name] = TensorType(tuple(dims), dtype)
+    return types
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

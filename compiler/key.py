@@ -1,0 +1,39 @@
+"""The key of a model in the cache. Fast, without TVM and, for a model in one file, onnx: every start asks."""
+
+import hashlib
+import mmap
+import os
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from gangway.artifact.cache import cache_key
+from gangway.artifact.format import TargetSpec
+
+
+def model_key(path: Path, target: TargetSpec) -> str:
+    """Return the key of the ONNX file `path` for `target`. Raises OSError, and ModelError for a broken file."""
+    return cache_key([path, *_external_files(path)], compiler_version(), target)
+
+
+@cache
+def compiler_version() -> str:
+    """Return the versions of package and TVM, and a hash of the compiler's source, which decides what it makes."""
+    folder = Path(__file__).parent
+    source = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        source.update(path.read_bytes())
+    return f"{version('gangway-serve')}+tvm{version('apache-tvm')}+{source.hexdigest()[:12]}"
+
+
+def _external_files(path: Path) -> list[Path]:
+    """Return the files that hold weights outside of the model file, each once, sorted."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return []
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            if content.find(b"location") < 0:  # every reference to external data contains this key
+                return []
+    from gangway.compiler.importer import external_locations  # noqa: PLC0415 - imports onnx
+
+    return sorted(path.parent / location for location in external_locations(path))

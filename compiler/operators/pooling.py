@@ -1,0 +1,55 @@
+"""Pooling: windows, and means over the whole image."""
+
+from gangway.compiler.graph import Node
+from gangway.compiler.layers import Geometry, Program
+from gangway.compiler.operators.registry import lowers
+from gangway.compiler.operators.windows import window_of
+from gangway.compiler.specs import GlobalPoolSpec, PoolSpec
+
+
+@lowers("MaxPool", "AveragePool")
+def pool(program: Program, node: Node) -> None:
+    """Maximum or mean of a window."""
+    image = program.geometry(node, node.inputs[0])
+    height, width = node.attributes["kernel_shape"]
+    window = window_of(node, image, (height, width))
+    average = node.operator == "AveragePool"
+    include_pad = bool(node.attributes.get("count_include_pad", 0))
+    if window.dilation != (1, 1) or (include_pad and node.attributes.get("ceil_mode", 0)):
+        raise node.unsupported("dilations, or ceil_mode with count_include_pad")
+    if average and window.kernel == (image.height, image.width) and not any(window.pads):
+        program.add(node, _global_pool(image), (node.inputs[0],))
+        return
+    spec = PoolSpec(
+        "average" if average else "max",
+        image.channels,
+        image.height,
+        image.width,
+        window.kernel,
+        window.stride,
+        window.pads,
+        average and include_pad,
+    )
+    program.add(node, spec, (node.inputs[0],))
+
+
+@lowers("GlobalAveragePool")
+def global_average_pool(program: Program, node: Node) -> None:
+    """Mean over all pixels."""
+    program.add(node, _global_pool(program.geometry(node, node.inputs[0])), (node.inputs[0],))
+
+
+@lowers("ReduceMean")
+def reduce_mean(program: Program, node: Node) -> None:
+    """Mean over height and width; over other axes it is unsupported."""
+    image = program.geometry(node, node.inputs[0])
+    rank = len(program.type(node.inputs[0]).shape)
+    given = program.optional(node, 1)  # an input since opset 18, before that an attribute
+    axes = node.attributes.get("axes", ()) if given is None else given.tolist()
+    if rank != 4 or {axis % rank for axis in axes} != {2, 3}:
+        raise node.unsupported(f"axes {list(axes)} of {rank}; only height and width")
+    program.add(node, _global_pool(image), (node.inputs[0],))
+
+
+def _global_pool(image: Geometry) -> GlobalPoolSpec:
+    return GlobalPoolSpec(image.channels, image.height, image.width)

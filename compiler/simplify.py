@@ -1,0 +1,132 @@
+"""Rewrites of a graph that leave its answers alone: constant folding, scaling of weights, removal of unused nodes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+from gangway.compiler.errors import ModelError
+from gangway.compiler.graph import Graph, Node
+from gangway.compiler.specs import Array
+
+_RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+
+
+def simplify(graph: Graph) -> Graph:
+    """Return an equivalent graph with fewer nodes."""
+    return remove_unused(fold_affine(remove_unused(fold_constants(graph))))
+
+
+def fold_constants(graph: Graph) -> Graph:
+    """Replace what does not depend on the inputs by constants, and `Shape` by the shape at batch 1."""
+    constants = dict(graph.constants)
+    kept = []
+    for node in graph.nodes:
+        if node.operator == "Shape" and node.inputs[0] in graph.types:
+            begin, end = node.attributes.get("start", 0), node.attributes.get("end")
+            constants[node.outputs[0]] = np.array(graph.types[node.inputs[0]].shape[begin:end], np.int64)
+        elif node.operator not in _RANDOM and all(name in constants or not name for name in node.inputs):
+            constants.update(_evaluate(node, constants))
+        else:
+            kept.append(node)
+    return replace(graph, nodes=tuple(kept), constants=constants)
+
+
+def _evaluate(node: Node, constants: dict[str, Array]) -> dict[str, Array]:
+    """Return the outputs of a node whose inputs are all constant."""
+    from onnx import helper  # noqa: PLC0415
+    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - most models have nothing to fold
+
+    proto = helper.make_node(node.operator, node.inputs, node.outputs, **node.attributes)
+    feeds = {name: constants[name] for name in node.inputs if name}
+    try:
+        values = cast(list[Any], ReferenceEvaluator(proto).run(None, feeds))
+    except Exception as error:  # whatever numpy raises on hostile shapes
+        raise ModelError(f"node '{node.name}' ({node.operator}) of constants: {error}") from error
+    return {name: np.asarray(value) for name, value in zip(node.outputs, values, strict=True)}
+
+
+def fold_affine(graph: Graph) -> Graph:
+    """Let a Conv, Gemm or MatMul absorb what scales and shifts its output by constants per channel.
+
+    That is BatchNormalization, and Add, Sub, Mul or Div with a constant, when nothing else reads the output in between.
+    """
+    uses, nodes = graph.uses(), {node.outputs[0]: node for node in graph.nodes}
+    constants = dict(graph.constants)
+    for node in graph.nodes:
+        source = next((name for name in node.inputs if name not in constants), "")
+        producer = nodes.get(source)
+        if producer is None or uses[source] != 1 or not _absorbs(producer, constants):
+            continue
+        factors = affine_factors(node, constants, graph.types[source].shape) if source in graph.types else None
+        if factors is not None:
+            del nodes[source]
+            nodes[node.outputs[0]] = _absorb(producer, constants, factors, node.outputs[:1])
+    kept = tuple(nodes[node.outputs[0]] for node in graph.nodes if node.outputs[0] in nodes)
+    return replace(graph, nodes=kept, constants=constants)
+
+
+def affine_factors(node: Node, constants: Mapping[str, Array], shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+    """Return (scale, shift), each [channels], if the node computes y = scale x + shift on x of `shape`; None if not."""
+    channels = shape[1] if len(shape) > 1 else 0
+    if node.operator == "BatchNormalization":
+        return _batch_norm_factors(node, constants)
+    operand = next((constants[name] for name in node.inputs if name in constants), None)
+    if node.operator not in {"Add", "Sub", "Mul", "Div"} or operand is None or operand.dtype != np.float32:
+        return None
+    reversed_operands = node.inputs[0] in constants
+    aligned = (1,) * (len(shape) - operand.ndim) + operand.shape
+    if len(aligned) != len(shape) or any(n != 1 for axis, n in enumerate(aligned) if axis != 1):
+        return None
+    value = np.broadcast_to(operand.reshape(-1), (channels,))
+    one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+    match node.operator, reversed_operands:
+        case "Add", _:
+            return one, value
+        case "Sub", False:
+            return one, -value
+        case "Sub", True:
+            return -one, value
+        case "Mul", _:
+            return value, zero
+        case "Div", False:
+            return one / value, zero
+    return None
+
+
+def _batch_norm_factors(node: Node, constants: Mapping[str, Array]) -> tuple[Array, Array] | None:
+    if node.attributes.get("training_mode", 0) or any(name not in constants for name in node.inputs[1:]):
+        return None
+    gamma, beta, mean, variance = (constants[name] for name in node.inputs[1:5])
+    scale = (gamma / np.sqrt(variance + np.float32(node.attributes.get("epsilon", 1e-5)))).astype(np.float32)
+    return scale, (beta - mean * scale).astype(np.float32)
+
+
+def _absorbs(node: Node, constants: Mapping[str, Array]) -> bool:
+    plain = all(node.attributes.get(name, 1.0) == 1.0 for name in ("alpha", "beta"))
+    return node.operator in {"Conv", "Gemm", "MatMul"} and plain and all(name in constants for name in node.inputs[1:])
+
+
+def _absorb(node: Node, constants: dict[str, Array], factors: tuple[Array, Array], outputs: tuple[str, ...]) -> Node:
+    """Return the node with scaled weights and shifted bias, which are added to `constants`; MatMul becomes Gemm."""
+    scale, shift = factors
+    weights = constants[node.inputs[1]]
+    axis = 0 if node.operator == "Conv" or node.attributes.get("transB", 0) else 1
+    bias = constants[node.inputs[2]] if len(node.inputs) > 2 else np.float32(0)
+    names = (f"{outputs[0]}:weights", f"{outputs[0]}:bias")
+    constants[names[0]] = weights * scale.reshape([-1 if n == axis else 1 for n in range(weights.ndim)])
+    constants[names[1]] = (bias * scale + shift).astype(np.float32).reshape(-1)
+    operator = "Gemm" if node.operator == "MatMul" else node.operator
+    return replace(node, operator=operator, inputs=(node.inputs[0], *names), outputs=outputs)
+
+
+def remove_unused(graph: Graph) -> Graph:
+    """Drop nodes and constants that no output depends on."""
+    needed = set(graph.outputs)
+    kept = []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.outputs):
+            kept.append(node)
+            needed.update(node.inputs)
+    constants = {name: value for name, value in graph.constants.items() if name in needed}
+    return replace(graph, nodes=tuple(reversed(kept)), constants=constants)
