@@ -1,5 +1,6 @@
 """How a worker process is started."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ def start_worker(plan: WorkerPlan, extra_pass_fds: Sequence[int] = ()) -> "subpr
         "cache-dir": plan.cache_dir,
         "nice": plan.nice,
         "spin-us": plan.spin_us,
+        "parent": os.getpid(),
     }
     command = [
         sys.executable,

@@ -1,4 +1,79 @@
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "The hot loop.", -1, NULL, NULL, NULL, NULL, NULL};
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&definition); }
+/* The module gangway.executor._native; executor/_native.pyi says what it offers. */
+#include "python.h"
+
+#include <stddef.h>
+
+#include "layout.h"
+#include "worker.h"
+
+/* Offsets and sizes that the Python side relies on; tests/executor/test_layout.py compares them. */
+static const struct { const char *name; size_t value; } layout[] = {
+    {"message", sizeof(struct message)},
+    {"message.kind", offsetof(struct message, kind)},
+    {"message.request.slot", offsetof(struct message, request.slot)},
+    {"message.request.sequence", offsetof(struct message, request.sequence)},
+    {"message.gang.lease", offsetof(struct message, gang.lease)},
+    {"message.gang.rank", offsetof(struct message, gang.rank)},
+    {"message.gang.term", offsetof(struct message, gang.term)},
+    {"message.gang.reason", offsetof(struct message, gang.reason)},
+    {"message.model.model_id", offsetof(struct message, model.model_id)},
+    {"message.model.ok", offsetof(struct message, model.ok)},
+    {"message.model.text", offsetof(struct message, model.text)},
+    {"message.ready.pid", offsetof(struct message, ready.pid)},
+    {"slot", sizeof(struct slot)},
+    {"slot.cancel", offsetof(struct slot, cancel)},
+    {"slot.attempts", offsetof(struct slot, attempts)},
+    {"slot.model_id", offsetof(struct slot, model_id)},
+    {"slot.rows", offsetof(struct slot, rows)},
+    {"slot.priority", offsetof(struct slot, priority)},
+    {"slot.ranks", offsetof(struct slot, ranks)},
+    {"slot.arrival_ns", offsetof(struct slot, arrival_ns)},
+    {"slot.deadline_ns", offsetof(struct slot, deadline_ns)},
+    {"slot.compute_start_ns", offsetof(struct slot, compute_start_ns)},
+    {"slot.compute_end_ns", offsetof(struct slot, compute_end_ns)},
+    {"slot.input_offset", offsetof(struct slot, input_offset)},
+    {"slot.output_offset", offsetof(struct slot, output_offset)},
+    {"worker_status.pid", offsetof(struct worker_status, pid)},
+    {"worker_status.busy", offsetof(struct worker_status, busy)},
+    {"worker_status.lease", offsetof(struct worker_status, lease)},
+    {"worker_status.runs", offsetof(struct worker_status, runs)},
+    {"worker_status.busy_ns", offsetof(struct worker_status, busy_ns)},
+};
+
+static bool add_layout(PyObject *module) {
+    PyObject *dictionary = PyDict_New();
+    bool good = dictionary != NULL;
+    for (size_t i = 0; good && i < sizeof layout / sizeof *layout; i++) {
+        PyObject *value = PyLong_FromSize_t(layout[i].value);
+        good = value && PyDict_SetItemString(dictionary, layout[i].name, value) == 0;
+        Py_XDECREF(value);
+    }
+    good = good && PyModule_AddObjectRef(module, "LAYOUT", dictionary) == 0;
+    Py_XDECREF(dictionary);
+    return good;
+}
+
+static bool add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
+    *type = (PyTypeObject *)PyType_FromSpec(spec);
+    return *type && PyModule_AddType(module, *type) == 0;
+}
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_native", "Shared-memory operations and the layer loop.", -1, memory_methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *module = PyModule_Create(&definition);
+    PyTypeObject *worker_type;
+    if (module && add_layout(module) && add_type(module, &program_type_spec, &program_type) &&
+        add_type(module, &worker_type_spec, &worker_type) &&
+        PyModule_AddIntConstant(module, "BELL_BYTES", sizeof(struct bell)) == 0 &&
+        PyModule_AddIntConstant(module, "RING_HEADER_BYTES", sizeof(struct ring)) == 0 &&
+        PyModule_AddIntConstant(module, "STATUS_BYTES", sizeof(struct worker_status)) == 0 &&
+        PyModule_AddIntConstant(module, "LEASE_BYTES", sizeof(struct lease)) == 0 &&
+        PyModule_AddIntConstant(module, "MAX_MODELS", MAX_MODELS) == 0 &&
+        PyModule_AddIntConstant(module, "MAX_RANKS", MAX_RANKS) == 0) {
+        return module;
+    }
+    Py_XDECREF(module);
+    return NULL;
+}

@@ -1,0 +1,21 @@
+/* A rank's work in a lease: claim tasks, run kernels, turn pages, wait, leave. */
+#ifndef GANGWAY_GANG_H
+#define GANGWAY_GANG_H
+
+#include "layout.h"
+#include "program.h"
+
+/* Where one query's memory lies in this process. */
+struct query {
+    const struct program *program;
+    struct slot *slot;
+    char *arena;
+    char *inputs[MAX_TENSORS], *outputs[MAX_TENSORS];
+    uint64_t arena_stride;
+    uint32_t rows;
+};
+
+/* Works as `rank` until there is a reason to leave. The rank that executes the query's last task answers the slot. */
+enum left_reason gang_run(struct lease *lease, const struct query *query, uint32_t rank, uint32_t spin_us);
+
+#endif

@@ -1,0 +1,164 @@
+/* Everything that lies in shared memory: layouts, and the packing of the words that change atomically.
+ *
+ * All of it is little endian, aligned to cache lines where two sides write, and read by Python through offsets that the tests compare
+ * (module.c exports them as LAYOUT). Fields that are not _Atomic are handed over by a release store of a neighbour that is. */
+#ifndef GANGWAY_LAYOUT_H
+#define GANGWAY_LAYOUT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    CACHE_LINE = 64,
+    MAX_RANKS = 64, /* of one gang: a bit each in lease.present */
+    MAX_LAYERS = 4096,
+    MAX_TENSORS = 32,
+    MAX_ARGUMENTS = 8,
+    MAX_VERSIONS = 5,
+    MAX_MODELS = 1024,
+    MAX_TASKS = 1 << 22 /* of one layer, all rows together */
+};
+
+/* -- messages (executor/messages.py has the table) */
+
+enum message_kind { SUBMIT = 1, CANCEL, RUN, LOAD, UNLOAD, EXIT, LEFT, LOADED, UNLOADED, READY };
+enum left_reason { LEFT_DONE, LEFT_STOPPED, LEFT_SHRUNK, LEFT_ABORTED, LEFT_TIMEOUT, LEFT_INVALID, LEFT_STALE };
+
+struct message {
+    uint32_t kind;
+    union {
+        struct { uint32_t slot, sequence; } request;            /* SUBMIT, CANCEL */
+        struct { uint32_t lease, rank, term, reason; } gang;    /* RUN (reason unused), LEFT */
+        struct { uint32_t model_id, ok, unused; char text[48]; } model; /* LOAD (text: key), UNLOAD, LOADED (text: error), UNLOADED */
+        struct { uint32_t pid; } ready;
+        char bytes[60];
+    };
+};
+
+/* -- rings and bells */
+
+struct ring {
+    _Alignas(CACHE_LINE) _Atomic uint32_t tail; /* messages sent; only the producer writes it */
+    _Alignas(CACHE_LINE) _Atomic uint32_t head; /* messages received; only the consumer writes it */
+    _Alignas(CACHE_LINE) uint32_t capacity;     /* a power of two */
+    _Alignas(CACHE_LINE) struct message messages[];
+};
+
+struct bell {
+    _Alignas(CACHE_LINE) _Atomic uint32_t strokes; /* futex word */
+    _Atomic uint32_t sleeping;                     /* the consumer is in the kernel, or about to be */
+};
+
+struct worker_status {
+    _Alignas(CACHE_LINE) _Atomic uint32_t pid;
+    _Atomic uint32_t busy;  /* set before a command is taken, cleared after it has been answered */
+    _Atomic uint32_t lease; /* index + 1 of the lease it is in, 0: none */
+    uint32_t unused;
+    _Atomic uint64_t runs;
+    _Atomic uint64_t busy_ns;
+};
+
+/* -- request slots */
+
+enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_SUBMITTED, SLOT_RUNNING, SLOT_DONE };
+enum slot_status { STATUS_OK, STATUS_CANCELLED, STATUS_UNAVAILABLE, STATUS_DEADLINE, STATUS_INTERNAL };
+
+struct slot {
+    /* state (8 bits), status (8), 16 unused, sequence (32). The low half is the futex word. */
+    _Alignas(1024) _Atomic uint64_t word;
+    _Atomic uint32_t cancel;
+    _Atomic uint32_t attempts;
+    uint32_t model_id;
+    uint32_t rows;
+    int32_t priority;
+    uint32_t ranks;
+    uint64_t arrival_ns, deadline_ns, compute_start_ns, compute_end_ns;
+    _Alignas(128) uint64_t input_offset[MAX_TENSORS];
+    uint64_t output_offset[MAX_TENSORS];
+};
+
+static inline uint64_t slot_word(uint32_t state, uint32_t status, uint32_t sequence) {
+    return (uint64_t)sequence << 32 | status << 8 | state;
+}
+static inline uint32_t slot_state(uint64_t word) { return word & 0xff; }
+static inline uint32_t slot_status(uint64_t word) { return word >> 8 & 0xff; }
+static inline uint32_t slot_sequence(uint64_t word) { return word >> 32; }
+
+/* -- leases */
+
+enum control { CONTROL_RUN, CONTROL_STOP, CONTROL_STOP_NOW };
+enum phase_kind { PHASE_OPEN, PHASE_STOPPED, PHASE_END };
+
+struct range {
+    _Alignas(CACHE_LINE) _Atomic uint64_t word;
+};
+
+struct lease {
+    /* Written by the scheduler while no rank is in; constant after that. */
+    _Alignas(CACHE_LINE) _Atomic uint32_t term; /* grows with every use of the lease */
+    uint32_t model_id, front_end, slot, sequence, rows, end_layer, timeout_us;
+    uint64_t arena_offset, arena_stride;
+
+    _Alignas(CACHE_LINE) _Atomic uint64_t phase;    /* see `struct phase`; the low half is the futex word */
+    _Alignas(CACHE_LINE) _Atomic uint32_t finished; /* tasks of this page that have been executed */
+
+    _Alignas(CACHE_LINE) _Atomic uint32_t control;
+    _Atomic uint32_t aborted;
+    _Atomic uint32_t wanted;
+    _Atomic uint32_t sleepers; /* ranks in the kernel; too high after a death, which costs only needless wake-ups */
+
+    _Alignas(CACHE_LINE) _Atomic uint64_t present; /* bit r: rank r is in */
+    _Atomic uint64_t start_ns;                     /* the first rank joined */
+    _Atomic uint32_t most_ranks;                   /* largest gang at a page turn */
+
+    struct range ranges[MAX_RANKS];
+    _Alignas(CACHE_LINE) _Atomic uint64_t layer_end_ns[MAX_LAYERS];
+    uint8_t versions[MAX_LAYERS];
+};
+
+/* What `lease.phase` says. A *page* is one layer in progress; `tag` numbers the pages. `poke` changes when sleeping ranks shall look at
+ * control, wanted and abort. 18 bits of tag never wrap within the life of a stale reader: a rank in a lease pins its term, and a term has
+ * at most MAX_LAYERS pages. */
+struct phase {
+    uint32_t tag;     /* bits 14-31 */
+    uint32_t layer;   /* bits 32-47 */
+    uint32_t parts;   /* bits 48-55: into how many parts the tasks are cut */
+    uint32_t version; /* bits 56-59: of this layer */
+    uint32_t kind;    /* bits 60-63 */
+};
+
+enum { POKE_BITS = 14, TAG_BITS = 18, TASK_BITS = 23 };
+#define POKE_MASK ((UINT64_C(1) << POKE_BITS) - 1)
+#define TAG_MASK ((UINT32_C(1) << TAG_BITS) - 1)
+#define TASK_MASK ((UINT64_C(1) << TASK_BITS) - 1)
+
+static inline uint64_t phase_pack(struct phase phase) {
+    return (uint64_t)phase.kind << 60 | (uint64_t)phase.version << 56 | (uint64_t)phase.parts << 48 |
+           (uint64_t)phase.layer << 32 | (uint64_t)(phase.tag & TAG_MASK) << POKE_BITS;
+}
+static inline struct phase phase_unpack(uint64_t word) {
+    return (struct phase){
+        .tag = word >> POKE_BITS & TAG_MASK,
+        .layer = word >> 32 & 0xffff,
+        .parts = word >> 48 & 0xff,
+        .version = word >> 56 & 0xf,
+        .kind = word >> 60,
+    };
+}
+
+/* What `range.word` says: tasks [begin, end) of the part are not yet claimed, if `tag` is the page's. */
+static inline uint64_t range_pack(uint32_t tag, uint32_t begin, uint32_t end) {
+    return (uint64_t)(tag & TAG_MASK) << (2 * TASK_BITS) | (uint64_t)begin << TASK_BITS | end;
+}
+static inline uint32_t range_tag(uint64_t word) { return word >> (2 * TASK_BITS) & TAG_MASK; }
+static inline uint32_t range_begin(uint64_t word) { return word >> TASK_BITS & TASK_MASK; }
+static inline uint32_t range_end(uint64_t word) { return word & TASK_MASK; }
+
+_Static_assert(sizeof(struct message) == 64, "a message is one cache line");
+_Static_assert(sizeof(struct slot) == 1024, "a slot is 1 KiB");
+_Static_assert(sizeof(struct worker_status) == 64, "a worker's status is one cache line");
+_Static_assert(2 * TASK_BITS + TAG_BITS == 64 && POKE_BITS + TAG_BITS == 32, "words are full");
+_Static_assert(MAX_TASKS < 1 << TASK_BITS && MAX_LAYERS < 1 << 16 && MAX_LAYERS < 1 << (TAG_BITS - 2), "fields hold their values");
+
+#endif

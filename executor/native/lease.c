@@ -1,0 +1,85 @@
+#include "lease.h"
+
+#include <string.h>
+
+#include "wait.h"
+
+uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
+    struct phase phase = phase_unpack(atomic_load(&lease->phase));
+    uint32_t term = atomic_load(&lease->term) + 1;
+    lease->model_id = spec->model_id;
+    lease->front_end = spec->front_end;
+    lease->slot = spec->slot;
+    lease->sequence = spec->sequence;
+    lease->rows = spec->rows;
+    lease->end_layer = spec->end_layer;
+    lease->timeout_us = spec->timeout_us;
+    lease->arena_offset = spec->arena_offset;
+    lease->arena_stride = spec->arena_stride;
+    memset(lease->versions, 0, sizeof lease->versions);
+    if (spec->version_count) memcpy(lease->versions, spec->versions, spec->version_count);
+    for (uint32_t layer = spec->first_layer; layer < spec->end_layer; layer++) {
+        atomic_store_explicit(&lease->layer_end_ns[layer], 0, memory_order_relaxed);
+    }
+    /* A part counts as untouched when its tag is OLDER than the page's, so none may be so old that it looks newer. */
+    for (int rank = 0; rank < MAX_RANKS; rank++) {
+        atomic_store_explicit(&lease->ranges[rank].word, range_pack(phase.tag, 0, 0), memory_order_relaxed);
+    }
+    atomic_store(&lease->finished, 0);
+    atomic_store(&lease->control, CONTROL_RUN);
+    atomic_store(&lease->aborted, 0);
+    atomic_store(&lease->wanted, spec->wanted);
+    atomic_store(&lease->sleepers, 0);
+    atomic_store(&lease->present, 0);
+    atomic_store(&lease->start_ns, 0);
+    atomic_store(&lease->most_ranks, 0);
+    struct phase first = {
+        .tag = phase.tag + 1,
+        .layer = spec->first_layer,
+        .parts = spec->wanted,
+        .version = lease->versions[spec->first_layer],
+        .kind = PHASE_OPEN,
+    };
+    atomic_store(&lease->phase, phase_pack(first));
+    atomic_store(&lease->term, term);
+    return term;
+}
+
+/* Ranges and `finished` stay as they are: after STOP_NOW the page goes on with what is left, after a boundary it is untouched. */
+void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted) {
+    struct phase phase = phase_unpack(atomic_load(&lease->phase));
+    lease->end_layer = end_layer;
+    atomic_store(&lease->control, CONTROL_RUN);
+    atomic_store(&lease->wanted, wanted);
+    if (phase.kind == PHASE_STOPPED) {
+        phase.kind = PHASE_OPEN;
+        phase.parts = wanted;
+        atomic_store(&lease->phase, phase_pack(phase));
+    }
+}
+
+/* Changes the futex word without changing its meaning, so that no rank can fall asleep on what it read before. A page turn that
+ * overwrites the poke changes the word as well. */
+static void poke(struct lease *lease) {
+    uint64_t word = atomic_load(&lease->phase);
+    uint64_t poked;
+    do {
+        poked = (word & ~POKE_MASK) | ((word + 1) & POKE_MASK);
+    } while (!atomic_compare_exchange_weak(&lease->phase, &word, poked));
+    if (atomic_load(&lease->sleepers)) futex_wake_all(&lease->phase);
+}
+
+void lease_set_control(struct lease *lease, enum control control) {
+    atomic_store(&lease->control, control);
+    if (control == CONTROL_STOP_NOW) poke(lease);
+}
+
+void lease_set_wanted(struct lease *lease, uint32_t wanted) {
+    atomic_store(&lease->wanted, wanted);
+    poke(lease);
+}
+
+void lease_abort(struct lease *lease) {
+    atomic_store(&lease->aborted, 1);
+    poke(lease);
+}

@@ -1,0 +1,22 @@
+/* Leases as the scheduler handles them. The ranks' side is gang.h. */
+#ifndef GANGWAY_LEASE_H
+#define GANGWAY_LEASE_H
+
+#include "layout.h"
+
+struct lease_spec {
+    uint32_t model_id, front_end, slot, sequence, rows, first_layer, end_layer, wanted, timeout_us;
+    uint64_t arena_offset, arena_stride;
+    const uint8_t *versions; /* of layer 0 and on; layers beyond `version_count` use version 0 */
+    uint32_t version_count;
+};
+
+/* Both only while no rank is in the lease, that is, while every Run has been answered (or its worker is dead). */
+uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec); /* returns the new term */
+void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted);
+
+void lease_set_control(struct lease *lease, enum control control);
+void lease_set_wanted(struct lease *lease, uint32_t wanted);
+void lease_abort(struct lease *lease);
+
+#endif

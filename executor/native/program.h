@@ -1,0 +1,45 @@
+/* A compiled model as the layer loop needs it. Private memory of a worker; executor/program.py fills it from the manifest. */
+#ifndef GANGWAY_PROGRAM_H
+#define GANGWAY_PROGRAM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "layout.h"
+
+enum space { SPACE_WEIGHTS, SPACE_ARENA, SPACE_INPUT, SPACE_OUTPUT, SPACES };
+
+typedef void (*kernel)(void); /* void k(void *a0, ..., void *aN, int32_t begin, int32_t end) */
+
+struct argument {
+    uint32_t space, index;
+    uint64_t offset;
+};
+
+struct version {
+    kernel run;
+    uint32_t tasks; /* of one row */
+    uint32_t chunk; /* largest claim */
+};
+
+struct layer {
+    uint32_t argument_count, version_count, max_ranks;
+    struct argument arguments[MAX_ARGUMENTS];
+    struct version versions[MAX_VERSIONS];
+};
+
+struct program {
+    uint32_t layer_count, input_count, output_count;
+    uint64_t arena_bytes; /* of one row */
+    uint64_t input_row_bytes[MAX_TENSORS], output_row_bytes[MAX_TENSORS];
+    char *weights; /* mapped read-only */
+    size_t weights_bytes;
+    void *library; /* of dlopen */
+    struct layer *layers;
+};
+
+/* Opens kernels and weights. Returns NULL, or what went wrong (valid until the next call); `program_close` is needed in both cases. */
+const char *program_open(struct program *program, const char *kernels, const char *weights);
+void program_close(struct program *program);
+
+#endif

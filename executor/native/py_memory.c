@@ -1,0 +1,333 @@
+/* Python's access to rings, bells, slots and leases in a buffer. Functions that wait release the GIL; the others keep it, which makes
+ * them atomic among the threads of a process. */
+#include "python.h"
+
+#include "lease.h"
+#include "ring.h"
+#include "slot.h"
+
+void *locate(const Py_buffer *buffer, Py_ssize_t offset, size_t size_bytes) {
+    if (offset >= 0 && offset % 8 == 0 && size_bytes <= (size_t)buffer->len && (size_t)offset <= (size_t)buffer->len - size_bytes) {
+        return (char *)buffer->buf + offset;
+    }
+    PyErr_Format(PyExc_ValueError, "%zu bytes at offset %zd are not inside a buffer of %zd bytes", size_bytes, offset, buffer->len);
+    return NULL;
+}
+
+/* Every function below begins with these: parse the buffer and the numbers, find the object. */
+#define PARSE(format, ...)                                                     \
+    Py_buffer buffer;                                                          \
+    PyObject *result = NULL;                                                   \
+    (void)module;                                                              \
+    if (!PyArg_ParseTuple(arguments, "w*" format, &buffer, __VA_ARGS__)) return NULL
+#define FINISH                  \
+    PyBuffer_Release(&buffer);  \
+    return result
+#define FUNCTION(name) static PyObject *name(PyObject *module, PyObject *arguments)
+
+static struct ring *find_ring(const Py_buffer *buffer, Py_ssize_t offset) {
+    struct ring *ring = locate(buffer, offset, sizeof *ring);
+    if (ring && !locate(buffer, offset, sizeof *ring + (size_t)ring->capacity * sizeof(struct message))) return NULL;
+    if (ring && ring->capacity == 0) {
+        PyErr_SetString(PyExc_ValueError, "the ring has not been initialised");
+        return NULL;
+    }
+    return ring;
+}
+
+FUNCTION(py_ring_init) {
+    Py_ssize_t offset;
+    unsigned int capacity;
+    PARSE("nI", &offset, &capacity);
+    struct ring *ring = locate(&buffer, offset, sizeof *ring + (size_t)capacity * sizeof(struct message));
+    if (ring && (capacity == 0 || capacity & (capacity - 1))) {
+        PyErr_Format(PyExc_ValueError, "a ring's capacity is a power of two, not %u", capacity);
+    } else if (ring) {
+        ring_init(ring, capacity);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_ring_send) {
+    Py_ssize_t offset, length;
+    const char *bytes;
+    PARSE("ny#", &offset, &bytes, &length);
+    struct ring *ring = find_ring(&buffer, offset);
+    if (ring && length != sizeof(struct message)) {
+        PyErr_Format(PyExc_ValueError, "a message has %zu bytes, not %zd", sizeof(struct message), length);
+    } else if (ring) {
+        struct message message;
+        memcpy(&message, bytes, sizeof message);
+        result = PyBool_FromLong(ring_send(ring, &message));
+    }
+    FINISH;
+}
+
+FUNCTION(py_ring_receive) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct ring *ring = find_ring(&buffer, offset);
+    struct message message;
+    if (ring && ring_receive(ring, &message)) {
+        result = PyBytes_FromStringAndSize((const char *)&message, sizeof message);
+    } else if (ring) {
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_ring_pending) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct ring *ring = find_ring(&buffer, offset);
+    if (ring) result = PyLong_FromUnsignedLong(ring_pending(ring));
+    FINISH;
+}
+
+FUNCTION(py_ring_discard) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct ring *ring = find_ring(&buffer, offset);
+    if (ring) {
+        ring_discard(ring);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_bell_ring) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct bell *bell = locate(&buffer, offset, sizeof *bell);
+    if (bell) {
+        bell_ring(bell);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_bell_seen) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct bell *bell = locate(&buffer, offset, sizeof *bell);
+    if (bell) result = PyLong_FromUnsignedLong(bell_seen(bell));
+    FINISH;
+}
+
+FUNCTION(py_bell_wait) {
+    Py_ssize_t offset;
+    unsigned int seen, spin_us;
+    unsigned long long timeout_us;
+    PARSE("nIIK", &offset, &seen, &spin_us, &timeout_us);
+    struct bell *bell = locate(&buffer, offset, sizeof *bell);
+    if (bell) {
+        uint32_t strokes;
+        Py_BEGIN_ALLOW_THREADS
+        strokes = bell_wait(bell, seen, spin_us, timeout_us);
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromUnsignedLong(strokes);
+    }
+    FINISH;
+}
+
+static struct slot *find_slot(const Py_buffer *buffer, unsigned int slot) {
+    return locate(buffer, (Py_ssize_t)slot * (Py_ssize_t)sizeof(struct slot), sizeof(struct slot));
+}
+
+FUNCTION(py_slot_reset) {
+    unsigned int number;
+    PARSE("I", &number);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) {
+        slot_reset(slot);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_slot_acquire) {
+    unsigned int count, first;
+    PARSE("II", &count, &first);
+    struct slot *slots = locate(&buffer, 0, (size_t)count * sizeof *slots);
+    if (slots) result = PyLong_FromLong(slot_acquire(slots, count, first));
+    FINISH;
+}
+
+FUNCTION(py_slot_read) {
+    unsigned int number;
+    PARSE("I", &number);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) {
+        uint64_t word = atomic_load(&slot->word);
+        result = Py_BuildValue("III", slot_state(word), slot_status(word), slot_sequence(word));
+    }
+    FINISH;
+}
+
+FUNCTION(py_slot_change) {
+    unsigned int number, sequence, mask, state, status;
+    PARSE("IIIII", &number, &sequence, &mask, &state, &status);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) result = PyBool_FromLong(slot_change(slot, sequence, mask, state, status));
+    FINISH;
+}
+
+FUNCTION(py_slot_wait) {
+    unsigned int number, spin_us;
+    unsigned long long timeout_us;
+    PARSE("IIK", &number, &spin_us, &timeout_us);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) {
+        bool done;
+        Py_BEGIN_ALLOW_THREADS
+        done = slot_wait(slot, spin_us, timeout_us);
+        Py_END_ALLOW_THREADS
+        result = PyBool_FromLong(done);
+    }
+    FINISH;
+}
+
+FUNCTION(py_slot_wake) {
+    unsigned int number;
+    PARSE("I", &number);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) {
+        slot_wake(slot);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+static bool spec_is_sound(const struct lease_spec *spec) {
+    bool layers = spec->first_layer < spec->end_layer && spec->end_layer <= MAX_LAYERS && spec->version_count <= MAX_LAYERS;
+    bool ranks = spec->wanted >= 1 && spec->wanted <= MAX_RANKS;
+    for (uint32_t i = 0; layers && i < spec->version_count; i++) layers = spec->versions[i] < MAX_VERSIONS;
+    if (!layers || !ranks || spec->rows == 0) {
+        PyErr_Format(PyExc_ValueError, "no such lease: layers [%u, %u), %u rows, %u ranks", spec->first_layer, spec->end_layer,
+                     spec->rows, spec->wanted);
+    }
+    return layers && ranks && spec->rows > 0;
+}
+
+FUNCTION(py_lease_initialise) {
+    Py_ssize_t offset, version_count;
+    struct lease_spec spec;
+    unsigned long long arena_offset, arena_stride;
+    const char *versions;
+    PARSE("nIIIIKKIIIy#II", &offset, &spec.model_id, &spec.front_end, &spec.slot, &spec.sequence, &arena_offset, &arena_stride,
+          &spec.rows, &spec.first_layer, &spec.end_layer, &versions, &version_count, &spec.wanted, &spec.timeout_us);
+    spec.arena_offset = arena_offset;
+    spec.arena_stride = arena_stride;
+    spec.versions = (const uint8_t *)versions;
+    spec.version_count = (uint32_t)(version_count > MAX_LAYERS ? MAX_LAYERS + 1 : version_count);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease && spec_is_sound(&spec)) result = PyLong_FromUnsignedLong(lease_initialise(lease, &spec));
+    FINISH;
+}
+
+FUNCTION(py_lease_resume) {
+    Py_ssize_t offset;
+    unsigned int end_layer, wanted;
+    PARSE("nII", &offset, &end_layer, &wanted);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease && (end_layer > MAX_LAYERS || wanted < 1 || wanted > MAX_RANKS)) {
+        PyErr_Format(PyExc_ValueError, "cannot resume to layer %u with %u ranks", end_layer, wanted);
+    } else if (lease) {
+        lease_resume(lease, end_layer, wanted);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_set_control) {
+    Py_ssize_t offset;
+    unsigned int control;
+    PARSE("nI", &offset, &control);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) {
+        lease_set_control(lease, control);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_set_wanted) {
+    Py_ssize_t offset;
+    unsigned int wanted;
+    PARSE("nI", &offset, &wanted);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease && (wanted < 1 || wanted > MAX_RANKS)) {
+        PyErr_Format(PyExc_ValueError, "a gang has 1 to %d ranks, not %u", MAX_RANKS, wanted);
+    } else if (lease) {
+        lease_set_wanted(lease, wanted);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_abort) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) {
+        lease_abort(lease);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_progress) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) {
+        struct phase phase = phase_unpack(atomic_load(&lease->phase));
+        result = Py_BuildValue("IIIKN", phase.kind, phase.layer, atomic_load(&lease->finished),
+                               (unsigned long long)atomic_load(&lease->present), PyBool_FromLong(atomic_load(&lease->aborted)));
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_term) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) result = PyLong_FromUnsignedLong(atomic_load(&lease->term));
+    FINISH;
+}
+
+FUNCTION(py_lease_start_ns) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) result = PyLong_FromUnsignedLongLong(atomic_load(&lease->start_ns));
+    FINISH;
+}
+
+FUNCTION(py_lease_layer_end_ns) {
+    Py_ssize_t offset;
+    unsigned int first, end;
+    PARSE("nII", &offset, &first, &end);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease && (first > end || end > MAX_LAYERS)) {
+        PyErr_Format(PyExc_ValueError, "no layers [%u, %u)", first, end);
+    } else if (lease && (result = PyList_New(end - first))) {
+        for (uint32_t layer = first; layer < end && result; layer++) {
+            PyObject *number = PyLong_FromUnsignedLongLong(atomic_load(&lease->layer_end_ns[layer]));
+            if (!number) Py_CLEAR(result);
+            else PyList_SET_ITEM(result, layer - first, number);
+        }
+    }
+    FINISH;
+}
+
+#define METHOD(name) {#name, py_##name, METH_VARARGS, NULL}
+PyMethodDef memory_methods[] = {
+    METHOD(ring_init),        METHOD(ring_send),        METHOD(ring_receive), METHOD(ring_pending),
+    METHOD(ring_discard),     METHOD(bell_ring),        METHOD(bell_seen),    METHOD(bell_wait),
+    METHOD(slot_reset),       METHOD(slot_acquire),     METHOD(slot_read),    METHOD(slot_change),
+    METHOD(slot_wait),        METHOD(slot_wake),        METHOD(lease_initialise), METHOD(lease_resume),
+    METHOD(lease_set_control), METHOD(lease_set_wanted), METHOD(lease_abort), METHOD(lease_progress),
+    METHOD(lease_term),       METHOD(lease_start_ns),   METHOD(lease_layer_end_ns), {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,16 @@
+/* What the files of the extension module share. */
+#ifndef GANGWAY_PYTHON_H
+#define GANGWAY_PYTHON_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+extern PyMethodDef memory_methods[];   /* py_memory.c: rings, bells, slots, leases */
+extern PyType_Spec program_type_spec;  /* py_worker.c */
+extern PyType_Spec worker_type_spec;
+extern PyTypeObject *program_type;
+
+/* Address of `size_bytes` bytes at `offset` of a buffer; NULL with ValueError set if they are not all inside, or misaligned. */
+void *locate(const Py_buffer *buffer, Py_ssize_t offset, size_t size_bytes);
+
+#endif

@@ -1,0 +1,65 @@
+#include "ring.h"
+
+#include "wait.h"
+
+void ring_init(struct ring *ring, uint32_t capacity) {
+    ring->capacity = capacity;
+    atomic_store(&ring->head, 0);
+    atomic_store(&ring->tail, 0);
+}
+
+/* A message counts from the moment the tail has moved past it: a producer that dies earlier has sent nothing. */
+bool ring_send(struct ring *ring, const struct message *message) {
+    uint32_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
+    if (tail - atomic_load_explicit(&ring->head, memory_order_acquire) >= ring->capacity) return false;
+    ring->messages[tail & (ring->capacity - 1)] = *message;
+    atomic_store_explicit(&ring->tail, tail + 1, memory_order_release);
+    return true;
+}
+
+bool ring_receive(struct ring *ring, struct message *message) {
+    uint32_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
+    if (head == atomic_load_explicit(&ring->tail, memory_order_acquire)) return false;
+    *message = ring->messages[head & (ring->capacity - 1)];
+    atomic_store_explicit(&ring->head, head + 1, memory_order_release);
+    return true;
+}
+
+uint32_t ring_pending(struct ring *ring) {
+    uint32_t head = atomic_load_explicit(&ring->head, memory_order_acquire);
+    return atomic_load_explicit(&ring->tail, memory_order_acquire) - head;
+}
+
+void ring_discard(struct ring *ring) {
+    uint32_t tail = atomic_load_explicit(&ring->tail, memory_order_acquire);
+    atomic_store_explicit(&ring->head, tail, memory_order_release);
+}
+
+/* Either the producer sees `sleeping`, or the kernel (which compares under its lock) sees the new stroke: both sides write their
+ * word before they read the other's, sequentially consistent. */
+void bell_ring(struct bell *bell) {
+    atomic_fetch_add(&bell->strokes, 1);
+    if (atomic_load(&bell->sleeping)) futex_wake_all(&bell->strokes);
+}
+
+uint32_t bell_seen(struct bell *bell) { return atomic_load(&bell->strokes); }
+
+uint32_t bell_wait(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
+    uint64_t start_ns = now_ns(), waited_ns = 0;
+    uint32_t strokes;
+    while (waited_ns < spin_us * UINT64_C(1000)) {
+        for (int spin = 0; spin < SPINS_PER_CLOCK; spin++) {
+            strokes = atomic_load_explicit(&bell->strokes, memory_order_acquire);
+            if (strokes != seen) return strokes;
+            spin_pause();
+        }
+        waited_ns = now_ns() - start_ns;
+    }
+    atomic_store(&bell->sleeping, 1);
+    while ((strokes = atomic_load(&bell->strokes)) == seen && waited_ns < timeout_us * 1000) {
+        futex_wait(&bell->strokes, seen, timeout_us * 1000 - waited_ns);
+        waited_ns = now_ns() - start_ns;
+    }
+    atomic_store(&bell->sleeping, 0);
+    return strokes;
+}

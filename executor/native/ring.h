@@ -1,0 +1,18 @@
+/* Message rings (one producer, one consumer) and bells (many producers, one consumer). */
+#ifndef GANGWAY_RING_H
+#define GANGWAY_RING_H
+
+#include "layout.h"
+
+void ring_init(struct ring *ring, uint32_t capacity);
+bool ring_send(struct ring *ring, const struct message *message); /* false: full */
+bool ring_receive(struct ring *ring, struct message *message);    /* false: empty */
+uint32_t ring_pending(struct ring *ring);
+void ring_discard(struct ring *ring);
+
+void bell_ring(struct bell *bell);
+uint32_t bell_seen(struct bell *bell);
+/* Waits until the bell has been rung since `seen` was read, or the time is up; returns the new count. */
+uint32_t bell_wait(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us);
+
+#endif

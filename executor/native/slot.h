@@ -1,0 +1,16 @@
+/* Request slots: every change of state is one compare-and-swap of the word. */
+#ifndef GANGWAY_SLOT_H
+#define GANGWAY_SLOT_H
+
+#include "layout.h"
+
+/* Any state -> FREE; the sequence stays, so that older messages remain stale. */
+void slot_reset(struct slot *slot);
+/* Takes a free slot of `count`, looking from `first` on: FILLING, next sequence. Returns its number, -1 if none is free. */
+long slot_acquire(struct slot *slots, uint32_t count, uint32_t first);
+/* To `state` and `status`, if the sequence is right and the present state's bit is set in `mask`. Does not wake anybody. */
+bool slot_change(struct slot *slot, uint32_t sequence, uint32_t mask, uint32_t state, uint32_t status);
+void slot_wake(struct slot *slot);
+bool slot_wait(struct slot *slot, uint32_t spin_us, uint64_t timeout_us); /* until DONE; false: time is up */
+
+#endif

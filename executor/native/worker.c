@@ -1,0 +1,109 @@
+#include "worker.h"
+
+#include "gang.h"
+#include "ring.h"
+#include "slot.h"
+#include "wait.h"
+
+enum { IDLE_US = 60 * 1000 * 1000, FULL_RING_NS = 1000 * 1000, ALIGNMENT = 64 };
+
+/* A scheduler that has died leaves the completion ring unread; its successor will read it, so waiting is right. */
+void worker_send(struct worker *worker, const struct message *message) {
+    while (!ring_send(worker->completions, message)) {
+        bell_ring(worker->scheduler_bell);
+        nanosleep(&(struct timespec){.tv_nsec = FULL_RING_NS}, NULL);
+    }
+    bell_ring(worker->scheduler_bell);
+}
+
+static bool fits(const struct memory *memory, uint64_t offset, uint64_t size_bytes) {
+    return offset % ALIGNMENT == 0 && size_bytes <= memory->size_bytes && offset <= memory->size_bytes - size_bytes;
+}
+
+static bool place_tensors(const struct memory *io, const uint64_t *offsets, const uint64_t *row_bytes, uint32_t count,
+                          uint32_t rows, char **bases) {
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t offset = offsets[i], size_bytes;
+        if (__builtin_mul_overflow(row_bytes[i], (uint64_t)rows, &size_bytes) || !fits(io, offset, size_bytes)) return false;
+        bases[i] = io->base + offset;
+    }
+    return true;
+}
+
+static bool tasks_fit(const struct program *program, uint32_t rows) {
+    for (uint32_t i = 0; i < program->layer_count; i++) {
+        const struct layer *layer = &program->layers[i];
+        for (uint32_t v = 0; v < layer->version_count; v++) {
+            if ((uint64_t)layer->versions[v].tasks * rows > MAX_TASKS) return false;
+        }
+    }
+    return true;
+}
+
+/* Turns a lease's numbers into addresses; false if one of them leads outside. Shared memory is read once, then checked. */
+static bool place(const struct worker *worker, const struct lease *lease, struct query *query) {
+    uint32_t model_id = lease->model_id, front_end = lease->front_end, number = lease->slot, rows = lease->rows;
+    uint64_t offset = lease->arena_offset, stride = lease->arena_stride;
+    if (model_id >= MAX_MODELS || !worker->programs[model_id] || front_end >= worker->io_count) return false;
+    const struct program *program = worker->programs[model_id];
+    const struct memory *io = &worker->io[front_end];
+    if (number >= io->size_bytes / sizeof(struct slot) || rows == 0 || lease->end_layer > program->layer_count) return false;
+
+    uint64_t arena_bytes;
+    if (!tasks_fit(program, rows) || stride < program->arena_bytes || stride % ALIGNMENT) return false;
+    if (__builtin_mul_overflow(stride, (uint64_t)rows, &arena_bytes) || !fits(&worker->arena, offset, arena_bytes)) return false;
+
+    struct slot *slot = (struct slot *)io->base + number;
+    if ((atomic_load(&slot->word) & ~UINT64_C(0xff00)) != slot_word(SLOT_RUNNING, STATUS_OK, lease->sequence)) return false;
+    *query = (struct query){
+        .program = program,
+        .slot = slot,
+        .arena = worker->arena.base + offset,
+        .arena_stride = stride,
+        .rows = rows,
+    };
+    return place_tensors(io, slot->input_offset, program->input_row_bytes, program->input_count, rows, query->inputs) &&
+           place_tensors(io, slot->output_offset, program->output_row_bytes, program->output_count, rows, query->outputs);
+}
+
+static enum left_reason join(const struct worker *worker, struct lease *lease, uint32_t rank, uint32_t term) {
+    struct query query;
+    if (atomic_load(&lease->term) != term) return LEFT_STALE;
+    if (place(worker, lease, &query)) return gang_run(lease, &query, rank, worker->spin_us);
+    /* Who comes too late finds the slot answered, maybe in use again: that is no error. */
+    switch (phase_unpack(atomic_load(&lease->phase)).kind) {
+        case PHASE_END: return LEFT_DONE;
+        case PHASE_STOPPED: return LEFT_STOPPED;
+        default: return LEFT_INVALID;
+    }
+}
+
+static void run_command(struct worker *worker, const struct message *command) {
+    struct message left = *command;
+    left.kind = LEFT;
+    left.gang.reason = LEFT_INVALID;
+    if (command->gang.lease < worker->lease_count && command->gang.rank < MAX_RANKS) {
+        uint64_t start_ns = now_ns();
+        atomic_store(&worker->status->lease, command->gang.lease + 1);
+        left.gang.reason = join(worker, &worker->leases[command->gang.lease], command->gang.rank, command->gang.term);
+        atomic_store(&worker->status->lease, 0);
+        atomic_fetch_add(&worker->status->busy_ns, now_ns() - start_ns);
+        atomic_fetch_add(&worker->status->runs, 1);
+    }
+    worker_send(worker, &left);
+}
+
+/* `busy` is raised before a command leaves the ring, so that an empty ring and an idle worker together mean: nothing is under way. */
+struct message worker_loop(struct worker *worker) {
+    struct message command;
+    for (;;) {
+        uint32_t seen = bell_seen(worker->bell);
+        atomic_store(&worker->status->busy, 1);
+        while (ring_receive(worker->commands, &command)) {
+            if (command.kind != RUN) return command;
+            run_command(worker, &command);
+        }
+        atomic_store(&worker->status->busy, 0);
+        bell_wait(worker->bell, seen, worker->spin_us, IDLE_US);
+    }
+}

@@ -1,0 +1,56 @@
+"""From an artifact on disk to the C table that the layer loop runs (`struct layer_record`, native/py_worker.c)."""
+
+import struct
+from pathlib import Path
+from typing import Final
+
+from gangway.artifact.format import KERNELS_FILE, MAX_ARGUMENTS, WEIGHTS_FILE, Layer, Manifest, Version
+from gangway.artifact.reader import MAX_VERSIONS, read_manifest
+from gangway.executor import _native
+
+CLAIM_US: Final = 200.0  # largest claim: what STOP_NOW and a joining rank may have to wait for
+_FLOPS_PER_US: Final = 50e3  # what a kernel does on one core where no profile says better
+_BYTES_PER_US: Final = 10e3
+_HEAD: Final = struct.Struct("<3I4x")  # arguments, versions, max_ranks
+_ARGUMENT: Final = struct.Struct("<IIQ")  # space, index, offset
+_VERSION: Final = struct.Struct("<II")  # tasks, chunk
+
+
+def load_program(folder: Path) -> _native.Program:
+    """Load the artifact in `folder`: kernels by dlopen, weights mapped read-only (one copy in the machine).
+
+    The files' checksums are not compared here, that is done once in the machine and not in every worker.
+    Raises ArtifactError for a bad manifest, OSError or ValueError where files and manifest do not fit together.
+    """
+    manifest = read_manifest(folder)
+    return _native.Program(
+        kernels=str(folder / KERNELS_FILE),
+        weights=str(folder / WEIGHTS_FILE),
+        table=b"".join(pack_layer(layer) for layer in manifest.layers),
+        symbols=symbols(manifest),
+        arena_bytes=manifest.arena_bytes,
+        input_row_bytes=[tensor.row_bytes for tensor in manifest.inputs],
+        output_row_bytes=[tensor.row_bytes for tensor in manifest.outputs],
+    )
+
+
+def symbols(manifest: Manifest) -> list[str]:
+    """Names of the kernels in the order of the table: layer by layer, version by version."""
+    return [version.symbol for layer in manifest.layers for version in layer.versions]
+
+
+def pack_layer(layer: Layer) -> bytes:
+    """Return the layer as one record of the table."""
+    arguments = [_ARGUMENT.pack(ref.space, ref.index, ref.offset_bytes) for ref in layer.arguments]
+    versions = [_VERSION.pack(version.tasks, chunk_tasks(layer, version)) for version in layer.versions]
+    return (
+        _HEAD.pack(len(arguments), len(versions), layer.max_ranks)
+        + b"".join(arguments).ljust(MAX_ARGUMENTS * _ARGUMENT.size, b"\0")
+        + b"".join(versions).ljust(MAX_VERSIONS * _VERSION.size, b"\0")
+    )
+
+
+def chunk_tasks(layer: Layer, version: Version) -> int:
+    """Return how many tasks take about CLAIM_US, at least one."""
+    task_us = max(layer.flops / _FLOPS_PER_US, layer.bytes / _BYTES_PER_US) / version.tasks
+    return max(1, min(version.tasks, int(CLAIM_US / task_us))) if task_us > 0 else version.tasks

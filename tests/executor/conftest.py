@@ -1,0 +1,121 @@
+"""A tiny model whose kernels count what they execute, and an executor that runs it."""
+
+import hashlib
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
+from gangway.artifact.writer import ArtifactWriter
+from gangway.executor.cores import available_cores
+from gangway.executor.leases import LeaseSpec
+from gangway.executor.local import LocalExecutor
+from gangway.executor.slots import SlotRequest
+
+HERE = Path(__file__).parent
+TASKS = 24
+HEAP = 1 << 16
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """Where the artifact lies, and what it consists of."""
+
+    cache_dir: Path
+    key: str
+    layers: int
+    tasks: int
+
+
+def make_artifact(cache_dir: Path, layers: int = 6, max_ranks: tuple[int, ...] = (64,)) -> TinyModel:
+    key = hashlib.sha256(f"{layers} {max_ranks}".encode()).hexdigest()
+    with ArtifactWriter(cache_dir / key) as writer:
+        offsets = [writer.append_weights(struct.pack("<i", layer)) for layer in range(layers)]
+        command = ["gcc", "-O1", "-shared", "-fPIC", str(HERE / "kernels.c"), "-o", str(writer.kernels_path)]
+        subprocess.run(command, check=True)
+        row_bytes = layers * TASKS * 4
+        manifest = Manifest(
+            key=key,
+            model_name="tiny",
+            batched=True,
+            inputs=(TensorSpec("orders", "INT32", (-1, 16), 64),),
+            outputs=(TensorSpec("counters", "INT32", (-1, layers * TASKS), row_bytes),),
+            layers=tuple(_layer(i, offsets[i], max_ranks[i % len(max_ranks)]) for i in range(layers)),
+            arena_bytes=64,
+            target=TargetSpec("baseline", "x86-64", 4, ()),
+            files={},
+        )
+        writer.commit(manifest)
+    return TinyModel(cache_dir, key, layers, TASKS)
+
+
+def _layer(number: int, weights_offset: int, max_ranks: int) -> Layer:
+    arguments = (
+        BufferRef(Space.INPUT, 0),
+        BufferRef(Space.WEIGHTS, weights_offset),
+        BufferRef(Space.ARENA, 0),
+        BufferRef(Space.OUTPUT, number * TASKS * 4),
+    )
+    version = Version("count", TASKS, "counts")
+    return Layer(f"layer{number}", "Count", "", arguments, (version,), flops=0, bytes=0, max_ranks=max_ranks)
+
+
+class Harness:
+    """Runs queries of the tiny model as model 1 in slot after slot; io: input at HEAP, output 4 KiB later."""
+
+    def __init__(self, executor: LocalExecutor, model: TinyModel) -> None:
+        self.executor = executor
+        self.model = model
+        executor.load(1, model.key)
+
+    def orders(self, task_ns: int = 0, hang: int = 0, crash: int = 0, layer: int = 0) -> None:
+        for row in range(32):
+            struct.pack_into("<4i", self.executor.io.view, HEAP + row * 64, task_ns, hang, crash, layer)
+
+    def start(self, workers: list[int], rows: int = 1, wanted: int | None = None, **changes: object) -> tuple[int, int]:
+        """Start a query on lease 0; return slot and sequence."""
+        size_bytes = rows * self.model.layers * self.model.tasks * 4
+        self.executor.io.view[HEAP + 4096 : HEAP + 4096 + size_bytes] = bytes(size_bytes)
+        slot, sequence = self.executor.begin(SlotRequest(1, rows, (HEAP,), (HEAP + 4096,)))
+        values = {
+            "model_id": 1,
+            "front_end": 0,
+            "slot": slot,
+            "sequence": sequence,
+            "arena_offset": 0,
+            "arena_stride": 64,
+            "rows": rows,
+            "first_layer": 0,
+            "end_layer": self.model.layers,
+            "wanted": wanted or max(1, len(workers)),
+        }
+        self.executor.start(0, LeaseSpec(**{**values, **changes}), workers)  # type: ignore[arg-type]
+        return slot, sequence
+
+    def counters(self, rows: int = 1) -> set[int]:
+        """Distinct values of all counters: {1} when every task was executed exactly once."""
+        count = rows * self.model.layers * self.model.tasks
+        return set(struct.unpack_from(f"<{count}i", self.executor.io.view, HEAP + 4096))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return make_artifact(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def artifact_maker() -> Callable[..., TinyModel]:
+    return make_artifact
+
+
+@pytest.fixture
+def harness(tiny_model: TinyModel) -> Iterator[Harness]:
+    cores = available_cores()
+    with LocalExecutor(tiny_model.cache_dir, [cores[0], cores[-1]]) as executor:
+        made = Harness(executor, tiny_model)
+        made.orders()
+        yield made

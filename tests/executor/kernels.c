@@ -1,0 +1,25 @@
+/* Kernels of the tests' tiny model. Input: int32 {task_ns, hang_task + 1, crash_task + 1, layer of both}. Output: a counter per task. */
+#include <stdint.h>
+#include <time.h>
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+/* `weights`: one int32, the number of the layer. */
+void count(void *input, void *weights, void *arena, void *counters, int32_t begin, int32_t end) {
+    volatile int32_t *order = input;
+    int32_t layer = *(int32_t *)weights;
+    for (int32_t task = begin; task < end; task++) {
+        int64_t stop_ns = now_ns() + order[0];
+        while (order[0] && now_ns() < stop_ns) {}
+        while (order[1] == task + 1 && order[3] == layer) {}
+        if (order[2] == task + 1 && order[3] == layer) __builtin_trap();
+        __atomic_fetch_add((int32_t *)counters + task, 1, __ATOMIC_RELAXED);
+        ((int32_t *)arena)[0] = layer;
+    }
+}
+
+void nothing(void *counters, int32_t begin, int32_t end) { (void)counters, (void)begin, (void)end; }
