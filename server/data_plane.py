@@ -97,7 +97,8 @@ class Request:
     def submit(self, deadline_ns: int = 0, priority: int = 0, arrival_ns: int = 0) -> None:
         """Hand the request to the scheduler; the inputs must not change any more.
 
-        Times are CLOCK_MONOTONIC; a deadline of 0 is none, an arrival of 0 is now. Raises PoolExhaustedError when the scheduler's ring is full.
+        Times are CLOCK_MONOTONIC; a deadline of 0 is none, an arrival of 0 is now.
+        Raises PoolExhaustedError when the scheduler's ring is full.
         """
         block, placement, slots = self._block, self._placement, self._plane.slots
         slots.fill(

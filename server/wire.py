@@ -1,8 +1,10 @@
 """A walk over the top level of a serialised ModelInferRequest, so that tensors are not copied by a protobuf parser.
 
 `raw_input_contents` (field 7) and `id` (field 3) are taken out; what is left, the header, is for protobuf's own parser.
-It says nothing about one particular request, so equal headers need to be understood only once. The walk is stricter than protobuf: what protobuf would accept and ignore (a known field of another wire type,
-groups, over-long lengths) is refused here, because no client sends it in good faith.
+It says nothing about one particular request, so equal headers need to be understood only once.
+
+The walk is stricter than protobuf: what protobuf would accept and ignore (a known field of another wire type, groups,
+over-long lengths, a second id) is refused here, because no client sends it in good faith.
 """
 
 from typing import NamedTuple
@@ -42,7 +44,7 @@ def split_request(message: bytes) -> SplitRequest:
     end = len(message)
     header: list[memoryview] = []
     raws: list[memoryview] = []
-    request_id = view[:0]
+    ids: list[memoryview] = []
     position = kept = fields = 0
     while position < end:
         start = position
@@ -62,16 +64,13 @@ def split_request(message: bytes) -> SplitRequest:
             if tag in (_RAW_TAG, _ID_TAG):
                 header.append(view[kept:start])
                 kept = position
-                if tag == _RAW_TAG:
-                    raws.append(view[content:position])
-                else:
-                    request_id = view[content:position]  # as everywhere in protobuf, the last one counts
+                (raws if tag == _RAW_TAG else ids).append(view[content:position])
         else:
             position = _skip_scalar(message, tag, position)
         if tag >> 3 == 0 or tag >> 32:
             raise MalformedRequestError(f"field number {tag >> 3} at byte {start}")
     header.append(view[kept:])
-    return SplitRequest(_checked_header(header), _checked_id(request_id), _checked_raws(raws))
+    return SplitRequest(_checked_header(header), _checked_id(ids), _checked_raws(raws))
 
 
 def _checked_header(pieces: list[memoryview]) -> bytes:
@@ -82,10 +81,12 @@ def _checked_header(pieces: list[memoryview]) -> bytes:
     return b"".join(pieces)
 
 
-def _checked_id(request_id: memoryview) -> bytes:
-    if len(request_id) > MAX_ID_BYTES:
-        raise MalformedRequestError(f"the id has {len(request_id)} bytes, at most {MAX_ID_BYTES} are possible")
-    content = bytes(request_id)
+def _checked_id(ids: list[memoryview]) -> bytes:
+    if not ids:
+        return b""
+    content = bytes(ids[0][: MAX_ID_BYTES + 1])
+    if len(ids) > 1 or len(content) > MAX_ID_BYTES:
+        raise MalformedRequestError(f"expected one id of at most {MAX_ID_BYTES} bytes")
     try:
         content.decode()
     except UnicodeDecodeError as error:

@@ -1,0 +1,33 @@
+"""What a client is told when a request cannot be served."""
+
+from typing import NoReturn
+
+import grpc
+
+MAX_DETAIL_CHARACTERS = (
+    1000  # the details travel in an HTTP/2 header of limited size, and may quote the client's own words
+)
+
+
+class RequestError(Exception):
+    """A request was refused or failed; `code` and `message` are the answer."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message if len(message) <= MAX_DETAIL_CHARACTERS else f"{message[:MAX_DETAIL_CHARACTERS]}..."
+
+
+def invalid(message: str) -> NoReturn:
+    """Refuse a request that is wrong in itself."""
+    raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def unsupported(message: str) -> NoReturn:
+    """Refuse a request for something this server does not do."""
+    raise RequestError(grpc.StatusCode.UNIMPLEMENTED, message)
+
+
+def unavailable(message: str) -> NoReturn:
+    """Refuse a request that may succeed later or elsewhere."""
+    raise RequestError(grpc.StatusCode.UNAVAILABLE, message)

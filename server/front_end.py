@@ -1,0 +1,103 @@
+"""The front-end process: `python -m gangway.server.front_end` with the options that the supervisor gives it.
+
+The main thread listens to the supervisor; requests are answered by the gRPC server's threads.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+
+from gangway.executor.control import ControlSegment
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotTable
+from gangway.server.answers import Answers
+from gangway.server.data_plane import DataPlane
+from gangway.server.front_end_messages import (
+    MAX_MESSAGE_BYTES,
+    BindFailed,
+    Drain,
+    FrontEndMessage,
+    InitialLoadDone,
+    Listening,
+    ModelReady,
+    ModelUnavailable,
+    from_json,
+    to_json,
+)
+from gangway.server.front_end_options import FrontEndOptions
+from gangway.server.grpc_front_end import GrpcFrontEnd
+from gangway.server.inference import Inference
+from gangway.server.process import die_with_parent, keep_freed_memory
+
+MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
+
+_log = logging.getLogger(__name__)
+
+
+class FrontEnd:
+    """Inference and answers over one data plane, told by the supervisor what to serve."""
+
+    def __init__(self, plane: DataPlane, max_message_bytes: int) -> None:
+        self._inference = Inference(plane)
+        self._answers = Answers()
+        self.server = GrpcFrontEnd(self._inference, self._answers, plane.slots.slots, max_message_bytes)
+
+    def handle(self, message: FrontEndMessage) -> None:
+        """Do what the supervisor says. Returns from Drain when the last request has ended."""
+        match message:
+            case ModelReady() | ModelUnavailable():
+                self._answers.models = self._answers.models.updated(message)
+                self._inference.serve(self._answers.models)
+            case InitialLoadDone():
+                self._answers.ready = True
+            case Drain():
+                self._answers.ready = False
+                self._inference.refuse("the server is stopping")
+                self.server.stop(MAX_DRAIN_SECONDS)
+            case _:
+                raise ValueError(f"{message} is not for a front end")
+
+
+def make_data_plane(options: FrontEndOptions) -> DataPlane:
+    """Map the inherited segments."""
+    control = ControlSegment.attach(options.control_fd)
+    io = Segment.attach(options.io_fd)
+    slots = SlotTable(io, options.slots)
+    return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell)
+
+
+def run(options: FrontEndOptions) -> int:
+    """Serve until the supervisor says Drain; return the exit status."""
+    supervisor = socket.socket(fileno=options.supervisor_fd)
+    front_end = FrontEnd(make_data_plane(options), options.max_message_bytes)
+    try:
+        port = front_end.server.bind(options.address)
+    except RuntimeError as error:
+        supervisor.send(to_json(BindFailed(str(error))))
+        return 1
+    front_end.server.start()
+    supervisor.send(to_json(Listening(f"{options.address.rpartition(':')[0]}:{port}")))
+    while data := supervisor.recv(MAX_MESSAGE_BYTES):
+        message = from_json(data)
+        front_end.handle(message)
+        if isinstance(message, Drain):
+            return 0
+    _log.error("the supervisor is gone")
+    os._exit(1)  # without waiting for threads, which wait for answers that nobody may give any more
+
+
+def main(argv: list[str]) -> int:
+    """Run the process."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides what it means
+    options = FrontEndOptions.parse(argv)
+    level = logging.DEBUG if options.log_verbose else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s front end: %(message)s")
+    keep_freed_memory()
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""The gRPC server: methods of the protocol to functions, refusals to status codes. Nothing here knows what a tensor is.
+
+Synchronous grpcio with a thread pool: measured, it needs 1.6 times less CPU per request than its asyncio sibling.
+Handlers get and return bytes, so that ModelInfer can leave the tensors where they are.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn, TypeAlias, TypeVar
+
+import grpc
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos import health_pb2
+from gangway.server.answers import Answers
+from gangway.server.errors import RequestError
+from gangway.server.inference import Inference
+from google.protobuf.message import DecodeError, Message
+
+INFERENCE_SERVICE = "inference.GRPCInferenceService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+SPARE_THREADS = 16  # refuse what is too much, and answer health checks, while every slot's thread waits
+
+_log = logging.getLogger(__name__)
+Request = TypeVar("Request", bound=Message)
+Handler = Callable[[bytes, grpc.ServicerContext], bytes]
+MethodHandler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"  # not subscriptable at run time
+Handlers: TypeAlias = dict[str, MethodHandler]
+
+
+class GrpcFrontEnd:
+    """Serves one address. `max_in_flight` requests wait in a thread each; the data plane refuses further ones."""
+
+    def __init__(self, inference: Inference, answers: Answers, max_in_flight: int, max_message_bytes: int) -> None:
+        self._server = grpc.server(
+            ThreadPoolExecutor(max_in_flight + SPARE_THREADS, thread_name_prefix="grpc"),
+            options=[
+                # By default a second server on the same port would silently get every other connection.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", max_message_bytes),
+            ],
+        )
+        handlers = {**_unimplemented_handlers(), **_answer_handlers(answers)}
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_guarded(inference.infer))
+        self._add(INFERENCE_SERVICE, handlers)
+        self._add(HEALTH_SERVICE, {"Check": _message_handler(health_pb2.HealthCheckRequest, answers.health_check)})
+
+    def bind(self, address: str) -> int:
+        """Take the address ("host:port") and return the port. Raises RuntimeError if it cannot be had."""
+        return self._server.add_insecure_port(address)
+
+    def start(self) -> None:
+        """Answer requests from now on."""
+        self._server.start()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Accept nothing new, return when the running requests have ended, or cancel them after the grace time."""
+        self._server.stop(grace_seconds).wait(grace_seconds + 1.0)
+
+    def _add(self, service: str, handlers: Handlers) -> None:
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+
+def _answer_handlers(answers: Answers) -> Handlers:
+    return {
+        "ServerLive": _message_handler(pb.ServerLiveRequest, answers.server_live),
+        "ServerReady": _message_handler(pb.ServerReadyRequest, answers.server_ready),
+        "ModelReady": _message_handler(pb.ModelReadyRequest, answers.model_ready),
+        "ServerMetadata": _message_handler(pb.ServerMetadataRequest, answers.server_metadata),
+        "ModelMetadata": _message_handler(pb.ModelMetadataRequest, answers.model_metadata),
+        "ModelConfig": _message_handler(pb.ModelConfigRequest, answers.model_config),
+        "ModelStatistics": _message_handler(pb.ModelStatisticsRequest, answers.model_statistics),
+        "RepositoryIndex": _message_handler(pb.RepositoryIndexRequest, answers.repository_index),
+    }
+
+
+def _message_handler(kind: type[Request], answer: Callable[[Request], Message]) -> MethodHandler:
+    def handle(message: bytes, _context: grpc.ServicerContext) -> bytes:
+        try:
+            request = kind.FromString(message)
+        except DecodeError as error:
+            raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"not a {kind.__name__}: {error}") from None
+        return answer(request).SerializeToString()
+
+    return grpc.unary_unary_rpc_method_handler(_guarded(handle))
+
+
+def _guarded(handle: Handler) -> Handler:
+    """Turn what a handler raises into the status that the client sees."""
+
+    def guard(message: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return handle(message, context)
+        except RequestError as error:
+            context.abort(error.code, error.message)
+        except Exception:
+            _log.exception("a request failed unexpectedly")
+            context.abort(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
+
+    return guard
+
+
+def _unimplemented_handlers() -> Handlers:
+    """Every method of the service, answering that it is not served."""
+    methods = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+    return {method.name: _unimplemented(method.name, method.client_streaming) for method in methods}
+
+
+def _unimplemented(name: str, streaming: bool) -> MethodHandler:
+    def refuse(_message: bytes | Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{name} is not supported by this server")
+
+    return grpc.stream_stream_rpc_method_handler(refuse) if streaming else grpc.unary_unary_rpc_method_handler(refuse)

@@ -1,0 +1,123 @@
+"""ModelInfer: bytes in, bytes out. One copy of each input into shared memory, one copy of each output out of it."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
+from gangway.server.errors import RequestError, invalid, unavailable
+from gangway.server.models import Models
+from gangway.server.plan import Plan, Planner
+from gangway.server.statistics import Times
+from gangway.server.wire import MalformedRequestError, split_request
+
+MAX_WAIT_NS = 600 * 10**9  # every wait ends; a later deadline counts as none
+
+
+class Call(Protocol):
+    """What inference must know of a remote call (the part of grpc.ServicerContext it uses)."""
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the client's deadline; None or a huge number without one."""
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Have `callback` called when the call ends, for instance because the client cancels; False if it has ended."""
+
+
+class Inference:
+    """Serves the models that it was last given. Safe for threads."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+        self._planner = Planner(Models())
+        self._refusal = ""
+
+    def serve(self, models: Models) -> None:
+        """Serve these models from now on; requests that have begun keep theirs."""
+        self._planner = Planner(models)
+
+    def refuse(self, reason: str) -> None:
+        """Answer every further request with UNAVAILABLE."""
+        self._refusal = reason
+
+    def infer(self, message: bytes, call: Call) -> bytes:
+        """Answer one serialised ModelInferRequest. Raises RequestError."""
+        arrival_ns = time.monotonic_ns()
+        if self._refusal:
+            unavailable(self._refusal)
+        try:
+            header, request_id, raws = split_request(message)
+        except MalformedRequestError as error:
+            invalid(str(error))
+        plan = self._planner.plan(header, bool(raws))
+        try:
+            return self._run(plan, request_id, raws, call, arrival_ns)
+        except RequestError:
+            plan.model.statistics.failed(time.monotonic_ns() - arrival_ns)
+            raise
+
+    def _run(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
+        contents = plan.contents(raws)
+        deadline_ns = _deadline_ns(plan, call, arrival_ns)
+        with self._open(plan) as request:
+            for tensor, content in zip(plan.inputs, contents, strict=True):
+                request.inputs[tensor.index][:] = content
+            submitted_ns = time.monotonic_ns()
+            outcome = self._execute(plan, request, call, submitted_ns, deadline_ns)
+            finished_ns = time.monotonic_ns()
+            response = plan.response.fill(request_id, request.outputs)
+        end_ns = time.monotonic_ns()
+        infer_ns = int(outcome.compute_us * 1000)
+        times = Times(
+            total=end_ns - arrival_ns,
+            queue=max(0, finished_ns - submitted_ns - infer_ns),
+            compute_input=submitted_ns - arrival_ns,
+            compute_infer=infer_ns,
+            compute_output=end_ns - finished_ns,
+        )
+        plan.model.statistics.succeeded(plan.rows, times)
+        return response
+
+    def _open(self, plan: Plan) -> Request:
+        try:
+            return self._plane.open(plan.model.layout, plan.rows)
+        except PoolExhaustedError as error:
+            unavailable(f"Exceeds maximum queue size: {error}")
+
+    def _execute(self, plan: Plan, request: Request, call: Call, now_ns: int, deadline_ns: int) -> SlotOutcome:
+        try:
+            request.submit(deadline_ns, plan.priority, now_ns)
+        except PoolExhaustedError as error:
+            unavailable(f"Exceeds maximum queue size: {error}")
+        # Only from here on is there something to cancel; a call that has ended meanwhile takes no callback any more.
+        if not call.add_callback(request.cancel):
+            request.cancel()
+        outcome = request.wait(deadline_ns or now_ns + MAX_WAIT_NS)
+        if outcome is None or outcome.status != SlotStatus.OK:
+            raise _failure(plan, None if outcome is None else outcome.status)
+        return outcome
+
+
+def _deadline_ns(plan: Plan, call: Call, arrival_ns: int) -> int:
+    """Return the earlier one of the client's deadline and the `timeout` parameter, 0 without either."""
+    limit_ns = plan.timeout_us * 1000 or MAX_WAIT_NS
+    remaining_seconds = call.time_remaining()
+    if remaining_seconds is not None and remaining_seconds * 1e9 < limit_ns:
+        limit_ns = int(remaining_seconds * 1e9)
+    return arrival_ns + limit_ns if limit_ns < MAX_WAIT_NS else 0
+
+
+def _failure(plan: Plan, status: SlotStatus | None) -> RequestError:
+    name = plan.model.name
+    match status:
+        case None | SlotStatus.DEADLINE:
+            return RequestError(grpc.StatusCode.UNAVAILABLE, f"Request timeout expired for model '{name}'")
+        case SlotStatus.CANCELLED:
+            return RequestError(grpc.StatusCode.CANCELLED, f"the request for model '{name}' was cancelled")
+        case SlotStatus.UNAVAILABLE:
+            message = f"the request for model '{name}' could not be executed now; it may be sent again"
+            return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        case _:
+            return RequestError(grpc.StatusCode.INTERNAL, f"the execution of model '{name}' failed")

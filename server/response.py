@@ -1,0 +1,37 @@
+"""ModelInferResponse, written by hand: everything but id and tensors is the same for equal requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.models import ServedModel, Tensor
+from gangway.server.wire import REQUEST_ID, length_prefix
+
+_RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+
+
+@dataclass(frozen=True)
+class ResponseTemplate:
+    """The response of a model for certain outputs and a number of rows."""
+
+    header: bytes  # serialised ModelInferResponse without id and tensors
+    outputs: tuple[tuple[int, bytes], ...]  # place in the compiled model, and what stands before the raw contents
+
+    @classmethod
+    def of(cls, model: ServedModel, outputs: Sequence[Tensor], rows: int) -> "ResponseTemplate":
+        """Return the template for these outputs, in this order."""
+        message = pb.ModelInferResponse(model_name=model.name, model_version=str(model.version))
+        for tensor in outputs:
+            shape = (rows, *tensor.shape[1:]) if model.batched else tensor.shape
+            message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+        places = [(tensor.index, length_prefix(_RAW_OUTPUT_CONTENTS, rows * tensor.row_bytes)) for tensor in outputs]
+        return cls(message.SerializeToString(), tuple(places))
+
+    def fill(self, request_id: bytes, tensors: Sequence[memoryview]) -> bytes:
+        """Return the serialised response, with the one copy of the outputs. `tensors`: all of the compiled model."""
+        parts: list[bytes | memoryview] = [self.header]
+        if request_id:
+            parts += (length_prefix(REQUEST_ID, len(request_id)), request_id)
+        for index, prefix in self.outputs:
+            parts += (prefix, tensors[index])
+        return b"".join(parts)

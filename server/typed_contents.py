@@ -1,0 +1,39 @@
+"""Elements that came as protobuf numbers (`InferInputTensor.contents`) to the bytes the kernels read."""
+
+from typing import Final
+
+import numpy as np
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import invalid
+
+# element type -> (field of InferTensorContents, numpy type)
+_FIELDS: Final = {
+    "BOOL": ("bool_contents", np.bool_),
+    "INT8": ("int_contents", np.int8),
+    "INT16": ("int_contents", np.int16),
+    "INT32": ("int_contents", np.int32),
+    "INT64": ("int64_contents", np.int64),
+    "UINT8": ("uint_contents", np.uint8),
+    "UINT16": ("uint_contents", np.uint16),
+    "UINT32": ("uint_contents", np.uint32),
+    "UINT64": ("uint64_contents", np.uint64),
+    "FP32": ("fp32_contents", np.float32),
+    "FP64": ("fp64_contents", np.float64),
+}
+
+
+def to_bytes(contents: pb.InferTensorContents, name: str, datatype: str, elements: int, model: str) -> bytes:
+    """Return the elements as raw bytes. Raises RequestError (INVALID_ARGUMENT)."""
+    if datatype not in _FIELDS:
+        invalid(f"input '{name}' for model '{model}': {datatype} is only possible in raw_input_contents")
+    expected, dtype = _FIELDS[datatype]
+    others = [field.name for field, _ in contents.ListFields() if field.name != expected]
+    if others:
+        invalid(f"input '{name}' for model '{model}': expected {expected} for {datatype}, got {others[0]}")
+    values = getattr(contents, expected)
+    if len(values) != elements:
+        invalid(f"input '{name}' for model '{model}': expected {elements} elements in {expected}, got {len(values)}")
+    try:
+        return np.array(values, dtype=dtype).tobytes()
+    except OverflowError as error:
+        invalid(f"input '{name}' for model '{model}': an element does not fit into {datatype}: {error}")

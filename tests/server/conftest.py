@@ -1,0 +1,180 @@
+"""A front end in this process over real shared memory, with a thread in place of scheduler and workers.
+
+The real ones are exercised by the tests that start the whole server; here a test decides when and how a request ends.
+"""
+
+import base64
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from gangway.artifact.format import TensorSpec
+from gangway.executor.control import ControlLayout, ControlSegment
+from gangway.executor.messages import Cancel, Submit, unpack
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotStatus, SlotTable
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.auto_complete import complete_config, max_rows
+from gangway.server.data_plane import DataPlane
+from gangway.server.front_end import FrontEnd
+from gangway.server.front_end_messages import InitialLoadDone, ModelReady
+from gangway.server.front_end_options import DEFAULT_MAX_MESSAGE_BYTES
+
+SLOTS = 8
+IO_BYTES = 64 * 1024 * 1024
+
+
+def announce(model_id: int, name: str, inputs: list[TensorSpec], outputs: list[TensorSpec], batch: int) -> ModelReady:
+    batched = inputs[0].shape[0] == -1
+    config = complete_config(ModelConfig(max_batch_size=batch), name, inputs, outputs, batched)
+    encoded = base64.b64encode(config.SerializeToString()).decode()
+    rows = max_rows(config, batched)
+    return ModelReady(model_id, name, 1, encoded, tuple(inputs), tuple(outputs), config.max_batch_size, rows)
+
+
+INT16 = {"datatype": "INT32", "shape": (-1, 16), "row_bytes": 64}
+SIMPLE = announce(
+    0,
+    "simple",
+    [TensorSpec("INPUT0", **INT16), TensorSpec("INPUT1", **INT16)],
+    [TensorSpec("OUTPUT0", **INT16), TensorSpec("OUTPUT1", **INT16)],
+    batch=8,
+)
+IMAGE = announce(
+    1,
+    "image",
+    [TensorSpec("x", "FP32", (1, 3, 224, 224), 602112)],
+    [TensorSpec("y", "FP32", (1, 3, 224, 224), 602112)],
+    batch=0,
+)
+DATATYPES = ("BOOL", "INT8", "INT16", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64")
+NUMPY_SIZES = {name: np.dtype(triton.triton_to_np_dtype(name)).itemsize for name in DATATYPES}
+IDENTITIES = tuple(
+    announce(
+        2 + index,
+        f"identity_{name.lower()}",
+        [TensorSpec("x", name, (-1, 4), 4 * size)],
+        [TensorSpec("y", name, (-1, 4), 4 * size)],
+        batch=4,
+    )
+    for index, (name, size) in enumerate(NUMPY_SIZES.items())
+)
+MODELS = (SIMPLE, IMAGE, *IDENTITIES)
+
+
+@dataclass
+class FakeScheduler:
+    """Answers submitted slots in a thread: `simple` adds and subtracts, the others return their input.
+
+    While `holding`, requests are started but not answered: `held` receives their slots, `answer` ends one. A cancelled
+    request ends at once, as the real scheduler sees to it.
+    """
+
+    control: ControlSegment
+    io: Segment
+    slots: SlotTable
+    holding: bool = False
+    status: SlotStatus = SlotStatus.OK
+    held: "queue.SimpleQueue[Submit]" = field(default_factory=queue.SimpleQueue)
+    cancelled: "queue.SimpleQueue[Cancel]" = field(default_factory=queue.SimpleQueue)
+    stopping: bool = False
+
+    def run(self) -> None:
+        bell, ring = self.control.scheduler_bell, self.control.submit_rings[0]
+        while not self.stopping:
+            seen = bell.seen()
+            while raw := ring.receive():
+                self.receive(unpack(raw))
+            bell.wait(seen, spin_us=0, timeout_us=1_000_000)
+
+    def receive(self, message: object) -> None:
+        if isinstance(message, Submit):
+            self.slots.start(message.slot, message.sequence)
+            if self.holding:
+                self.held.put(message)
+            else:
+                self.answer(message)
+        elif isinstance(message, Cancel):
+            self.cancelled.put(message)
+            self.slots.finish(message.slot, message.sequence, SlotStatus.CANCELLED)
+
+    def answer(self, submitted: Submit) -> None:
+        request = self.slots.request(submitted.slot)
+        model = MODELS[request.model_id]
+        sizes = [request.rows * spec.row_bytes for spec in (*model.inputs, *model.outputs)]
+        offsets = [*request.input_offsets[: len(model.inputs)], *request.output_offsets[: len(model.outputs)]]
+        tensors = [self.io.view[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
+        if model.name == "simple":
+            a, b, total, difference = (np.frombuffer(tensor, np.int32) for tensor in tensors)
+            np.add(a, b, out=total)
+            np.subtract(a, b, out=difference)
+        else:
+            tensors[1][:] = tensors[0]
+        self.slots.finish(submitted.slot, submitted.sequence, self.status)
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.control.scheduler_bell.ring()
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a test works with."""
+
+    address: str
+    front_end: FrontEnd
+    plane: DataPlane
+    scheduler: FakeScheduler
+    client: triton.InferenceServerClient
+
+
+@pytest.fixture(scope="module")
+def running_server() -> Iterator[Server]:
+    control = ControlSegment.create(ControlLayout(workers=1, front_ends=1, leases=1))
+    io = Segment.create(IO_BYTES, "test-io")
+    slots = SlotTable(io, SLOTS)
+    slots.init()
+    scheduler = FakeScheduler(control, io, slots)
+    thread = threading.Thread(target=scheduler.run)
+    thread.start()
+    plane = DataPlane(io, slots, control.submit_rings[0], control.scheduler_bell)
+    front_end = FrontEnd(plane, DEFAULT_MAX_MESSAGE_BYTES)
+    address = f"127.0.0.1:{front_end.server.bind('127.0.0.1:0')}"
+    front_end.server.start()
+    for model in MODELS:
+        front_end.handle(model)
+    front_end.handle(InitialLoadDone())
+    with triton.InferenceServerClient(address) as client:
+        yield Server(address, front_end, plane, scheduler, client)
+    front_end.server.stop(5)
+    scheduler.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def server(running_server: Server) -> Iterator[Server]:
+    """The running server; afterwards nothing may be taken any more."""
+    yield running_server
+    running_server.scheduler.holding = False
+    running_server.scheduler.status = SlotStatus.OK
+    usage = running_server.plane.usage()
+    assert (usage.requests, usage.heap_bytes) == (0, 0)
+
+
+@pytest.fixture
+def simple_inputs() -> Callable[..., list[triton.InferInput]]:
+    """Makes inputs of the model `simple`: a counts up, b is ones."""
+
+    def make(rows: int = 1) -> list[triton.InferInput]:
+        a = np.arange(16 * rows, dtype=np.int32).reshape(rows, 16)
+        inputs = [triton.InferInput(name, [rows, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+        inputs[0].set_data_from_numpy(a)
+        inputs[1].set_data_from_numpy(np.ones_like(a))
+        return inputs
+
+    return make
