@@ -2,8 +2,8 @@
 
 Kernels read halos and never write them, so a halo must stay zero for ever, and so must the surplus channels of a vector
 that an elementwise kernel writes (other kernels write zeros there). A buffer that has either shares memory only with
-buffers of exactly its geometry. All others share freely, placed by decreasing size at the lowest free offset (Pisarchyk and Lee
-2020, "greedy by size").
+buffers of exactly its geometry. All others share freely, placed by decreasing size at the lowest free offset (Pisarchyk
+and Lee 2020, "greedy by size").
 """
 
 from collections.abc import Iterable

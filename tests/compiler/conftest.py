@@ -1,55 +1,90 @@
-"""Kernels against numpy: buffers in the compiler's layouts, and one shared library per test."""
+"""Runs artifacts in the test's own process: a small, slow stand-in for the executor."""
 
+import ctypes
+import itertools
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from gangway.artifact.format import TargetSpec
-from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
-from gangway.compiler.trial import Array, aligned
+from gangway.artifact.format import Manifest, Space, TensorSpec
+from gangway.artifact.reader import verify
+
+Array = npt.NDArray[np.generic]
+NUMPY_TYPES = {"FP32": np.float32, "INT32": np.int32, "INT64": np.int64}
+GUARD_BYTES = 4096
+GUARD = 0xA5
 
 
-@pytest.fixture(params=list(TARGETS), scope="module")
-def target(request: pytest.FixtureRequest) -> TargetSpec:
-    """Every target this machine can run."""
-    try:
-        return detect(request.param)
-    except UnsupportedTargetError as error:
-        pytest.skip(str(error))
+class Region:
+    """Memory between two guards that no kernel may touch; `misalignment_bytes` moves it off its natural alignment."""
+
+    def __init__(self, size_bytes: int, fill: int, misalignment_bytes: int = 0) -> None:
+        self._whole = np.full(size_bytes + 2 * GUARD_BYTES + 128, GUARD, np.uint8)
+        skip = -self._whole.ctypes.data % 64 + misalignment_bytes
+        self.bytes = self._whole[GUARD_BYTES + skip : GUARD_BYTES + skip + size_bytes]
+        self._outside = [self._whole[: GUARD_BYTES + skip], self._whole[GUARD_BYTES + skip + size_bytes :]]
+        self.bytes[:] = fill
+
+    @property
+    def address(self) -> int:
+        return self.bytes.ctypes.data
+
+    def check(self, what: str) -> None:
+        assert all((part == GUARD).all() for part in self._outside), f"a kernel wrote outside of {what}"
 
 
-@pytest.fixture
-def library_path(tmp_path: Path) -> Path:
-    return tmp_path / "kernels.so"
+class Runner:
+    """An artifact, its weights and one arena that is kept from run to run, as the executor keeps it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manifest: Manifest = verify(folder)
+        self._library = ctypes.CDLL(str(folder / "kernels.so"))
+        with (folder / "weights.bin").open("rb") as file:
+            self._weights = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
+        self._arena = Region(self.manifest.arena_bytes, fill=0)
+
+    def __call__(self, inputs: dict[str, Array], seed: int = 0) -> dict[str, Array]:
+        """Run one row: tasks of each layer in random order, in chunks of random size."""
+        random = np.random.default_rng(seed)
+        ins = [Region(spec.row_bytes, 0, misalignment_bytes=8) for spec in self.manifest.inputs]
+        outs = [Region(spec.row_bytes, 0xFF, misalignment_bytes=8) for spec in self.manifest.outputs]
+        for region, spec in zip(ins, self.manifest.inputs, strict=True):
+            region.bytes[:] = np.frombuffer(np.ascontiguousarray(inputs[spec.name]).tobytes(), np.uint8)
+        bases = {
+            Space.WEIGHTS: [self._weights.ctypes.data],
+            Space.ARENA: [self._arena.address],
+            Space.INPUT: [region.address for region in ins],
+            Space.OUTPUT: [region.address for region in outs],
+        }
+        for layer in self.manifest.layers:
+            kernel = self._library[layer.versions[0].symbol]
+            pointers = [ctypes.c_void_p(bases[a.space][a.index] + a.offset_bytes) for a in layer.arguments]
+            for begin, end in chunks(layer.versions[0].tasks, random):
+                kernel(*pointers, ctypes.c_int32(begin), ctypes.c_int32(end))
+        for region in (*ins, *outs):
+            region.check("inputs or outputs")
+        self._arena.check("the arena")
+        return {spec.name: _array(spec, region) for spec, region in zip(self.manifest.outputs, outs, strict=True)}
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
+def chunks(tasks: int, random: np.random.Generator) -> list[tuple[int, int]]:
+    """Cut [0, tasks) at random places, in random order."""
+    inner = range(1, tasks)
+    cuts = sorted(random.choice(inner, size=min(len(inner), 5), replace=False).tolist()) if tasks > 1 else []
+    edges = [0, *cuts, tasks]
+    parts = list(itertools.pairwise(edges))
+    return [parts[index] for index in random.permutation(len(parts))]
 
 
-@pytest.fixture
-def blocked() -> Callable[[Array, int, int], Array]:
-    """[C][H][W] -> [C/L][H + 2h][W + 2h][L]."""
-
-    def convert(plain: Array, lanes: int, halo: int) -> Array:
-        channels = len(plain)
-        padded = np.pad(plain, ((0, -channels % lanes), (halo, halo), (halo, halo)))
-        return aligned(padded.reshape(-1, lanes, *padded.shape[1:]).transpose(0, 2, 3, 1))
-
-    return convert
+def _array(spec: TensorSpec, region: Region) -> Array:
+    shape = tuple(1 if n == -1 else n for n in spec.shape)
+    return np.frombuffer(region.bytes.tobytes(), NUMPY_TYPES[spec.datatype]).reshape(shape)
 
 
-@pytest.fixture
-def plain() -> Callable[[Array, int, int], Array]:
-    """Blocked -> [C][H][W]; fails unless halo and surplus channels are zero."""
-
-    def convert(blocks: Array, channels: int, halo: int) -> Array:
-        full = blocks.transpose(0, 3, 1, 2).reshape(-1, *blocks.shape[1:3])
-        inner = full[:, halo : full.shape[1] - halo, halo : full.shape[2] - halo]
-        assert not full[channels:].any(), "surplus channels are not zero"
-        assert np.abs(full).sum() == pytest.approx(np.abs(inner).sum()), "the halo is not zero"
-        return np.ascontiguousarray(inner[:channels])
-
-    return convert
+@pytest.fixture(scope="session")
+def load_artifact() -> Callable[[Path], Runner]:
+    """Return the function that makes a runnable model of an artifact's folder."""
+    return Runner

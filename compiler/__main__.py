@@ -1,0 +1,109 @@
+"""`python -m gangway.compiler PATH`: one compilation in a process of its own, supervised through JSON lines.
+
+Lines on --progress-fd (or with --json on standard output), each one JSON object:
+  {"phase": "kernels", "done": 8, "total": 32}    zero or more; phases as in `pipeline.PHASES`
+  {"key": "...", "folder": "...", "cached": true}  the last line of a success
+  {"error": "...", "kind": "model"}                the last line of a failure; kind as the exit code says
+
+Exit codes: 0 compiled or found in the cache; 2 wrong arguments; 3 kind "model": the file is no valid ONNX model; 4 kind
+"unsupported": valid, but not something this compiler can do; 5 kind "io": files cannot be read or written; 6 kind
+"internal": a bug of the compiler, its traceback is on standard error.
+"""
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gangway.artifact.cache import Cache, default_cache_dir
+from gangway.compiler.errors import ModelError, UnsupportedModelError
+from gangway.compiler.jobs import find_models
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
+
+EXIT_CODES = {"model": 3, "unsupported": 4, "io": 5, "internal": 6}
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one compilation; return the exit code."""
+    options = _parser().parse_args(argv)
+    _yield_to_everybody()
+    report = _reporter(1 if options.json else options.progress_fd)
+    try:
+        (name, path) = find_models(options.path)[-1]
+        target = detect(options.target)
+        compiled = compile_model(
+            path,
+            name,
+            Cache(options.cache_dir or default_cache_dir()),
+            target,
+            lambda phase, done, total: report({"phase": phase, "done": done, "total": total}),
+        )
+    except Exception as error:  # everything becomes a report: the supervisor must not be left guessing
+        return _failure(error, report)
+    folder = str(compiled.folder.resolve())
+    report({"key": compiled.manifest.key, "folder": folder, "cached": compiled.cached})
+    if not options.json:
+        print(f"{name}: {'found' if compiled.cached else 'compiled'} {folder}")
+    return 0
+
+
+def _failure(error: Exception, report: Report) -> int:
+    match error:
+        case UnsupportedModelError() | UnsupportedTargetError():
+            kind = "unsupported"
+        case ModelError():
+            kind = "model"
+        case OSError():
+            kind = "io"
+        case _:
+            kind = "internal"
+            traceback.print_exc()
+    message = str(error) if kind != "internal" else f"internal error of the compiler: {error!r}"
+    report({"error": message, "kind": kind})
+    print(f"gangway.compiler: {message}", file=sys.stderr)
+    return EXIT_CODES[kind]
+
+
+def _reporter(descriptor: int | None) -> Report:
+    def report(message: dict[str, Any]) -> None:
+        if descriptor is not None:
+            os.write(descriptor, json.dumps(message).encode() + b"\n")
+
+    return report
+
+
+def _yield_to_everybody() -> None:
+    """Use one core, and that only when nobody else wants it: a server's workers must not notice a compilation."""
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS"):
+        os.environ[variable] = "1"  # read when numpy and TVM are imported, which is later
+    os.nice(19)
+    with suppress(OSError):  # some containers forbid it
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m gangway.compiler",
+        description="Compile one ONNX model into the cache, at the lowest priority. Made to be started by a server.",
+        epilog=__doc__.partition("\n\n")[2] if __doc__ else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="an .onnx file, or a model directory (newest version)")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--progress-fd", type=int, metavar="N", help="write JSON lines to this file descriptor")
+    output.add_argument("--json", action="store_true", help="write JSON lines to standard output")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""`gangway compile`: compile a model by hand, and show what became of it."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangway.artifact.cache import Cache, default_cache_dir
+from gangway.artifact.format import Manifest, TargetSpec
+from gangway.compiler.errors import ModelError
+from gangway.compiler.jobs import find_models
+from gangway.compiler.pipeline import Compiled, compile_model
+from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+PIPE_COLUMNS = 150
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return 0, or 1 if a model cannot be compiled. Wrong arguments exit with 2 (argparse)."""
+    options = _parser().parse_args(argv)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    cache = Cache(options.cache_dir or default_cache_dir())
+    try:
+        target = detect(options.target)
+        for name, path in find_models(options.path):
+            start = time.monotonic()
+            compiled = _compile(name, path, cache, target, console)
+            _show(compiled, time.monotonic() - start, console)
+    except (ModelError, UnsupportedTargetError, OSError) as error:
+        print(f"gangway compile: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _compile(name: str, path: Path, cache: Cache, target: TargetSpec, console: Console) -> Compiled:
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=None)
+
+        def progress(phase: str, done: int, total: int) -> None:
+            bar.update(task, description=f"{name}: {phase}", completed=done, total=total)
+
+        return compile_model(path, name, cache, target, progress)
+
+
+def _show(compiled: Compiled, seconds: float, console: Console) -> None:
+    manifest = compiled.manifest
+    console.print(_layer_table(manifest))
+    phases = ", ".join(f"{phase} {time_us / 1e3:.0f} ms" for phase, time_us in manifest.phase_us.items())
+    symbols = {version.symbol for layer in manifest.layers for version in layer.versions}
+    console.print(
+        f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, {len(manifest.layers)} layers, "
+        f"{len(symbols)} kernels for {manifest.target.name}, arena {manifest.arena_bytes / 1e6:.1f} MB",
+        f"phases: {phases}",
+        f"{'found in the cache' if compiled.cached else 'compiled'} in {seconds:.2f} s: {compiled.folder}",
+        sep="\n",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _layer_table(manifest: Manifest) -> Table:
+    table = Table(title=manifest.model_name, title_justify="left")
+    for heading in ("layer", "operator", "shape"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("MFLOP", "MB", "tasks", "ranks"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("kernel", overflow="fold")
+    for layer in manifest.layers:
+        version = layer.versions[0]
+        numbers = (f"{layer.flops / 1e6:.1f}", f"{layer.bytes / 1e6:.2f}", str(version.tasks), str(layer.max_ranks))
+        table.add_row(layer.name, layer.operator, layer.shape, *numbers, version.description)
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangway compile",
+        description="Compile a model into the cache and print its layers, their kernels and the time of each phase. "
+        "`gangway serve` does the same for the models of its repository; this is for looking, and to warm a cache.",
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="a model directory (all its versions) or an .onnx file")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
+    return parser

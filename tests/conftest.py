@@ -1,0 +1,64 @@
+"""Fixtures of all rooms: a repository with the zoo's models and a cache that holds them compiled."""
+
+import hashlib
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class CompiledZoo:
+    """`gangway serve --model-repository repository --cache-dir cache_dir` finds everything compiled."""
+
+    repository: Path
+    cache_dir: Path
+
+    def onnx_file(self, name: str) -> Path:
+        """The model's ONNX file."""
+        return self.repository / name / "1" / "model.onnx"
+
+    def artifact(self, name: str) -> Path:
+        """The folder of the compiled model."""
+        from gangway.compiler.key import model_key
+        from gangway.compiler.target import detect
+
+        return self.cache_dir / model_key(self.onnx_file(name), detect())
+
+
+@pytest.fixture(scope="session")
+def compiled_zoo(pytestconfig: pytest.Config) -> CompiledZoo:
+    """The zoo's models, written and compiled; read-only. They stay in pytest's cache, keyed by contents."""
+    from gangway.artifact.cache import Cache
+    from gangway.compiler.pipeline import compile_model
+    from gangway.compiler.target import detect
+    from gangway.zoo import NAMES, write_model
+    from gangway.zoo import __file__ as zoo_file
+
+    source = hashlib.sha256()
+    for path in sorted(Path(zoo_file).parent.glob("*.py")):
+        source.update(path.read_bytes())
+    root = pytestconfig.cache.mkdir("gangway") if pytestconfig.cache else Path()
+    repository = root / f"zoo-{source.hexdigest()[:12]}"
+    if not repository.exists():
+        unfinished = repository.with_name(f"{repository.name}.{os.getpid()}")
+        for name in NAMES:
+            write_model(unfinished, name)
+        with suppress(OSError):  # another test run was quicker
+            unfinished.rename(repository)
+    zoo = CompiledZoo(repository, root / "compiled")
+    for name in NAMES:
+        compile_model(zoo.onnx_file(name), name, Cache(zoo.cache_dir), detect(), lambda phase, done, total: None)
+    _drop_outdated(zoo)
+    return zoo
+
+
+def _drop_outdated(zoo: CompiledZoo) -> None:
+    """Remove what former versions of the compiler made: every change of its source gives new keys."""
+    current = {zoo.artifact(path.name) for path in zoo.repository.iterdir()}
+    for folder in zoo.cache_dir.glob("?" * 64):
+        if folder not in current:
+            shutil.rmtree(folder, ignore_errors=True)
