@@ -15,8 +15,8 @@ from gangway.artifact.format import TargetSpec
 from ..specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
 from .base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan, registers
 from .builder import Argument, Buffer, Expr, Register, activate, kernel, lanes_at, store
-from .convolution import check
 from .cost import plane_tasks
+from .geometry import check
 from .tiling import Band, Tasks, cut_rows, each_tile
 
 

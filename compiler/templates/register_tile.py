@@ -1,0 +1,107 @@
+"""The inner loops of a convolution: one register tile computes some pixels x some channel blocks of the output.
+
+Its sums stay in vector registers for the whole reduction: per input channel it loads one weight vector for each block
+and broadcasts one number for each pixel. The scheme is that of Georganas et al., "Anatomy of High-Performance Deep
+Learning Convolutions on SIMD Architectures" (SC 2018).
+"""
+
+from itertools import product
+
+from .base import Image
+from .builder import Buffer, Expr, Register, activate, lanes_at, repeat, splat, store
+from .geometry import UNROLLED_CHANNELS, Geometry
+from .tiling import Band, Cut, each_tile
+
+
+class RegisterTiles:
+    """Writes the tiles of one convolution."""
+
+    def __init__(self, geometry: Geometry, cut: Cut, buffers: tuple[Buffer, ...]):
+        self._g, self._cut = geometry, cut
+        self._x, self._weights, self._bias, *self._residual, self._y = buffers
+        self._lanes = geometry.target.lanes
+
+    def bands(self, group: Expr, blocks: int, first_band: Expr, count: int) -> None:
+        """All tiles of up to `count` bands, for one group of channel blocks."""
+
+        def band(number: Expr, shape: Band) -> None:
+            row = number * self._cut.full.rows
+            each_tile(
+                shape.segments,
+                lambda column, width: self._tile(group, blocks, row, column, shape.rows, width),
+            )
+
+        self._cut.each(first_band, count, band)
+
+    def _pixels(self, image: Image, row: Expr, column: Expr, rows: int, width: int) -> list[Expr]:
+        """Where the tile's pixels lie in a plane of `image`."""
+        pitch = self._cut.row_pixels * image.lanes or image.row
+        base = image.origin + row * pitch + column * image.lanes
+        return [base + r * pitch + c * image.lanes for r, c in product(range(rows), range(width))]
+
+    def _inputs(self, row: Expr, column: Expr, rows: int, width: int) -> list[Expr]:
+        """Where the input pixels under the first kernel tap lie."""
+        spec, image = self._g.spec, self._g.input
+        if self._cut.row_pixels:
+            return self._pixels(image, row, column, rows, width)
+        base = image.origin - spec.pads[0] * image.row - spec.pads[1] * image.lanes
+        base = base + row * (spec.stride[0] * image.row) + column * (spec.stride[1] * image.lanes)
+        down, across = spec.stride[0] * image.row, spec.stride[1] * image.lanes
+        return [base + r * down + c * across for r, c in product(range(rows), range(width))]
+
+    def _tile(self, group: Expr, blocks: int, row: Expr, column: Expr, rows: int, width: int) -> None:
+        lanes, first_block = self._lanes, group * self._g.group_blocks
+        sums = [
+            [Register(lanes, self._bias[lanes_at((first_block + j) * lanes, lanes)]) for j in range(blocks)]
+            for _ in range(rows * width)
+        ]
+        self._reduce(sums, group, blocks, self._inputs(row, column, rows, width))
+        output = self._pixels(self._g.output, row, column, rows, width)
+        residual = self._pixels(self._g.residual, row, column, rows, width)
+        for j, i in product(range(blocks), range(rows * width)):
+            value = sums[i][j].value
+            if self._residual:
+                plane = (first_block + j) * self._g.residual.plane
+                value = value + self._residual[0][lanes_at(plane + residual[i], lanes)]
+            value = activate(value, self._g.spec.activation, lanes)
+            store(self._y, (first_block + j) * self._g.output.plane + output[i], value, lanes)
+
+    def _reduce(self, sums: list[list[Register]], group: Expr, blocks: int, inputs: list[Expr]) -> None:
+        spec, image, lanes = self._g.spec, self._g.input, self._lanes
+        (kernel_rows, kernel_columns), width = spec.kernel, blocks * lanes
+        group_base = group * (self._g.group_blocks * lanes * self._g.reduction)
+        down, across = spec.dilation[0] * image.row, spec.dilation[1] * image.lanes
+
+        def step(plane: Expr, count: int, kh: Expr, kw: Expr, channel: Expr) -> None:
+            index = plane * (kernel_rows * kernel_columns * image.lanes)
+            index = index + (kh * kernel_columns + kw) * count + channel
+            weights = [self._weights[lanes_at(group_base + index * width + j * lanes, lanes)] for j in range(blocks)]
+            offset = plane * image.plane + kh * down + kw * across + channel
+            for i, pixel in enumerate(inputs):
+                number = splat(self._x[pixel + offset], lanes)
+                for j in range(blocks):
+                    sums[i][j].add(number * weights[j])
+
+        def channels(plane: Expr, count: int, kh: Expr, kw: Expr) -> None:
+            def some(index: Expr) -> None:
+                for u in range(UNROLLED_CHANNELS):
+                    step(plane, count, kh, kw, index * UNROLLED_CHANNELS + u)
+
+            repeat(count // UNROLLED_CHANNELS, some)
+
+        def blocked_taps(plane: Expr, count: int) -> None:
+            repeat(kernel_rows, lambda kh: repeat(kernel_columns, lambda kw: channels(plane, count, kh, kw)))
+
+        def planar_taps(plane: Expr) -> None:
+            # Neighbouring taps of a row share input pixels. Were they unrolled together, LLVM would keep those in
+            # registers that it does not have; so the innermost loop is the one over kernel rows.
+            repeat(kernel_columns, lambda kw: repeat(kernel_rows, lambda kh: step(plane, 1, kh, kw, 0)))
+
+        if image.lanes == 1:
+            repeat(image.blocks, planar_taps)
+            return
+        whole, rest = self._g.plane_channels
+        if whole:
+            repeat(whole, lambda plane: blocked_taps(plane, image.lanes))
+        if rest:
+            blocked_taps(whole, rest)

@@ -1,0 +1,55 @@
+"""Kernels against numpy: buffers in the compiler's layouts, and one shared library per test."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
+from gangway.compiler.trial import Array, aligned
+
+
+@pytest.fixture(params=list(TARGETS), scope="module")
+def target(request: pytest.FixtureRequest) -> TargetSpec:
+    """Every target this machine can run."""
+    try:
+        return detect(request.param)
+    except UnsupportedTargetError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def library_path(tmp_path: Path) -> Path:
+    return tmp_path / "kernels.so"
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+@pytest.fixture
+def blocked() -> Callable[[Array, int, int], Array]:
+    """[C][H][W] -> [C/L][H + 2h][W + 2h][L]."""
+
+    def convert(plain: Array, lanes: int, halo: int) -> Array:
+        channels = len(plain)
+        padded = np.pad(plain, ((0, -channels % lanes), (halo, halo), (halo, halo)))
+        return aligned(padded.reshape(-1, lanes, *padded.shape[1:]).transpose(0, 2, 3, 1))
+
+    return convert
+
+
+@pytest.fixture
+def plain() -> Callable[[Array, int, int], Array]:
+    """Blocked -> [C][H][W]; fails unless halo and surplus channels are zero."""
+
+    def convert(blocks: Array, channels: int, halo: int) -> Array:
+        full = blocks.transpose(0, 3, 1, 2).reshape(-1, *blocks.shape[1:3])
+        inner = full[:, halo : full.shape[1] - halo, halo : full.shape[2] - halo]
+        assert not full[channels:].any(), "surplus channels are not zero"
+        assert np.abs(full).sum() == pytest.approx(np.abs(inner).sum()), "the halo is not zero"
+        return np.ascontiguousarray(inner[:channels])
+
+    return convert
