@@ -2,10 +2,11 @@
 
 import argparse
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangway.artifact.cache import default_cache_dir
+from gangway.executor.cores import available_cores
 from gangway.scheduler.registry import DEFAULT_POLICY, POLICIES
 
 DESCRIPTION = """
@@ -38,29 +39,6 @@ class ServeOptions:
     log_verbose: int
 
 
-def default_cache_dir() -> Path:
-    """Return $XDG_CACHE_HOME/gangway, or ~/.cache/gangway."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gangway"
-
-
-def parse_cores(text: str, available: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the CPU numbers of "all" or of "0,2-3". Raises ValueError for ones this process may not use."""
-    if text == "all":
-        return available
-    cores: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        try:
-            cores += range(int(first), int(last if dash else first) + 1)
-        except ValueError:
-            raise ValueError(f"{text!r} is not a list of cores like 0,2-3") from None
-    if not cores or len(cores) != len(set(cores)):
-        raise ValueError(f"{text!r} names no core or one core twice")
-    if missing := sorted(set(cores) - set(available)):
-        raise ValueError(f"core {missing[0]} is not available here; available: {', '.join(map(str, available))}")
-    return tuple(sorted(cores))
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of `gangway serve`."""
     parser = argparse.ArgumentParser(
@@ -86,12 +64,12 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse_options(argv: list[str], available_cores: tuple[int, ...]) -> ServeOptions:
+def parse_options(argv: list[str]) -> ServeOptions:
     """Return the options. Leaves with a message and status 2 (SystemExit) when they make no sense."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     try:
-        cores = parse_cores(arguments.cores, available_cores)
+        cores = tuple(available_cores(arguments.cores))
     except ValueError as error:
         parser.error(f"argument --cores: {error}")
     if not 0 <= arguments.grpc_port < 1 << 16:

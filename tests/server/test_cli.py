@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from gangway.server.cli import COMMANDS
-from gangway.server.options import parse_cores, parse_options
+from gangway.server.options import parse_options
 
 
 def gangway(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,7 @@ def test_help_imports_nothing_heavy() -> None:
         (("sreve",), 2, "unknown command 'sreve'"),
         (("serve",), 2, "--model-repository"),
         (("serve", "--model-repository", "/no/such"), 2, "/no/such is not a folder"),
-        (("serve", "--model-repository", ".", "--cores", "0-4095"), 2, "is not available here"),
+        (("serve", "--model-repository", ".", "--cores", "0-4095"), 2, "not available to this process"),
         (("serve", "--model-repository", ".", "--scheduler", "fifo"), 2, "model_fcfs"),
         (("serve", "--model-repository", ".", "--grpc-port", "70000"), 2, "70000 is not a port"),
     ],
@@ -55,22 +55,8 @@ def test_every_command_has_help(command: str) -> None:
     assert len(result.stdout.splitlines()) > 8
 
 
-def test_cores() -> None:
-    available = (0, 1, 2, 5)
-    assert parse_cores("all", available) == available
-    assert parse_cores("5,0-1", available) == (0, 1, 5)
-    for text, complaint in (
-        ("0-5", "core 3 is not available"),
-        ("0,0", "twice"),
-        ("a", "list of cores"),
-        ("2-1", "no"),
-    ):
-        with pytest.raises(ValueError, match=complaint):
-            parse_cores(text, available)
-
-
 def test_repeated_repositories(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    options = parse_options(["--model-repository", str(tmp_path), "--model-store", str(tmp_path / "a")], (0, 1))
+    options = parse_options(["--model-repository", str(tmp_path), "--model-store", str(tmp_path / "a"), "--cores", "0"])
     assert options.repositories == (tmp_path, tmp_path / "a")
-    assert (options.grpc_port, options.cores) == (8001, (0, 1))
+    assert (options.grpc_port, options.cores) == (8001, (0,))

@@ -1,0 +1,90 @@
+"""Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own at the lowest priority."""
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from gangway.artifact.format import Manifest
+from gangway.artifact.reader import ArtifactError, read_manifest
+from gangway.server.children import Child
+from gangway.server.progress import ProgressDisplay
+
+JOB_END_SECONDS = 10.0  # from the job's last word to its end
+_log = logging.getLogger(__name__)
+
+
+class CompileError(Exception):
+    """The model cannot be compiled; the message says why."""
+
+
+class Compiler:
+    """Turns ONNX files into artifacts in the cache. `target`: what the last artifact was built for, for people."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self._cache_dir = cache_dir
+        self._job: Child | None = None
+        self.target = ""
+
+    async def compile(self, name: str, path: Path) -> Manifest:
+        """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError."""
+        begin = time.monotonic()
+        with ProgressDisplay(name) as display:
+            report = await self._run(path, display.update)
+        if "error" in report:
+            raise CompileError(report["error"])
+        try:
+            manifest = read_manifest(Path(report["folder"]))
+        except ArtifactError as error:
+            raise CompileError(str(error)) from error
+        self.target = manifest.target.name
+        found = "found in the cache" if report["cached"] else "compiled"
+        _log.info("%s: %s, %.2f s", name, found, time.monotonic() - begin)
+        return manifest
+
+    def stop(self) -> None:
+        """Kill the job that runs, if any."""
+        if self._job is not None and self._job.returncode is None:
+            self._job.kill()
+
+    async def _run(self, path: Path, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+        """Run one job; return its last report, which has "folder" or "error"."""
+        read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-m", "gangway.compiler", str(path)]
+        command += ["--cache-dir", str(self._cache_dir), "--progress-fd", str(write_fd)]
+        process = subprocess.Popen(
+            command,
+            pass_fds=(write_fd,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if _log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
+        )
+        os.close(write_fd)
+        self._job = Child("compile job", process, lambda _: None)
+        last: dict[str, Any] = {}
+        async for report in _reports(read_fd):
+            if "phase" in report:
+                progress(report["phase"], report["done"], report["total"])
+            else:
+                last = report
+        await self._job.wait(JOB_END_SECONDS)
+        return last or {"error": f"the compile job {self._job.fate()}"}
+
+
+async def _reports(read_fd: int) -> AsyncIterator[dict[str, Any]]:
+    """Yield the JSON lines of a pipe until its other end is closed; close it."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    pipe = os.fdopen(read_fd, "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        async for line in reader:
+            yield json.loads(line)
+    finally:
+        transport.close()

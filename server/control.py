@@ -1,0 +1,141 @@
+"""The scheduler process as the supervisor sees it: started, replaced when it dies, and told everything again."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from gangway.scheduler import control as slow
+from gangway.scheduler.packets import packet_pair
+from gangway.scheduler.process import SchedulerPlan, start_scheduler
+from gangway.server.children import Child, DeathLimit
+from gangway.server.link import Link
+from gangway.server.shared_memory import SLOTS, SharedMemory
+
+_log = logging.getLogger(__name__)
+LinkToScheduler = Link[slow.ControlMessage]
+
+
+class ModelLoadError(Exception):
+    """The model cannot be served; the message says why."""
+
+
+class SchedulerControl:
+    """What has been asked of the scheduler is kept until it is answered, and said again to a successor."""
+
+    def __init__(self, memory: SharedMemory, policy: str, log_level: int) -> None:
+        self._memory = memory
+        self._plan = SchedulerPlan(
+            memory.control.segment.fd, memory.arenas.fd, memory.io_fds, -1, SLOTS, policy, log_level=log_level
+        )
+        self._limit = DeathLimit("scheduler")
+        self._specs: dict[int, slow.LoadModel] = {}
+        self._profiles: dict[int, slow.SetProfile] = {}
+        self._loading: dict[int, asyncio.Future[None]] = {}
+        self._quieting: dict[int, asyncio.Future[None]] = {}  # by front end
+        self._child: Child | None = None
+        self._link: LinkToScheduler | None = None
+        self._stopping = False
+        self.on_worker_stuck: Callable[[int, int], None] = lambda core, pid: None
+        self.on_model_lost: Callable[[int, str], None] = lambda model_id, reason: None
+
+    def start(self) -> None:
+        """Start a scheduler and tell it all there is to know."""
+        ours, theirs = packet_pair()
+        process = start_scheduler(replace(self._plan, supervisor_fd=theirs.fileno()))
+        theirs.close()
+        self._child = Child("scheduler", process, self._exited)
+        bell = self._memory.control.scheduler_bell
+        self._link = LinkToScheduler(ours, slow.encode, slow.decode, self._heard, bell.ring)
+        for spec in self._specs.values():
+            self._send(spec)
+        self._send(slow.Begin())
+        for profile in self._profiles.values():
+            self._send(profile)
+        for front_end in self._quieting:
+            self._send(slow.FrontEndDied(front_end))
+
+    @property
+    def pid(self) -> int:
+        """The running scheduler's process id."""
+        assert self._child is not None, "started"
+        return self._child.pid
+
+    async def load(self, spec: slow.LoadModel) -> None:
+        """Return when every worker has the model. Raises ModelLoadError."""
+        self._specs[spec.model_id] = spec
+        done = self._loading[spec.model_id] = asyncio.get_running_loop().create_future()
+        self._send(spec)
+        try:
+            await done
+        finally:
+            del self._loading[spec.model_id]
+
+    def unload(self, model_id: int) -> None:
+        """Forget a model; queries that wait for it are answered UNAVAILABLE."""
+        del self._specs[model_id]
+        self._profiles.pop(model_id, None)
+        self._send(slow.UnloadModel(model_id))
+
+    def set_isolated(self, model_id: int, isolated_us: float) -> None:
+        """Tell the measured latency of a model."""
+        self._profiles[model_id] = slow.SetProfile(model_id, isolated_us)
+        self._send(self._profiles[model_id])
+
+    def worker_died(self, core: int, pid: int) -> None:
+        """Tell that a worker is dead and reaped."""
+        self._send(slow.WorkerDied(core, pid))
+
+    async def front_end_quiet(self, front_end: int) -> None:
+        """Tell that a front end is dead; return when nothing touches its io segment any more."""
+        done = self._quieting[front_end] = asyncio.get_running_loop().create_future()
+        self._send(slow.FrontEndDied(front_end))
+        await done
+
+    async def stop(self, timeout_seconds: float) -> None:
+        """End scheduler and workers (they get Exit from it); kill the scheduler when that takes too long."""
+        self._stopping = True
+        self._send(slow.Stop())
+        if self._child is not None:
+            await self._child.wait(timeout_seconds)
+
+    def _send(self, message: slow.ControlMessage) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _heard(self, message: slow.ControlMessage) -> None:
+        match message:
+            case slow.ModelLoaded(model_id):
+                self._settle(model_id, None)
+            case slow.ModelFailed(model_id, reason):
+                self._specs.pop(model_id, None)
+                self._settle(model_id, ModelLoadError(reason))
+            case slow.FrontEndQuiet(front_end):
+                self._quieting.pop(front_end).set_result(None)
+            case slow.WorkerStuck(core, pid):
+                self.on_worker_stuck(core, pid)
+            case slow.Recovered(requests):
+                _log.info("scheduler %d has taken over, %d requests queued again", self.pid, requests)
+            case slow.ModelUnloaded(model_id):
+                _log.debug("model %d is unloaded", model_id)
+            case _:
+                raise ValueError(f"unexpected {message}")
+
+    def _settle(self, model_id: int, error: ModelLoadError | None) -> None:
+        done = self._loading.get(model_id)
+        if done is None or done.done():
+            if error is not None:  # a worker's successor could not load what its predecessor had
+                self.on_model_lost(model_id, str(error))
+        elif error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def _exited(self, child: Child) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if not self._stopping:
+            _log.error("the scheduler (process %d) %s; starting another", child.pid, child.fate())
+            self._limit.count()
+            self.start()

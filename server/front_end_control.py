@@ -1,0 +1,133 @@
+"""The front-end process as the supervisor sees it: started, replaced when it dies, and told everything again."""
+
+import asyncio
+import logging
+import subprocess
+from dataclasses import replace
+
+from gangway.scheduler.packets import packet_pair
+from gangway.server.children import Child, DeathLimit
+from gangway.server.control import SchedulerControl
+from gangway.server.front_end_messages import (
+    BindFailed,
+    Drain,
+    FrontEndMessage,
+    InitialLoadDone,
+    Listening,
+    ModelReady,
+    ModelUnavailable,
+    from_json,
+    to_json,
+)
+from gangway.server.front_end_options import FrontEndOptions
+from gangway.server.link import Link
+from gangway.server.shared_memory import FRONT_END, SLOTS, SharedMemory
+
+_log = logging.getLogger(__name__)
+
+
+class BindError(Exception):
+    """The address cannot be listened on; the message says why."""
+
+
+class FrontEndControl:
+    """What clients are to know of the models is kept here, and said again to a successor."""
+
+    def __init__(self, memory: SharedMemory, address: str, log_verbose: int, scheduler: SchedulerControl) -> None:
+        self._memory = memory
+        self._options = FrontEndOptions(
+            index=FRONT_END,
+            control_fd=memory.control.segment.fd,
+            io_fd=memory.io[FRONT_END].fd,
+            supervisor_fd=-1,
+            slots=SLOTS,
+            address=address,
+            log_verbose=log_verbose,
+        )
+        self._scheduler = scheduler
+        self._limit = DeathLimit("front end")
+        self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}
+        self._load_done = False
+        self._child: Child | None = None
+        self._link: Link[FrontEndMessage] | None = None
+        self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._stopping = False
+
+    def start(self) -> None:
+        """Start a front end and tell it what it shall serve."""
+        ours, theirs = packet_pair()
+        options = replace(self._options, supervisor_fd=theirs.fileno())
+        process = subprocess.Popen(options.command(), pass_fds=options.descriptors, stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._child = Child("front end", process, self._exited)
+        self._link = Link[FrontEndMessage](ours, to_json, from_json, self._heard)
+        for message in self._models.values():
+            self._send(message)
+        if self._load_done:
+            self._send(InitialLoadDone())
+
+    @property
+    def pid(self) -> int:
+        """The running front end's process id."""
+        assert self._child is not None, "started"
+        return self._child.pid
+
+    async def listening(self) -> str:
+        """Return the address ("host:port") once clients can connect. Raises BindError."""
+        return await self._listening
+
+    def announce(self, message: ModelReady | ModelUnavailable) -> None:
+        """Tell clients about a model."""
+        if message.version:  # an entry without version stands only until there is a real one
+            self._models.pop((message.name, 0), None)
+        self._models[message.name, message.version] = message
+        self._send(message)
+
+    def initial_load_done(self) -> None:
+        """Let ServerReady answer true."""
+        self._load_done = True
+        self._send(InitialLoadDone())
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Refuse new requests, let the running ones finish, end the process; False if it had to be killed."""
+        self._stopping = True
+        self._send(Drain())
+        if self._child is None:
+            return True
+        await self._child.wait(timeout_seconds)
+        return self._child.returncode == 0
+
+    def _send(self, message: FrontEndMessage) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def _heard(self, message: FrontEndMessage) -> None:
+        match message:
+            case Listening(address):
+                # A successor must take the very port that clients know, also when the system chose the first one.
+                self._options = replace(self._options, address=address)
+                if not self._listening.done():
+                    self._listening.set_result(address)
+                _log.debug("front end %d listens on %s", self.pid, address)
+            case BindFailed(reason) if not self._listening.done():
+                self._stopping = True
+                self._listening.set_exception(BindError(reason))
+            case BindFailed(reason):
+                _log.error("the front end cannot listen: %s", reason)
+            case _:
+                raise ValueError(f"unexpected {message}")
+
+    def _exited(self, child: Child) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if not self._stopping:
+            _log.error("the front end (process %d) %s; starting another", child.pid, child.fate())
+            self._limit.count()
+            self._replacement = asyncio.get_running_loop().create_task(self._replace())
+
+    async def _replace(self) -> None:
+        await self._scheduler.front_end_quiet(FRONT_END)
+        if not self._stopping:
+            self._memory.tables[FRONT_END].init()
+            self.start()

@@ -1,0 +1,45 @@
+"""Measures how long a model takes when it is alone: by ordinary requests through the supervisor's own io segment."""
+
+import statistics
+import time
+from collections.abc import Iterator
+
+from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.server.control import ModelLoadError
+from gangway.server.data_plane import DataPlane, TensorLayout
+
+REQUEST_TIMEOUT_SECONDS = 60.0
+WARM_UP_RUNS = 2  # the first ones fault pages in
+MIN_RUNS, MAX_RUNS = 3, 20
+BUDGET_SECONDS = 0.25
+
+
+def measure_isolated_us(plane: DataPlane, layout: TensorLayout) -> float:
+    """Return the median time from first to last layer of one row of zeros, on all cores, in microseconds.
+
+    Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer. Raises ModelLoadError when a run fails.
+    """
+    return statistics.median(outcome.compute_us for outcome in _outcomes(plane, layout))
+
+
+def _outcomes(plane: DataPlane, layout: TensorLayout) -> Iterator[SlotOutcome]:
+    for _ in range(WARM_UP_RUNS):
+        _run_once(plane, layout)
+    end = time.monotonic() + BUDGET_SECONDS
+    for run in range(MAX_RUNS):
+        if run >= MIN_RUNS and time.monotonic() > end:
+            return
+        yield _run_once(plane, layout)
+
+
+def _run_once(plane: DataPlane, layout: TensorLayout) -> SlotOutcome:
+    with plane.open(layout, rows=1) as request:
+        for tensor in request.inputs:
+            tensor[:] = bytes(len(tensor))
+        request.submit()
+        outcome = request.wait(time.monotonic_ns() + int(REQUEST_TIMEOUT_SECONDS * 1e9))
+    if outcome is None:
+        raise ModelLoadError(f"a trial run did not end within {REQUEST_TIMEOUT_SECONDS:.0f} seconds")
+    if outcome.status is not SlotStatus.OK:
+        raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
+    return outcome

@@ -1,0 +1,128 @@
+"""From a repository entry to a model that answers requests: compile, load, measure, announce."""
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangway.artifact.format import Manifest
+from gangway.scheduler.control import LoadModel
+from gangway.server.auto_complete import complete_config, max_rows
+from gangway.server.compile_jobs import CompileError, Compiler
+from gangway.server.control import ModelLoadError, SchedulerControl
+from gangway.server.data_plane import DataPlane, TensorLayout
+from gangway.server.front_end_control import FrontEndControl
+from gangway.server.front_end_messages import ModelReady, ModelUnavailable
+from gangway.server.isolated import measure_isolated_us
+from gangway.server.model_config import ConfigError, Qos
+from gangway.server.repository import BrokenModel, ModelVersion, read_repository
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that answers requests. `isolated_us`: one row, alone, on all cores. `qos_us`: its latency target."""
+
+    ready: ModelReady
+    isolated_us: float
+
+
+class ModelLoader:
+    """Loads models one after the other: compilation has the machine for itself, and so has each measurement."""
+
+    def __init__(
+        self, compiler: Compiler, scheduler: SchedulerControl, front_end: FrontEndControl, plane: DataPlane
+    ) -> None:
+        self._compiler = compiler
+        self._scheduler = scheduler
+        self._front_end = front_end
+        self._plane = plane
+        self._next_id = 0
+        self.loaded: dict[int, LoadedModel] = {}
+        self.broken: list[BrokenModel] = []
+        scheduler.on_model_lost = self._lost
+
+    async def load_all(self, repositories: Sequence[Path]) -> None:
+        """Load what the repositories hold. A broken model is announced as such and hinders no other one."""
+        entries = read_repository(repositories)
+        for entry in entries:
+            if isinstance(entry, ModelVersion):
+                self._front_end.announce(ModelUnavailable(entry.name, entry.version, "it is being loaded", "LOADING"))
+            else:
+                self._refuse(entry)
+        for entry in entries:
+            if isinstance(entry, ModelVersion):
+                await self._load_or_refuse(entry)
+        self._front_end.initial_load_done()
+
+    async def _load_or_refuse(self, entry: ModelVersion) -> None:
+        begin = time.monotonic()
+        try:
+            model = await self._load(entry)
+        except (CompileError, ConfigError, ModelLoadError) as error:
+            self._refuse(BrokenModel(entry.name, entry.version, str(error)))
+            return
+        self.loaded[model.ready.model_id] = model
+        self._front_end.announce(model.ready)
+        seconds = time.monotonic() - begin
+        _log.info("model %s, version %d: ready after %.2f s", entry.name, entry.version, seconds)
+
+    async def _load(self, entry: ModelVersion) -> LoadedModel:
+        manifest = await self._compiler.compile(entry.name, entry.path)
+        config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
+        rows = max_rows(config, manifest.batched)
+        spec = self._spec(entry, manifest, rows)
+        await self._scheduler.load(spec)
+        layout = TensorLayout.of(spec.model_id, manifest.inputs, manifest.outputs)
+        try:
+            isolated_us = await asyncio.to_thread(measure_isolated_us, self._plane, layout)
+        except ModelLoadError:
+            self._scheduler.unload(spec.model_id)
+            raise
+        self._scheduler.set_isolated(spec.model_id, isolated_us)
+        ready = ModelReady(
+            model_id=spec.model_id,
+            name=entry.name,
+            version=entry.version,
+            config=base64.b64encode(config.SerializeToString()).decode(),
+            inputs=manifest.inputs,
+            outputs=manifest.outputs,
+            max_batch_size=config.max_batch_size,
+            max_rows=rows,
+            qos_us=resolve_qos_us(entry.qos, isolated_us),
+        )
+        return LoadedModel(ready, isolated_us)
+
+    def _spec(self, entry: ModelVersion, manifest: Manifest, rows: int) -> LoadModel:
+        model_id = self._next_id
+        self._next_id += 1
+        return LoadModel(
+            model_id=model_id,
+            name=f"{entry.name}, version {entry.version}",
+            key=manifest.key,
+            layers=len(manifest.layers),
+            max_ranks=max(layer.max_ranks for layer in manifest.layers),
+            arena_bytes=manifest.arena_bytes,
+            max_rows=rows,
+        )
+
+    def _refuse(self, broken: BrokenModel) -> None:
+        _log.error("model %s%s: %s", broken.name, f", version {broken.version}" * bool(broken.version), broken.reason)
+        self.broken.append(broken)
+        self._front_end.announce(ModelUnavailable(broken.name, broken.version, broken.reason))
+
+    def _lost(self, model_id: int, reason: str) -> None:
+        model = self.loaded.pop(model_id, None)
+        if model is not None:
+            self._refuse(BrokenModel(model.ready.name, model.ready.version, reason))
+
+
+def resolve_qos_us(qos: Qos, isolated_us: float) -> float | None:
+    """Return the latency target in microseconds, None for best effort."""
+    if qos.multiple is not None:
+        return qos.multiple * isolated_us
+    return None if qos.milliseconds is None else qos.milliseconds * 1e3

@@ -1,0 +1,52 @@
+"""The segments that all processes share, made once by the supervisor."""
+
+import os
+from dataclasses import dataclass
+
+from gangway.executor.control import ControlLayout, ControlSegment
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SLOT_BYTES, SlotTable
+from gangway.scheduler.gangs import LEASES_PER_WORKER
+from gangway.server.data_plane import DataPlane
+
+SUPERVISOR = 0  # the supervisor's own io segment, for measuring; the front end that clients talk to is FRONT_END
+FRONT_END = 1
+FRONT_ENDS = 2
+SLOTS = 1024  # requests in flight per front end
+HEAP_BYTES = 2 << 30  # tensors of requests in flight, per front end; sparse
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Everything is sparse or small: memory is taken as it is used."""
+
+    control: ControlSegment
+    arenas: Segment
+    io: tuple[Segment, ...]  # by front end
+    tables: tuple[SlotTable, ...]  # by front end
+
+    @classmethod
+    def create(cls, workers: int) -> "SharedMemory":
+        """Make all segments. Raises OSError when the system refuses."""
+        control = ControlSegment.create(ControlLayout(workers, FRONT_ENDS, workers * LEASES_PER_WORKER))
+        arenas = Segment.create(4 * _memory_bytes(), "arenas")  # address space: few arenas are ever used at once
+        io = tuple(Segment.create(SLOTS * SLOT_BYTES + HEAP_BYTES, f"io{index}") for index in range(FRONT_ENDS))
+        tables = tuple(SlotTable(segment, SLOTS) for segment in io)
+        for segment, table in zip(io, tables, strict=True):
+            segment.allocate(0, table.size_bytes)
+            table.init()
+        return cls(control, arenas, io, tables)
+
+    @property
+    def io_fds(self) -> tuple[int, ...]:
+        """Descriptors of the io segments."""
+        return tuple(segment.fd for segment in self.io)
+
+    def own_data_plane(self) -> DataPlane:
+        """Return the supervisor's own way to submit requests."""
+        ring = self.control.submit_rings[SUPERVISOR]
+        return DataPlane(self.io[SUPERVISOR], self.tables[SUPERVISOR], ring, self.control.scheduler_bell)
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,45 @@
+"""What `gangway serve` prints when it is ready."""
+
+from collections.abc import Sequence
+
+from gangway.server.model_loader import LoadedModel
+from gangway.server.options import ServeOptions
+from gangway.server.repository import BrokenModel
+from rich.console import Console
+from rich.table import Table
+
+
+def print_summary(
+    options: ServeOptions, address: str, target: str, loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]
+) -> None:
+    """Print models, latency targets, cores, address and a client command to copy."""
+    console = Console(highlight=False)
+    if loaded or broken:
+        console.print(_model_table(loaded, broken))
+    host, _, port = address.rpartition(":")
+    host = "localhost" if host in ("0.0.0.0", "[::]") else host
+    cores = ", ".join(map(str, options.cores))
+    console.print(f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.scheduler}")
+    console.print(f"gRPC       {address}")
+    if loaded:
+        console.print(f"try        gangway client {loaded[0].ready.name} --url {host}:{port}", soft_wrap=True)
+
+
+def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading, side in (("model", "left"), ("version", "right"), ("alone", "right"), ("target", "right")):
+        table.add_column(heading, justify="right" if side == "right" else "left")
+    table.add_column("status", overflow="fold")
+    for model in sorted(loaded, key=lambda model: (model.ready.name, model.ready.version)):
+        ready = model.ready
+        target = "best effort" if ready.qos_us is None else milliseconds(ready.qos_us)
+        table.add_row(ready.name, str(ready.version), milliseconds(model.isolated_us), target, "ready")
+    for entry in broken:
+        table.add_row(entry.name, str(entry.version or "-"), "", "", f"not ready: {entry.reason}")
+    return table
+
+
+def milliseconds(microseconds: float) -> str:
+    """Return a time for people, three digits."""
+    value = microseconds / 1e3
+    return f"{value:.3f} ms" if value < 1 else f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"

@@ -1,0 +1,108 @@
+"""The supervisor: makes the shared memory, starts every other process, keeps them alive, and ends them in order."""
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from typing import Any
+
+from gangway.executor.segment import sweep_stale
+from gangway.server.compile_jobs import Compiler
+from gangway.server.control import SchedulerControl
+from gangway.server.front_end_control import FrontEndControl
+from gangway.server.model_loader import ModelLoader
+from gangway.server.options import ServeOptions, log_level
+from gangway.server.shared_memory import SharedMemory
+from gangway.server.summary import print_summary
+from gangway.server.worker_set import WorkerSet
+
+EXIT_GRACE_SECONDS = 5.0  # for processes that have nothing left to do
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """One server, from start to stop. Its event loop never blocks: it must see deaths at once."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()  # set by a signal; an exception is fatal
+        for name in sweep_stale():
+            _log.info("removed %s from /dev/shm, left by a killed server", name)
+        memory = SharedMemory.create(len(options.cores))
+        self._scheduler = SchedulerControl(memory, options.scheduler, log_level(options.log_verbose))
+        self._workers = WorkerSet(memory, options.cores, options.cache_dir, self._scheduler)
+        host = f"[{options.grpc_address}]" if ":" in options.grpc_address else options.grpc_address
+        address = f"{host}:{options.grpc_port}"
+        self._front_end = FrontEndControl(memory, address, options.log_verbose, self._scheduler)
+        self._compiler = Compiler(options.cache_dir)
+        self._loader = ModelLoader(self._compiler, self._scheduler, self._front_end, memory.own_data_plane())
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises BindError, TooManyDeathsError, OSError."""
+        self._loop.set_exception_handler(self._fail)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop, number)
+        startup = self._loop.create_task(self._start())
+        startup.add_done_callback(self._started)
+        try:
+            await self._end
+        finally:
+            startup.cancel()
+            await self._shut_down()
+
+    async def _start(self) -> None:
+        self._front_end.start()
+        self._scheduler.start()
+        self._workers.start()
+        address = await self._front_end.listening()
+        await self._loader.load_all(self._options.repositories)
+        loaded = list(self._loader.loaded.values())
+        print_summary(self._options, address, self._compiler.target, loaded, self._loader.broken)
+        _log.info("ready: gRPC on %s", address)
+
+    def _started(self, startup: "asyncio.Task[None]") -> None:
+        if not startup.cancelled() and (error := startup.exception()) is not None and not self._end.done():
+            self._end.set_exception(error)
+
+    def _stop(self, number: int) -> None:
+        if self._end.done():
+            return
+        _log.info("%s: finishing what runs, refusing what comes", signal.Signals(number).name)
+        self._end.set_result(None)
+
+    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an exception of a callback: the supervisor is no longer what it should be, so the server ends."""
+        error = context.get("exception") or RuntimeError(context["message"])
+        if not self._end.done():
+            self._end.set_exception(error)
+        else:
+            _log.error("%s", context["message"], exc_info=error)
+
+    async def _shut_down(self) -> None:
+        """Front end first: when its last request is answered nobody needs the others any more."""
+        begin = time.monotonic()
+        self._compiler.stop()
+        self._workers.expect_exits()
+        patience = self._options.exit_timeout_secs if self._end.exception() is None else 0.0
+        if not await self._front_end.drain(patience):
+            _log.warning("stopped with requests unfinished")
+        await self._scheduler.stop(EXIT_GRACE_SECONDS)
+        await self._workers.wait(EXIT_GRACE_SECONDS)
+        _log.info("stopped after %.2f s", time.monotonic() - begin)
+
+
+def serve(options: ServeOptions) -> int:
+    """Run a server; return the exit status."""
+    try:
+        asyncio.run(_serve(options))
+    except Exception as error:
+        _log.debug("fatal", exc_info=True)
+        print(f"gangway serve: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(options: ServeOptions) -> None:
+    await Supervisor(options).run()
