@@ -114,7 +114,7 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     group_channels = geometry.group_blocks * lanes
     packed = []
     for group in np.split(weights, range(group_channels, len(weights), group_channels)):
-        whole = group[:, :channels].reshape(-1, planes, geometry.input.lanes, *spec.kernel)
+        whole = group[:, :channels].reshape(len(group), planes, geometry.input.lanes, *spec.kernel)
         packed.append(whole.transpose(1, 3, 4, 2, 0).ravel())
         packed.append(group[:, channels:].transpose(2, 3, 1, 0).ravel())
     return np.concatenate(packed), np.pad(raw["bias"].astype(np.float32), surplus[0])
