@@ -54,10 +54,12 @@ class LiveScheduler:
     def run(self) -> None:
         """Serve until Stop."""
         bell = self.control.scheduler_bell
+        seen = bell.seen()
+        self.step()
         while not self._stopping:
+            bell.wait(seen, self._spin_us, self._wait_us())
             seen = bell.seen()
             self.step()
-            bell.wait(seen, self._spin_us, self._wait_us())
 
     def step(self) -> None:
         """Take in all messages there are, then let the policy decide."""

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.control import ModelLoadError
@@ -14,12 +15,28 @@ MIN_RUNS, MAX_RUNS = 3, 20
 BUDGET_SECONDS = 0.25
 
 
-def measure_isolated_us(plane: DataPlane, layout: TensorLayout) -> float:
-    """Return the median time from first to last layer of one row of zeros, on all cores, in microseconds.
+@dataclass(frozen=True)
+class Isolated:
+    """Medians of one row of zeros on all cores, in microseconds.
 
-    Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer. Raises ModelLoadError when a run fails.
+    `compute_us`: first to last task. `latency_us`: arrival to answer, with the way through the scheduler, which for a
+    small model is the larger part.
     """
-    return statistics.median(outcome.compute_us for outcome in _outcomes(plane, layout))
+
+    compute_us: float
+    latency_us: float
+
+
+def measure_isolated(plane: DataPlane, layout: TensorLayout) -> Isolated:
+    """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer.
+
+    Raises ModelLoadError when a run fails.
+    """
+    outcomes = list(_outcomes(plane, layout))
+    return Isolated(
+        statistics.median(outcome.compute_us for outcome in outcomes),
+        statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
+    )
 
 
 def _outcomes(plane: DataPlane, layout: TensorLayout) -> Iterator[SlotOutcome]:

@@ -16,7 +16,7 @@ from gangway.server.control import ModelLoadError, SchedulerControl
 from gangway.server.data_plane import DataPlane, TensorLayout
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import ModelReady, ModelUnavailable
-from gangway.server.isolated import measure_isolated_us
+from gangway.server.isolated import Isolated, measure_isolated
 from gangway.server.model_config import ConfigError, Qos
 from gangway.server.repository import BrokenModel, ModelVersion, read_repository
 
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that answers requests. `isolated_us`: one row, alone, on all cores. `qos_us`: its latency target."""
+    """A model that answers requests, and how fast it is when it is alone."""
 
     ready: ModelReady
-    isolated_us: float
+    isolated: Isolated
 
 
 class ModelLoader:
@@ -79,11 +79,11 @@ class ModelLoader:
         await self._scheduler.load(spec)
         layout = TensorLayout.of(spec.model_id, manifest.inputs, manifest.outputs)
         try:
-            isolated_us = await asyncio.to_thread(measure_isolated_us, self._plane, layout)
+            isolated = await asyncio.to_thread(measure_isolated, self._plane, layout)
         except ModelLoadError:
             self._scheduler.unload(spec.model_id)
             raise
-        self._scheduler.set_isolated(spec.model_id, isolated_us)
+        self._scheduler.set_isolated(spec.model_id, isolated.compute_us)
         ready = ModelReady(
             model_id=spec.model_id,
             name=entry.name,
@@ -93,9 +93,9 @@ class ModelLoader:
             outputs=manifest.outputs,
             max_batch_size=config.max_batch_size,
             max_rows=rows,
-            qos_us=resolve_qos_us(entry.qos, isolated_us),
+            qos_us=resolve_qos_us(entry.qos, isolated),
         )
-        return LoadedModel(ready, isolated_us)
+        return LoadedModel(ready, isolated)
 
     def _spec(self, entry: ModelVersion, manifest: Manifest, rows: int) -> LoadModel:
         model_id = self._next_id
@@ -121,8 +121,8 @@ class ModelLoader:
             self._refuse(BrokenModel(model.ready.name, model.ready.version, reason))
 
 
-def resolve_qos_us(qos: Qos, isolated_us: float) -> float | None:
+def resolve_qos_us(qos: Qos, isolated: Isolated) -> float | None:
     """Return the latency target in microseconds, None for best effort."""
     if qos.multiple is not None:
-        return qos.multiple * isolated_us
+        return qos.multiple * isolated.latency_us
     return None if qos.milliseconds is None else qos.milliseconds * 1e3
