@@ -72,7 +72,7 @@ def _layer_table(manifest: Manifest) -> Table:
     table.add_column("kernel", overflow="fold")
     for layer in manifest.layers:
         version = layer.versions[0]
-        numbers = (f"{layer.flops / 1e6:.1f}", f"{layer.bytes / 1e6:.2f}", str(version.tasks), str(layer.max_ranks))
+        numbers = (f"{layer.flops / 1e6:.3g}", f"{layer.bytes / 1e6:.3g}", str(version.tasks), str(layer.max_ranks))
         table.add_row(layer.name, layer.operator, layer.shape, *numbers, version.description)
     return table
 

@@ -42,8 +42,9 @@ def read_graph(path: Path) -> Graph:
         if not defs.has(node.op_type, domain=node.domain):
             raise UnsupportedModelError(f"node '{_name(node)}' ({node.op_type}): no such ONNX operator")
     try:
-        checker.check_model(model)
+        # Inference comes first, since the checker wants shapes of outputs, which exporters may leave out.
         model = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        checker.check_model(model)
     except (checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"invalid ONNX model: {_first_lines(error)}") from error
     graph = model.graph

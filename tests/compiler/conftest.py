@@ -1,18 +1,26 @@
-"""Runs artifacts in the test's own process: a small, slow stand-in for the executor."""
+"""Small networks, compiled and run in the test's own process by a slow stand-in for the executor."""
 
 import ctypes
 import itertools
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+import onnxruntime
 import pytest
+from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, Space, TensorSpec
 from gangway.artifact.reader import verify
+from gangway.compiler.pipeline import Compiled, compile_model
+from gangway.compiler.target import detect
+from onnx import TensorProto, helper, numpy_helper
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 NUMPY_TYPES = {"FP32": np.float32, "INT32": np.int32, "INT64": np.int64}
 GUARD_BYTES = 4096
 GUARD = 0xA5
@@ -88,3 +96,67 @@ def _array(spec: TensorSpec, region: Region) -> Array:
 def load_artifact() -> Callable[[Path], Runner]:
     """Return the function that makes a runnable model of an artifact's folder."""
     return Runner
+
+
+@dataclass(frozen=True)
+class Network:
+    """A small ONNX model under test."""
+
+    nodes: list[Any]
+    inputs: dict[str, list[int | str]]
+    outputs: dict[str, list[int | str] | None]
+    constants: dict[str, Array] = field(default_factory=dict)
+    datatype: int = TensorProto.FLOAT
+
+    def save(self, path: Path, **options: Any) -> Path:
+        """Write the model, unchecked: tests also want wrong ones."""
+        graph = helper.make_graph(
+            self.nodes,
+            "test",
+            [helper.make_tensor_value_info(name, self.datatype, shape) for name, shape in self.inputs.items()],
+            [helper.make_tensor_value_info(name, self.datatype, shape) for name, shape in self.outputs.items()],
+            [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, path, **options)
+        return path
+
+
+@pytest.fixture
+def compile_file(tmp_path: Path) -> Callable[[Path], Compiled]:
+    """Return the function that compiles an ONNX file into this test's own cache."""
+
+    def compile_file(path: Path) -> Compiled:
+        return compile_model(path, "test", Cache(tmp_path / "cache"), detect(), lambda phase, done, total: None)
+
+    return compile_file
+
+
+@pytest.fixture
+def check(tmp_path: Path, compile_file: Callable[[Path], Compiled]) -> Callable[[Network], list[str]]:
+    """Return the function that compares a network, compiled, with onnxruntime; it returns the layers' operators."""
+
+    def check(network: Network) -> list[str]:
+        path = network.save(tmp_path / "model.onnx")
+        runner = Runner(compile_file(path).folder)
+        session = onnxruntime.InferenceSession(str(path))
+        random = np.random.default_rng(11)
+        for seed in range(2):
+            feeds = {}
+            for name, dims in network.inputs.items():
+                shape = [1 if isinstance(n, str) else n for n in dims]
+                feeds[name] = (random.standard_normal(shape) * 4).astype(
+                    helper.tensor_dtype_to_np_dtype(network.datatype)
+                )
+            answers = runner(feeds, seed)
+            for spec, expected in zip(session.get_outputs(), session.run(None, feeds), strict=True):
+                np.testing.assert_allclose(answers[spec.name], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+        return [layer.operator for layer in runner.manifest.layers]
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def network() -> type[Network]:
+    """Return the class that describes a small ONNX model."""
+    return Network
