@@ -239,8 +239,8 @@ class LiveScheduler:
         if model is None or model.state is ModelState.UNLOADING:
             self._finish_unloads()
         elif not ok:
-            _log.error("worker %d cannot load %s: %s", core, model.spec.name, error)
-            self.supervisor.send(slow.ModelFailed(model_id, error))
+            reason = f"worker {core} cannot load the compiled model; its log line says why, it begins: {error}"
+            self.supervisor.send(slow.ModelFailed(model_id, reason))
             self._unload_model(model_id)
         elif model.state is ModelState.LOADING and self.workers.all_have(model_id):
             self.models.serve(model)
@@ -289,7 +289,7 @@ class LiveScheduler:
         self._finish_unloads()
 
     def _front_end_died(self, front_end: int) -> None:
-        self.control.submit_rings[front_end].discard()
+        self._hear_front_ends()  # what it submitted last must be ended, too
         self._dying_front_ends.add(front_end)
         for request in self.requests.of_front_end(front_end):
             self._drop(request)

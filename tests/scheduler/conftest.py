@@ -1,0 +1,152 @@
+"""A live scheduler process and real workers on a model that obeys orders; the test is supervisor and front end."""
+
+import importlib.util
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gangway.executor.cores import available_cores
+from gangway.executor.launch import WorkerPlan, start_worker
+from gangway.executor.slots import SlotOutcome
+from gangway.scheduler import control as slow
+from gangway.scheduler.packets import PacketSocket, packet_pair
+from gangway.scheduler.process import SchedulerPlan, start_scheduler
+from gangway.server.data_plane import DataPlane, Request, TensorLayout
+from gangway.server.shared_memory import FRONT_END, SLOTS, SharedMemory
+
+TIMEOUT_SECONDS = 20.0
+LAYERS, TASKS = 6, 24
+
+
+class Server:
+    """What `gangway serve` consists of, without the supervisor. `plane` is the front end's."""
+
+    def __init__(self, cache_dir: Path, key: str) -> None:
+        cores = available_cores()
+        self.memory = SharedMemory.create(workers=2)
+        self.new_front_end()
+        self.specs = [slow.LoadModel(7, "tiny", key, LAYERS, max_ranks=2, arena_bytes=64, max_rows=4)]
+        fds = (self.memory.control.segment.fd, self.memory.arenas.fd, self.memory.io_fds)
+        self._plans = [WorkerPlan(i, cores[i % len(cores)], *fds, cache_dir) for i in range(2)]
+        self._scheduler_plan = SchedulerPlan(*fds, -1, SLOTS, "model_fcfs")
+        self.workers: list[subprocess.Popen[bytes]] = [start_worker(plan) for plan in self._plans]
+        self.start_scheduler()
+        self.expect(slow.ModelLoaded)
+
+    def new_front_end(self) -> None:
+        """What a successor of a front end does: a data plane on a fresh table."""
+        memory = self.memory
+        memory.tables[FRONT_END].init()
+        self.plane = DataPlane(
+            memory.io[FRONT_END],
+            memory.tables[FRONT_END],
+            memory.control.submit_rings[FRONT_END],
+            memory.control.scheduler_bell,
+        )
+
+    def start_scheduler(self) -> None:
+        ours, theirs = packet_pair()
+        self.scheduler = start_scheduler(replace(self._scheduler_plan, supervisor_fd=theirs.fileno()))
+        theirs.close()
+        self.link = PacketSocket[slow.ControlMessage](ours, slow.encode, slow.decode)
+        for message in (*self.specs, slow.Begin()):
+            self.tell(message)
+
+    def tell(self, message: slow.ControlMessage) -> None:
+        self.link.send(message)
+        self.memory.control.scheduler_bell.ring()
+
+    def expect(self, kind: type[Any]) -> Any:
+        """The next message of this kind from the scheduler."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            message = self.link.receive()
+            if isinstance(message, kind):
+                return message
+            if message is None:
+                time.sleep(0.001)
+        raise TimeoutError(f"no {kind.__name__}")
+
+    def request(
+        self, task_us: float = 0, crash: int = 0, hang: int = 0, rows: int = 1, model_id: int = 7, **fields: int
+    ) -> Request:
+        """Submit a query whose tasks last so long; `crash` and `hang`: 1 + the task of layer 0 that does it."""
+        layout = TensorLayout(model_id, (64,), (LAYERS * TASKS * 4,))
+        request = self.plane.open(layout, rows)
+        for row in range(rows):
+            struct.pack_into("<4i", request.inputs[0], row * 64, int(task_us * 1000), hang, crash, 0)
+        request.outputs[0][:] = bytes(len(request.outputs[0]))
+        request.submit(**fields)
+        return request
+
+    def outcome(self, request: Request) -> SlotOutcome:
+        """Wait for the end of a request."""
+        outcome = request.wait(time.monotonic_ns() + int(TIMEOUT_SECONDS * 1e9))
+        assert outcome is not None, "no answer"
+        return outcome
+
+    def counters(self, request: Request) -> set[int]:
+        """Distinct values of the counters of all tasks; {1}: each was executed exactly once."""
+        return set(request.outputs[0].cast("i"))
+
+    def await_running(self, request: Request) -> None:
+        """Wait until a first task of the query has been executed."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not any(request.outputs[0]):
+            assert time.monotonic() < deadline, "does not start"
+            time.sleep(0.0005)
+
+    def kill_worker(self, index: int) -> None:
+        self.workers[index].kill()
+        self.replace_worker(index)
+
+    def replace_worker(self, index: int) -> None:
+        """What a supervisor does when a worker has died."""
+        self.workers[index].wait(TIMEOUT_SECONDS)
+        self.memory.control.forget_worker(index)
+        self.tell(slow.WorkerDied(index, self.workers[index].pid))
+        self.workers[index] = start_worker(self._plans[index])
+
+    def kill_scheduler(self) -> None:
+        self.scheduler.kill()
+        self.scheduler.wait(TIMEOUT_SECONDS)
+        self.link.close()
+        self.start_scheduler()
+
+    def stop(self) -> None:
+        self.tell(slow.Stop())
+        assert self.scheduler.wait(TIMEOUT_SECONDS) == 0
+        assert [worker.wait(TIMEOUT_SECONDS) for worker in self.workers] == [0, 0]
+
+    def kill_all(self) -> None:
+        for process in (self.scheduler, *self.workers):
+            process.kill()
+            process.wait()
+        self.link.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Cache folder and key of the executor tests' model."""
+    path = Path(__file__).parents[1] / "executor" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("tiny_model_maker", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    made = module.make_artifact(tmp_path_factory.mktemp("cache"), LAYERS)
+    assert made.tasks == TASKS
+    return made.cache_dir, made.key
+
+
+@pytest.fixture
+def server(tiny_model: tuple[Path, str]) -> Iterator[Server]:
+    server = Server(*tiny_model)
+    yield server
+    server.kill_all()

@@ -1,0 +1,182 @@
+"""The live scheduler: a real process over real shared memory with real workers."""
+
+import os
+import signal
+import time
+
+import pytest
+from gangway.executor.slots import SlotStatus
+from gangway.scheduler import control as slow
+from gangway.server.shared_memory import FRONT_END
+
+LAYER_SECONDS = 24 * 0.002 / 2  # of tasks of 2 ms on two cores
+
+
+def test_many_requests_are_each_computed_once(server):
+    for rows in (1, 4):
+        requests = [server.request(rows=rows) for _ in range(100)]
+        for request in requests:
+            with request:
+                outcome = server.outcome(request)
+                assert (outcome.status, outcome.attempts) == (SlotStatus.OK, 1)
+                assert server.counters(request) == {1}
+    server.stop()
+
+
+def test_a_query_has_all_cores_and_the_next_one_waits_for_them(server):
+    first, second = server.request(task_us=200), server.request()
+    assert server.outcome(first).ranks == 2
+    assert server.outcome(second).queue_us > server.outcome(first).compute_us / 2
+
+
+def test_cancelled_while_waiting_and_while_running(server):
+    running, waiting = server.request(task_us=2000), server.request()
+    server.await_running(running)
+    begin = time.monotonic()
+    waiting.cancel()
+    assert server.outcome(waiting).status is SlotStatus.CANCELLED
+    assert not any(waiting.outputs[0])
+    running.cancel()
+    assert server.outcome(running).status is SlotStatus.CANCELLED
+    assert time.monotonic() - begin < LAYER_SECONDS * 3, "stops at the next layer boundary"
+    assert any(running.outputs[0]) and not all(running.outputs[0])
+    assert server.outcome(server.request()).status is SlotStatus.OK
+
+
+def test_a_deadline_that_passes_in_the_queue(server):
+    running = server.request(task_us=500)
+    late = server.request(deadline_ns=time.monotonic_ns() + 5_000_000)
+    assert server.outcome(late).status is SlotStatus.DEADLINE
+    assert server.outcome(running).status is SlotStatus.OK
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_costs_an_attempt(server, victim):
+    running, waiting = server.request(task_us=1000), server.request()
+    server.await_running(running)
+    server.kill_worker(victim)
+    assert server.outcome(running).status is SlotStatus.OK
+    assert server.outcome(running).attempts == 2
+    assert server.outcome(waiting).status is SlotStatus.OK
+    assert server.counters(waiting) == {1}
+    assert server.outcome(server.request(task_us=100)).ranks == 2, "the successor takes part"
+
+
+def test_a_query_that_kills_workers_is_given_up(server):
+    poison = server.request(crash=1)
+    healthy = server.request()
+    for _ in range(3):
+        index = _await_death(server)
+        assert server.workers[index].returncode == -signal.SIGILL
+        server.replace_worker(index)
+    assert server.outcome(poison).status is SlotStatus.UNAVAILABLE
+    assert server.outcome(healthy).status is SlotStatus.OK
+    assert server.counters(healthy) == {1}
+
+
+def _await_death(server):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for index, worker in enumerate(server.workers):
+            if worker.poll() is not None:
+                return index
+        time.sleep(0.001)
+    raise TimeoutError("no worker died")
+
+
+def test_a_killed_scheduler_loses_and_doubles_nothing(server):
+    requests = [server.request(task_us=300) for _ in range(20)]
+    server.await_running(requests[0])
+    begin = time.monotonic()
+    server.kill_scheduler()
+    late = server.request()
+    server.outcome(requests[0])
+    assert time.monotonic() - begin < 1, "back within a second"
+    for request in (*requests, late):
+        assert server.outcome(request).status is SlotStatus.OK
+    assert [server.counters(request) for request in (*requests[3:], late)] == [{1}] * 18
+    assert server.expect(slow.Recovered).requests >= 17
+
+
+def test_requests_survive_many_deaths_of_everything(server):
+    requests = [server.request(task_us=50) for _ in range(60)]
+    for _ in range(5):
+        server.kill_scheduler()
+        server.kill_worker(0)
+        server.kill_worker(1)
+        requests += [server.request(task_us=50) for _ in range(5)]
+    for request in requests:
+        with request:
+            outcome = server.outcome(request)
+            assert outcome.status in (SlotStatus.OK, SlotStatus.UNAVAILABLE)
+            assert outcome.status is SlotStatus.OK or outcome.attempts == 3
+    for _ in range(20):
+        with server.request() as request:
+            assert server.outcome(request).status is SlotStatus.OK
+            assert server.counters(request) == {1}
+    server.stop()
+
+
+def test_a_dead_front_end_is_forgotten(server):
+    running = server.request(task_us=3000)
+    for _ in range(50):
+        server.request()
+    server.await_running(running)
+    server.tell(slow.FrontEndDied(FRONT_END))
+    assert server.expect(slow.FrontEndQuiet).front_end == FRONT_END
+    assert server.memory.control.submit_rings[FRONT_END].pending() == 0
+    assert not list(server.memory.tables[FRONT_END].scan())
+    server.new_front_end()
+    with server.request() as request:
+        assert server.outcome(request).status is SlotStatus.OK
+
+
+def test_a_dead_front_end_and_a_dead_scheduler(server):
+    running = server.request(task_us=1000)
+    server.await_running(running)
+    server.kill_scheduler()
+    server.tell(slow.FrontEndDied(FRONT_END))
+    server.expect(slow.FrontEndQuiet)
+    assert not list(server.memory.tables[FRONT_END].scan())
+
+
+def test_unloading_gives_memory_back(server):
+    running, waiting = server.request(task_us=200), server.request()
+    server.await_running(running)
+    server.tell(slow.UnloadModel(7))
+    assert server.outcome(waiting).status is SlotStatus.UNAVAILABLE
+    assert server.outcome(running).status is SlotStatus.OK
+    assert server.expect(slow.ModelUnloaded).model_id == 7
+    assert os.fstat(server.memory.arenas.fd).st_blocks == 0
+    assert server.outcome(server.request()).status is SlotStatus.UNAVAILABLE
+    server.tell(server.specs[0])
+    server.expect(slow.ModelLoaded)
+    assert server.outcome(server.request()).status is SlotStatus.OK
+
+
+def test_a_model_that_cannot_be_loaded(server):
+    server.tell(slow.LoadModel(8, "absent", "00" * 32, 1, 1, 64, 1))
+    failed = server.expect(slow.ModelFailed)
+    assert failed.model_id == 8 and "cannot load the compiled model" in failed.reason
+    assert server.expect(slow.ModelUnloaded).model_id == 8
+    server.tell(slow.LoadModel(9, "huge", "00" * 32, 1, 1, 1 << 60, 1))
+    assert "do not fit" in server.expect(slow.ModelFailed).reason
+    assert server.outcome(server.request()).status is SlotStatus.OK
+
+
+def test_more_models_than_a_ring_holds(server):
+    specs = [slow.LoadModel(10 + i, f"copy {i}", server.specs[0].key, 6, 2, 64, 1) for i in range(50)]
+    for spec in specs:
+        server.tell(spec)
+    assert sorted(server.expect(slow.ModelLoaded).model_id for _ in specs) == [spec.model_id for spec in specs]
+    assert server.outcome(server.request(model_id=59)).status is SlotStatus.OK
+
+
+def test_a_stopped_worker_is_reported_and_replaced(server):
+    running = server.request(task_us=1000)
+    server.await_running(running)
+    os.kill(server.workers[1].pid, signal.SIGSTOP)
+    stuck = server.expect(slow.WorkerStuck)
+    assert (stuck.core, stuck.pid) == (1, server.workers[1].pid)
+    server.kill_worker(1)
+    assert server.outcome(running).status is SlotStatus.OK
