@@ -35,6 +35,15 @@ def read_graph(path: Path) -> Graph:
 
     Raises ModelError for a broken file, UnsupportedModelError for ONNX outside of the compiler's scope, and OSError.
     """
+    try:
+        return _read(path)
+    except (ModelError, OSError):
+        raise
+    except Exception as error:  # damaged bytes surface as any exception in the Python half of onnx
+        raise ModelError(f"{path.name} is damaged: {_first_lines(error)}") from error
+
+
+def _read(path: Path) -> Graph:
     model = _parse(path)
     constants = _take_constants(model, path.parent)
     batched = _fix_batch(model, constants)

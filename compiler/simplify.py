@@ -13,8 +13,11 @@ _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLi
 
 
 def simplify(graph: Graph) -> Graph:
-    """Return an equivalent graph with fewer nodes."""
-    return remove_unused(fold_affine(remove_unused(fold_constants(graph))))
+    """Return an equivalent graph with fewer nodes. Raises ModelError when weights do not fit their operators."""
+    try:
+        return remove_unused(fold_affine(remove_unused(fold_constants(graph))))
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
 
 
 def fold_constants(graph: Graph) -> Graph:

@@ -1,0 +1,150 @@
+"""Models that cannot be compiled: the reason is told, and nothing is left behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from gangway.compiler.errors import ModelError, UnsupportedModelError
+from onnx import helper
+
+node = helper.make_node
+ONES = np.ones((4, 4, 3, 3), np.float32)
+IMAGE: dict[str, list[int | str]] = {"x": ["N", 4, 8, 8]}
+
+
+@pytest.fixture
+def refused(tmp_path: Path, compile_file: Callable[[Path], Any]) -> Callable[[Path], ModelError]:
+    """Return the function that compiles what must be refused, and returns the error."""
+
+    def refused(path: Path) -> ModelError:
+        with pytest.raises(ModelError) as caught:
+            compile_file(path)
+        left = [p for p in (tmp_path / "cache").rglob("*") if p.is_file() and p.parent.name != "locks"]
+        assert left == []
+        return caught.value
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([node("Einsum", ["x", "w"], ["y"], name="odd", equation="nchw,oihw->nc")], ["odd", "Einsum"]),
+        ([node("Softmax", ["x"], ["y"], name="odd")], ["odd", "Softmax"]),
+        ([node("Frobnicate", ["x"], ["y"], name="odd")], ["odd", "Frobnicate", "no such ONNX operator"]),
+        ([node("Own", ["x"], ["y"], name="odd", domain="my.domain")], ["odd", "Own"]),
+        ([node("Conv", ["x", "x4"], ["y"], name="odd", group=2)], ["odd", "Conv", "2 groups"]),
+        ([node("Conv", ["x", "x"], ["y"], name="odd")], ["odd", "not a constant"]),
+        ([node("Clip", ["x", "one"], ["y"], name="odd")], ["odd", "limits 1 and inf"]),
+        ([node("Add", ["x", "m"], ["y"], name="odd"), node("GlobalAveragePool", ["x"], ["m"])], ["odd", "broadcast"]),
+        ([node("ReduceMean", ["x"], ["y"], name="odd", axes=[1])], ["odd", "axes [1]"]),
+        ([node("Reshape", ["x", "two"], ["y"], name="odd")], ["odd", "mixes rows of the batch"]),
+    ],
+)
+def test_unsupported_operators_are_named(
+    refused: Callable[[Path], ModelError], network: Any, tmp_path: Path, nodes: list[Any], words: list[str]
+) -> None:
+    nodes = sorted(nodes, key=lambda item: "m" in item.input)
+    constants = {
+        "w": ONES,
+        "x4": np.ones((4, 2, 3, 3), np.float32),
+        "one": np.array(1, np.float32),
+        "two": np.array([2, -1], np.int64),
+    }
+    used = {name: constants[name] for item in nodes for name in item.input if name in constants}
+    error = refused(network(nodes, IMAGE, {"y": None}, used).save(tmp_path / "model.onnx"))
+    assert isinstance(error, UnsupportedModelError)
+    for word in words:
+        assert word in str(error)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "word"),
+    [
+        ([node("Conv", ["x", "w"], ["y"], name="bad", kernel_shape=[9, 9])], "'y' is empty"),
+        ([node("Conv", ["x", "w"], ["y"], name="bad", strides=[1, 1, 1])], "stride"),
+        ([node("Add", ["x", "w"], ["y"], name="bad")], "Incompatible dimensions"),
+        ([node("Relu", ["nobody"], ["y"], name="bad")], "node name: bad"),
+        ([node("Conv", ["x", "w5"], ["y"], name="bad")], "4 channels"),
+        ([node("Relu", ["x"], ["y"], name="bad", colour="red")], "colour"),
+    ],
+)
+def test_contradictory_models_are_explained(
+    refused: Callable[[Path], ModelError], network: Any, tmp_path: Path, nodes: list[Any], word: str
+) -> None:
+    constants = {"w": ONES, "w5": np.ones((4, 5, 3, 3), np.float32)}
+    used = {name: constants[name] for name in nodes[0].input if name in constants}
+    assert word in str(refused(network(nodes, IMAGE, {"y": None}, used).save(tmp_path / "model.onnx")))
+
+
+def test_declared_shape_must_be_the_inferred_one(refused: Any, network: Any, tmp_path: Path) -> None:
+    graph = network([node("Relu", ["x"], ["y"])], IMAGE, {"y": ["N", 4, 8, 9]})
+    assert "shape" in str(refused(graph.save(tmp_path / "model.onnx"))).lower()
+
+
+def test_only_the_batch_may_be_dynamic(refused: Any, network: Any, tmp_path: Path) -> None:
+    graph = network([node("Relu", ["x"], ["y"])], {"x": ["N", 3, "H", 8]}, {"y": None})
+    error = refused(graph.save(tmp_path / "model.onnx"))
+    assert "'x': dimension 2 is dynamic" in str(error)
+
+
+def test_files_that_are_no_models(refused: Any, network: Any, tmp_path: Path) -> None:
+    graph = network([node("Conv", ["x", "w"], ["y"])], IMAGE, {"y": None}, {"w": ONES})
+    content = graph.save(tmp_path / "whole.onnx").read_bytes()
+    path = tmp_path / "model.onnx"
+    for broken in (b"", b"\x00", b"not a model", content[: len(content) // 2], content[:-1], content[100:]):
+        path.write_bytes(broken)
+        assert "model.onnx" in str(refused(path)) or "ONNX" in str(refused(path))
+
+
+def test_no_cut_or_damaged_byte_crashes(compile_file: Any, network: Any, tmp_path: Path) -> None:
+    """Whatever a damaged file does, it is reported as a ModelError, or compiles (where the damage has no meaning)."""
+    graph = network(
+        [node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]), node("Relu", ["a"], ["y"])],
+        {"x": ["N", 1, 4, 4]},
+        {"y": ["N", 1, 4, 4]},
+        {"w": np.ones((1, 1, 3, 3), np.float32)},
+    )
+    content = graph.save(tmp_path / "whole.onnx").read_bytes()
+    random = np.random.default_rng(5)
+    path = tmp_path / "model.onnx"
+    refusals = 0
+    for _ in range(60):
+        damaged = bytearray(content)
+        damaged[random.integers(len(damaged))] = random.integers(256)
+        path.write_bytes(damaged[: random.integers(len(damaged) // 2, 2 * len(damaged))])
+        try:
+            compile_file(path)
+        except ModelError:
+            refusals += 1
+    assert refusals > 20
+
+
+def test_weights_beside_the_model(compile_file: Any, refused: Any, network: Any, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    graph = network([node("Conv", ["x", "w"], ["y"])], IMAGE, {"y": None}, {"w": ONES})
+    path = graph.save(tmp_path / "model.onnx", save_as_external_data=True, location="data.bin", size_threshold=0)
+    first = compile_file(path).manifest.key
+    data = tmp_path / "data.bin"
+    data.write_bytes(random.standard_normal(data.stat().st_size // 4, np.float32).tobytes())
+    assert compile_file(path).manifest.key != first
+    data.unlink()
+    with pytest.raises((ModelError, OSError)):
+        compile_file(path)
+
+
+def test_weights_outside_of_the_model_s_folder_are_refused(refused: Any, network: Any, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(4096))
+    graph = network([node("Conv", ["x", "w"], ["y"])], IMAGE, {"y": None}, {"w": ONES})
+    path = graph.save(tmp_path / "folder" / "model.onnx", save_as_external_data=True, location="d", size_threshold=0)
+    model = onnx.load(path, load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = "../secret"
+    path.write_bytes(model.SerializeToString())
+    assert "weights 'w'" in str(refused(path))
