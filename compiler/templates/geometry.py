@@ -61,7 +61,7 @@ class Geometry:
     def tile_pixels(self) -> int:
         """Most pixels a register tile can have.
 
-        The other registers hold weights, a broadcast, without FMA a product, and, where LLVM unrolls kernel rows, the next
+        The others hold weights, a broadcast, without FMA a product, and, where LLVM unrolls kernel rows, the next
         broadcast: a spill within the loop would cost a fifth of the speed whenever the stack happens to be unaligned.
         """
         spare = 1 + (self.target.name == "baseline") + self.spec.input_planar
