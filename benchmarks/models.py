@@ -118,11 +118,11 @@ def run(report: Report, repository: Path, models: Sequence[str], rounds: int, ma
     """Measure every model; the contests take turns, so that all of them see the same load of the machine."""
     cores = sorted(os.sched_getaffinity(0))[:max_cores]
     artifacts = {model: compile_model(repository, model) for model in models}
-    with GangRunner(cores, next(iter(artifacts.values())).parent) as runner:
+    with GangRunner(next(iter(artifacts.values())).parent, cores) as runner:
         contests = [
             contest
             for model, folder in artifacts.items()
-            for contest in prepare(runner, runner.load(folder.name), onnx_file(repository, model), cores)
+            for contest in prepare(runner, runner.open_model(folder), onnx_file(repository, model), cores)
         ]
         for number in range(rounds):
             for contest in contests:

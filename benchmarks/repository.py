@@ -1,5 +1,6 @@
 """The zoo as files, for benchmarks: model repository, compiled artifacts, and inputs that fit."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,3 +21,10 @@ def ensure_zoo(repository: Path) -> Path:
 def onnx_file(repository: Path, model: str) -> Path:
     """Return where the model's first version stands."""
     return repository / model / "1" / "model.onnx"
+
+
+def compile_model(repository: Path, model: str) -> Path:
+    """Compile a model, unless the user's cache has it; return the artifact's folder."""
+    command = [sys.executable, "-m", "gangway.compiler", "--json", str(onnx_file(repository, model))]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=COMPILE_TIMEOUT_S)
+    return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
