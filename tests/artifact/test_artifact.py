@@ -1,0 +1,252 @@
+"""Reader, writer and cache: what is damaged is noticed, what is written appears whole or not at all."""
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gangway.artifact.cache import Cache, cache_key, default_cache_dir
+from gangway.artifact.format import (
+    BufferRef,
+    Layer,
+    Manifest,
+    Space,
+    TargetSpec,
+    TensorSpec,
+    Version,
+)
+from gangway.artifact.reader import ArtifactError, read_manifest, verify
+from gangway.artifact.writer import ArtifactWriter
+
+KEY = "0123456789abcdef" * 4
+TARGET = TargetSpec("avx2", "x86-64-v3", 8, ("avx2",))
+MANIFEST = Manifest(
+    key=KEY,
+    model_name="double",
+    batched=True,
+    inputs=(TensorSpec("x", "FP32", (-1, 4), 16),),
+    outputs=(TensorSpec("y", "FP32", (-1, 4), 16),),
+    layers=(
+        Layer(
+            name="layer",
+            operator="Mul",
+            shape="4",
+            arguments=(BufferRef(Space.INPUT, 0), BufferRef(Space.WEIGHTS, 64), BufferRef(Space.OUTPUT, 0)),
+            versions=(Version("k0", 1, "mul"),),
+            flops=4,
+            bytes=48,
+            max_ranks=1,
+        ),
+    ),
+    arena_bytes=64,
+    target=TARGET,
+    files={},
+    phase_us={"read": 3},
+)
+
+
+def write(folder: Path, kernels: bytes = b"\x7fELF") -> Manifest:
+    with ArtifactWriter(folder) as writer:
+        assert writer.append_weights(bytes(range(100))) == 0
+        assert writer.append_weights(b"abc") == 128
+        writer.kernels_path.write_bytes(kernels)
+        return writer.commit(MANIFEST)
+
+
+def change(folder: Path, **fields: Any) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    written = write(tmp_path / KEY)
+    assert read_manifest(tmp_path / KEY) == verify(tmp_path / KEY) == written
+    assert replace(written, files={}) == MANIFEST
+    assert isinstance(written.layers[0].arguments[0].space, Space)
+    assert written.files["weights.bin"].size_bytes == 192
+    assert (tmp_path / KEY / "weights.bin").read_bytes()[:128] == bytes(range(100)) + bytes(28)
+    assert [path.name for path in tmp_path.iterdir()] == [KEY]
+
+
+def test_weights_are_never_empty(tmp_path: Path) -> None:
+    with ArtifactWriter(tmp_path / KEY) as writer:
+        writer.kernels_path.write_bytes(b"k")
+        layer = replace(MANIFEST.layers[0], arguments=(BufferRef(Space.INPUT, 0),))
+        writer.commit(replace(MANIFEST, layers=(layer,)))
+    assert (tmp_path / KEY / "weights.bin").stat().st_size == 64
+
+
+def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), ArtifactWriter(tmp_path / KEY) as writer:
+        writer.append_weights(b"abc")
+        raise RuntimeError
+    with pytest.raises(ArtifactError), ArtifactWriter(tmp_path / KEY) as writer:
+        writer.kernels_path.write_bytes(b"k")
+        writer.commit(replace(MANIFEST, arena_bytes=-64))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"format_version": 2}, "format version 2 instead of 1"),
+        ({"key": "../../etc"}, "hex"),
+        ({"surprise": 1}, "unknown field 'surprise'"),
+        ({"arena_bytes": "64"}, "manifest.arena_bytes is not an integer"),
+        ({"arena_bytes": True}, "arena_bytes"),
+        ({"arena_bytes": 65}, "aligned"),
+        ({"batched": 1}, "boolean"),
+        ({"layers": []}, "0 layers"),
+        ({"inputs": []}, "0 inputs"),
+        ({"files": {}}, "files"),
+        ({"target": {"name": "avx2"}}, "no field"),
+        ({"outputs": None}, "list"),
+    ],
+)
+def test_a_wrong_manifest_is_refused(tmp_path: Path, fields: dict[str, Any], word: str) -> None:
+    write(tmp_path / KEY)
+    change(tmp_path / KEY, **fields)
+    with pytest.raises(ArtifactError, match=word):
+        read_manifest(tmp_path / KEY)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("arguments", 0, "offset_bytes"), 16),
+        (("arguments", 0, "offset_bytes"), -4),
+        (("arguments", 0, "index"), 1),
+        (("arguments", 0, "space"), 7),
+        (("arguments", 1, "offset_bytes"), 192),
+        (("arguments", 0), {"space": 1, "offset_bytes": 64, "index": 0}),
+        (("versions", 0, "tasks"), 0),
+        (("versions", 0, "symbol"), "k0; rm"),
+        (("versions",), []),
+        (("arguments",), [{"space": 1, "offset_bytes": 0, "index": 0}] * 9),
+        (("max_ranks",), 0),
+    ],
+)
+def test_a_layer_cannot_reach_outside(tmp_path: Path, path: tuple[Any, ...], value: Any) -> None:
+    write(tmp_path / KEY)
+    layers = json.loads((tmp_path / KEY / "manifest.json").read_text())["layers"]
+    target = layers[0]
+    for step in path[:-1]:
+        target = target[step]
+    target[path[-1]] = value
+    change(tmp_path / KEY, layers=layers)
+    with pytest.raises(ArtifactError, match="manifest"):
+        read_manifest(tmp_path / KEY)
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    match how:
+        case "cut":
+            path.write_bytes(content[:-1])
+        case "flip":
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        case "missing":
+            path.unlink()
+        case "rubbish":
+            path.write_bytes(b"[" * 100_000)
+
+
+@pytest.mark.parametrize("how", ["cut", "flip", "missing", "rubbish"])
+@pytest.mark.parametrize("file", ["manifest.json", "weights.bin", "kernels.so"])
+def test_cache_notices_damage_and_makes_room(tmp_path: Path, file: str, how: str) -> None:
+    cache = Cache(tmp_path)
+    assert cache.lookup(KEY) is None
+    written = write(cache.folder(KEY))
+    assert cache.lookup(KEY) == written
+    damage(cache.folder(KEY) / file, how)
+    assert cache.lookup(KEY) is None
+    assert list(tmp_path.iterdir()) == []
+    assert write(cache.folder(KEY)) == cache.lookup(KEY)
+
+
+def test_cache_notices_an_artifact_under_another_name(tmp_path: Path) -> None:
+    write(tmp_path / ("f" * 64))
+    assert Cache(tmp_path).lookup("f" * 64) is None
+
+
+def test_two_writers_race_safely(tmp_path: Path) -> None:
+    with ArtifactWriter(tmp_path / KEY) as first, ArtifactWriter(tmp_path / KEY) as second:
+        for writer in (first, second):
+            writer.append_weights(bytes(128))
+            writer.kernels_path.write_bytes(b"k")
+        assert first.commit(MANIFEST) == second.commit(MANIFEST)
+    assert [path.name for path in tmp_path.iterdir()] == [KEY]
+    verify(tmp_path / KEY)
+
+
+def _hold(root: Path, ready: Any) -> None:
+    with Cache(root).lock(KEY):
+        writer = ArtifactWriter(root / KEY)
+        writer.append_weights(b"abc")
+        ready.set()
+        threading.Event().wait(60)
+
+
+def test_lock_of_a_killed_process_is_free_and_its_rubbish_removed(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    holder = context.Process(target=_hold, args=(tmp_path, ready))
+    holder.start()
+    try:
+        assert ready.wait(30)
+        assert len(list(tmp_path.glob(".*"))) == 1
+    finally:
+        holder.kill()
+        holder.join(30)
+    with Cache(tmp_path).lock(KEY):
+        assert list(tmp_path.glob(".*")) == []
+
+
+def test_lock_waits_for_its_holder(tmp_path: Path) -> None:
+    order = []
+
+    def wait() -> None:
+        with Cache(tmp_path).lock(KEY):
+            order.append("second")
+
+    with Cache(tmp_path).lock(KEY):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.1)
+        order.append("first")
+    thread.join(30)
+    assert order == ["first", "second"]
+
+
+def test_key_depends_on_bytes_compiler_and_target(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_bytes(b"model")
+    b.write_bytes(b"data")
+    keys = {
+        cache_key([a], "1", TARGET),
+        cache_key([b], "1", TARGET),
+        cache_key([a, b], "1", TARGET),
+        cache_key([a], "2", TARGET),
+        cache_key([a], "1", replace(TARGET, lanes=16)),
+    }
+    assert len(keys) == 5
+    assert cache_key([a], "1", TARGET) in keys
+
+
+def test_default_cache_dir_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_dir() == tmp_path / "gangway"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert default_cache_dir() == Path.home() / ".cache" / "gangway"
+
+
+def test_the_reader_loads_no_heavy_module() -> None:
+    heavy = {"google", "numpy", "onnx", "rich", "tvm"}
+    program = f"import sys, gangway.artifact.reader; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.strip() == "[]"
