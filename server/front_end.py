@@ -29,6 +29,7 @@ from gangway.server.front_end_messages import (
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc_front_end import GrpcFrontEnd
 from gangway.server.inference import Inference
+from gangway.server.models import Models
 from gangway.server.process import die_with_parent, keep_freed_memory
 
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
@@ -44,12 +45,21 @@ class FrontEnd:
         self._answers = Answers()
         self.server = GrpcFrontEnd(self._inference, self._answers, plane.slots.slots, max_message_bytes)
 
+    @property
+    def models(self) -> Models:
+        """What is served."""
+        return self._answers.models
+
+    @models.setter
+    def models(self, models: Models) -> None:
+        self._answers.models = models
+        self._inference.serve(models)
+
     def handle(self, message: FrontEndMessage) -> None:
         """Do what the supervisor says. Returns from Drain when the last request has ended."""
         match message:
             case ModelReady() | ModelUnavailable():
-                self._answers.models = self._answers.models.updated(message)
-                self._inference.serve(self._answers.models)
+                self.models = self.models.updated(message)
             case InitialLoadDone():
                 self._answers.ready = True
             case Drain():

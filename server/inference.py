@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -24,6 +25,22 @@ class Call(Protocol):
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         """Have `callback` called when the call ends, for instance because the client cancels; False if it has ended."""
+
+
+@dataclass(frozen=True)
+class _Deadline:
+    """The earlier one of the client's deadline and of the `timeout` parameter; `ns` is 0 without either."""
+
+    ns: int
+    code: grpc.StatusCode  # what the client is told when it has passed
+
+    @classmethod
+    def of(cls, plan: Plan, call: Call, arrival_ns: int) -> "_Deadline":
+        limit_ns, code = plan.timeout_us * 1000 or MAX_WAIT_NS, grpc.StatusCode.UNAVAILABLE
+        remaining_seconds = call.time_remaining()
+        if remaining_seconds is not None and remaining_seconds * 1e9 < limit_ns:
+            limit_ns, code = int(remaining_seconds * 1e9), grpc.StatusCode.DEADLINE_EXCEEDED
+        return cls(arrival_ns + limit_ns if limit_ns < MAX_WAIT_NS else 0, code)
 
 
 class Inference:
@@ -60,12 +77,12 @@ class Inference:
 
     def _run(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
         contents = plan.contents(raws)
-        deadline_ns = _deadline_ns(plan, call, arrival_ns)
+        deadline = _Deadline.of(plan, call, arrival_ns)
         with self._open(plan) as request:
             for tensor, content in zip(plan.inputs, contents, strict=True):
                 request.inputs[tensor.index][:] = content
             submitted_ns = time.monotonic_ns()
-            outcome = self._execute(plan, request, call, submitted_ns, deadline_ns)
+            outcome = self._execute(plan, request, call, submitted_ns, deadline)
             finished_ns = time.monotonic_ns()
             response = plan.response.fill(request_id, request.outputs)
         end_ns = time.monotonic_ns()
@@ -86,34 +103,25 @@ class Inference:
         except PoolExhaustedError as error:
             unavailable(f"Exceeds maximum queue size: {error}")
 
-    def _execute(self, plan: Plan, request: Request, call: Call, now_ns: int, deadline_ns: int) -> SlotOutcome:
+    def _execute(self, plan: Plan, request: Request, call: Call, now_ns: int, deadline: _Deadline) -> SlotOutcome:
         try:
-            request.submit(deadline_ns, plan.priority, now_ns)
+            request.submit(deadline.ns, plan.priority, now_ns)
         except PoolExhaustedError as error:
             unavailable(f"Exceeds maximum queue size: {error}")
         # Only from here on is there something to cancel; a call that has ended meanwhile takes no callback any more.
         if not call.add_callback(request.cancel):
             request.cancel()
-        outcome = request.wait(deadline_ns or now_ns + MAX_WAIT_NS)
+        outcome = request.wait(deadline.ns or now_ns + MAX_WAIT_NS)
         if outcome is None or outcome.status != SlotStatus.OK:
-            raise _failure(plan, None if outcome is None else outcome.status)
+            raise _failure(plan, deadline, None if outcome is None else outcome.status)
         return outcome
 
 
-def _deadline_ns(plan: Plan, call: Call, arrival_ns: int) -> int:
-    """Return the earlier one of the client's deadline and the `timeout` parameter, 0 without either."""
-    limit_ns = plan.timeout_us * 1000 or MAX_WAIT_NS
-    remaining_seconds = call.time_remaining()
-    if remaining_seconds is not None and remaining_seconds * 1e9 < limit_ns:
-        limit_ns = int(remaining_seconds * 1e9)
-    return arrival_ns + limit_ns if limit_ns < MAX_WAIT_NS else 0
-
-
-def _failure(plan: Plan, status: SlotStatus | None) -> RequestError:
+def _failure(plan: Plan, deadline: _Deadline, status: SlotStatus | None) -> RequestError:
     name = plan.model.name
     match status:
         case None | SlotStatus.DEADLINE:
-            return RequestError(grpc.StatusCode.UNAVAILABLE, f"Request timeout expired for model '{name}'")
+            return RequestError(deadline.code, f"Request timeout expired for model '{name}'")
         case SlotStatus.CANCELLED:
             return RequestError(grpc.StatusCode.CANCELLED, f"the request for model '{name}' was cancelled")
         case SlotStatus.UNAVAILABLE:

@@ -151,8 +151,7 @@ def _rows(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> int:
             )
         shape = list(given.shape)
         fits = len(shape) == len(tensor.shape) and all(
-            size == expected or (expected == -1 and size > 0)
-            for size, expected in zip(shape, tensor.shape, strict=True)
+            size > 0 if expected == -1 else size == expected for size, expected in zip(shape, tensor.shape, strict=True)
         )
         if not fits:
             invalid(

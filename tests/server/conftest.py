@@ -6,6 +6,7 @@ The real ones are exercised by the tests that start the whole server; here a tes
 import base64
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -19,12 +20,12 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.auto_complete import complete_config, max_rows
-from gangway.server.data_plane import DataPlane
+from gangway.server.data_plane import DataPlane, Usage
 from gangway.server.front_end import FrontEnd
 from gangway.server.front_end_messages import InitialLoadDone, ModelReady
-from gangway.server.front_end_options import DEFAULT_MAX_MESSAGE_BYTES
 
 SLOTS = 8
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 IO_BYTES = 64 * 1024 * 1024
 
 
@@ -130,6 +131,7 @@ class Server:
     plane: DataPlane
     scheduler: FakeScheduler
     client: triton.InferenceServerClient
+    max_message_bytes: int = MAX_MESSAGE_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +144,7 @@ def running_server() -> Iterator[Server]:
     thread = threading.Thread(target=scheduler.run)
     thread.start()
     plane = DataPlane(io, slots, control.submit_rings[0], control.scheduler_bell)
-    front_end = FrontEnd(plane, DEFAULT_MAX_MESSAGE_BYTES)
+    front_end = FrontEnd(plane, MAX_MESSAGE_BYTES)
     address = f"127.0.0.1:{front_end.server.bind('127.0.0.1:0')}"
     front_end.server.start()
     for model in MODELS:
@@ -158,12 +160,15 @@ def running_server() -> Iterator[Server]:
 
 @pytest.fixture
 def server(running_server: Server) -> Iterator[Server]:
-    """The running server; afterwards nothing may be taken any more."""
+    """The running server; soon after the test's last answer nothing may be taken any more."""
+    scheduler = running_server.scheduler
+    scheduler.held, scheduler.cancelled = queue.SimpleQueue(), queue.SimpleQueue()
     yield running_server
-    running_server.scheduler.holding = False
-    running_server.scheduler.status = SlotStatus.OK
-    usage = running_server.plane.usage()
-    assert (usage.requests, usage.heap_bytes) == (0, 0)
+    scheduler.holding, scheduler.status = False, SlotStatus.OK
+    deadline = time.monotonic() + 10  # handlers of calls that the client gave up may still be returning
+    while running_server.plane.usage() != Usage(0, 0) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert running_server.plane.usage() == Usage(0, 0)
 
 
 @pytest.fixture
@@ -178,3 +183,16 @@ def simple_inputs() -> Callable[..., list[triton.InferInput]]:
         return inputs
 
     return make
+
+
+@dataclass(frozen=True)
+class Announced:
+    """The model `simple`: its announcement and a maker of inputs."""
+
+    message: ModelReady
+    inputs: Callable[..., list[triton.InferInput]]
+
+
+@pytest.fixture
+def announced(simple_inputs: Callable[..., list[triton.InferInput]]) -> Announced:
+    return Announced(SIMPLE, simple_inputs)

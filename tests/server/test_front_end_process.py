@@ -1,0 +1,127 @@
+"""The front-end process: what it says to the supervisor, and how it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tritonclient.grpc as triton
+from gangway.executor.control import ControlLayout, ControlSegment
+from gangway.executor.messages import unpack
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotStatus, SlotTable
+from gangway.server.front_end_messages import (
+    BindFailed,
+    Drain,
+    FrontEndMessage,
+    InitialLoadDone,
+    Listening,
+    ModelUnavailable,
+    from_json,
+    to_json,
+)
+from gangway.server.front_end_options import FrontEndOptions
+from tritonclient.utils import InferenceServerException
+
+SLOTS = 4
+
+
+class Supervised:
+    """A front end of its own, with this test in place of its supervisor."""
+
+    def __init__(self, address: str) -> None:
+        self.control = ControlSegment.create(ControlLayout(workers=1, front_ends=2, leases=1))
+        self.io = Segment.create(SLOTS * 1024 + (1 << 20), "test-process")
+        self.slots = SlotTable(self.io, SLOTS)
+        self.slots.init()
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(20)
+        options = FrontEndOptions(1, self.control.segment.fd, self.io.fd, theirs.fileno(), SLOTS, address)
+        self.process = subprocess.Popen(options.command(), pass_fds=options.descriptors)
+        theirs.close()
+
+    def send(self, message: FrontEndMessage) -> None:
+        self.socket.send(to_json(message))
+
+    def receive(self) -> FrontEndMessage:
+        return from_json(self.socket.recv(1 << 17))
+
+    def client(self) -> triton.InferenceServerClient:
+        message = self.receive()
+        assert isinstance(message, Listening)
+        return triton.InferenceServerClient(message.address)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.socket.close()
+
+
+@pytest.fixture
+def supervised() -> Iterator[Supervised]:
+    front_end = Supervised("127.0.0.1:0")
+    yield front_end
+    front_end.close()
+
+
+def test_readiness_follows_the_supervisor(supervised: Supervised) -> None:
+    with supervised.client() as client:
+        assert client.is_server_live()
+        assert not client.is_server_ready()
+        supervised.send(ModelUnavailable("m", 1, "compiling", "LOADING"))
+        supervised.send(InitialLoadDone())
+        supervised.send(Drain())
+        assert supervised.process.wait(10) == 0
+
+
+def test_draining_finishes_running_requests_and_refuses_new_ones(supervised: Supervised, announced: Any) -> None:
+    with supervised.client() as client:
+        supervised.send(announced.message)
+        while not client.is_model_ready("simple"):
+            pass
+        answers: list[Any] = []
+        client.async_infer("simple", announced.inputs(), callback=lambda result, error: answers.append((result, error)))
+        bell, ring = supervised.control.scheduler_bell, supervised.control.submit_rings[1]
+        seen = bell.seen()
+        raw = ring.receive() or (bell.wait(seen, timeout_us=10_000_000) and ring.receive())
+        submitted = unpack(raw)
+        assert supervised.slots.start(submitted.slot, submitted.sequence)
+        supervised.send(Drain())
+        with pytest.raises(InferenceServerException):
+            while True:
+                client.infer("simple", announced.inputs(), client_timeout=0.2)
+        assert supervised.process.poll() is None
+        supervised.slots.finish(submitted.slot, submitted.sequence, SlotStatus.OK)
+        assert supervised.process.wait(10) == 0
+    ((result, error),) = answers
+    assert error is None
+    assert result.get_response().model_name == "simple"
+
+
+def test_a_taken_port_is_reported(supervised: Supervised) -> None:
+    message = supervised.receive()
+    assert isinstance(message, Listening)
+    second = Supervised(message.address)
+    try:
+        answer = second.receive()
+        assert isinstance(answer, BindFailed)
+        assert message.address in answer.reason
+        assert second.process.wait(10) == 1
+    finally:
+        second.close()
+
+
+def test_it_does_not_outlive_its_supervisor(supervised: Supervised) -> None:
+    supervised.receive()
+    supervised.socket.close()
+    assert supervised.process.wait(10) == 1
+
+
+def test_ctrl_c_is_left_to_the_supervisor(supervised: Supervised) -> None:
+    supervised.receive()
+    os.kill(supervised.process.pid, signal.SIGINT)
+    supervised.send(Drain())
+    assert supervised.process.wait(10) == 0

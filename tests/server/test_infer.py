@@ -1,0 +1,207 @@
+"""ModelInfer through Triton's public client."""
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from gangway.executor.slots import SlotStatus
+from gangway.protos import grpc_service_pb2 as pb
+from tritonclient.utils import InferenceServerException
+
+Inputs = Callable[..., list[triton.InferInput]]
+EXPECTED_SUM = np.arange(16, dtype=np.int32) + 1
+
+
+def test_sum_and_difference(server: Any, simple_inputs: Inputs) -> None:
+    result = server.client.infer("simple", simple_inputs(), request_id="first-é")
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), [EXPECTED_SUM])
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), [EXPECTED_SUM - 2])
+    response = result.get_response()
+    assert (response.id, response.model_name, response.model_version) == ("first-é", "simple", "1")
+
+
+def test_only_requested_outputs_in_the_requested_order(server: Any, simple_inputs: Inputs) -> None:
+    def names(*wanted: str) -> list[str]:
+        outputs = [triton.InferRequestedOutput(name) for name in wanted]
+        response = server.client.infer("simple", simple_inputs(), outputs=outputs).get_response()
+        assert len(response.raw_output_contents) == len(response.outputs)
+        return [output.name for output in response.outputs]
+
+    assert names("OUTPUT1") == ["OUTPUT1"]
+    assert names("OUTPUT1", "OUTPUT0") == ["OUTPUT1", "OUTPUT0"]
+    assert names() == ["OUTPUT0", "OUTPUT1"]
+
+
+def test_inputs_in_any_order(server: Any, simple_inputs: Inputs) -> None:
+    result = server.client.infer("simple", simple_inputs()[::-1])
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), [EXPECTED_SUM - 2])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_rows(server: Any, simple_inputs: Inputs, rows: int) -> None:
+    result = server.client.infer("simple", simple_inputs(rows))
+    np.testing.assert_array_equal(
+        result.as_numpy("OUTPUT0"), np.arange(16 * rows, dtype=np.int32).reshape(rows, 16) + 1
+    )
+
+
+def test_large_tensors_pass(server: Any) -> None:
+    image = np.random.default_rng(0).standard_normal((1, 3, 224, 224), dtype=np.float32)
+    tensor = triton.InferInput("x", image.shape, "FP32")
+    tensor.set_data_from_numpy(image)
+    np.testing.assert_array_equal(server.client.infer("image", [tensor]).as_numpy("y"), image)
+
+
+def test_callbacks(server: Any, simple_inputs: Inputs) -> None:
+    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    for _ in range(5):
+        server.client.async_infer(
+            "simple", simple_inputs(), callback=lambda result, error: answers.put((result, error))
+        )
+    for _ in range(5):
+        result, error = answers.get(timeout=10)
+        assert error is None
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), [EXPECTED_SUM])
+
+
+def test_many_clients(server: Any, simple_inputs: Inputs) -> None:
+    def ask(client: int) -> None:
+        with triton.InferenceServerClient(server.address) as own:
+            for number in range(20):
+                result = own.infer("simple", simple_inputs(1 + client), request_id=f"{client}-{number}")
+                assert result.get_response().id == f"{client}-{number}"
+                assert result.as_numpy("OUTPUT0").shape == (1 + client, 16)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(ask, range(6)))
+
+
+TYPED = {
+    "bool": ("bool_contents", np.bool_, [True, False, True, True]),
+    "int8": ("int_contents", np.int8, [-128, 127, 0, 1]),
+    "int16": ("int_contents", np.int16, [-(2**15), 2**15 - 1, 0, 1]),
+    "int64": ("int64_contents", np.int64, [-(2**63), 2**63 - 1, 0, 1]),
+    "uint8": ("uint_contents", np.uint8, [0, 255, 1, 2]),
+    "uint16": ("uint_contents", np.uint16, [0, 65535, 1, 2]),
+    "uint32": ("uint_contents", np.uint32, [0, 2**32 - 1, 1, 2]),
+    "uint64": ("uint64_contents", np.uint64, [0, 2**64 - 1, 1, 2]),
+    "fp32": ("fp32_contents", np.float32, [1.5, -0.25, np.inf, np.nan]),
+    "fp64": ("fp64_contents", np.float64, [1e300, -0.25, np.inf, np.nan]),
+}
+
+
+@pytest.fixture
+def raw_infer(server: Any) -> Any:
+    """ModelInfer on bytes or messages, without a client library in between."""
+    with grpc.insecure_channel(server.address) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+        def infer(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+            return pb.ModelInferResponse.FromString(call(request.SerializeToString(), timeout=10))
+
+        yield infer
+
+
+@pytest.mark.parametrize("datatype", TYPED)
+def test_typed_contents(raw_infer: Any, datatype: str) -> None:
+    field, dtype, values = TYPED[datatype]
+    request = pb.ModelInferRequest(model_name=f"identity_{datatype}")
+    tensor = request.inputs.add(name="x", datatype=datatype.upper(), shape=[1, 4])
+    getattr(tensor.contents, field).extend(values)
+    response = raw_infer(request)
+    assert response.outputs[0].datatype == datatype.upper()
+    assert response.raw_output_contents[0] == np.array(values, dtype=dtype).tobytes()
+
+
+def test_raw_half_precision(raw_infer: Any) -> None:
+    request = pb.ModelInferRequest(model_name="identity_fp16", raw_input_contents=[b"12345678"])
+    request.inputs.add(name="x", datatype="FP16", shape=[1, 4])
+    assert raw_infer(request).raw_output_contents[0] == b"12345678"
+
+
+def test_the_timeout_parameter_ends_a_request(server: Any, simple_inputs: Inputs) -> None:
+    server.scheduler.holding = True
+    with pytest.raises(InferenceServerException, match="Request timeout expired for model 'simple'") as caught:
+        server.client.infer("simple", simple_inputs(), timeout=30_000)
+    assert caught.value.status() == "StatusCode.UNAVAILABLE"
+    submitted = server.scheduler.held.get(timeout=10)
+    assert server.scheduler.cancelled.get(timeout=10).slot == submitted.slot
+
+
+def test_deadline_and_priority_reach_the_scheduler(server: Any, simple_inputs: Inputs) -> None:
+    server.scheduler.holding = True
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.client.infer, "simple", simple_inputs(2), timeout=5_000_000, priority=3)
+        submitted = server.scheduler.held.get(timeout=10)
+        request = server.scheduler.slots.request(submitted.slot)
+        server.scheduler.answer(submitted)
+        answer.result(10)
+    assert (request.model_id, request.rows, request.priority) == (0, 2, 3)
+    assert 4e9 < request.deadline_ns - request.arrival_ns <= 5e9
+
+
+def test_no_deadline(server: Any, simple_inputs: Inputs) -> None:
+    server.scheduler.holding = True
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.client.infer, "simple", simple_inputs())
+        submitted = server.scheduler.held.get(timeout=10)
+        assert server.scheduler.slots.request(submitted.slot).deadline_ns == 0
+        server.scheduler.answer(submitted)
+        answer.result(10)
+
+
+def test_a_client_that_gives_up_frees_its_request(server: Any, simple_inputs: Inputs) -> None:
+    server.scheduler.holding = True
+    with pytest.raises(InferenceServerException, match=r"DEADLINE_EXCEEDED|Deadline Exceeded"):
+        server.client.infer("simple", simple_inputs(), client_timeout=0.05)
+    submitted = server.scheduler.held.get(timeout=10)
+    assert server.scheduler.cancelled.get(timeout=10).slot == submitted.slot
+
+
+def test_a_client_that_cancels_frees_its_request(server: Any, simple_inputs: Inputs) -> None:
+    server.scheduler.holding = True
+    errors: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    call = server.client.async_infer("simple", simple_inputs(), callback=lambda result, error: errors.put(error))
+    submitted = server.scheduler.held.get(timeout=10)
+    call.cancel()
+    assert server.scheduler.cancelled.get(timeout=10).slot == submitted.slot
+    assert errors.get(timeout=10).status() == "StatusCode.CANCELLED"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (SlotStatus.UNAVAILABLE, "UNAVAILABLE"),
+        (SlotStatus.DEADLINE, "UNAVAILABLE"),
+        (SlotStatus.INTERNAL, "INTERNAL"),
+        (SlotStatus.CANCELLED, "CANCELLED"),
+    ],
+)
+def test_what_the_scheduler_says_reaches_the_client(
+    server: Any, simple_inputs: Inputs, status: SlotStatus, code: str
+) -> None:
+    server.scheduler.status = status
+    with pytest.raises(InferenceServerException, match="simple") as caught:
+        server.client.infer("simple", simple_inputs())
+    assert caught.value.status() == f"StatusCode.{code}"
+
+
+def test_too_many_requests_are_refused_at_once(server: Any, simple_inputs: Inputs) -> None:
+    server.scheduler.holding = True
+    slots = server.plane.slots.slots
+    with ThreadPoolExecutor(slots) as pool:
+        running = [pool.submit(server.client.infer, "simple", simple_inputs(), client_timeout=30) for _ in range(slots)]
+        held = [server.scheduler.held.get(timeout=10) for _ in range(slots)]
+        with pytest.raises(InferenceServerException, match=f"Exceeds maximum queue size: {slots} requests") as caught:
+            server.client.infer("simple", simple_inputs())
+        assert caught.value.status() == "StatusCode.UNAVAILABLE"
+        assert server.client.is_server_live()  # while every slot is taken
+        for submitted in held:
+            server.scheduler.answer(submitted)
+        for answer in running:
+            np.testing.assert_array_equal(answer.result(10).as_numpy("OUTPUT0"), [EXPECTED_SUM])
