@@ -6,8 +6,9 @@ from gangway.compiler.layout import Step
 from gangway.compiler.specs import ConvSpec, ElementwiseSpec, GlobalPoolSpec, PackSpec, PoolSpec, UnpackSpec
 
 # One core of a current server, within a factor of two: only the decision which layers are too small to share needs it.
-_FLOPS_PER_US = 80_000
-_BYTES_PER_US = 10_000
+_FLOPS_PER_US = 100_000
+_ACTIVATION_BYTES_PER_US = 40_000  # from the second or third level cache
+_WEIGHT_BYTES_PER_US = 20_000  # from memory
 _SHARE_US = 8.0  # what a rank should at least have to do in a layer; a page turn and a cold cache cost some of it
 
 
@@ -58,15 +59,22 @@ def flops(step: Step) -> int:
             return 0
 
 
-def traffic_bytes(step: Step) -> int:
-    """Return the bytes of inputs, weights and outputs, without halos and surplus channels."""
-    tensors = [buffer.kind for buffer in (*step.inputs, step.output)]
-    item_bytes = {"float32": 4, "int32": 4, "int64": 8}
-    activations = sum(math.prod(kind.shape) * item_bytes[kind.dtype] for kind in tensors)
-    return activations + sum(array.nbytes for array in step.weights.values())
+def activation_bytes(step: Step) -> int:
+    """Return the bytes of inputs and outputs, without halos and surplus channels."""
+    kinds = [buffer.kind for buffer in (*step.inputs, step.output)]
+    return sum(kind.size_bytes for kind in kinds)
 
 
-def max_ranks(flop_count: int, byte_count: int, tasks: int) -> int:
+def weight_bytes(step: Step) -> int:
+    """Return the bytes of weights, as the model has them."""
+    return sum(array.nbytes for array in step.weights.values())
+
+
+def max_ranks(step: Step, tasks: int) -> int:
     """Estimate beyond how many ranks a layer gets slower: those of under about 15 us alone are not worth sharing."""
-    alone_us = max(flop_count / _FLOPS_PER_US, byte_count / _BYTES_PER_US)
+    alone_us = max(
+        flops(step) / _FLOPS_PER_US,
+        activation_bytes(step) / _ACTIVATION_BYTES_PER_US,
+        weight_bytes(step) / _WEIGHT_BYTES_PER_US,
+    )
     return max(1, min(tasks, int(alone_us / _SHARE_US)))

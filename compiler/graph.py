@@ -1,10 +1,12 @@
 """An ONNX model as plain data: nodes in topological order, constants as arrays, types of activations at batch 1."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.specs import Array
 
@@ -15,6 +17,11 @@ class TensorType:
 
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the plain tensor."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from gangway.compiler.specs import (
     UnpackSpec,
 )
 
+Datatype = Literal["float32", "int32", "int64"]
 FormatName = Literal["plain", "blocked", "planar"]
 
 
@@ -85,6 +86,7 @@ class _Placer:
         self.steps: list[Step] = []
         for index, name in enumerate(program.graph.inputs):
             kind = program.type(name)
+            _datatype(name, kind)
             self._homes[name] = Buffer(kind, "plain", geometry_of(kind), Space.INPUT, index)
 
     def place(self, layer: Layer) -> None:
@@ -132,7 +134,8 @@ class _Placer:
         if home.layout == "blocked" and home.image:
             self.steps.append(Step(f"{name}:unpack", "Unpack", _unpack_spec(home.image), (home,), target))
         else:
-            self.steps.append(Step(f"{name}:copy", "Copy", _copy_spec(name, kind), (self._plain(name),), target))
+            spec = ElementwiseSpec("copy", _datatype(name, kind), math.prod(kind.shape))
+            self.steps.append(Step(f"{name}:copy", "Copy", spec, (self._plain(name),), target))
 
     def _writes_plain(self, step: Step) -> bool:
         """Whether a step's output is exactly the plain tensor, without halo or surplus."""
@@ -200,10 +203,10 @@ def _vector(buffer: Buffer) -> bool:
     return buffer.image is not None and buffer.image.is_vector
 
 
-def _copy_spec(name: str, kind: TensorType) -> ElementwiseSpec:
+def _datatype(name: str, kind: TensorType) -> Datatype:
     if kind.dtype not in ("float32", "int32", "int64"):
-        raise UnsupportedModelError(f"output '{name}' has the element type {kind.dtype}")
-    return ElementwiseSpec("copy", cast(Literal["float32", "int32", "int64"], kind.dtype), math.prod(kind.shape))
+        raise UnsupportedModelError(f"tensor '{name}' has the element type {kind.dtype}")
+    return cast(Datatype, kind.dtype)
 
 
 def _unpack_spec(image: Geometry) -> UnpackSpec:

@@ -1,6 +1,5 @@
 """The whole compilation: an ONNX file becomes an artifact in the cache."""
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -140,24 +139,22 @@ def _tensors(graph: "Graph", names: tuple[str, ...]) -> tuple[TensorSpec, ...]:
     for name in names:
         kind = graph.types[name]
         shape = (-1, *kind.shape[1:]) if graph.batched else kind.shape
-        item_bytes = 8 if kind.dtype == "int64" else 4
-        specs.append(TensorSpec(name, _DATATYPES[kind.dtype], shape, math.prod(kind.shape) * item_bytes))
+        specs.append(TensorSpec(name, _DATATYPES[kind.dtype], shape, kind.size_bytes))
     return tuple(specs)
 
 
 def _layer(step: "Step", plan: "KernelPlan", symbol: str, weights: tuple[int, ...]) -> Layer:
-    from gangway.compiler.describe import flops, max_ranks, shape_text, traffic_bytes  # noqa: PLC0415
+    from gangway.compiler.describe import activation_bytes, flops, max_ranks, shape_text, weight_bytes  # noqa: PLC0415
 
     buffers = [BufferRef(buffer.space, buffer.offset_bytes, buffer.index) for buffer in (*step.inputs, step.output)]
     constants = [BufferRef(Space.WEIGHTS, offset_bytes) for offset_bytes in weights]
-    flop_count, byte_count = flops(step), traffic_bytes(step)
     return Layer(
         name=step.name,
         operator=step.operator,
         shape=shape_text(step),
         arguments=(buffers[0], *constants, *buffers[1:]),
         versions=(Version(symbol, plan.tasks, plan.description, plan.blocking_bytes, plan.parallelism),),
-        flops=flop_count,
-        bytes=byte_count,
-        max_ranks=max_ranks(flop_count, byte_count, plan.tasks),
+        flops=flops(step),
+        bytes=activation_bytes(step) + weight_bytes(step),
+        max_ranks=max_ranks(step, plan.tasks),
     )

@@ -15,7 +15,8 @@ _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLi
 def simplify(graph: Graph) -> Graph:
     """Return an equivalent graph with fewer nodes. Raises ModelError when weights do not fit their operators."""
     try:
-        return remove_unused(fold_affine(remove_unused(fold_constants(graph))))
+        with np.errstate(all="ignore"):  # weights that overflow do so in the model, too
+            return remove_unused(fold_affine(remove_unused(fold_constants(graph))))
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
 

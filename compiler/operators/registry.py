@@ -6,6 +6,8 @@ from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.graph import Graph, Node
 from gangway.compiler.layers import Program
 
+MAX_TENSOR_BYTES = 1 << 30  # kernels count elements, halos included, in 32 bits
+
 Lowering = Callable[[Program, Node], None]
 
 _lowerings: dict[str, Lowering] = {}
@@ -44,6 +46,9 @@ def _check_types(program: Program, node: Node) -> None:
     for name in filter(None, node.outputs[1:]):
         if program.graph.uses()[name]:
             raise node.unsupported(f"its output '{name}' is used")
-    shape = program.type(node.outputs[0]).shape
+    kind = program.type(node.outputs[0])
+    shape = kind.shape
+    if kind.size_bytes > MAX_TENSOR_BYTES:
+        raise node.unsupported(f"its output of shape {list(shape)} has more than {MAX_TENSOR_BYTES >> 20} MiB")
     if program.graph.batched and shape[:1] != (1,):
         raise node.unsupported(f"it mixes rows of the batch: the output of a batch of 1 has the shape {list(shape)}")

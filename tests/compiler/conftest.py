@@ -123,22 +123,22 @@ class Network:
 
 
 @pytest.fixture
-def compile_file(tmp_path: Path) -> Callable[[Path], Compiled]:
+def compile_file(tmp_path: Path) -> Callable[..., Compiled]:
     """Return the function that compiles an ONNX file into this test's own cache."""
 
-    def compile_file(path: Path) -> Compiled:
-        return compile_model(path, "test", Cache(tmp_path / "cache"), detect(), lambda phase, done, total: None)
+    def compile_file(path: Path, target: str | None = None) -> Compiled:
+        return compile_model(path, "test", Cache(tmp_path / "cache"), detect(target), lambda phase, done, total: None)
 
     return compile_file
 
 
 @pytest.fixture
-def check(tmp_path: Path, compile_file: Callable[[Path], Compiled]) -> Callable[[Network], list[str]]:
+def check(tmp_path: Path, compile_file: Callable[..., Compiled]) -> Callable[..., list[str]]:
     """Return the function that compares a network, compiled, with onnxruntime; it returns the layers' operators."""
 
-    def check(network: Network) -> list[str]:
+    def check(network: Network, target: str | None = None) -> list[str]:
         path = network.save(tmp_path / "model.onnx")
-        runner = Runner(compile_file(path).folder)
+        runner = Runner(compile_file(path, target).folder)
         session = onnxruntime.InferenceSession(str(path))
         random = np.random.default_rng(11)
         for seed in range(2):

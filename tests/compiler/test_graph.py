@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gangway.compiler.target import TARGETS, machine_features, supported
 from onnx import helper
 
 node = helper.make_node
@@ -249,6 +250,29 @@ def test_integers_of_any_shape_without_a_batch(check: Any, network: Any) -> None
     ]
     constants = {"three": np.array(3, np.int64), "shape": np.array([7, 15], np.int64)}
     check(network(nodes, {"x": [3, 5, 7], "z": [3, 5, 7]}, {"y": None}, constants, TensorProto.INT64))
+
+
+@pytest.mark.parametrize("target", [name for name, spec in TARGETS.items() if supported(spec, machine_features())])
+def test_every_target_that_runs_here(check: Any, network: Any, target: str) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], pads=[3, 3, 3, 3], strides=[2, 2]),
+        node("Relu", ["a"], ["b"]),
+        node("MaxPool", ["b"], ["c"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("Conv", ["c", "d"], ["e"], group=20, pads=[1, 1, 1, 1]),
+        node("Conv", ["e", "v"], ["f"]),
+        node("Add", ["c", "f"], ["g"]),
+        node("GlobalAveragePool", ["g"], ["h"]),
+        node("Flatten", ["h"], ["i"]),
+        node("Gemm", ["i", "m"], ["y"]),
+        node("Sub", ["g", "c"], ["z"]),
+    ]
+    constants = {
+        "w": weights(20, 3, 7, 7),
+        "d": weights(20, 1, 3, 3),
+        "v": weights(20, 20, 1, 1),
+        "m": weights(20, 13),
+    }
+    check(network(nodes, {"x": ["N", 3, 37, 35]}, {"y": None, "z": None}, constants), target)
 
 
 def test_depthwise(check: Any, network: Any) -> None:

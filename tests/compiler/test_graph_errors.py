@@ -85,6 +85,16 @@ def test_declared_shape_must_be_the_inferred_one(refused: Any, network: Any, tmp
     assert "shape" in str(refused(graph.save(tmp_path / "model.onnx"))).lower()
 
 
+def test_inputs_of_other_types_are_refused_even_if_unused(refused: Any, network: Any, tmp_path: Path) -> None:
+    graph = network([node("Shape", ["x"], ["s"]), node("Identity", ["x"], ["y"])], IMAGE, {"y": None}, {}, 11)
+    assert "float64" in str(refused(graph.save(tmp_path / "model.onnx")))
+
+
+def test_tensors_too_large_for_a_kernel_are_refused(refused: Any, network: Any, tmp_path: Path) -> None:
+    graph = network([node("Relu", ["x"], ["y"])], {"x": ["N", 1 << 10, 1 << 10, 1 << 10]}, {"y": None})
+    assert "MiB" in str(refused(graph.save(tmp_path / "model.onnx")))
+
+
 def test_only_the_batch_may_be_dynamic(refused: Any, network: Any, tmp_path: Path) -> None:
     graph = network([node("Relu", ["x"], ["y"])], {"x": ["N", 3, "H", 8]}, {"y": None})
     error = refused(graph.save(tmp_path / "model.onnx"))
