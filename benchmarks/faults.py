@@ -34,11 +34,12 @@ class Kill:
 
 @dataclass(frozen=True)
 class Resources:
-    """What must not grow: processes, descriptors of the supervisor, names in /dev/shm, memory of all processes."""
+    """What must not grow: processes, the supervisor's descriptors, names in /dev/shm, used request slots, memory."""
 
     processes: int
     descriptors: int
     shm_names: int
+    busy_slots: int
     memory_mb: float
 
 
@@ -68,12 +69,12 @@ def longest_gap_s(right_ns: Sequence[int], begin_ns: int, end_ns: int) -> float:
 def try_kills(server: LiveServer, example: Example, victim: str, kills: int, clients: int, pause_s: float) -> Trial:
     """Keep `clients` requests under way and kill a role `kills` times, each time `pause_s` after it was replaced."""
     load = Load(server.url, example.request, example.outputs, clients)
+    before = resources_of(server)
     with LoadProcess(load) as process:
         time.sleep(pause_s)
-        before = resources_of(server)
         done = [_kill_one(server, victim, number, pause_s) for number in range(kills)]
-        after = resources_of(server)
         outcomes = process.stop().outcomes
+    after = resources_of(server)
     return Trial(victim, done, outcomes, before, after)
 
 
@@ -81,7 +82,9 @@ def resources_of(server: LiveServer) -> Resources:
     """Count what the server holds now."""
     pids = [pid for same in server.pids().values() for pid in same]
     memory_bytes = sum(memory_of(pid).pss_bytes for pid in pids)
-    return Resources(len(pids), open_descriptors(server.process.pid), len(shm_names()), memory_bytes / 1e6)
+    return Resources(
+        len(pids), open_descriptors(server.process.pid), len(shm_names()), server.busy_slots(), memory_bytes / 1e6
+    )
 
 
 def _kill_one(server: LiveServer, victim: str, number: int, pause_s: float) -> Kill:
@@ -125,6 +128,7 @@ def resource_row(trial: Trial) -> Row:
         "processes": f"{before.processes} -> {after.processes}",
         "supervisor's descriptors": f"{before.descriptors} -> {after.descriptors}",
         "/dev/shm names": f"{before.shm_names} -> {after.shm_names}",
+        "request slots in use": f"{before.busy_slots} -> {after.busy_slots}",
         "memory MB": f"{before.memory_mb:.0f} -> {after.memory_mb:.0f}",
     }
 
@@ -135,10 +139,15 @@ def wrong_answers(trial: Trial) -> int:
 
 
 def leaks(trial: Trial) -> int:
-    """Count processes, descriptors and names in /dev/shm that are there after the kills and were not before."""
+    """Count processes, descriptors, names in /dev/shm and used slots that were not there before the kills."""
     before, after = trial.before, trial.after
-    grown = (after.processes - before.processes, after.descriptors - before.descriptors)
-    return sum(max(0, more) for more in (*grown, after.shm_names - before.shm_names))
+    grown = (
+        after.processes - before.processes,
+        after.descriptors - before.descriptors,
+        after.shm_names - before.shm_names,
+        after.busy_slots - before.busy_slots,
+    )
+    return sum(max(0, more) for more in grown)
 
 
 def report_trials(report: Report, trials: Sequence[Trial]) -> None:

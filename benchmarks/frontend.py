@@ -46,11 +46,6 @@ class Round:
         """CPU microseconds per request of one role."""
         return self.cpu_ns[role] / len(self.load.outcomes) / 1000
 
-    @property
-    def worker_overhead_us(self) -> float:
-        """CPU microseconds per request that workers spent on anything but compute (all of them take part in it)."""
-        return self.cpu_us("worker") - self.workers * self.server.mean_ms("compute_infer") * 1000
-
 
 def measure(server: LiveServer, model: str, example: Example, clients: int, seconds: float) -> Round:
     """Run a load for some time after a warm-up. Raises RuntimeError when an answer is wrong or an error."""
@@ -90,11 +85,17 @@ def _row(model: str, clients: int, middle: Round) -> Row:
 
 
 def _cpu_row(model: str, clients: int, middle: Round) -> Row:
-    ours = {role: middle.cpu_us(role) for role in ("front end", "scheduler", "supervisor")}
-    ours["workers beyond compute"] = middle.worker_overhead_us
-    total = sum(ours.values())
-    client_us = middle.load.client_cpu_ns / len(middle.load.outcomes) / 1000
-    return {"model": model, "clients": clients, "total": total, **ours, "(client)": client_us}
+    """Return CPU time per request. All workers compute at once, so compute is their number times its latency."""
+    serving = {role: middle.cpu_us(role) for role in ("front end", "scheduler", "supervisor")}
+    return {
+        "model": model,
+        "clients": clients,
+        "serving": sum(serving.values()),
+        **serving,
+        "workers": middle.cpu_us("worker"),
+        "of that compute": middle.workers * middle.server.mean_ms("compute_infer") * 1000,
+        "(client)": middle.load.client_cpu_ns / len(middle.load.outcomes) / 1000,
+    }
 
 
 def perf_analyzer_row(url: str) -> Row:

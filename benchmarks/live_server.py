@@ -1,5 +1,6 @@
 """A real `gangway serve` for a benchmark: started, waited for, looked into, stopped."""
 
+import os
 import re
 import signal
 import socket
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import grpc
 from gangway.clients.connection import SERVICE
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotState, SlotTable
 from gangway.protos import grpc_service_pb2 as pb
 
 from benchmarks.processes import command_of, descendants_of
@@ -41,6 +44,17 @@ class LiveServer:
             if room and room[1] in ROLES:
                 found[ROLES[room[1]]].append(pid)
         return found
+
+    def busy_slots(self) -> int:
+        """Count the request slots that are not free: looked up in the front end's shared memory itself."""
+        (front_end,) = self.pids()["front end"]
+        options = dict(re.findall(r"--(io-fd|slots)=(\d+)", command_of(front_end)))
+        descriptor = os.open(f"/proc/{front_end}/fd/{options['io-fd']}", os.O_RDWR)
+        segment = Segment.attach(descriptor)
+        table = SlotTable(segment, int(options["slots"]))
+        busy = sum(table.entry(slot).state is not SlotState.FREE for slot in range(table.slots))
+        segment.close()
+        return busy
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """How long it takes until the server answers, and how much memory it then holds."""
 
+import mmap
 import subprocess
 import sys
 import tempfile
@@ -58,7 +59,7 @@ def _weights_only_here(pid: int) -> int:
 
 
 def weight_rows(server: LiveServer) -> list[Row]:
-    """Return, for each mapped weights.bin, its size, what all workers together are charged, and copied pages.
+    """Return, for each mapped weights.bin, its size in pages, what all workers together are charged, and copied pages.
 
     Where the machine holds the weights once, the proportional shares add up to no more than the file's size.
     """
@@ -70,13 +71,17 @@ def weight_rows(server: LiveServer) -> list[Row]:
             {
                 "weights": Path(path).parent.name[:12],
                 "mapped by": len(same),
-                "file MB": Path(path).stat().st_size / 1e6,
+                "file MB": _whole_pages(Path(path).stat().st_size) / 1e6,
                 "resident in each MB": max(mapping.rss_bytes for mapping in same) / 1e6,
                 "all shares together MB": sum(mapping.pss_bytes for mapping in same) / 1e6,
                 "copied MB": sum(mapping.copied_bytes for mapping in same) / 1e6,
             }
         )
     return rows
+
+
+def _whole_pages(size_bytes: int) -> int:
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def run(report: Report, repository: Path) -> None:
