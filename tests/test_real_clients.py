@@ -1,10 +1,9 @@
 """The clients that people use already, unchanged, against a real server: perf_analyzer."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
-from gangway.zoo.repository import write_model
 
 from benchmarks.fetch_perf_analyzer import BINARY
 from benchmarks.live_server import LiveServer, live_server
@@ -14,11 +13,8 @@ INTERVAL_MS = 200
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder: Path = tmp_path_factory.mktemp("real-clients")
-    for name in ("mlp", "simple", "mobilenetv2"):
-        write_model(folder / "models", name)
-    with live_server(folder / "models", [f"--cache-dir={folder / 'cache'}"]) as running:
+def server(compiled_zoo: Any) -> Iterator[LiveServer]:
+    with live_server(compiled_zoo.repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as running:
         yield running
 
 

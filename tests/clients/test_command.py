@@ -4,20 +4,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from gangway.zoo.repository import write_model
 
 from benchmarks.live_server import LiveServer, free_port, live_server
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder: Path = tmp_path_factory.mktemp("client-command")
-    for name in ("mlp", "simple"):
-        write_model(folder / "models", name)
-    with live_server(folder / "models", [f"--cache-dir={folder / 'cache'}"]) as running:
+def server(compiled_zoo: Any) -> Iterator[LiveServer]:
+    with live_server(compiled_zoo.repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as running:
         yield running
 
 
