@@ -19,7 +19,7 @@ class Control(IntEnum):
     """The control word."""
 
     RUN = 0
-    STOP = 1  # at the next layer boundary
+    STOP = 1  # at the next layer boundary; ranks that have nothing to do leave at once
     STOP_NOW = 2  # between two claims; `resume` goes on inside the layer
 
 
@@ -96,7 +96,7 @@ class Lease:
         _native.lease_resume(self._view, self._offset, end_layer, wanted)
 
     def set_control(self, control: Control) -> None:
-        """Ask the gang to stop (or, before it has noticed, not to)."""
+        """Ask the gang to stop. To be taken back by `resume` only, when all have left."""
         _native.lease_set_control(self._view, self._offset, control)
 
     def set_wanted(self, ranks: int) -> None:

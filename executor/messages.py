@@ -6,9 +6,9 @@
 | 4-7 | slot | lease | model_id | model_id | lease | model_id | model_id | pid |
 | 8-11 | sequence | rank | | | rank | ok | | |
 | 12-15 | | term | | | term | | | |
-| 16-63 | | | key (32 bytes) | | reason (4) | error (UTF-8, cut at 48) | | |
+| 16-63 | | | key (32 bytes) | | see below | error (UTF-8, cut at 48) | | |
 
-Exit is its kind alone. Unused bytes are zero.
+Left: reason at 16 (4 bytes), joined_ns at 24, left_ns at 32 (8 bytes each). Exit is its kind alone. Unused bytes are zero.
 """
 
 import struct
@@ -18,6 +18,7 @@ from typing import Final
 
 MESSAGE_BYTES: Final = 64
 _WORDS: Final = struct.Struct("<4I48s")
+_LEFT: Final = struct.Struct("<I4xQQ")
 
 
 class MessageKind(IntEnum):
@@ -121,16 +122,19 @@ class Exit:
 
 @dataclass(frozen=True)
 class Left:
-    """Worker to scheduler: this rank touches the lease and its memory no more."""
+    """Worker to scheduler: this rank touches the lease and its memory no more. Times on CLOCK_MONOTONIC."""
 
     lease: int
     rank: int
     term: int
     reason: LeftReason
+    joined_ns: int = 0
+    left_ns: int = 0
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.LEFT, self.lease, self.rank, self.term, struct.pack("<I", self.reason))
+        payload = _LEFT.pack(self.reason, self.joined_ns, self.left_ns)
+        return _pack(MessageKind.LEFT, self.lease, self.rank, self.term, payload)
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,8 @@ def unpack(raw: bytes) -> Message:
         case MessageKind.EXIT:
             return Exit()
         case MessageKind.LEFT:
-            return Left(a, b, c, LeftReason(int.from_bytes(payload[:4], "little")))
+            reason, joined_ns, left_ns = _LEFT.unpack_from(payload)
+            return Left(a, b, c, LeftReason(reason), joined_ns, left_ns)
         case MessageKind.LOADED:
             return Loaded(a, b != 0, payload.rstrip(b"\0").decode(errors="replace"))
         case MessageKind.UNLOADED:

@@ -116,12 +116,13 @@ static bool must_leave(struct lease *lease) {
            atomic_load_explicit(&lease->control, memory_order_acquire) == CONTROL_STOP_NOW;
 }
 
-/* The answer, without the wake-up. The slot is the front end's again from here on. */
+/* Afterwards the slot is the front end's again. */
 static void answer(struct lease *lease, struct slot *slot, uint64_t end_ns) {
     slot->compute_start_ns = atomic_load_explicit(&lease->start_ns, memory_order_relaxed);
     slot->compute_end_ns = end_ns;
     slot->ranks = atomic_load_explicit(&lease->most_ranks, memory_order_relaxed);
     slot_change(slot, lease->sequence, 1u << SLOT_RUNNING, SLOT_DONE, STATUS_OK);
+    slot_wake(slot);
 }
 
 /* Only ever run by one rank at a time: the one that completed the page. */
@@ -138,7 +139,6 @@ static void turn_page(const struct rank *rank, const struct page *page) {
     struct phase next = {.tag = page->tag + 1, .layer = page->layer + 1, .parts = 1, .kind = PHASE_OPEN};
     if (next.layer == program->layer_count) {
         next.kind = PHASE_END;
-        answer(lease, rank->query->slot, end_ns);
     } else {
         bool stop = next.layer >= lease->end_layer || atomic_load(&lease->control) != CONTROL_RUN;
         next.kind = stop ? PHASE_STOPPED : PHASE_OPEN;
@@ -149,7 +149,8 @@ static void turn_page(const struct rank *rank, const struct page *page) {
     atomic_store_explicit(&lease->finished, 0, memory_order_relaxed);
     /* Sequentially consistent, like the sleeper's count: either we see it, or the kernel shows it the new word. */
     atomic_store(&lease->phase, phase_pack(next));
-    if (next.kind == PHASE_END) slot_wake(rank->query->slot);
+    /* After the phase, so that a rank that finds the slot answered also finds the end, and does not take the lease for a wrong one. */
+    if (next.kind == PHASE_END) answer(lease, rank->query->slot, end_ns);
     if (atomic_load(&lease->sleepers)) futex_wake_all(&lease->phase);
 }
 
@@ -224,6 +225,8 @@ static enum left_reason run(const struct rank *rank) {
             case PAGE_TURNED: break;
             case PAGE_LEAVE: return atomic_load(&lease->aborted) ? LEFT_ABORTED : LEFT_STOPPED;
             case PAGE_EXHAUSTED:
+                /* Whoever still holds tasks will turn the page to STOPPED; nobody needs us for that. */
+                if (atomic_load(&lease->control) != CONTROL_RUN) return LEFT_STOPPED;
                 if (await_turn(rank, seen)) break;
                 lease_abort(lease);
                 return LEFT_TIMEOUT;

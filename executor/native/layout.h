@@ -26,13 +26,13 @@ enum message_kind { SUBMIT = 1, CANCEL, RUN, LOAD, UNLOAD, EXIT, LEFT, LOADED, U
 enum left_reason { LEFT_DONE, LEFT_STOPPED, LEFT_SHRUNK, LEFT_ABORTED, LEFT_TIMEOUT, LEFT_INVALID, LEFT_STALE };
 
 struct message {
-    uint32_t kind;
-    union {
-        struct { uint32_t slot, sequence; } request;            /* SUBMIT, CANCEL */
-        struct { uint32_t lease, rank, term, reason; } gang;    /* RUN (reason unused), LEFT */
-        struct { uint32_t model_id, ok, unused; char text[48]; } model; /* LOAD (text: key), UNLOAD, LOADED (text: error), UNLOADED */
-        struct { uint32_t pid; } ready;
-        char bytes[60];
+    union { /* every kind begins with `kind` */
+        uint32_t kind;
+        struct { uint32_t kind, slot, sequence; } request; /* SUBMIT, CANCEL */
+        struct { uint32_t kind, lease, rank, term, reason, unused; uint64_t joined_ns, left_ns; } gang; /* RUN to term, LEFT all */
+        struct { uint32_t kind, model_id, ok, unused; char text[48]; } model; /* LOAD (text: key), UNLOAD, LOADED (error), UNLOADED */
+        struct { uint32_t kind, pid; } ready;
+        char bytes[64];
     };
 };
 

@@ -71,7 +71,7 @@ static void poke(struct lease *lease) {
 
 void lease_set_control(struct lease *lease, enum control control) {
     atomic_store(&lease->control, control);
-    if (control == CONTROL_STOP_NOW) poke(lease);
+    poke(lease);
 }
 
 void lease_set_wanted(struct lease *lease, uint32_t wanted) {

@@ -16,6 +16,8 @@ static const struct { const char *name; size_t value; } layout[] = {
     {"message.gang.rank", offsetof(struct message, gang.rank)},
     {"message.gang.term", offsetof(struct message, gang.term)},
     {"message.gang.reason", offsetof(struct message, gang.reason)},
+    {"message.gang.joined_ns", offsetof(struct message, gang.joined_ns)},
+    {"message.gang.left_ns", offsetof(struct message, gang.left_ns)},
     {"message.model.model_id", offsetof(struct message, model.model_id)},
     {"message.model.ok", offsetof(struct message, model.ok)},
     {"message.model.text", offsetof(struct message, model.text)},

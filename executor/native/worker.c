@@ -83,11 +83,12 @@ static void run_command(struct worker *worker, const struct message *command) {
     left.kind = LEFT;
     left.gang.reason = LEFT_INVALID;
     if (command->gang.lease < worker->lease_count && command->gang.rank < MAX_RANKS) {
-        uint64_t start_ns = now_ns();
+        left.gang.joined_ns = now_ns();
         atomic_store(&worker->status->lease, command->gang.lease + 1);
         left.gang.reason = join(worker, &worker->leases[command->gang.lease], command->gang.rank, command->gang.term);
         atomic_store(&worker->status->lease, 0);
-        atomic_fetch_add(&worker->status->busy_ns, now_ns() - start_ns);
+        left.gang.left_ns = now_ns();
+        atomic_fetch_add(&worker->status->busy_ns, left.gang.left_ns - left.gang.joined_ns);
         atomic_fetch_add(&worker->status->runs, 1);
     }
     worker_send(worker, &left);

@@ -94,7 +94,7 @@ static bool ended, aborted;
 
 static void send_rank(uint32_t rank) {
     uint32_t worker = rank; /* worker r always runs as rank r */
-    struct message run = {.kind = RUN, .gang = {.lease = 0, .rank = rank, .term = term}};
+    struct message run = {.gang = {.kind = RUN, .lease = 0, .rank = rank, .term = term}};
     CHECK(ring_send(commands[worker], &run), "ring full");
     bell_ring(&bells[worker]);
     inside |= UINT64_C(1) << rank;
