@@ -1,21 +1,84 @@
-"""The clients that people use already, unchanged, against a real server: perf_analyzer."""
+"""The clients that people use already, unchanged, against a real server: tritonclient and perf_analyzer."""
 
+import asyncio
+import queue
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from tritonclient.utils import np_to_triton_dtype
 
 from benchmarks.fetch_perf_analyzer import BINARY
 from benchmarks.live_server import LiveServer, live_server
+from benchmarks.load import TOLERANCE, relative_error
 from benchmarks.perf_analyzer import MODES, run_one
+from benchmarks.reference import Example, example_of
 
 INTERVAL_MS = 200
+REQUESTS = 32
+TIMEOUT_S = 30
 
 
 @pytest.fixture(scope="module")
 def server(compiled_zoo: Any) -> Iterator[LiveServer]:
     with live_server(compiled_zoo.repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def mlp(compiled_zoo: Any) -> Example:
+    return example_of("mlp", compiled_zoo.onnx_file("mlp"))
+
+
+def inputs_of(example: Example) -> list[triton.InferInput]:
+    found = []
+    for name, values in example.inputs.items():
+        found.append(triton.InferInput(name, values.shape, np_to_triton_dtype(values.dtype)))
+        found[-1].set_data_from_numpy(values)
+    return found
+
+
+def assert_right(result: triton.InferResult, example: Example) -> None:
+    for name, wanted in example.outputs.items():
+        got = result.as_numpy(name)
+        assert got.shape == wanted.shape
+        if wanted.dtype.kind == "f":
+            assert relative_error(got, wanted) <= TOLERANCE
+        else:
+            assert np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("model", ["resnet50", "mobilenetv2", "mlp", "simple"])
+def test_tritonclient_gets_right_answers(server: LiveServer, compiled_zoo: Any, model: str) -> None:
+    example = example_of(model, compiled_zoo.onnx_file(model), seed=1)
+    with triton.InferenceServerClient(server.url) as client:
+        assert client.is_server_ready()
+        assert client.is_model_ready(model)
+        assert_right(client.infer(model, inputs_of(example), client_timeout=TIMEOUT_S), example)
+
+
+def test_tritonclient_with_callbacks(server: LiveServer, mlp: Example) -> None:
+    answers: queue.Queue[tuple[triton.InferResult, Exception | None]] = queue.Queue()
+    with triton.InferenceServerClient(server.url) as client:
+        for _ in range(REQUESTS):
+            client.async_infer("mlp", inputs_of(mlp), lambda result, error: answers.put((result, error)))
+        for _ in range(REQUESTS):
+            result, error = answers.get(timeout=TIMEOUT_S)
+            assert error is None
+            assert_right(result, mlp)
+
+
+def test_tritonclient_with_asyncio(server: LiveServer, mlp: Example) -> None:
+    async def ask() -> list[triton.InferResult]:
+        async with triton_aio.InferenceServerClient(server.url) as client:
+            requests = [client.infer("mlp", inputs_of(mlp), client_timeout=TIMEOUT_S) for _ in range(REQUESTS)]
+            return await asyncio.gather(*requests)
+
+    for result in asyncio.run(ask()):
+        assert_right(result, mlp)
 
 
 @pytest.mark.parametrize("mode", MODES)
