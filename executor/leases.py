@@ -24,7 +24,7 @@ class Control(IntEnum):
 
 
 class PhaseKind(IntEnum):
-    """State of a lease's present layer."""
+    """State of a lease's present layer. A lease that all ranks have left without abort can be resumed unless it is at its END."""
 
     OPEN = 0  # tasks may be claimed
     STOPPED = 1  # at a boundary, by STOP or because the block has ended

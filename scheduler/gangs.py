@@ -135,7 +135,7 @@ class GangTable:
     def stopped_at(self, gang: Gang) -> int | None:
         """Return the next layer of a gang that all have left before the query's end; None if the query is answered."""
         progress = self._control.leases[gang.lease].progress()
-        return progress.next_layer if progress.kind == PhaseKind.STOPPED else None
+        return progress.next_layer if progress.kind != PhaseKind.END else None
 
     def stuck_cores(self, now_us: float) -> list[int]:
         """Return the cores of ranks that have not left although their gang gave up long ago; each once."""
