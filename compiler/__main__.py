@@ -28,6 +28,8 @@ from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 
 EXIT_CODES = {"model": 3, "unsupported": 4, "io": 5, "internal": 6}
 
+LONGEST_MESSAGE = 2000  # a hostile model can have names of any length
+
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -67,6 +69,7 @@ def _failure(error: Exception, report: Report) -> int:
             kind = "internal"
             traceback.print_exc()
     message = str(error) if kind != "internal" else f"internal error of the compiler: {error!r}"
+    message = message[:LONGEST_MESSAGE]
     report({"error": message, "kind": kind})
     print(f"gangway.compiler: {message}", file=sys.stderr)
     return EXIT_CODES[kind]

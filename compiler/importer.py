@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
+OLDEST_OPSET = 7  # before that, broadcasting followed attributes that nobody looks at here
 
 
 def external_locations(path: Path) -> set[str]:
@@ -76,6 +77,8 @@ def _parse(path: Path) -> Any:
         raise ModelError(f"{path.name} is not an ONNX file, or it is truncated ({len(content)} bytes)") from error
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError(f"{path.name} holds no ONNX graph ({len(content)} bytes)")
+    if any(opset.domain in ("", "ai.onnx") and opset.version < OLDEST_OPSET for opset in model.opset_import):
+        raise UnsupportedModelError(f"{path.name} uses an operator set older than {OLDEST_OPSET}")
     if model.functions or model.graph.sparse_initializer:
         raise UnsupportedModelError("model-local functions and sparse weights are not supported")
     return model

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from gangway.artifact.cache import Cache
 from gangway.compiler.errors import ModelError, UnsupportedModelError
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
 from onnx import helper
 
 node = helper.make_node
@@ -95,6 +98,22 @@ def test_tensors_too_large_for_a_kernel_are_refused(refused: Any, network: Any, 
     assert "MiB" in str(refused(graph.save(tmp_path / "model.onnx")))
 
 
+def test_limits_of_the_artifact_are_told_before_compiling(refused: Any, network: Any, tmp_path: Path) -> None:
+    outputs = {f"y{n}": None for n in range(33)}
+    graph = network([node("Relu", ["x"], [name]) for name in outputs], IMAGE, outputs)
+    assert "33 outputs" in str(refused(graph.save(tmp_path / "model.onnx")))
+    constant = network([node("Relu", ["w"], ["y"])], {}, {"y": None}, {"w": ONES})
+    assert "0 inputs" in str(refused(constant.save(tmp_path / "model.onnx")))
+
+
+def test_old_operator_sets_are_refused(refused: Any, network: Any, tmp_path: Path) -> None:
+    path = network([node("Relu", ["x"], ["y"])], IMAGE, {"y": None}).save(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    model.opset_import[0].version = 6
+    path.write_bytes(model.SerializeToString())
+    assert "older than 7" in str(refused(path))
+
+
 def test_only_the_batch_may_be_dynamic(refused: Any, network: Any, tmp_path: Path) -> None:
     graph = network([node("Relu", ["x"], ["y"])], {"x": ["N", 3, "H", 8]}, {"y": None})
     error = refused(graph.save(tmp_path / "model.onnx"))
@@ -158,3 +177,15 @@ def test_weights_outside_of_the_model_s_folder_are_refused(refused: Any, network
             entry.value = "../secret"
     path.write_bytes(model.SerializeToString())
     assert "weights 'w'" in str(refused(path))
+
+
+def test_a_file_that_changes_meanwhile_poisons_no_cache(network: Any, tmp_path: Path) -> None:
+    path = network([node("Relu", ["x"], ["y"])], IMAGE, {"y": None}).save(tmp_path / "model.onnx")
+    other = network([node("Identity", ["x"], ["y"])], IMAGE, {"y": None})
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if phase == "read":
+            other.save(path)
+
+    with pytest.raises(ModelError, match="changed"):
+        compile_model(path, "test", Cache(tmp_path / "cache"), detect(), progress)

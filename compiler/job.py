@@ -1,0 +1,131 @@
+"""One compilation, phase by phase, from the ONNX file to the committed artifact."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gangway.artifact.format import (
+    MAX_LAYERS,
+    MAX_TENSORS,
+    BufferRef,
+    Layer,
+    Manifest,
+    Space,
+    TargetSpec,
+    TensorSpec,
+    Version,
+)
+from gangway.artifact.writer import ArtifactWriter
+from gangway.compiler.arena import plan_arena
+from gangway.compiler.describe import activation_bytes, flops, max_ranks, shape_text, weight_bytes
+from gangway.compiler.errors import ModelError, UnsupportedModelError
+from gangway.compiler.fusion import fuse
+from gangway.compiler.graph import Graph
+from gangway.compiler.importer import read_graph
+from gangway.compiler.kernels import build_kernels, choose_plans, name_symbols, write_weights
+from gangway.compiler.key import compiler_version, model_key
+from gangway.compiler.layout import Step, place
+from gangway.compiler.operators import lower
+from gangway.compiler.pipeline import Progress
+from gangway.compiler.simplify import simplify
+from gangway.compiler.specs import KernelPlan
+
+_DATATYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}
+
+
+class Job:
+    """Everything that the phases of one compilation share. `phase_us` grows by one entry per phase."""
+
+    def __init__(
+        self, path: Path, model_name: str, key: str, target: TargetSpec, progress: Progress, phase_us: dict[str, int]
+    ) -> None:
+        self._path = path
+        self._model_name = model_name
+        self._key = key
+        self._target = target
+        self._progress = progress
+        self._phase_us = phase_us
+
+    def run(self, folder: Path) -> Manifest:
+        """Compile into `folder`, which appears at the very end. Raises ModelError, OSError."""
+        with self._phase("read"):
+            graph = read_graph(self._path)
+            if model_key(self._path, self._target) != self._key:
+                raise ModelError(f"{self._path.name} changed while it was read")
+        with self._phase("graph"):
+            steps, arena_bytes = lower_graph(graph, self._target.lanes)
+            plans = choose_plans(steps, self._target)
+            symbols = name_symbols(plans)
+        with ArtifactWriter(folder) as writer:
+            with self._phase("weights"):
+                offsets = write_weights(steps, plans, self._target, writer)
+            with self._phase("kernels"):
+                library = writer.kernels_path
+                build_kernels(symbols, self._target, library, lambda *count: self._progress("kernels", *count))
+            with self._phase("write"):
+                layers = tuple(
+                    _layer(step, plan, symbols[plan], weights)
+                    for step, plan, weights in zip(steps, plans, offsets, strict=True)
+                )
+                parameters = sum(array.size for step in steps for array in step.weights.values())
+                return writer.commit(self._manifest(graph, layers, arena_bytes, parameters))
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        self._progress(name, 0, 1)
+        start_ns = time.monotonic_ns()
+        yield
+        self._phase_us[name] = (time.monotonic_ns() - start_ns) // 1000
+
+    def _manifest(self, graph: Graph, layers: tuple[Layer, ...], arena_bytes: int, parameters: int) -> Manifest:
+        return Manifest(
+            key=self._key,
+            model_name=self._model_name,
+            batched=graph.batched,
+            inputs=_tensors(graph, graph.inputs),
+            outputs=_tensors(graph, graph.outputs),
+            layers=layers,
+            arena_bytes=arena_bytes,
+            target=self._target,
+            files={},  # the writer knows them
+            phase_us=self._phase_us,
+            parameters=parameters,
+            compiler_version=compiler_version(),
+        )
+
+
+def lower_graph(graph: Graph, lanes: int) -> tuple[list[Step], int]:
+    """Return the placed steps of a model and the size of its arena in bytes (of one row). Raises ModelError."""
+    for side, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        if not 1 <= len(names) <= MAX_TENSORS:
+            raise UnsupportedModelError(f"the model has {len(names)} {side}; 1 to {MAX_TENSORS} are possible")
+    program = lower(simplify(graph))
+    steps = place(program, fuse(program), lanes)
+    if len(steps) > MAX_LAYERS:
+        raise UnsupportedModelError(f"the model has {len(steps)} layers; {MAX_LAYERS} are possible")
+    return steps, plan_arena(steps, lanes)
+
+
+def _tensors(graph: Graph, names: tuple[str, ...]) -> tuple[TensorSpec, ...]:
+    specs = []
+    for name in names:
+        kind = graph.types[name]
+        shape = (-1, *kind.shape[1:]) if graph.batched else kind.shape
+        specs.append(TensorSpec(name, _DATATYPES[kind.dtype], shape, kind.size_bytes))
+    return tuple(specs)
+
+
+def _layer(step: Step, plan: KernelPlan, symbol: str, weights: tuple[int, ...]) -> Layer:
+    buffers = [BufferRef(buffer.space, buffer.offset_bytes, buffer.index) for buffer in (*step.inputs, step.output)]
+    constants = [BufferRef(Space.WEIGHTS, offset_bytes) for offset_bytes in weights]
+    return Layer(
+        name=step.name,
+        operator=step.operator,
+        shape=shape_text(step),
+        arguments=(buffers[0], *constants, *buffers[1:]),
+        versions=(Version(symbol, plan.tasks, plan.description, plan.blocking_bytes, plan.parallelism),),
+        flops=flops(step),
+        bytes=activation_bytes(step) + weight_bytes(step),
+        max_ranks=max_ranks(step, plan.tasks),
+    )
