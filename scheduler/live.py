@@ -207,8 +207,8 @@ class LiveScheduler:
             self.requests.finish(request, SlotStatus.CANCELLED)
             self._quiet_front_ends()
         elif LeftReason.INVALID in gang.reasons:
-            _log.error("a worker could not run %s", self._spec(request).name)
-            self.requests.finish(request, SlotStatus.INTERNAL)
+            if self.requests.finish(request, SlotStatus.INTERNAL):
+                _log.error("a worker could not run %s", self._spec(request).name)
         else:
             self.requests.run_again(request)  # forgets it if a rank has answered
         self._finish_unloads()

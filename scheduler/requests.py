@@ -110,11 +110,11 @@ class RequestBook:
         self._queue(request)
         self._sort()
 
-    def finish(self, request: Request, status: SlotStatus) -> None:
-        """Answer it, unless a worker has, and forget it. No rank may be working on it."""
-        self._tables[request.front_end].finish(request.slot, request.sequence, status)
+    def finish(self, request: Request, status: SlotStatus) -> bool:
+        """Answer it and forget it; False if a worker has answered. No rank may be working on it."""
         self._waiting.pop(request.query.query_id, None)
         self._forget(request)
+        return self._tables[request.front_end].finish(request.slot, request.sequence, status)
 
     def expire(self, now_us: float, end: Callable[[Request, SlotStatus], None]) -> None:
         """Call `end` for every waiting request whose deadline has passed."""

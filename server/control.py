@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,11 +24,12 @@ class ModelLoadError(Exception):
 class SchedulerControl:
     """What has been asked of the scheduler is kept until it is answered, and said again to a successor."""
 
-    def __init__(self, memory: SharedMemory, policy: str, log_level: int) -> None:
+    def __init__(self, memory: SharedMemory, policy: str, core: int, log_level: int) -> None:
         self._memory = memory
         self._plan = SchedulerPlan(
             memory.control.segment.fd, memory.arenas.fd, memory.io_fds, -1, SLOTS, policy, log_level=log_level
         )
+        self._core = core
         self._limit = DeathLimit("scheduler")
         self._specs: dict[int, slow.LoadModel] = {}
         self._profiles: dict[int, slow.SetProfile] = {}
@@ -44,6 +46,7 @@ class SchedulerControl:
         ours, theirs = packet_pair()
         process = start_scheduler(replace(self._plan, supervisor_fd=theirs.fileno()))
         theirs.close()
+        os.sched_setaffinity(process.pid, {self._core})
         self._child = Child("scheduler", process, self._exited)
         bell = self._memory.control.scheduler_bell
         self._link = LinkToScheduler(ours, slow.encode, slow.decode, self._heard, bell.ring)

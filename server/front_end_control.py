@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import subprocess
 from dataclasses import replace
 
@@ -33,7 +34,9 @@ class BindError(Exception):
 class FrontEndControl:
     """What clients are to know of the models is kept here, and said again to a successor."""
 
-    def __init__(self, memory: SharedMemory, address: str, log_verbose: int, scheduler: SchedulerControl) -> None:
+    def __init__(
+        self, memory: SharedMemory, address: str, core: int, log_verbose: int, scheduler: SchedulerControl
+    ) -> None:
         self._memory = memory
         self._options = FrontEndOptions(
             index=FRONT_END,
@@ -44,6 +47,7 @@ class FrontEndControl:
             address=address,
             log_verbose=log_verbose,
         )
+        self._core = core
         self._scheduler = scheduler
         self._limit = DeathLimit("front end")
         self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}
@@ -59,6 +63,7 @@ class FrontEndControl:
         options = replace(self._options, supervisor_fd=theirs.fileno())
         process = subprocess.Popen(options.command(), pass_fds=options.descriptors, stdin=subprocess.DEVNULL)
         theirs.close()
+        os.sched_setaffinity(process.pid, {self._core})
         self._child = Child("front end", process, self._exited)
         self._link = Link[FrontEndMessage](ours, to_json, from_json, self._heard)
         for message in self._models.values():

@@ -13,6 +13,7 @@ from gangway.server.control import SchedulerControl
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.model_loader import ModelLoader
 from gangway.server.options import ServeOptions, log_level
+from gangway.server.placement import place
 from gangway.server.shared_memory import SharedMemory
 from gangway.server.summary import print_summary
 from gangway.server.worker_set import WorkerSet
@@ -31,11 +32,13 @@ class Supervisor:
         for name in sweep_stale():
             _log.info("removed %s from /dev/shm, left by a killed server", name)
         memory = SharedMemory.create(len(options.cores))
-        self._scheduler = SchedulerControl(memory, options.scheduler, log_level(options.log_verbose))
+        placement = place(options.cores)
+        level = log_level(options.log_verbose)
+        self._scheduler = SchedulerControl(memory, options.scheduler, placement.scheduler, level)
         self._workers = WorkerSet(memory, options.cores, options.cache_dir, self._scheduler)
         host = f"[{options.grpc_address}]" if ":" in options.grpc_address else options.grpc_address
         address = f"{host}:{options.grpc_port}"
-        self._front_end = FrontEndControl(memory, address, options.log_verbose, self._scheduler)
+        self._front_end = FrontEndControl(memory, address, placement.front_end, options.log_verbose, self._scheduler)
         self._compiler = Compiler(options.cache_dir)
         self._loader = ModelLoader(self._compiler, self._scheduler, self._front_end, memory.own_data_plane())
 

@@ -1,0 +1,24 @@
+"""Where the processes run that do not compute: front end and scheduler, one core each."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A CPU number for each."""
+
+    front_end: int
+    scheduler: int
+
+
+def place(worker_cores: Sequence[int]) -> Placement:
+    """Choose cores that no worker has, if there are any; otherwise the last ones.
+
+    The front end's threads share one interpreter lock. On one core handing it over is cheap; spread over two cores mlp
+    was served 2300 times a second instead of 3500 (16 clients, 2 cores).
+    """
+    spare = sorted(os.sched_getaffinity(0) - set(worker_cores))
+    cores = spare or sorted(worker_cores)
+    return Placement(front_end=cores[-1], scheduler=cores[-2:][0])
