@@ -1,9 +1,10 @@
 """What a gang costs: turning a page, stopping, growing and shrinking; and what a second rank brings, layer by layer.
 
-Real worker processes on real shared memory; this process is the scheduler. Kernels with an exact duration stand in for a model, so
-that whatever a layer takes longer is the executor's. With two cores this process shares one with a rank.
+Real worker processes on real shared memory; this process is the scheduler. Kernels with an exact duration stand in for a
+model, so that whatever a layer takes longer is the executor's. With two cores this process shares one with a rank.
 """
 
+import itertools
 import statistics
 import struct
 import subprocess
@@ -91,7 +92,7 @@ class Bench:
         self.executor.left(workers, WAIT_S)
         self.release(running)
         ends = [self.lease.start_ns(), *self.lease.layer_end_ns(0, running.layers)]
-        return [(end - begin) / 1e3 for begin, end in zip(ends, ends[1:], strict=False)]
+        return [(end - begin) / 1e3 for begin, end in itertools.pairwise(ends)]
 
     def set_task_us(self, even: float, odd: float) -> None:
         """Say how long the tasks of the kernel `busy` take."""

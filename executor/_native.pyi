@@ -1,4 +1,4 @@
-"""The C extension (executor/native): operations on shared memory. Offsets are bytes into a writable view; out of range is ValueError."""
+"""The C extension (executor/native). Offsets are bytes into a writable view; what lies outside it is a ValueError."""
 
 from collections.abc import Sequence
 
@@ -84,4 +84,4 @@ class Worker:
     def set_program(self, model_id: int, program: Program | None, /) -> None: ...
     def send(self, message: bytes, /) -> None: ...
     def loop(self) -> bytes:
-        """Run leases until another command arrives; return that command's 64 bytes. Never returns to Python in between."""
+        """Run leases until another command arrives; return its 64 bytes. Never returns to Python in between."""

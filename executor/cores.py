@@ -1,4 +1,4 @@
-"""Which cores this process may use: the affinity mask (cpusets show there), the cgroup's CPU quota, and the user's wish."""
+"""Which cores to use: the affinity mask (cpusets show there), the cgroup's CPU quota, and the user's wish."""
 
 import math
 import os
@@ -9,9 +9,10 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def available_cores(request: str = "all", cgroups: Path = _CGROUPS, membership: str | None = None) -> list[int]:
-    """Return the cores to use, ascending, at least one, at most as many as the cgroup's quota pays for (rounded down).
+    """Return the cores to use, ascending: at least one, at most as many as the CPU quota pays for (rounded down).
 
-    `request` is "all", or a list such as "0,2-5". Raises ValueError for a malformed list or a core that is not available.
+    `request` is "all", or a list such as "0,2-5". Raises ValueError for a malformed list, a core that is not available,
+    or more cores than the quota pays for.
     """
     allowed = sorted(os.sched_getaffinity(0))
     quota = cpu_quota(cgroups, membership)
@@ -30,8 +31,8 @@ def available_cores(request: str = "all", cgroups: Path = _CGROUPS, membership: 
 def cpu_quota(cgroups: Path = _CGROUPS, membership: str | None = None) -> float | None:
     """Return the tightest CPU quota (in cores) of this process's cgroup and those above it, None if there is none.
 
-    `membership` is the text of /proc/self/cgroup. Version 2: `cpu.max`. Version 1: `cpu.cfs_quota_us` and `cpu.cfs_period_us`.
-    Inside a container the path in /proc may not exist below the mount; the mount itself is the container's own group then.
+    `membership` is the text of /proc/self/cgroup. Version 2: `cpu.max`; version 1: `cpu.cfs_*_us`.
+    In a container the path in /proc may not exist below the mount; the mount itself is the container's own group then.
     """
     text = Path("/proc/self/cgroup").read_text() if membership is None else membership
     quotas = []
@@ -71,8 +72,8 @@ def _parse(request: str) -> list[int]:
     cores: set[int] = set()
     try:
         for part in request.split(","):
-            first, _, last = part.partition("-")
-            cores.update(range(int(first), int(last or first) + 1))
+            first, dash, last = part.partition("-")
+            cores.update(range(int(first), int(last if dash else first) + 1))
     except ValueError:
         raise ValueError(f"cores must be 'all' or a list such as 0,2-5, got {request!r}") from None
     if not cores:

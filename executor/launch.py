@@ -25,8 +25,8 @@ class WorkerPlan:
 def start_worker(plan: WorkerPlan, extra_pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
     """Start `python -m gangway.executor.worker`; its first message is Ready.
 
-    It dies with the THREAD that calls this (PR_SET_PDEATHSIG), so call it from one that lives as long as the process. The worker
-    ignores SIGINT and SIGTERM: it ends by an Exit message or by SIGKILL.
+    It dies with the THREAD that calls this (PR_SET_PDEATHSIG), so call it from one that lives as long as the process.
+    The worker ignores SIGINT and SIGTERM: it ends by an Exit message or by SIGKILL.
     """
     arguments = {
         "rank": plan.rank,

@@ -1,7 +1,7 @@
-"""Leases, as the scheduler sees them: a query under execution by a gang (`struct lease`, native/layout.h; native/lease.c).
+"""Leases, as the scheduler sees them: a query under execution by a gang (`struct lease` in native/layout.h).
 
-The scheduler initialises a free lease, sends `Run(lease, rank, term)` to one worker per rank (ranks 0, 1, ...), and gets exactly one
-`Left` per Run. It may initialise or `resume` a lease only while no Run of it is unanswered.
+The scheduler initialises a free lease, sends `Run(lease, rank, term)` to one worker per rank (0, 1, ...), and gets
+exactly one `Left` per Run. It may initialise or `resume` a lease only while no Run of it is unanswered.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Control(IntEnum):
 
 
 class PhaseKind(IntEnum):
-    """State of a lease's present layer. A lease that all ranks have left without abort can be resumed unless it is at its END."""
+    """State of a lease's present layer. A lease that all have left can be resumed, unless at its END or aborted."""
 
     OPEN = 0  # tasks may be claimed
     STOPPED = 1  # at a boundary, by STOP or because the block has ended
@@ -35,9 +35,9 @@ class PhaseKind(IntEnum):
 class LeaseSpec:
     """What a gang shall do: layers [first_layer, end_layer) of a query that lies in a slot.
 
-    When `end_layer` is the model's last the slot is answered; otherwise the lease stops there and can be resumed. `versions` has one
-    byte per layer of the model (empty: version 0 of each). `timeout_us`: a waiting rank aborts the lease after so long without
-    progress of any other rank.
+    When `end_layer` is the model's last the slot is answered; otherwise the lease stops there and can be resumed.
+    `versions` has one byte per layer of the model (empty: version 0 of each). `timeout_us`: a waiting rank aborts the
+    lease after so long (up to twice that) without progress of any other rank.
     """
 
     model_id: int

@@ -114,7 +114,7 @@ class LocalExecutor:
         return self.leases[index]
 
     def expect(self, worker: int, kind: type[MessageT], timeout_s: float = START_TIMEOUT_S) -> MessageT:
-        """Return the worker's next message, which must be of this kind. Raises TimeoutError, or RuntimeError if it is not."""
+        """Return the worker's next message. Raises TimeoutError, or RuntimeError if it is not of this kind."""
         message = self.receive(worker, timeout_s)
         if not isinstance(message, kind):
             raise RuntimeError(f"worker {worker} sent {message} instead of {kind.__name__}")

@@ -8,7 +8,7 @@
 | 12-15 | | term | | | term | | | |
 | 16-63 | | | key (32 bytes) | | see below | error (UTF-8, cut at 48) | | |
 
-Left: reason at 16 (4 bytes), joined_ns at 24, left_ns at 32 (8 bytes each). Exit is its kind alone. Unused bytes are zero.
+Left: reason at 16 (4 bytes), joined_ns at 24, left_ns at 32 (8 bytes each). Exit is its kind alone. Unused bytes are 0.
 """
 
 import struct
@@ -163,7 +163,7 @@ class Unloaded:
 
 @dataclass(frozen=True)
 class Ready:
-    """Worker to scheduler, its first message: it has discarded older commands, has no model loaded, and takes new ones."""
+    """Worker to scheduler, its first message: older commands are discarded, no model is loaded, new ones are taken."""
 
     pid: int
 
@@ -176,7 +176,7 @@ Message = Submit | Cancel | Run | Load | Unload | Exit | Left | Loaded | Unloade
 
 
 def unpack(raw: bytes) -> Message:
-    """Return the message in 64 bytes. Raises ValueError for an unknown kind or reason, struct.error for a wrong length."""
+    """Return the message in 64 bytes. Raises ValueError for an unknown kind, struct.error for a wrong length."""
     number, a, b, c, payload = _WORDS.unpack(raw)
     match MessageKind(number):
         case MessageKind.SUBMIT:

@@ -1,8 +1,8 @@
 """Rings of messages and the bells that wake their readers; the memory operations are native/ring.c.
 
-A ring has one producer and one consumer process. Its state is right after every single instruction, so it outlives the death of
-either side: a successor goes on where the dead one was, or calls `discard` first. (Threads of one process may share a side:
-`send` and `receive` keep the GIL.)
+A ring has one producer and one consumer process. Its state is right after every single instruction, so it outlives the
+death of either side: a successor goes on where the dead one was, or calls `discard` first. (Threads of one process may
+share a side: `send` and `receive` keep the GIL.)
 """
 
 from typing import Final
@@ -27,7 +27,7 @@ class Ring:
         self._offset = offset
 
     def init(self, capacity: int) -> None:
-        """Make it empty. Only while nobody else uses it. Raises ValueError unless `capacity` is a power of two that fits."""
+        """Make it empty, while nobody uses it. Raises ValueError unless `capacity` is a power of two that fits."""
         _native.ring_init(self._segment.view, self._offset, capacity)
 
     def send(self, message: bytes) -> bool:

@@ -50,7 +50,7 @@ class Segment:
         return cls(fd)
 
     def allocate(self, offset: int, size_bytes: int) -> None:
-        """Take memory for a range now. Raises OSError (ENOSPC) where touching it later would kill the process by SIGBUS."""
+        """Take memory for a range now. Raises OSError (ENOSPC) where touching it would kill the process by SIGBUS."""
         self._fallocate(0, offset, size_bytes)
 
     def punch(self, offset: int, size_bytes: int) -> None:

@@ -1,13 +1,14 @@
-"""Request slots: the source of truth about requests, 1 KiB each at the start of an io segment (`struct slot`, native/layout.h).
+"""Request slots: the source of truth about requests, 1 KiB each at the start of an io segment (`struct slot`, in C).
 
-State, status and sequence are one 64-bit word that changes only by compare-and-swap, so a worker that answers and a scheduler that
-cancels cannot both win, and a late answer cannot hit a slot that already serves the next request.
+State, status and sequence are one 64-bit word that changes only by compare-and-swap, so a worker that answers and a
+scheduler that cancels cannot both win, and a late answer cannot hit a slot that already serves the next request.
 
     FREE -acquire-> FILLING -submit-> SUBMITTED -start-> RUNNING -(worker)-> DONE -release-> FREE
                                           ^---requeue------'
                       finish: SUBMITTED or RUNNING -> DONE, by the scheduler
 
-While a slot is RUNNING ranks may still write into the request's buffers: finish it only after every rank has left its lease.
+While a slot is RUNNING ranks may still write into the request's buffers: finish it only after every rank has left its
+lease. Every offset in a slot is a multiple of 64.
 """
 
 import struct
@@ -174,7 +175,7 @@ class SlotTable:
 
     def cancelled(self, slot: int) -> bool:
         """Whether the front end has called `cancel`."""
-        return _WORD.unpack_from(self._view, slot * SLOT_BYTES + _CANCEL_OFFSET)[0] != 0
+        return bool(_WORD.unpack_from(self._view, slot * SLOT_BYTES + _CANCEL_OFFSET)[0])
 
     def start(self, slot: int, sequence: int) -> bool:
         """SUBMITTED -> RUNNING, counts an attempt; False if the slot has moved on."""

@@ -1,6 +1,6 @@
 """A worker process: `python -m gangway.executor.worker`, one per core, started by `executor/launch.py`.
 
-It runs leases in C (native/worker.c) and comes back here only to load, unload or exit. It stays small: no numpy, no gRPC.
+It runs leases in C (native/worker.c) and comes back here only to load, unload or exit. It stays small: no numpy.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def _load(worker: _native.Worker, model_id: int, folder: Path) -> Loaded:
         worker.set_program(model_id, load_program(folder))
     except (ArtifactError, OSError, ValueError) as error:
         print(f"worker: cannot load {folder}: {error}", file=sys.stderr, flush=True)
-        return Loaded(model_id, False, str(error))
+        return Loaded(model_id, False, str(error).replace(f"{folder}/", ""))
     return Loaded(model_id, True)
 
 

@@ -1,14 +1,15 @@
 """A tiny model whose kernels count what they execute, and an executor that runs it."""
 
+import contextlib
 import hashlib
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor.cores import available_cores
@@ -78,8 +79,7 @@ class Harness:
 
     def start(self, workers: list[int], rows: int = 1, wanted: int | None = None, **changes: object) -> tuple[int, int]:
         """Start a query on lease 0; return slot and sequence."""
-        size_bytes = rows * self.model.layers * self.model.tasks * 4
-        self.executor.io.view[HEAP + 4096 : HEAP + 4096 + size_bytes] = bytes(size_bytes)
+        self.executor.io.view[HEAP + 4096 : 2 * HEAP] = bytes(HEAP - 4096)
         slot, sequence = self.executor.begin(SlotRequest(1, rows, (HEAP,), (HEAP + 4096,)))
         values = {
             "model_id": 1,
@@ -107,13 +107,30 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make_artifact(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def artifact_maker() -> Callable[..., TinyModel]:
+    """Return `make_artifact`."""
     return make_artifact
 
 
 @pytest.fixture
+def make_harness(tmp_path: Path) -> Iterator[Callable[..., Harness]]:
+    """Return a function that starts two workers with a model of the given layers."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**model: Any) -> Harness:
+            cores = available_cores()
+            executor = stack.enter_context(LocalExecutor(tmp_path, [cores[0], cores[-1]]))
+            harness = Harness(executor, make_artifact(tmp_path, **model))
+            harness.orders()
+            return harness
+
+        yield make
+
+
+@pytest.fixture
 def harness(tiny_model: TinyModel) -> Iterator[Harness]:
+    """Two workers that have loaded the tiny model."""
     cores = available_cores()
     with LocalExecutor(tiny_model.cache_dir, [cores[0], cores[-1]]) as executor:
         made = Harness(executor, tiny_model)

@@ -1,0 +1,122 @@
+"""Request slots: states, races, waiting."""
+
+import threading
+import time
+
+import pytest
+from gangway.executor import _native
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotRequest, SlotState, SlotStatus, SlotTable
+
+REQUEST = SlotRequest(3, 2, (4096, 8192), (65536,), priority=-1, arrival_ns=123, deadline_ns=456)
+
+
+@pytest.fixture
+def table():
+    segment = Segment.create(1 << 16, "slots")
+    made = SlotTable(segment, 8)
+    made.init()
+    yield made
+    del made._view
+    segment.close()
+
+
+def test_life_of_a_request(table):
+    slot = table.acquire()
+    assert table.entry(slot).state is SlotState.FILLING
+    assert list(table.scan()) == []
+    table.fill(slot, REQUEST)
+    sequence = table.submit(slot)
+    assert [(entry.slot, entry.sequence) for entry in table.scan()] == [(slot, sequence)]
+    seen = table.request(slot)
+    assert (seen.model_id, seen.rows, seen.priority) == (3, 2, -1)
+    assert (seen.arrival_ns, seen.deadline_ns) == (123, 456)
+    assert seen.input_offsets[:3] == (4096, 8192, 0)
+    assert seen.output_offsets[:2] == (65536, 0)
+    assert table.start(slot, sequence)
+    assert not table.start(slot, sequence)
+    assert table.requeue(slot, sequence)
+    assert table.start(slot, sequence)
+    assert table.attempts(slot) == 2
+    assert not table.cancelled(slot)
+    table.cancel(slot)
+    assert table.cancelled(slot)
+    assert table.finish(slot, sequence, SlotStatus.CANCELLED)
+    assert not table.finish(slot, sequence, SlotStatus.OK)
+    assert table.wait(slot, 0)
+    assert table.outcome(slot).status is SlotStatus.CANCELLED
+    assert table.release(slot)
+    assert not table.release(slot)
+
+
+def test_old_sequence_cannot_touch_the_next_request(table):
+    slot = table.acquire()
+    table.fill(slot, REQUEST)
+    old = table.submit(slot)
+    table.finish(slot, old, SlotStatus.UNAVAILABLE)
+    table.release(slot)
+    for _ in range(table.slots):  # round to the same slot
+        again = table.acquire()
+        table.fill(again, REQUEST)
+        table.submit(again)
+    assert not table.start(slot, old)
+    assert not table.finish(slot, old, SlotStatus.OK)
+    assert table.entry(slot).state is SlotState.SUBMITTED
+    assert not table.cancelled(slot)
+
+
+def test_all_slots_taken(table):
+    assert sorted(table.acquire() for _ in range(8)) == list(range(8))
+    assert table.acquire() is None
+    table.release(5)
+    assert table.acquire() == 5
+
+
+def test_init_frees_and_keeps_sequences_growing(table):
+    before = [table.entry(table.acquire()).sequence for _ in range(8)]
+    table.init()
+    after = [table.entry(table.acquire()).sequence for _ in range(8)]
+    assert all(new == old + 1 for old, new in zip(before, after, strict=True))
+
+
+def test_wait_sees_done_and_time(table):
+    slot = table.acquire()
+    table.fill(slot, REQUEST)
+    sequence = table.submit(slot)
+    begin = time.monotonic()
+    assert not table.wait(slot, 30_000)
+    assert time.monotonic() - begin >= 0.03
+    answers = []
+    waiter = threading.Thread(target=lambda: answers.append(table.wait(slot, 20_000_000)))
+    waiter.start()
+    table.start(slot, sequence)
+    table.finish(slot, sequence, SlotStatus.OK)
+    waiter.join(10)
+    assert answers == [True]
+
+
+def test_two_who_finish_at_once_have_one_winner(table):
+    slot = table.acquire()
+    sequence = table.entry(slot).sequence
+    for _ in range(300):
+        _native.slot_change(table._view, slot, sequence, 0xFF, SlotState.RUNNING, 0)
+        barrier, winners = threading.Barrier(2), []
+
+        def finish(status, barrier=barrier, winners=winners):
+            barrier.wait(10)
+            if table.finish(slot, sequence, status):
+                winners.append(status)
+
+        threads = [threading.Thread(target=finish, args=(status,)) for status in (SlotStatus.OK, SlotStatus.CANCELLED)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert winners == [table.entry(slot).status]
+
+
+def test_table_that_does_not_fit():
+    segment = Segment.create(4096, "slots")
+    with pytest.raises(ValueError, match="do not fit"):
+        SlotTable(segment, 5)
+    segment.close()

@@ -1,0 +1,26 @@
+"""The gang protocol under sanitizers: see stress.c."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+NATIVE = HERE.parent.parent / "executor" / "native"
+SOURCES = [HERE / "stress.c", *(NATIVE / f"{name}.c" for name in ("gang", "lease", "ring", "slot", "worker"))]
+
+
+@pytest.fixture(scope="module", params=["thread", "address,undefined"])
+def stress(request, tmp_path_factory):
+    binary = tmp_path_factory.mktemp("stress") / "stress"
+    flags = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", f"-fsanitize={request.param}", "-fno-sanitize-recover=all"]
+    subprocess.run(["gcc", *flags, *map(str, SOURCES), "-pthread", "-o", str(binary)], check=True)
+    return binary
+
+
+@pytest.mark.parametrize(("seed", "workers"), [(1, 2), (2, 4), (3, 8)])
+def test_every_task_once_and_nothing_hangs(stress, seed, workers):
+    command = [str(stress), str(seed), "400", str(workers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("rounds 400")
