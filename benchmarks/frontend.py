@@ -3,15 +3,16 @@
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.clients.connection import Connection
-from gangway.clients.timing import ServerTimes, server_times
+from gangway.clients.timing import PHASES, ServerTimes, server_times
 
 from benchmarks.fetch_perf_analyzer import BINARY
 from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import Load, LoadProcess, LoadResult, run_for
+from benchmarks.load import Load, LoadProcess, LoadResult, raw_channel, raw_infer, run_for
 from benchmarks.perf_analyzer import closed_loop, run_one
 from benchmarks.processes import cpu_ns
 from benchmarks.reference import Example, example_of
@@ -19,83 +20,120 @@ from benchmarks.report import Report, Row, add_repository_option, option_parser,
 from benchmarks.repository import ensure_zoo, onnx_file
 
 TARGETS_MS = {"mlp": 0.6, "mobilenetv2": 1.5}  # 1x16 floats; 1x3x224x224 floats
-WARM_UP_S = 1.0
+LOADS = (("mlp", 1), ("mobilenetv2", 1), ("mlp", 16))  # model and number of clients
+SLICES = 20  # of each model in each round
+SLICE_REQUESTS = 20
+WARM_UP_S = 0.5
 PERF_ANALYZER_INTERVAL_MS = 2000
+TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)
-class Round:
-    """One stretch of load: the client's view, the server's view, CPU per role of process."""
+class Slice:
+    """A few requests in a row between two looks at the statistics; means, because those can be subtracted."""
 
-    load: LoadResult
+    round_trip_ms: float
     server: ServerTimes
-    cpu_ns: dict[str, int]
-    workers: int
-
-    @property
-    def round_trip_ms(self) -> float:
-        """Median, seen by the client."""
-        return statistics.median(self.load.latencies_ms())
 
     @property
     def beyond_compute_ms(self) -> float:
-        """Mean round trip minus mean compute: means, since only they can be subtracted."""
-        return statistics.fmean(self.load.latencies_ms()) - self.server.mean_ms("compute_infer")
+        """Round trip minus compute."""
+        return self.round_trip_ms - self.server.mean_ms("compute_infer")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Some seconds of load: the client's view, and CPU nanoseconds by role of process."""
+
+    load: LoadResult
+    cpu_ns: dict[str, int]
 
     def cpu_us(self, role: str) -> float:
         """CPU microseconds per request of one role."""
         return self.cpu_ns[role] / len(self.load.outcomes) / 1000
 
 
-def measure(server: LiveServer, model: str, example: Example, clients: int, seconds: float) -> Round:
+def measure_slices(server: LiveServer, model: str, example: Example) -> list[Slice]:
+    """Be the only client; this process is not one of the server's."""
+    slices = []
+    with Connection(server.url, TIMEOUT_S) as connection, raw_channel(server.url) as channel:
+        infer = raw_infer(channel)
+        for number in range(SLICES + 1):
+            before = server_times(connection.model_statistics(model))
+            begin_ns = time.monotonic_ns()
+            for _ in range(SLICE_REQUESTS):
+                infer(example.request, timeout=TIMEOUT_S)
+            round_trip_ms = (time.monotonic_ns() - begin_ns) / SLICE_REQUESTS / 1e6
+            spent = server_times(connection.model_statistics(model)).since(before)
+            if number > 0:  # the first one warms up
+                slices.append(Slice(round_trip_ms, spent))
+    return slices
+
+
+def measure_stretch(server: LiveServer, model: str, example: Example, clients: int, seconds: float) -> Stretch:
     """Run a load for some time after a warm-up. Raises RuntimeError when an answer is wrong or an error."""
     load = Load(server.url, example.request, example.outputs, clients)
-    with Connection(server.url, timeout_s=10) as connection:
-        run_for(load, WARM_UP_S)
-        with LoadProcess(load) as process:
-            before, cpu_before = server_times(connection.model_statistics(model)), _cpu_by_role(server)
-            time.sleep(seconds)
-            cpu_after = _cpu_by_role(server)
-            result = process.stop()
-        after = server_times(connection.model_statistics(model))
+    run_for(load, WARM_UP_S)
+    with LoadProcess(load) as process:
+        before = _cpu_by_role(server)
+        time.sleep(seconds)
+        result = process.stop()
+        after = _cpu_by_role(server)
     if bad := {outcome.result for outcome in result.outcomes} - {"right"}:
         raise RuntimeError(f"{model}: answers were {', '.join(bad)}")
-    spent = {role: cpu_after[role] - cpu_before[role] for role in cpu_after}
-    return Round(result, after.since(before), spent, len(server.pids()["worker"]))
-
-
-def median_round(rounds: list[Round]) -> Round:
-    """Return the round whose overhead is in the middle."""
-    return sorted(rounds, key=lambda r: r.beyond_compute_ms)[len(rounds) // 2]
+    return Stretch(result, {role: after[role] - before[role] for role in after})
 
 
 def _cpu_by_role(server: LiveServer) -> dict[str, int]:
     return {role: sum(cpu_ns(pid) for pid in pids) for role, pids in server.pids().items()}
 
 
-def _row(model: str, clients: int, middle: Round) -> Row:
+def latency_row(model: str, slices: Sequence[Slice]) -> Row:
+    """Return the medians over all slices."""
+    phases = {phase: statistics.median(part.server.mean_ms(phase) for part in slices) for phase in PHASES}
     return {
         "model": model,
-        "clients": clients,
-        "requests/s": len(middle.load.outcomes) / middle.load.elapsed_ns * 1e9,
-        "round trip ms": middle.round_trip_ms,
-        "compute ms": middle.server.mean_ms("compute_infer"),
-        "beyond compute ms": middle.beyond_compute_ms,
+        "round trip ms": statistics.median(part.round_trip_ms for part in slices),
+        **{f"{phase.replace('_', ' ')} ms": value_ms for phase, value_ms in phases.items()},
+        "beyond compute ms": statistics.median(part.beyond_compute_ms for part in slices),
     }
 
 
-def _cpu_row(model: str, clients: int, middle: Round) -> Row:
-    """Return CPU time per request. All workers compute at once, so compute is their number times its latency."""
-    serving = {role: middle.cpu_us(role) for role in ("front end", "scheduler", "supervisor")}
+def load_row(model: str, clients: int, stretches: Sequence[Stretch]) -> Row:
+    """Return the medians over the stretches. Workers' time includes compute."""
+    roles = ("front end", "scheduler", "supervisor", "worker")
+    cpu_us = {role: statistics.median(part.cpu_us(role) for part in stretches) for role in roles}
+    client_us = [part.load.client_cpu_ns / len(part.load.outcomes) / 1000 for part in stretches]
     return {
         "model": model,
         "clients": clients,
-        "serving": sum(serving.values()),
-        **serving,
-        "workers": middle.cpu_us("worker"),
-        "of that compute": middle.workers * middle.server.mean_ms("compute_infer") * 1000,
-        "(client)": middle.load.client_cpu_ns / len(middle.load.outcomes) / 1000,
+        "requests/s": statistics.median(len(s.load.outcomes) / s.load.elapsed_ns * 1e9 for s in stretches),
+        "CPU us, serving": sum(cpu_us.values()) - cpu_us["worker"],
+        **cpu_us,
+        "(client)": statistics.median(client_us),
     }
+
+
+def run(report: Report, repository: Path, rounds: int, seconds: float) -> None:
+    """Measure latency and load of every case; the cases take turns, so that all of them see the same machine."""
+    examples = {model: example_of(model, onnx_file(repository, model)) for model in TARGETS_MS}
+    slices: dict[str, list[Slice]] = {model: [] for model in TARGETS_MS}
+    stretches: dict[tuple[str, int], list[Stretch]] = {case: [] for case in LOADS}
+    with live_server(repository) as server:
+        for _ in range(rounds):
+            for model, example in examples.items():
+                slices[model] += measure_slices(server, model, example)
+            for model, clients in LOADS:
+                stretches[model, clients].append(measure_stretch(server, model, examples[model], clients, seconds))
+        flat_out = perf_analyzer_row(server.url) if BINARY.exists() else None
+    latencies = [latency_row(model, found) for model, found in slices.items()]
+    report.table("one client, medians", latencies)
+    report.table("load, medians, CPU microseconds per request", [load_row(*case, s) for case, s in stretches.items()])
+    if flat_out is not None:
+        report.table("throughput by perf_analyzer, whose client costs less than ours", [flat_out])
+    for row in latencies:
+        model = str(row["model"])
+        report.target(f"{model}, one client: ms beyond compute", float(row["beyond compute ms"]), TARGETS_MS[model])
 
 
 def perf_analyzer_row(url: str) -> Row:
@@ -103,31 +141,12 @@ def perf_analyzer_row(url: str) -> Row:
     return run_one(url, "mlp", "16 clients", closed_loop(16), PERF_ANALYZER_INTERVAL_MS).row()
 
 
-def run(report: Report, repository: Path, rounds: int, seconds: float) -> None:
-    """Measure each model with one client, and mlp with sixteen; models take turns."""
-    examples = {model: example_of(model, onnx_file(repository, model)) for model in TARGETS_MS}
-    cases = [("mlp", 1), ("mobilenetv2", 1), ("mlp", 16)]
-    measured: dict[tuple[str, int], list[Round]] = {case: [] for case in cases}
-    with live_server(repository) as server:
-        for _ in range(rounds):
-            for model, clients in cases:
-                measured[model, clients].append(measure(server, model, examples[model], clients, seconds))
-        flat_out = perf_analyzer_row(server.url) if BINARY.exists() else None
-    middles = {case: median_round(found) for case, found in measured.items()}
-    report.table("latency and throughput, median round", [_row(*case, middle) for case, middle in middles.items()])
-    if flat_out is not None:
-        report.table("throughput by perf_analyzer, whose client is cheaper than ours", [flat_out])
-    report.table("CPU, microseconds per request", [_cpu_row(*case, middle) for case, middle in middles.items()])
-    for model, at_most in TARGETS_MS.items():
-        report.target(f"{model}, one client: ms beyond compute", middles[model, 1].beyond_compute_ms, at_most)
-
-
 def main() -> int:
     """Run the benchmark; return 1 when a target is missed."""
     parser = option_parser(__doc__ or "")
     add_repository_option(parser)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each case, taking turns")
-    parser.add_argument("--seconds", type=float, default=3, help="length of a round")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each case, taking turns")
+    parser.add_argument("--seconds", type=float, default=2, help="length of each load in a round")
     options = parser.parse_args()
     report = start_report("Front end: what serving adds to computing")
     run(report, ensure_zoo(options.repository), options.rounds, options.seconds)

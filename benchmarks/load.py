@@ -119,11 +119,22 @@ def relative_error(got: Array, wanted: Array) -> float:
     return float(np.abs(got.astype(np.float64) - reference).max() / np.abs(reference).max())
 
 
+def raw_channel(url: str) -> grpc.Channel:
+    """Return a channel for messages of any size that reconnects without patience."""
+    return grpc.insecure_channel(url, options=UNLIMITED_MESSAGES + EAGER)
+
+
+def raw_infer(channel: grpc.Channel) -> "grpc.UnaryUnaryMultiCallable[bytes, bytes]":
+    """Return ModelInfer on serialised messages."""
+    infer: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SERVICE + "ModelInfer")
+    return infer
+
+
 def _run_load(load: Load, pipe: Pipe) -> None:
     stopping = threading.Event()
     outcomes: list[list[Outcome]] = [[] for _ in range(load.clients)]
-    with grpc.insecure_channel(load.url, options=UNLIMITED_MESSAGES + EAGER) as channel:
-        infer: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(SERVICE + "ModelInfer")
+    with raw_channel(load.url) as channel:
+        infer = raw_infer(channel)
         infer(load.request, timeout=load.timeout_s)
         threads = [threading.Thread(target=_client, args=(infer, load, stopping, mine)) for mine in outcomes]
         begin_ns, begin_cpu_ns = time.monotonic_ns(), time.process_time_ns()
