@@ -23,7 +23,7 @@ from typing import Any
 from gangway.artifact.cache import Cache, default_cache_dir
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.jobs import find_models
-from gangway.compiler.pipeline import compile_model
+from gangway.compiler.pipeline import Progress, compile_model
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 
 EXIT_CODES = {"model": 3, "unsupported": 4, "io": 5, "internal": 6}
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             name,
             Cache(options.cache_dir or default_cache_dir()),
             target,
-            lambda phase, done, total: report({"phase": phase, "done": done, "total": total}),
+            _progress(report),
         )
     except Exception as error:  # everything becomes a report: the supervisor must not be left guessing
         return _failure(error, report)

@@ -12,7 +12,7 @@ from gangway.server.data_plane import DataPlane, TensorLayout
 REQUEST_TIMEOUT_SECONDS = 60.0
 WARM_UP_RUNS = 2  # the first ones fault pages in
 MIN_RUNS, MAX_RUNS = 3, 20
-BUDGET_SECONDS = 0.25
+BUDGET_SECONDS = 0.1
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,15 @@
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from benchmarks.live_server import LiveServer, live_server
+from benchmarks.processes import shm_names
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class CompiledZoo:
 
 
 @pytest.fixture(scope="session")
-def compiled_zoo(pytestconfig: pytest.Config) -> CompiledZoo:
+def compiled_zoo(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> CompiledZoo:
     """The zoo's models, written and compiled; read-only. They stay in pytest's cache, keyed by contents."""
     from gangway.artifact.cache import Cache
     from gangway.compiler.pipeline import compile_model
@@ -41,7 +45,8 @@ def compiled_zoo(pytestconfig: pytest.Config) -> CompiledZoo:
     source = hashlib.sha256()
     for path in sorted(Path(zoo_file).parent.glob("*.py")):
         source.update(path.read_bytes())
-    root = pytestconfig.cache.mkdir("gangway") if pytestconfig.cache else Path()
+    cache = pytestconfig.cache  # None with -p no:cacheprovider
+    root = cache.mkdir("gangway") if cache else tmp_path_factory.mktemp("gangway")
     repository = root / f"zoo-{source.hexdigest()[:12]}"
     if not repository.exists():
         unfinished = repository.with_name(f"{repository.name}.{os.getpid()}")
@@ -62,3 +67,14 @@ def _drop_outdated(zoo: CompiledZoo) -> None:
     for folder in zoo.cache_dir.glob("?" * 64):
         if folder not in current:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def gangway_server(compiled_zoo: CompiledZoo) -> Iterator[LiveServer]:
+    """`gangway serve` with the whole zoo, for tests that only ask it something. It must end well and leave nothing."""
+    with live_server(compiled_zoo.repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as server:
+        yield server
+        pids = [pid for same in server.pids().values() for pid in same]
+    assert server.process.returncode == 0
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    assert not shm_names()

@@ -1,0 +1,164 @@
+"""`gangway serve` as a whole: its start, its end, and what it says. Every test starts real servers."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import posix_ipc
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.faults import RIGHT
+from benchmarks.live_server import live_server
+from benchmarks.load import Load, LoadProcess
+from benchmarks.processes import memory_of, shm_names
+from benchmarks.reference import example_of
+from benchmarks.repository import GANGWAY
+
+TIMEOUT_SECONDS = 30
+
+
+@pytest.fixture
+def repository(tmp_path, compiled_zoo):
+    """Two small models."""
+    folder = tmp_path / "models"
+    for name in ("mlp", "simple"):
+        shutil.copytree(compiled_zoo.repository / name, folder / name)
+    return folder
+
+
+def start(repository, compiled_zoo, *flags):
+    """A server on any free port; output goes to a pipe."""
+    command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={compiled_zoo.cache_dir}", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def alive(pids):
+    """Those of the processes that still run."""
+    return [pid for pid in pids if Path(f"/proc/{pid}/exe").exists() and not _is_zombie(pid)]
+
+
+def _is_zombie(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def all_pids(server):
+    return [pid for same in server.pids().values() for pid in same]
+
+
+def test_start_is_quick_and_says_what_is_served(gangway_server):
+    assert gangway_server.ready_after_s < 3, "from a warm cache"
+    text = gangway_server.log.read_text()
+    for name in ("mlp", "mobilenetv2", "resnet50", "simple"):
+        assert re.search(rf"^{name} +1 +[\d.]+ ms +[\d.]+ ms +ready", text, re.MULTILINE), text
+    assert gangway_server.url in text
+    command = re.search(r"gangway client .*", text)
+    assert command
+    assert (
+        "server"
+        in subprocess.run(
+            [sys.executable, "-m", "gangway.server.cli", *shlex.split(command[0])[1:]],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=True,
+        ).stdout
+    )
+
+
+def test_processes_are_small(gangway_server):
+    pids = gangway_server.pids()
+    assert len(pids["scheduler"]) == len(pids["front end"]) == 1
+    for pid in (*pids["worker"], *pids["scheduler"]):
+        assert memory_of(pid).private_bytes < 40e6
+        assert not re.search(r"numpy|grpc|onnx|tvm", Path(f"/proc/{pid}/maps").read_text())
+
+
+def test_a_busy_port_is_a_clear_error(gangway_server, repository, compiled_zoo):
+    port = gangway_server.url.partition(":")[2]
+    second = start(repository, compiled_zoo, "--grpc-address=127.0.0.1", f"--grpc-port={port}")
+    output, _ = second.communicate(timeout=TIMEOUT_SECONDS)
+    assert second.returncode == 1
+    assert f"127.0.0.1:{port}" in output.splitlines()[-1]
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish(compiled_zoo, number):
+    example = example_of("resnet50", compiled_zoo.onnx_file("resnet50"))
+    with live_server(compiled_zoo.repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as server:
+        pids = all_pids(server)
+        with LoadProcess(Load(server.url, example.request, example.outputs, clients=4)) as load:
+            time.sleep(0.3)
+            signalled_ns = time.monotonic_ns()
+            server.process.send_signal(number)
+            assert server.process.wait(TIMEOUT_SECONDS) == 0
+            outcomes = load.stop().outcomes
+    assert {outcome.result for outcome in outcomes} == {RIGHT, "UNAVAILABLE"}
+    running = [outcome.result for outcome in outcomes if outcome.begin_ns < signalled_ns < outcome.end_ns]
+    assert running == [RIGHT] * 4
+    assert not alive(pids) and not shm_names()
+
+
+def test_a_killed_supervisor_takes_everything_with_it(repository, compiled_zoo):
+    flags = [f"--cache-dir={compiled_zoo.cache_dir}"]
+    with live_server(repository, flags) as server:
+        pids = all_pids(server)
+        assert len(pids) == 3 + len(server.pids()["worker"])
+        server.process.kill()
+        server.process.wait(TIMEOUT_SECONDS)
+        deadline = time.monotonic() + 5
+        while alive(pids) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert alive(pids) == []
+    assert not shm_names()
+    with live_server(repository, flags) as server:
+        assert triton.InferenceServerClient(server.url).is_model_ready("mlp")
+
+
+def test_leftovers_of_a_killed_server_are_swept(repository, compiled_zoo):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(TIMEOUT_SECONDS)
+    name = f"/gangway.{process.pid}.control"
+    os.close(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=4096).fd)
+    assert shm_names()
+    with live_server(repository, [f"--cache-dir={compiled_zoo.cache_dir}"]):
+        assert not shm_names()
+
+
+def test_a_broken_model_hinders_no_other(repository, compiled_zoo):
+    broken = repository / "broken" / "1"
+    broken.mkdir(parents=True)
+    (broken / "model.onnx").write_bytes((repository / "mlp" / "1" / "model.onnx").read_bytes()[:500])
+    (repository / "empty").mkdir()
+    process = start(repository, compiled_zoo, "--grpc-address=127.0.0.1", "--grpc-port=0")
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "ready: gRPC" in line:
+            break
+    url = lines[-1].split()[-1]
+    with triton.InferenceServerClient(url) as client:
+        assert client.is_server_live()
+        assert client.is_model_ready("mlp") and not client.is_model_ready("broken")
+        index = {model.name: model for model in client.get_model_repository_index().models}
+        assert index["broken"].state == "UNAVAILABLE" and "model.onnx" in index["broken"].reason
+        assert "version" in index["empty"].reason
+        assert index["mlp"].state == "READY"
+        with pytest.raises(InferenceServerException, match="not at ready state"):
+            client.infer("broken", [])
+    process.terminate()
+    output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0
+    assert "not ready" in "".join(lines)
+    assert "Traceback" not in "".join(lines) + output
