@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 
+import gangway.server.grpc_environment  # noqa: F401 - before grpc
 from gangway.executor.control import ControlSegment
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
