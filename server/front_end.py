@@ -102,7 +102,8 @@ def run(options: FrontEndOptions) -> int:
 def main(argv: list[str]) -> int:
     """Run the process."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides what it means
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may reach every process; the supervisor says what they mean
+        signal.signal(number, signal.SIG_IGN)
     options = FrontEndOptions.parse(argv)
     level = logging.DEBUG if options.log_verbose else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s front end: %(message)s")

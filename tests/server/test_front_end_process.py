@@ -120,8 +120,9 @@ def test_it_does_not_outlive_its_supervisor(supervised: Supervised) -> None:
     assert supervised.process.wait(10) == 1
 
 
-def test_ctrl_c_is_left_to_the_supervisor(supervised: Supervised) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_left_to_the_supervisor(supervised: Supervised, number: signal.Signals) -> None:
     supervised.receive()
-    os.kill(supervised.process.pid, signal.SIGINT)
+    os.kill(supervised.process.pid, number)
     supervised.send(Drain())
     assert supervised.process.wait(10) == 0
