@@ -1,9 +1,9 @@
 """Where in the arena each activation lives: memory is reused as soon as nobody reads it any more.
 
-Kernels read halos and never write them, so a halo must stay zero for ever, and so must the surplus channels of a vector
-that an elementwise kernel writes (other kernels write zeros there). A buffer that has either shares memory only with
-buffers of exactly its geometry. All others share freely, placed by decreasing size at the lowest free offset (Pisarchyk
-and Lee 2020, "greedy by size").
+Kernels read halos and never write them, so a halo must stay zero for ever, and so must what a plain tensor has beyond
+its numbers (kernels that write blocked memory write zeros to its surplus channels). A buffer that has either shares
+memory only with buffers of exactly its geometry. All others share freely, placed by decreasing size at the lowest free
+offset (Pisarchyk and Lee 2020, "greedy by size").
 """
 
 from collections.abc import Iterable
@@ -70,7 +70,7 @@ def _place_strict(intervals: Iterable[_Interval], begin_bytes: int) -> int:
     end_bytes = begin_bytes
     for interval in sorted(intervals, key=lambda item: item.first):
         buffer = interval.buffer
-        users = slots.setdefault((buffer.layout, buffer.image, buffer.halo), [])
+        users = slots.setdefault((buffer.layout, buffer.kind.dtype, buffer.kind.shape, buffer.halo), [])
         free = next((index for index, user in enumerate(users) if user.last < interval.first), None)
         if free is None:
             buffer.offset_bytes = end_bytes

@@ -41,16 +41,24 @@ class Buffer:
     offset_bytes: int = 0
     constant: Array | None = None
 
+    def is_blocked(self, image: Geometry) -> bool:
+        """Whether a kernel that wants `image` in blocked layout can use this memory."""
+        return self.layout == "blocked" and self.image == image
+
+    @property
+    def channels(self) -> int:
+        """Channels that are interleaved or, if plain, numbers: a plain tensor can be viewed as a vector of them."""
+        return self.image.channels if self.image and self.layout != "plain" else math.prod(self.kind.shape)
+
     def surplus(self, lanes: int) -> bool:
-        """Whether there may be channels that exist only to fill a vector; they must be zero and stay so."""
-        padded = self.layout == "blocked" or (self.image is not None and self.image.is_vector)
-        return padded and self.image is not None and self.image.channels % lanes != 0
+        """Whether channels exist only to fill a vector register; readers rely on zeros there."""
+        return self.layout != "planar" and self.channels % lanes != 0
 
     def elements(self, lanes: int) -> int:
         """Numbers of one row, with halo and surplus channels."""
-        if self.image is None or (self.layout == "plain" and not self.image.is_vector):
-            return math.prod(self.kind.shape)
-        channels = self.image.channels if self.layout == "planar" else -(-self.image.channels // lanes) * lanes
+        channels = self.channels if self.layout == "planar" else -(-self.channels // lanes) * lanes
+        if self.image is None or self.layout == "plain":
+            return channels
         return channels * (self.image.height + 2 * self.halo) * (self.image.width + 2 * self.halo)
 
 
@@ -115,8 +123,9 @@ class _Placer:
 
     def _place_elementwise(self, layer: Layer) -> None:
         homes = [self._home(name) for name in layer.inputs]
-        blocked = any(home.layout == "blocked" and not _vector(home) for home in homes)
-        if blocked and all(geometry_of(home.kind) == homes[0].image and home.constant is None for home in homes):
+        image = geometry_of(self._program.type(layer.output))
+        constant = any(home.constant is not None for home in homes)
+        if image and not image.is_vector and not constant and any(home.is_blocked(image) for home in homes):
             self._append(layer, layer.spec, tuple(self._blocked(name) for name in layer.inputs), "blocked")
         else:
             self._append(layer, layer.spec, tuple(self._plain(name) for name in layer.inputs), "plain")
@@ -175,7 +184,7 @@ class _Placer:
             plain = self._plain(name)
             in_place = plain.space == Space.ARENA or image.channels % self._lanes == 0
             return plain if in_place else self._pack(plain, image, "blocked")
-        if home.layout == "blocked" and home.image == image and not image.is_vector:
+        if home.is_blocked(image) and not image.is_vector:
             return home
         return self._pack(self._plain(name), image, "blocked")
 

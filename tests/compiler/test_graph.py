@@ -142,6 +142,20 @@ def test_flattened_image_into_a_dense_layer(check: Any, network: Any) -> None:
     assert "Gemm+Relu" in check(network(nodes, DEEP, {"y": None}, constants))
 
 
+def test_elementwise_layers_of_a_flattened_image(check: Any, network: Any) -> None:
+    """The image is blocked, its flat view is plain, and 315 numbers fill no whole number of registers."""
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Flatten", ["a"], ["b"]),
+        node("Relu", ["b"], ["c"]),
+        node("Mul", ["c", "b"], ["d"]),
+        node("Gemm", ["d", "v"], ["y"]),
+        node("Gemm", ["b", "v"], ["z"]),
+    ]
+    constants = {"w": weights(5, 20, 1, 1), "v": weights(5 * 63, 33)}
+    check(network(nodes, DEEP, {"y": None, "z": None}, constants))
+
+
 def test_shape_arithmetic_of_an_exporter(check: Any, network: Any) -> None:
     """x.view(x.size(0), -1), as it is exported."""
     nodes = [
