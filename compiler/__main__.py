@@ -36,7 +36,6 @@ Report = Callable[[dict[str, Any]], None]
 def main(argv: Sequence[str]) -> int:
     """Run one compilation; return the exit code."""
     options = _parser().parse_args(argv)
-    _yield_to_everybody()
     report = _reporter(1 if options.json else options.progress_fd)
     try:
         (name, path) = find_models(options.path)[-1]
@@ -81,6 +80,17 @@ def _reporter(descriptor: int | None) -> Report:
             os.write(descriptor, json.dumps(message).encode() + b"\n")
 
     return report
+
+
+def _progress(report: Report) -> Progress:
+    """Report every step. Asking the cache is quick and somebody waits for it; what comes after that gives way."""
+
+    def progress(phase: str, done: int, total: int) -> None:
+        if phase == "import":
+            _yield_to_everybody()
+        report({"phase": phase, "done": done, "total": total})
+
+    return progress
 
 
 def _yield_to_everybody() -> None:
