@@ -118,7 +118,7 @@ class SchedulerControl:
             case slow.WorkerStuck(core, pid):
                 self.on_worker_stuck(core, pid)
             case slow.Recovered(requests):
-                _log.info("scheduler %d has taken over, %d requests queued again", self.pid, requests)
+                _log.info("scheduler (process %d) is ready, %d requests taken over", self.pid, requests)
             case slow.ModelUnloaded(model_id):
                 _log.debug("model %d is unloaded", model_id)
             case _:

@@ -1,15 +1,17 @@
 """Measures how long a model takes when it is alone: by ordinary requests through the supervisor's own io segment."""
 
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.control import ModelLoadError
-from gangway.server.data_plane import DataPlane, TensorLayout
+from gangway.server.data_plane import DataPlane, Request, TensorLayout
 
 REQUEST_TIMEOUT_SECONDS = 60.0
+WAIT_STEP_NS = 100_000_000  # how often `stop` is looked at
 WARM_UP_RUNS = 2  # the first ones fault pages in
 MIN_RUNS, MAX_RUNS = 3, 20
 BUDGET_SECONDS = 0.1
@@ -27,36 +29,45 @@ class Isolated:
     latency_us: float
 
 
-def measure_isolated(plane: DataPlane, layout: TensorLayout) -> Isolated:
-    """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer.
+def measure_isolated(plane: DataPlane, layout: TensorLayout, stop: threading.Event) -> Isolated:
+    """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer, or until `stop` is set.
 
     Raises ModelLoadError when a run fails.
     """
-    outcomes = list(_outcomes(plane, layout))
+    outcomes = list(_outcomes(plane, layout, stop))
     return Isolated(
         statistics.median(outcome.compute_us for outcome in outcomes),
         statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
     )
 
 
-def _outcomes(plane: DataPlane, layout: TensorLayout) -> Iterator[SlotOutcome]:
+def _outcomes(plane: DataPlane, layout: TensorLayout, stop: threading.Event) -> Iterator[SlotOutcome]:
     for _ in range(WARM_UP_RUNS):
-        _run_once(plane, layout)
+        _run_once(plane, layout, stop)
     end = time.monotonic() + BUDGET_SECONDS
     for run in range(MAX_RUNS):
         if run >= MIN_RUNS and time.monotonic() > end:
             return
-        yield _run_once(plane, layout)
+        yield _run_once(plane, layout, stop)
 
 
-def _run_once(plane: DataPlane, layout: TensorLayout) -> SlotOutcome:
+def _run_once(plane: DataPlane, layout: TensorLayout, stop: threading.Event) -> SlotOutcome:
     with plane.open(layout, rows=1) as request:
         for tensor in request.inputs:
             tensor[:] = bytes(len(tensor))
         request.submit()
-        outcome = request.wait(time.monotonic_ns() + int(REQUEST_TIMEOUT_SECONDS * 1e9))
-    if outcome is None:
-        raise ModelLoadError(f"a trial run did not end within {REQUEST_TIMEOUT_SECONDS:.0f} seconds")
+        outcome = _await(request, stop)
     if outcome.status is not SlotStatus.OK:
         raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
     return outcome
+
+
+def _await(request: Request, stop: threading.Event) -> SlotOutcome:
+    end = time.monotonic() + REQUEST_TIMEOUT_SECONDS
+    while time.monotonic() < end and not stop.is_set():
+        outcome = request.wait(time.monotonic_ns() + WAIT_STEP_NS)
+        if outcome is not None:
+            return outcome
+    if stop.is_set():
+        raise ModelLoadError("the server is stopping")
+    raise ModelLoadError(f"a trial run did not end within {REQUEST_TIMEOUT_SECONDS:.0f} seconds")

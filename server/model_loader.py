@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class ModelLoader:
         self._front_end = front_end
         self._plane = plane
         self._next_id = 0
+        self._stop = threading.Event()
         self.loaded: dict[int, LoadedModel] = {}
         self.broken: list[BrokenModel] = []
         scheduler.on_model_lost = self._lost
@@ -58,6 +60,11 @@ class ModelLoader:
             if isinstance(entry, ModelVersion):
                 await self._load_or_refuse(entry)
         self._front_end.initial_load_done()
+
+    def stop(self) -> None:
+        """End what is being compiled or measured."""
+        self._stop.set()
+        self._compiler.stop()
 
     async def _load_or_refuse(self, entry: ModelVersion) -> None:
         begin = time.monotonic()
@@ -79,7 +86,7 @@ class ModelLoader:
         await self._scheduler.load(spec)
         layout = TensorLayout.of(spec.model_id, manifest.inputs, manifest.outputs)
         try:
-            isolated = await asyncio.to_thread(measure_isolated, self._plane, layout)
+            isolated = await asyncio.to_thread(measure_isolated, self._plane, layout, self._stop)
         except ModelLoadError:
             self._scheduler.unload(spec.model_id)
             raise

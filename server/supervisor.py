@@ -86,7 +86,7 @@ class Supervisor:
     async def _shut_down(self) -> None:
         """Front end first: when its last request is answered nobody needs the others any more."""
         begin = time.monotonic()
-        self._compiler.stop()
+        self._loader.stop()
         self._workers.expect_exits()
         patience = self._options.exit_timeout_secs if self._end.exception() is None else 0.0
         if not await self._front_end.drain(patience):

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 from benchmarks.faults import RIGHT
 from benchmarks.live_server import live_server
 from benchmarks.load import Load, LoadProcess
-from benchmarks.processes import memory_of, shm_names
+from benchmarks.processes import descendants_of, memory_of, shm_names
 from benchmarks.reference import example_of
 from benchmarks.repository import GANGWAY
 
@@ -107,6 +107,22 @@ def test_a_signal_lets_running_requests_finish(compiled_zoo, number):
     assert {outcome.result for outcome in outcomes} == {RIGHT, "UNAVAILABLE"}
     running = [outcome.result for outcome in outcomes if outcome.begin_ns < signalled_ns < outcome.end_ns]
     assert running == [RIGHT] * 4
+    assert not alive(pids) and not shm_names()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.5])
+def test_a_signal_while_models_are_compiled(compiled_zoo, tmp_path, seconds):
+    command = [*GANGWAY, "serve", f"--model-repository={compiled_zoo.repository}", f"--cache-dir={tmp_path}"]
+    process = subprocess.Popen([*command, "--grpc-port=0"], stderr=subprocess.PIPE, text=True)
+    assert "taken over" in process.stderr.readline()
+    pids = descendants_of(process.pid)
+    time.sleep(seconds)
+    process.terminate()
+    begin = time.monotonic()
+    _, output = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0
+    assert time.monotonic() - begin < 5
+    assert "Traceback" not in output
     assert not alive(pids) and not shm_names()
 
 
