@@ -1,6 +1,6 @@
 """What a gang costs: turning a page, stopping, growing and shrinking; and what a second rank brings, layer by layer.
 
-Real worker processes on real shared memory; this process is the scheduler. Kernels with an exact duration stand in for a
+Real worker processes on real shared memory; this process is the scheduler. Kernels of exact duration stand in for a
 model, so that whatever a layer takes longer is the executor's. With two cores this process shares one with a rank.
 """
 

@@ -102,15 +102,6 @@ static bool claim(struct lease *lease, const struct page *page, uint32_t part, b
     }
 }
 
-/* Claims from the rank's own part, then from the others'; `part` is where it was lucky last. */
-static bool claim_any(const struct rank *rank, const struct page *page, uint32_t *part, uint32_t *begin, uint32_t *end) {
-    for (uint32_t tried = 0; tried < page->parts; tried++) {
-        if (claim(rank->lease, page, *part, *part == rank->number, begin, end)) return true;
-        *part = *part + 1 == page->parts ? 0 : *part + 1;
-    }
-    return false;
-}
-
 static bool must_leave(struct lease *lease) {
     return atomic_load_explicit(&lease->aborted, memory_order_acquire) ||
            atomic_load_explicit(&lease->control, memory_order_acquire) == CONTROL_STOP_NOW;
@@ -154,13 +145,21 @@ static void turn_page(const struct rank *rank, const struct page *page) {
     if (atomic_load(&lease->sleepers)) futex_wake_all(&lease->phase);
 }
 
-/* Works on a page until nothing of it can be claimed. What was executed is added to `finished` a chunk at a time, because that line
- * is everybody's; always before waiting or leaving. */
-static enum page_result work(const struct rank *rank, const struct page *page, bool participates) {
-    uint32_t part = rank->number % page->parts, executed = 0, begin, end;
+/* A layer takes `max_ranks` of the ranks that are in, those with the lowest numbers; the others wait for the next page. */
+static bool takes_part(const struct rank *rank, const struct page *page) {
+    uint64_t lower = atomic_load(&rank->lease->present) & ((UINT64_C(1) << rank->number) - 1);
+    return (uint32_t)__builtin_popcountll(lower) < rank->query->program->layers[page->layer].max_ranks;
+}
+
+/* Works on a page until nothing of it can be claimed: first the rank's own part, then one part after the other. What was executed is
+ * added to `finished` a chunk at a time, because that line is everybody's, and at the end of each part: who completes the page with
+ * its own part turns it without looking at those of others. */
+static enum page_result work(const struct rank *rank, const struct page *page) {
+    uint32_t part = rank->number % page->parts, exhausted = 0, executed = 0, begin, end;
+    uint32_t parts = takes_part(rank, page) ? page->parts : 0;
     for (;;) {
         bool leave = must_leave(rank->lease);
-        bool claimed = !leave && participates && claim_any(rank, page, &part, &begin, &end);
+        bool claimed = !leave && exhausted < parts && claim(rank->lease, page, part, part == rank->number, &begin, &end);
         if (claimed) {
             execute(rank->query, page, begin, end);
             executed += end - begin;
@@ -172,7 +171,9 @@ static enum page_result work(const struct rank *rank, const struct page *page, b
         }
         executed = 0;
         if (leave) return PAGE_LEAVE;
-        if (!claimed) return PAGE_EXHAUSTED;
+        if (claimed) continue;
+        if (++exhausted >= parts) return PAGE_EXHAUSTED;
+        part = part + 1 == page->parts ? 0 : part + 1;
     }
 }
 
@@ -201,12 +202,6 @@ static bool await_turn(const struct rank *rank, uint64_t seen) {
     return turned;
 }
 
-/* A layer takes `max_ranks` of the ranks that are in, those with the lowest numbers; the others wait for the next page. */
-static bool takes_part(const struct rank *rank, const struct page *page) {
-    uint64_t lower = atomic_load(&rank->lease->present) & ((UINT64_C(1) << rank->number) - 1);
-    return (uint32_t)__builtin_popcountll(lower) < rank->query->program->layers[page->layer].max_ranks;
-}
-
 static enum left_reason run(const struct rank *rank) {
     struct lease *lease = rank->lease;
     for (;;) {
@@ -221,7 +216,7 @@ static enum left_reason run(const struct rank *rank) {
         if (phase.layer >= rank->query->program->layer_count) return LEFT_INVALID;
 
         struct page page = open_page(rank->query, &phase);
-        switch (work(rank, &page, takes_part(rank, &page))) {
+        switch (work(rank, &page)) {
             case PAGE_TURNED: break;
             case PAGE_LEAVE: return atomic_load(&lease->aborted) ? LEFT_ABORTED : LEFT_STOPPED;
             case PAGE_EXHAUSTED:
