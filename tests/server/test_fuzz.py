@@ -18,7 +18,7 @@ REFUSALS = {
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.UNAVAILABLE,  # the parameter `timeout` may be drawn very small
 }
-FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 SIZES = st.one_of(st.integers(-2, 20), st.integers(-(2**63), 2**63 - 1))
 NAMES = st.sampled_from(["INPUT0", "INPUT1", "OUTPUT0", "", "x", "\x00", "é" * 50])
