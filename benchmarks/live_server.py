@@ -18,13 +18,15 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotState, SlotTable
 from gangway.protos import grpc_service_pb2 as pb
 
+from benchmarks.load import raw_channel
 from benchmarks.processes import command_of, descendants_of
 from benchmarks.repository import GANGWAY
 
 ROLES = {"server": "front end", "scheduler": "scheduler", "executor": "worker"}
 START_TIMEOUT_S = 300  # a cold cache compiles every model first
 STOP_TIMEOUT_S = 40
-POLL_S = 0.005
+CALL_TIMEOUT_S = 1
+POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -83,18 +85,10 @@ def stop(process: subprocess.Popen[bytes]) -> int:
         return process.wait(STOP_TIMEOUT_S)
 
 
-def is_ready(url: str, timeout_s: float = 1) -> bool:
+def is_ready(url: str) -> bool:
     """Ask ServerReady over a connection of its own; False also when nobody answers."""
     with grpc.insecure_channel(url) as channel:
-        ready = channel.unary_unary(
-            SERVICE + "ServerReady",
-            request_serializer=pb.ServerReadyRequest.SerializeToString,
-            response_deserializer=pb.ServerReadyResponse.FromString,
-        )
-        try:
-            return bool(ready(pb.ServerReadyRequest(), timeout=timeout_s).ready)
-        except grpc.RpcError:
-            return False
+        return _is_ready(channel)
 
 
 def free_port() -> int:
@@ -106,12 +100,41 @@ def free_port() -> int:
 
 def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not is_ready(url):
-        if process.poll() is not None:
-            raise RuntimeError(f"the server ended with status {process.returncode}:\n{_tail(log)}")
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the server is not ready after {START_TIMEOUT_S} s:\n{_tail(log)}")
-        time.sleep(POLL_S)
+    with raw_channel(url) as channel:
+        while not _is_ready(channel):
+            if process.poll() is not None:
+                raise RuntimeError(f"the server ended with status {process.returncode}:\n{_tail(log)}")
+            if _some_model_failed(channel):
+                raise RuntimeError(f"a model did not load:\n{_tail(log)}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the server is not ready after {START_TIMEOUT_S} s:\n{_tail(log)}")
+            time.sleep(POLL_S)
+
+
+def _is_ready(channel: grpc.Channel) -> bool:
+    ready = channel.unary_unary(
+        SERVICE + "ServerReady",
+        request_serializer=pb.ServerReadyRequest.SerializeToString,
+        response_deserializer=pb.ServerReadyResponse.FromString,
+    )
+    try:
+        return bool(ready(pb.ServerReadyRequest(), timeout=CALL_TIMEOUT_S).ready)
+    except grpc.RpcError:
+        return False
+
+
+def _some_model_failed(channel: grpc.Channel) -> bool:
+    """Say whether every model has been tried, and one of them in vain."""
+    index = channel.unary_unary(
+        SERVICE + "RepositoryIndex",
+        request_serializer=pb.RepositoryIndexRequest.SerializeToString,
+        response_deserializer=pb.RepositoryIndexResponse.FromString,
+    )
+    try:
+        states = {model.state for model in index(pb.RepositoryIndexRequest(), timeout=CALL_TIMEOUT_S).models}
+    except grpc.RpcError:
+        return False
+    return "LOADING" not in states and "UNAVAILABLE" in states
 
 
 def _tail(log: Path) -> str:
