@@ -185,13 +185,19 @@ class SlotTable:
         return True
 
     def requeue(self, slot: int, sequence: int) -> bool:
-        """RUNNING -> SUBMITTED, after all ranks have left; False if the slot has moved on (a rank answered it)."""
-        return self._change(slot, sequence, (SlotState.RUNNING,), SlotState.SUBMITTED)
+        """RUNNING -> SUBMITTED, after all ranks have left; False if the slot has moved on (a rank answered it).
+
+        In the latter case the waiting front end is woken: the rank may have died between answering and waking.
+        """
+        changed = self._change(slot, sequence, (SlotState.RUNNING,), SlotState.SUBMITTED)
+        if not changed:
+            _native.slot_wake(self._view, slot)
+        return changed
 
     def finish(self, slot: int, sequence: int, status: SlotStatus) -> bool:
         """SUBMITTED or RUNNING -> DONE; False if the slot has moved on.
 
-        Wakes the waiting front end in either case: a worker may have died between answering and waking.
+        Wakes the waiting front end in either case, for the same reason as `requeue`.
         """
         changed = self._change(slot, sequence, (SlotState.SUBMITTED, SlotState.RUNNING), SlotState.DONE, status)
         _native.slot_wake(self._view, slot)

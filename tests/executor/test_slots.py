@@ -95,6 +95,26 @@ def test_wait_sees_done_and_time(table):
     assert answers == [True]
 
 
+@pytest.mark.parametrize("rescue", ["requeue", "finish"])
+def test_answer_of_a_worker_that_died_before_waking_is_delivered(table, rescue):
+    slot = table.acquire()
+    table.fill(slot, REQUEST)
+    sequence = table.submit(slot)
+    table.start(slot, sequence)
+    answers = []
+    waiter = threading.Thread(target=lambda: answers.append(table.wait(slot, 60_000_000)))
+    waiter.start()
+    time.sleep(0.05)  # asleep in the kernel now, or it sees DONE by itself
+    assert _native.slot_change(table._view, slot, sequence, 1 << SlotState.RUNNING, SlotState.DONE, SlotStatus.OK)
+    if rescue == "requeue":
+        assert not table.requeue(slot, sequence)
+    else:
+        assert not table.finish(slot, sequence, SlotStatus.UNAVAILABLE)
+    waiter.join(10)
+    assert answers == [True]
+    assert table.outcome(slot).status is SlotStatus.OK
+
+
 def test_two_who_finish_at_once_have_one_winner(table):
     slot = table.acquire()
     sequence = table.entry(slot).sequence
