@@ -125,6 +125,12 @@ def store(buffer: Buffer, base: Expr, value: Expr, lanes: int, step: int = 1) ->
     ir.buffer_store(buffer, value, [base if lanes == 1 else tirx.Ramp(base, step, lanes)])
 
 
+def prefetch(buffer: Buffer, index: Expr) -> None:
+    """Ask for the cache line of `buffer[index]`; an index beyond the buffer's end does no harm."""
+    read, keep, data = (tirx.const(value, "int32") for value in (0, 3, 1))
+    ir.evaluate(ir.call_llvm_intrin("void", "llvm.prefetch", ir.address_of(buffer[index]), read, keep, data))
+
+
 def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
     """The activation function of a vector."""
     if activation in ("relu", "relu6"):

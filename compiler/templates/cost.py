@@ -8,8 +8,8 @@ from gangway.artifact.format import TargetSpec
 
 from .tiling import Tasks, all_tasks
 
-L2_BYTES = 1 << 20
-L3_BYTES_PER_US = 20_000  # what one core streams from the shared cache or memory
+REUSE_BYTES = 1 << 19  # what stays in a core's L2 cache beside everything that passes through
+L3_BYTES_PER_US = 40_000  # what one core streams from the shared cache or memory
 CLAIM_US = 0.1  # an executor's rank claims a task
 GANGS = (1, 2, 2, 3, 4, 8, 16)  # gang sizes to be balanced for; two ranks count double
 PEAK_FLOPS_PER_US = {"avx512": 110_000, "avx2": 100_000, "baseline": 25_000}
@@ -31,14 +31,20 @@ def layer_us(flops: int, traffic: Traffic, target: TargetSpec) -> float:
 
 
 def _reread_bytes(tasks: Tasks, traffic: Traffic) -> float:
-    """Bytes that come from beyond the L2 cache more than once, because what is reused does not fit there."""
-    if tasks.pixels_first:
-        part_input = traffic.input * tasks.bands_per_task / tasks.bands
-        reread = traffic.weights * (tasks.parts - 1) if traffic.weights + part_input > L2_BYTES / 2 else 0
-    else:
-        chunk_weights = traffic.weights * tasks.groups_per_task / tasks.groups
-        reread = traffic.input * (tasks.chunks - 1) if traffic.input + chunk_weights > L2_BYTES / 2 else 0
-    return reread
+    """Bytes that come from beyond the L2 cache more than once, because what is reused does not fit there.
+
+    A task computes all its pixels for one group of channels, then for the next. Between two uses of the same input, or
+    of the same weights, whatever is touched in between passes through the cache.
+    """
+    part_input = traffic.input * tasks.bands_per_task / tasks.bands
+    group_weights = traffic.weights / tasks.groups
+    chunk_weights = group_weights * tasks.groups_per_task
+    between_chunks = chunk_weights + (part_input if tasks.pixels_first else traffic.input)
+    between_parts = part_input + (traffic.weights if tasks.pixels_first else chunk_weights)
+    uses = tasks.groups if part_input + group_weights > REUSE_BYTES else tasks.chunks
+    input_again = traffic.input * (uses - 1) if between_chunks > REUSE_BYTES else 0
+    weights_again = traffic.weights * (tasks.parts - 1) if between_parts > REUSE_BYTES else 0
+    return input_again + weights_again
 
 
 def tasks_cost(tasks: Tasks, flops: int, traffic: Traffic, target: TargetSpec) -> float:
