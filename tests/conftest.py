@@ -62,7 +62,10 @@ def compiled_zoo(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
 
 
 def _drop_outdated(zoo: CompiledZoo) -> None:
-    """Remove what former versions of the compiler made: every change of its source gives new keys."""
+    """Remove what former versions of zoo and compiler made: every change of their source gives new names."""
+    for folder in zoo.repository.parent.glob("zoo-" + "?" * len(zoo.repository.name.removeprefix("zoo-"))):
+        if folder != zoo.repository:
+            shutil.rmtree(folder, ignore_errors=True)
     current = {zoo.artifact(path.name) for path in zoo.repository.iterdir()}
     for folder in zoo.cache_dir.glob("?" * 64):
         if folder not in current:
