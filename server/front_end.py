@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 
 import gangway.server.grpc_environment  # noqa: F401 - before grpc
 from gangway.executor.control import ControlSegment
@@ -33,6 +34,7 @@ from gangway.server.inference import Inference
 from gangway.server.models import Models
 from gangway.server.process import die_with_parent, keep_freed_memory
 
+IDLE_POLL_SECONDS = 0.005
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
 
 _log = logging.getLogger(__name__)
@@ -66,9 +68,15 @@ class FrontEnd:
             case Drain():
                 self._answers.ready = False
                 self._inference.refuse("the server is stopping")
-                self.server.stop(MAX_DRAIN_SECONDS)
+                self._await_idle()
             case _:
                 raise ValueError(f"{message} is not for a front end")
+
+    def _await_idle(self) -> None:
+        """Return when all answers have been sent. Not by the gRPC server's own stop: it cancels what just arrives."""
+        end = time.monotonic() + MAX_DRAIN_SECONDS
+        while not self._inference.idle and time.monotonic() < end:
+            time.sleep(IDLE_POLL_SECONDS)
 
 
 def make_data_plane(options: FrontEndOptions) -> DataPlane:
@@ -94,7 +102,9 @@ def run(options: FrontEndOptions) -> int:
         message = from_json(data)
         front_end.handle(message)
         if isinstance(message, Drain):
-            return 0
+            os._exit(
+                0
+            )  # connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls
     _log.error("the supervisor is gone")
     os._exit(1)  # without waiting for threads, which wait for answers that nobody may give any more
 

@@ -50,6 +50,7 @@ class Inference:
         self._plane = plane
         self._planner = Planner(Models())
         self._refusal = ""
+        self._calls: set[Request] = set()  # until the last byte of the answer has been sent
 
     def serve(self, models: Models) -> None:
         """Serve these models from now on; requests that have begun keep theirs."""
@@ -58,6 +59,11 @@ class Inference:
     def refuse(self, reason: str) -> None:
         """Answer every further request with UNAVAILABLE."""
         self._refusal = reason
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being executed and no answer to one is still on its way."""
+        return not self._calls and not self._plane.usage().requests
 
     def infer(self, message: bytes, call: Call) -> bytes:
         """Answer one serialised ModelInferRequest. Raises RequestError."""
@@ -109,12 +115,18 @@ class Inference:
         except PoolExhaustedError as error:
             unavailable(f"Exceeds maximum queue size: {error}")
         # Only from here on is there something to cancel; a call that has ended meanwhile takes no callback any more.
-        if not call.add_callback(request.cancel):
-            request.cancel()
+        self._calls.add(request)
+        if not call.add_callback(lambda: self._ended(request)):
+            self._ended(request)
         outcome = request.wait(deadline.ns or now_ns + MAX_WAIT_NS)
         if outcome is None or outcome.status != SlotStatus.OK:
             raise _failure(plan, deadline, None if outcome is None else outcome.status)
         return outcome
+
+    def _ended(self, request: Request) -> None:
+        """The call is over: answered, or given up by the client."""
+        self._calls.discard(request)
+        request.cancel()
 
 
 def _failure(plan: Plan, deadline: _Deadline, status: SlotStatus | None) -> RequestError:

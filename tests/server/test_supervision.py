@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import posix_ipc
@@ -16,7 +17,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.faults import RIGHT
-from benchmarks.live_server import live_server
+from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import Load, LoadProcess
 from benchmarks.processes import descendants_of, memory_of, shm_names
 from benchmarks.reference import example_of
@@ -124,6 +125,51 @@ def test_a_signal_while_models_are_compiled(compiled_zoo, tmp_path, seconds):
     assert time.monotonic() - begin < 5
     assert "Traceback" not in output
     assert not alive(pids) and not shm_names()
+
+
+def test_requests_that_take_too_long_do_not_hold_up_the_exit(compiled_zoo):
+    example = example_of("resnet50", compiled_zoo.onnx_file("resnet50"))
+    flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--exit-timeout-secs=0.01"]
+    with (
+        live_server(compiled_zoo.repository, flags) as server,
+        LoadProcess(Load(server.url, example.request, example.outputs, clients=8)) as load,
+    ):
+        server.process.terminate()
+        assert server.process.wait(5) == 0
+        assert "requests unfinished" in server.log.read_text()
+        assert {outcome.result for outcome in load.stop().outcomes} <= {RIGHT, "UNAVAILABLE"}
+
+
+@pytest.mark.parametrize("victim", ["worker", "scheduler", "front end"])
+def test_a_death_during_the_start_is_mended(repository, compiled_zoo, victim):
+    process = start(repository, compiled_zoo, "--grpc-address=127.0.0.1", "--grpc-port=0")
+    server = LiveServer("", process, Path(), 0)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not (pids := server.pids()[victim]):
+        assert time.monotonic() < deadline
+    os.kill(pids[0], signal.SIGKILL)
+    url = next(line for line in process.stdout if "ready: gRPC" in line).split()[-1]
+    with triton.InferenceServerClient(url) as client:
+        assert client.is_model_ready("mlp") and client.is_model_ready("simple")
+    process.terminate()
+    process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0
+
+
+def test_a_process_that_dies_again_and_again_ends_the_server(repository, compiled_zoo):
+    process = start(repository, compiled_zoo, "--grpc-address=127.0.0.1", "--grpc-port=0")
+    server = LiveServer("", process, Path(), 0)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while process.poll() is None:
+        assert time.monotonic() < deadline
+        for pid in server.pids()["worker"]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 1
+    assert output.splitlines()[-1] == "gangway serve: the worker died 101 times within 60 seconds"
+    assert not shm_names()
 
 
 def test_a_killed_supervisor_takes_everything_with_it(repository, compiled_zoo):
