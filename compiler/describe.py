@@ -32,7 +32,8 @@ def shape_text(step: Step) -> str:
         case PackSpec() | UnpackSpec():
             return f"{spec.channels}x{spec.height}x{spec.width}"
         case ElementwiseSpec():
-            return "x".join(map(str, step.output.kind.shape[1:])) or "1"
+            shape = step.output.kind.shape
+            return "x".join(map(str, shape[1:] if shape[:1] == (1,) else shape)) or "1"
 
 
 def _window(kernel: tuple[int, int], stride: tuple[int, int]) -> str:
