@@ -6,6 +6,7 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -47,7 +48,7 @@ def _model(spec: PeerSpec) -> bytes:
         nodes.append(helper.make_node("GlobalAveragePool", ["x"], ["y"]))
     elif isinstance(spec, PoolSpec):
         operator = "MaxPool" if spec.mode == "max" else "AveragePool"
-        window = {"kernel_shape": spec.kernel, "strides": spec.stride, "pads": spec.pads}
+        window: dict[str, Any] = {"kernel_shape": spec.kernel, "strides": spec.stride, "pads": spec.pads}
         nodes.append(helper.make_node(operator, ["x"], ["y"], **window))
     else:
         shape = (spec.out_channels, channels // spec.groups, *spec.kernel)
@@ -64,7 +65,7 @@ def _model(spec: PeerSpec) -> bytes:
         if spec.activation == "relu":
             nodes.append(helper.make_node("Relu", [last], ["relu"]))
         elif spec.activation == "relu6":
-            constants += [numpy_helper.from_array(np.float32(v), n) for v, n in ((0, "low"), (6, "high"))]
+            constants += [numpy_helper.from_array(np.array(v, np.float32), n) for v, n in ((0, "low"), (6, "high"))]
             nodes.append(helper.make_node("Clip", [last, "low", "high"], ["relu"]))
         nodes[-1].output[0] = "y"
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]

@@ -63,7 +63,12 @@ def peak_kernel(target: TargetSpec, symbol: str) -> tuple[Any, int]:
         x, y = buffers
         factor, term = x[lanes_at(0, lanes)], x[lanes_at(lanes, lanes)]
         sums = [Register(lanes, x[lanes_at(i * lanes, lanes)]) for i in range(count)]
-        repeat(PEAK_ROUNDS, lambda _: [s.set(s.value * factor + term) for s in sums])
+
+        def multiply_add(_: Expr) -> None:
+            for s in sums:
+                s.set(s.value * factor + term)
+
+        repeat(PEAK_ROUNDS, multiply_add)
         for i, s in enumerate(sums):
             store(y, i * lanes, s.value, lanes)
 
