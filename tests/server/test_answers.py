@@ -1,6 +1,7 @@
 """Everything but inference, through Triton's public client and gRPC's own health check."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -166,3 +167,18 @@ def test_bytes_that_are_no_message(call: Callable[[str, bytes], bytes], method: 
         call(f"/inference.GRPCInferenceService/{method}", b"\x0a\xff")
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert f"not a {method}Request" in caught.value.details()
+
+
+def test_a_new_version_takes_over_at_once(server: Any, announced: Any) -> None:
+    def answering_version(asked: str = "") -> str:
+        result = server.client.infer("simple", announced.inputs(), model_version=asked)
+        return str(result.get_response().model_version)
+
+    before = server.front_end.models
+    assert answering_version() == "1"
+    server.front_end.handle(replace(announced.message, version=2))
+    assert (answering_version(), answering_version("1")) == ("2", "1")
+    assert list(server.client.get_model_metadata("simple").versions) == ["1", "2"]
+    server.front_end.handle(ModelUnavailable("simple", 2, "unloaded"))
+    assert answering_version() == "1"
+    server.front_end.models = before
