@@ -1,5 +1,6 @@
 """kill -9 under load, again and again: are answers right or UNAVAILABLE, how soon is the service back, what leaks?"""
 
+import math
 import os
 import signal
 import statistics
@@ -54,16 +55,16 @@ class Trial:
     after: Resources
 
     def outages_s(self) -> list[float]:
-        """Return, for each kill, the longest time without a right answer until the next kill."""
+        """Return, for each kill, the longest time without a right answer that began before the next kill."""
         right_ns = [outcome.end_ns for outcome in self.outcomes if outcome.result == RIGHT]
-        ends_ns = [*(kill.at_ns for kill in self.kills[1:]), right_ns[-1] if right_ns else 0]
+        ends_ns = [*(kill.at_ns for kill in self.kills[1:]), self.outcomes[-1].end_ns]
         return [longest_gap_s(right_ns, kill.at_ns, end) for kill, end in zip(self.kills, ends_ns, strict=True)]
 
 
 def longest_gap_s(right_ns: Sequence[int], begin_ns: int, end_ns: int) -> float:
-    """Return the longest time between neighbours among `begin`, the right answers between the bounds, and `end`."""
-    marks = [begin_ns, *(ns for ns in right_ns if begin_ns < ns < end_ns), max(begin_ns, end_ns)]
-    return max(later - earlier for earlier, later in pairwise(marks)) / 1e9
+    """Return the longest time from `begin`, or a right answer before `end`, to the next right answer (inf: none)."""
+    marks = [begin_ns, *(ns for ns in right_ns if ns > begin_ns)]
+    return max((later - earlier for earlier, later in pairwise(marks) if earlier < end_ns), default=math.inf) / 1e9
 
 
 def try_kills(server: LiveServer, example: Example, victim: str, kills: int, clients: int, pause_s: float) -> Trial:
@@ -73,6 +74,7 @@ def try_kills(server: LiveServer, example: Example, victim: str, kills: int, cli
     with LoadProcess(load) as process:
         time.sleep(pause_s)
         done = [_kill_one(server, victim, number, pause_s) for number in range(kills)]
+        time.sleep(max(0.0, BACK_WITHIN_S - pause_s))  # the last kill is given as long as the service may be away
         outcomes = process.stop().outcomes
     after = resources_of(server)
     return Trial(victim, done, outcomes, before, after)

@@ -18,12 +18,12 @@ from benchmarks.report import Report, format_cell
 SECOND_NS = 1_000_000_000
 
 
-def test_the_longest_gap_counts_both_ends() -> None:
-    answers = [s * SECOND_NS for s in (1, 2, 5, 6)]
-    assert longest_gap_s(answers, begin_ns=0, end_ns=6 * SECOND_NS) == 3
-    assert longest_gap_s(answers, begin_ns=3 * SECOND_NS, end_ns=6 * SECOND_NS) == 2
-    assert longest_gap_s(answers, begin_ns=0, end_ns=20 * SECOND_NS) == 14
-    assert longest_gap_s([], begin_ns=0, end_ns=SECOND_NS) == 1
+def test_the_longest_gap_begins_before_the_end_and_lasts_until_the_next_answer() -> None:
+    answers = [s * SECOND_NS for s in (1, 2, 5, 6, 16)]
+    assert longest_gap_s(answers, begin_ns=0, end_ns=5 * SECOND_NS) == 3
+    assert longest_gap_s(answers, begin_ns=3 * SECOND_NS, end_ns=5 * SECOND_NS) == 2
+    assert longest_gap_s(answers, begin_ns=3 * SECOND_NS, end_ns=7 * SECOND_NS) == 10
+    assert longest_gap_s(answers, begin_ns=17 * SECOND_NS, end_ns=18 * SECOND_NS) == float("inf")
 
 
 def test_a_childs_cpu_time_and_command_are_seen() -> None:
