@@ -79,8 +79,9 @@ class RegisterTiles:
             index = plane * (kernel_rows * kernel_columns * image.lanes)
             index = index + (kh * kernel_columns + kw) * count + channel
             places = [group_base + index * width + j * lanes for j in range(blocks)]
-            for place in places:
-                prefetch(self._weights, place + PREFETCHED_ELEMENTS)
+            if self._g.pixels > 1:  # one pixel only: bound by loads already
+                for place in places:
+                    prefetch(self._weights, place + PREFETCHED_ELEMENTS)
             weights = [self._weights[lanes_at(place, lanes)] for place in places]
             offset = plane * image.plane + kh * down + kw * across + channel
             for i, pixel in enumerate(inputs):
