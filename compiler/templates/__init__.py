@@ -1,3 +1,1 @@
-"""Kernel templates in TIR. See `registry.py`: plan(spec, target), versions(spec, target), pack(plan, weights),
-emit(plan, symbol).
-"""
+"""Kernel templates in TIR. The door is `registry.py`: plan, versions, pack and emit."""
