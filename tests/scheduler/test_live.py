@@ -59,7 +59,9 @@ def test_a_killed_worker_costs_an_attempt(server, victim):
     assert server.outcome(running).attempts == 2
     assert server.outcome(waiting).status is SlotStatus.OK
     assert server.counters(waiting) == {1}
-    assert server.outcome(server.request(task_us=100)).ranks == 2, "the successor takes part"
+    deadline = time.monotonic() + 10
+    while server.outcome(server.request(task_us=100)).ranks < 2:
+        assert time.monotonic() < deadline, "the successor takes no part"
 
 
 def test_a_query_that_kills_workers_is_given_up(server):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import posix_ipc
@@ -35,10 +35,16 @@ def repository(tmp_path, compiled_zoo):
     return folder
 
 
-def start(repository, compiled_zoo, *flags):
-    """A server on any free port; output goes to a pipe."""
-    command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={compiled_zoo.cache_dir}", *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+@contextmanager
+def started(repository, cache_dir, *flags):
+    """A server that need not become ready; output goes to a pipe."""
+    command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={cache_dir}"]
+    command += flags or ("--grpc-address=127.0.0.1", "--grpc-port=0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def alive(pids):
@@ -59,7 +65,9 @@ def all_pids(server):
 
 def test_start_is_quick_and_says_what_is_served(gangway_server):
     assert gangway_server.ready_after_s < 3, "from a warm cache"
-    text = gangway_server.log.read_text()
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while "ready: gRPC" not in (text := gangway_server.log.read_text()):  # clients may know before it is printed
+        assert time.monotonic() < deadline, text
     for name in ("mlp", "mobilenetv2", "resnet50", "simple"):
         assert re.search(rf"^{name} +1 +[\d.]+ ms +[\d.]+ ms +ready", text, re.MULTILINE), text
     assert gangway_server.url in text
@@ -87,8 +95,8 @@ def test_processes_are_small(gangway_server):
 
 def test_a_busy_port_is_a_clear_error(gangway_server, repository, compiled_zoo):
     port = gangway_server.url.partition(":")[2]
-    second = start(repository, compiled_zoo, "--grpc-address=127.0.0.1", f"--grpc-port={port}")
-    output, _ = second.communicate(timeout=TIMEOUT_SECONDS)
+    with started(repository, compiled_zoo.cache_dir, "--grpc-address=127.0.0.1", f"--grpc-port={port}") as second:
+        output, _ = second.communicate(timeout=TIMEOUT_SECONDS)
     assert second.returncode == 1
     assert f"127.0.0.1:{port}" in output.splitlines()[-1]
     assert "Traceback" not in output
@@ -113,15 +121,14 @@ def test_a_signal_lets_running_requests_finish(compiled_zoo, number):
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 1.5])
 def test_a_signal_while_models_are_compiled(compiled_zoo, tmp_path, seconds):
-    command = [*GANGWAY, "serve", f"--model-repository={compiled_zoo.repository}", f"--cache-dir={tmp_path}"]
-    process = subprocess.Popen([*command, "--grpc-port=0"], stderr=subprocess.PIPE, text=True)
-    assert "taken over" in process.stderr.readline()
-    pids = descendants_of(process.pid)
-    time.sleep(seconds)
-    process.terminate()
-    begin = time.monotonic()
-    _, output = process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == 0
+    with started(compiled_zoo.repository, tmp_path) as process:
+        assert "taken over" in process.stdout.readline()
+        pids = descendants_of(process.pid)
+        time.sleep(seconds)
+        process.terminate()
+        begin = time.monotonic()
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0, output
     assert time.monotonic() - begin < 5
     assert "Traceback" not in output
     assert not alive(pids) and not shm_names()
@@ -134,6 +141,7 @@ def test_requests_that_take_too_long_do_not_hold_up_the_exit(compiled_zoo):
         live_server(compiled_zoo.repository, flags) as server,
         LoadProcess(Load(server.url, example.request, example.outputs, clients=8)) as load,
     ):
+        time.sleep(0.3)
         server.process.terminate()
         assert server.process.wait(5) == 0
         assert "requests unfinished" in server.log.read_text()
@@ -142,31 +150,31 @@ def test_requests_that_take_too_long_do_not_hold_up_the_exit(compiled_zoo):
 
 @pytest.mark.parametrize("victim", ["worker", "scheduler", "front end"])
 def test_a_death_during_the_start_is_mended(repository, compiled_zoo, victim):
-    process = start(repository, compiled_zoo, "--grpc-address=127.0.0.1", "--grpc-port=0")
-    server = LiveServer("", process, Path(), 0)
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not (pids := server.pids()[victim]):
-        assert time.monotonic() < deadline
-    os.kill(pids[0], signal.SIGKILL)
-    url = next(line for line in process.stdout if "ready: gRPC" in line).split()[-1]
-    with triton.InferenceServerClient(url) as client:
-        assert client.is_model_ready("mlp") and client.is_model_ready("simple")
-    process.terminate()
-    process.communicate(timeout=TIMEOUT_SECONDS)
+    with started(repository, compiled_zoo.cache_dir) as process:
+        server = LiveServer("", process, Path(), 0)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not (pids := server.pids()[victim]):
+            assert time.monotonic() < deadline
+        os.kill(pids[0], signal.SIGKILL)
+        url = next(line for line in process.stdout if "ready: gRPC" in line).split()[-1]
+        with triton.InferenceServerClient(url) as client:
+            assert client.is_model_ready("mlp") and client.is_model_ready("simple")
+        process.terminate()
+        process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0
 
 
 def test_a_process_that_dies_again_and_again_ends_the_server(repository, compiled_zoo):
-    process = start(repository, compiled_zoo, "--grpc-address=127.0.0.1", "--grpc-port=0")
-    server = LiveServer("", process, Path(), 0)
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while process.poll() is None:
-        assert time.monotonic() < deadline
-        for pid in server.pids()["worker"]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    with started(repository, compiled_zoo.cache_dir) as process:
+        server = LiveServer("", process, Path(), 0)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            for pid in server.pids()["worker"]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 1
     assert output.splitlines()[-1] == "gangway serve: the worker died 101 times within 60 seconds"
     assert not shm_names()
@@ -203,24 +211,23 @@ def test_a_broken_model_hinders_no_other(repository, compiled_zoo):
     broken.mkdir(parents=True)
     (broken / "model.onnx").write_bytes((repository / "mlp" / "1" / "model.onnx").read_bytes()[:500])
     (repository / "empty").mkdir()
-    process = start(repository, compiled_zoo, "--grpc-address=127.0.0.1", "--grpc-port=0")
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if "ready: gRPC" in line:
-            break
-    url = lines[-1].split()[-1]
-    with triton.InferenceServerClient(url) as client:
-        assert client.is_server_live()
-        assert client.is_model_ready("mlp") and not client.is_model_ready("broken")
-        index = {model.name: model for model in client.get_model_repository_index().models}
-        assert index["broken"].state == "UNAVAILABLE" and "model.onnx" in index["broken"].reason
-        assert "version" in index["empty"].reason
-        assert index["mlp"].state == "READY"
-        with pytest.raises(InferenceServerException, match="not at ready state"):
-            client.infer("broken", [])
-    process.terminate()
-    output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    with started(repository, compiled_zoo.cache_dir) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "ready: gRPC" in line:
+                break
+        with triton.InferenceServerClient(lines[-1].split()[-1]) as client:
+            assert client.is_server_live()
+            assert client.is_model_ready("mlp") and not client.is_model_ready("broken")
+            index = {model.name: model for model in client.get_model_repository_index().models}
+            assert index["broken"].state == "UNAVAILABLE" and "model.onnx" in index["broken"].reason
+            assert "version" in index["empty"].reason
+            assert index["mlp"].state == "READY"
+            with pytest.raises(InferenceServerException, match="not at ready state"):
+                client.infer("broken", [])
+        process.terminate()
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0
     assert "not ready" in "".join(lines)
     assert "Traceback" not in "".join(lines) + output
