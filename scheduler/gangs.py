@@ -1,6 +1,6 @@
 """Gangs at work: leases, who is in them, and what became of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gangway.executor.control import ControlSegment
@@ -12,7 +12,7 @@ from gangway.scheduler.requests import Request
 LEASES_PER_WORKER = (
     2  # a lease is free only when its last rank has left, and the other cores are in the next one by then
 )
-STUCK_AFTER_US = 500_000.0  # a rank that has not left so long after its gang gave up does not run at all
+STUCK_AFTER_US = 1_000_000.0  # a rank that has not left so long after its gang has ended does not run at all
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class Gang:
     outstanding: set[int] = field(default_factory=set)  # ranks that have not left
     reasons: set[LeftReason] = field(default_factory=set)
     started_us: float = 0.0
-    gave_up_us: float | None = None  # when a rank reported that another one makes no progress
+    ended_us: float | None = None  # when the first rank left because the gang's work had ended: the others follow
 
     @property
     def lost(self) -> bool:
@@ -102,6 +102,7 @@ class GangTable:
         gang.cores = dispatch.cores
         gang.outstanding = set(range(len(dispatch.cores)))
         gang.reasons = set()
+        gang.ended_us = None
         gang.started_us = now_us
         for rank, core in enumerate(dispatch.cores):
             if not self._control.command(core, Run(gang.lease, rank, gang.term).pack()):
@@ -114,8 +115,8 @@ class GangTable:
             return None
         gang.outstanding.discard(message.rank)
         gang.reasons.add(message.reason)
-        if message.reason == LeftReason.TIMEOUT:
-            gang.gave_up_us = now_us
+        if gang.ended_us is None and message.reason is not LeftReason.SHRUNK:
+            gang.ended_us = now_us
         return gang
 
     def lose_core(self, core: int) -> Gang | None:
@@ -138,15 +139,18 @@ class GangTable:
         return progress.next_layer if progress.kind != PhaseKind.END else None
 
     def stuck_cores(self, now_us: float) -> list[int]:
-        """Return the cores of ranks that have not left although their gang gave up long ago; each once."""
+        """Return the cores of ranks that have not left although their gang ended long ago; each once."""
         cores = []
-        for gang in self._gangs.values():
-            if gang.gave_up_us is not None and now_us - gang.gave_up_us > STUCK_AFTER_US:
+        for gang in self._ending():
+            if gang.ended_us is not None and now_us - gang.ended_us > STUCK_AFTER_US:
                 cores += [gang.cores[rank] for rank in sorted(gang.outstanding)]
-                gang.gave_up_us = None
+                gang.ended_us = None
         return cores
 
     @property
-    def any_gave_up(self) -> bool:
-        """Whether `stuck_cores` has something to watch."""
-        return any(gang.gave_up_us is not None for gang in self._gangs.values())
+    def any_ending(self) -> bool:
+        """Whether a gang has ended, but not all of its ranks have left."""
+        return any(True for _ in self._ending())
+
+    def _ending(self) -> Iterator[Gang]:
+        return (gang for gang in self._gangs.values() if gang.ended_us is not None and gang.outstanding)

@@ -23,7 +23,7 @@ from gangway.scheduler.requests import Request, RequestBook
 from gangway.scheduler.workers import WorkerTable
 
 IDLE_WAIT_US = 1_000_000
-WATCH_WAIT_US = 50_000  # while a gang has given up on one of its ranks
+WATCH_WAIT_US = 100_000  # while a gang has ended, but not all of its ranks have left
 _log = logging.getLogger(__name__)
 
 
@@ -302,7 +302,7 @@ class LiveScheduler:
                 self.supervisor.send(slow.FrontEndQuiet(front_end))
 
     def _report_stuck(self, now_us: float) -> None:
-        for core in self._gangs.stuck_cores(now_us) if self._gangs.any_gave_up else ():
+        for core in self._gangs.stuck_cores(now_us):
             _log.error("worker %d keeps its gang waiting", core)
             self.supervisor.send(slow.WorkerStuck(core, self.workers[core].pid))
 
@@ -312,7 +312,7 @@ class LiveScheduler:
         self._stopping = True
 
     def _wait_us(self) -> int:
-        if self._gangs.any_gave_up:
+        if self._gangs.any_ending:
             return WATCH_WAIT_US
         deadline_us = self.requests.next_deadline_us()
         if deadline_us is None:

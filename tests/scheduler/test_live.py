@@ -174,11 +174,14 @@ def test_more_models_than_a_ring_holds(server):
     assert server.outcome(server.request(model_id=59)).status is SlotStatus.OK
 
 
-def test_a_stopped_worker_is_reported_and_replaced(server):
-    running = server.request(task_us=1000)
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_stopped_worker_is_reported_and_replaced(server, number):
+    running = server.request(task_us=300)
     server.await_running(running)
+    time.sleep(number * 0.0011)  # with a task in its hands or without one
     os.kill(server.workers[1].pid, signal.SIGSTOP)
     stuck = server.expect(slow.WorkerStuck)
     assert (stuck.core, stuck.pid) == (1, server.workers[1].pid)
     server.kill_worker(1)
     assert server.outcome(running).status is SlotStatus.OK
+    assert server.outcome(server.request()).status is SlotStatus.OK
