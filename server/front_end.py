@@ -5,7 +5,6 @@ The main thread listens to the supervisor; requests are answered by the gRPC ser
 
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -14,6 +13,7 @@ import gangway.server.grpc_environment  # noqa: F401 - before grpc
 from gangway.executor.control import ControlSegment
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
+from gangway.scheduler.lifetime import die_with_parent
 from gangway.server.answers import Answers
 from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_messages import (
@@ -32,7 +32,7 @@ from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc_front_end import GrpcFrontEnd
 from gangway.server.inference import Inference
 from gangway.server.models import Models
-from gangway.server.process import die_with_parent, keep_freed_memory
+from gangway.server.process import keep_freed_memory
 
 IDLE_POLL_SECONDS = 0.005
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
@@ -112,8 +112,6 @@ def run(options: FrontEndOptions) -> int:
 def main(argv: list[str]) -> int:
     """Run the process."""
     die_with_parent()
-    for number in (signal.SIGINT, signal.SIGTERM):  # they may reach every process; the supervisor says what they mean
-        signal.signal(number, signal.SIG_IGN)
     options = FrontEndOptions.parse(argv)
     level = logging.DEBUG if options.log_verbose else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s front end: %(message)s")

@@ -1,24 +1,13 @@
-"""What a process asks of Linux and of the C library for itself."""
+"""What a process asks of the C library for itself."""
 
 import ctypes
-import signal
 from typing import Final
 
-_PR_SET_PDEATHSIG: Final = 1
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 KEEP_BYTES: Final = 32 * 1024 * 1024  # the largest threshold that glibc accepts
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends, as it does when its process is killed.
-
-    A parent that has ended before this call is to be noticed otherwise (its end of a socket is closed).
-    """
-    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def keep_freed_memory() -> None:

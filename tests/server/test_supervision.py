@@ -63,13 +63,13 @@ def all_pids(server):
     return [pid for same in server.pids().values() for pid in same]
 
 
-def test_start_is_quick_and_says_what_is_served(gangway_server):
-    assert gangway_server.ready_after_s < 3, "from a warm cache"
+def test_the_start_says_what_is_served(gangway_server):
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while "ready: gRPC" not in (text := gangway_server.log.read_text()):  # clients may know before it is printed
         assert time.monotonic() < deadline, text
     for name in ("mlp", "mobilenetv2", "resnet50", "simple"):
         assert re.search(rf"^{name} +1 +[\d.]+ ms +[\d.]+ ms +ready", text, re.MULTILINE), text
+    assert text.count("found in the cache") == 4
     assert gangway_server.url in text
     command = re.search(r"gangway client .*", text)
     assert command
