@@ -18,7 +18,6 @@ class WorkerPlan:
     arena_fd: int
     io_fds: tuple[int, ...]  # by front end
     cache_dir: Path
-    nice: int = 0  # negative where the system allows it; otherwise it stays as it is
     spin_us: int = 20
 
 
@@ -35,7 +34,6 @@ def start_worker(plan: WorkerPlan, extra_pass_fds: Sequence[int] = ()) -> "subpr
         "arena-fd": plan.arena_fd,
         "io-fds": ",".join(map(str, plan.io_fds)),
         "cache-dir": plan.cache_dir,
-        "nice": plan.nice,
         "spin-us": plan.spin_us,
         "parent": os.getpid(),
     }

@@ -33,7 +33,6 @@ class LocalExecutor:
         io_bytes: int = 1 << 26,
         slots: int = 16,
         leases: int = 4,
-        nice: int = 0,
         spin_us: int = 20,
     ) -> None:
         self.control = ControlSegment.create(ControlLayout(workers=len(cores), front_ends=1, leases=leases))
@@ -44,7 +43,7 @@ class LocalExecutor:
         self.leases = self.control.leases
         self._messages: list[deque[Message]] = [deque() for _ in cores]
         self._plans = [
-            WorkerPlan(rank, core, self.control.segment.fd, self.arena.fd, (self.io.fd,), cache_dir, nice, spin_us)
+            WorkerPlan(rank, core, self.control.segment.fd, self.arena.fd, (self.io.fd,), cache_dir, spin_us)
             for rank, core in enumerate(cores)
         ]
         self.workers = [start_worker(plan) for plan in self._plans]

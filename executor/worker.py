@@ -4,28 +4,23 @@ It runs leases in C (native/worker.c) and comes back here only to load, unload o
 """
 
 import argparse
-import contextlib
-import ctypes
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import Final
 
 from gangway.artifact.reader import ArtifactError
 from gangway.executor import _native
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Exit, Load, Loaded, Ready, Unload, Unloaded, unpack
+from gangway.executor.process import die_with_parent, take_precedence
 from gangway.executor.program import load_program
 from gangway.executor.segment import Segment
-
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
     """Serve the rings of one worker until Exit."""
     options = _options()
-    _settle(options.core, options.nice, options.parent)
+    _settle(options.core, options.parent)
     control = ControlSegment.attach(options.control_fd)
     control.command_rings[options.rank].discard()  # meant for a predecessor
     worker = _make_worker(control, options)
@@ -42,22 +37,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--arena-fd", type=int, required=True)
     parser.add_argument("--io-fds", type=lambda text: [int(fd) for fd in text.split(",")], required=True)
     parser.add_argument("--cache-dir", type=Path, required=True, help="folder of artifacts, one folder per key")
-    parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--spin-us", type=int, default=20)
     parser.add_argument("--parent", type=int, required=True, help="process to die with")
     return parser.parse_args()
 
 
-def _settle(core: int, nice: int, parent: int) -> None:
+def _settle(core: int, parent: int) -> None:
     """Pin to the core, and tie this life to the parent's and to nothing else."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != parent:  # it died before the line above
         sys.exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to everybody; the parent decides when we end
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.sched_setaffinity(0, {core})
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    take_precedence()
 
 
 def _make_worker(control: ControlSegment, options: argparse.Namespace) -> _native.Worker:

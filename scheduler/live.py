@@ -20,6 +20,7 @@ from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.packets import PacketSocket
 from gangway.scheduler.policy import Dispatch, Policy, Snapshot
 from gangway.scheduler.requests import Request, RequestBook
+from gangway.scheduler.stalls import StallWatch
 from gangway.scheduler.workers import WorkerTable
 
 IDLE_WAIT_US = 1_000_000
@@ -45,6 +46,7 @@ class LiveScheduler:
         self.workers = WorkerTable(control)
         self.models = ModelTable()
         self._gangs = GangTable(control)
+        self._stalls = StallWatch(control)
         self._arenas = ArenaPool(arenas)
         self._policy = policy
         self._spin_us = spin_us
@@ -302,8 +304,8 @@ class LiveScheduler:
                 self.supervisor.send(slow.FrontEndQuiet(front_end))
 
     def _report_stuck(self, now_us: float) -> None:
-        for core in self._gangs.stuck_cores(now_us):
-            _log.error("worker %d keeps its gang waiting", core)
+        for core in self._gangs.stuck_cores(now_us) + self._stalls.stalled_cores(self._gangs.all(), now_us):
+            _log.error("worker %d makes no progress", core)
             self.supervisor.send(slow.WorkerStuck(core, self.workers[core].pid))
 
     def _stop(self) -> None:

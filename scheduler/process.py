@@ -9,10 +9,10 @@ import sys
 from dataclasses import dataclass
 
 from gangway.executor.control import ControlSegment
+from gangway.executor.process import die_with_parent, take_precedence
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.scheduler import control as slow
-from gangway.scheduler.lifetime import die_with_parent
 from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket
 from gangway.scheduler.recovery import quiesce, take_over
@@ -81,6 +81,7 @@ def serve(plan: SchedulerPlan) -> None:
 def main() -> int:
     """Run the process; 0 after Stop or when the supervisor is gone."""
     die_with_parent()
+    take_precedence()
     plan = parse_plan()
     logging.basicConfig(level=plan.log_level, format="%(asctime)s %(levelname)s scheduler: %(message)s")
     try:

@@ -11,9 +11,9 @@ import time
 
 import gangway.server.grpc_environment  # noqa: F401 - before grpc
 from gangway.executor.control import ControlSegment
+from gangway.executor.process import die_with_parent, take_precedence
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
-from gangway.scheduler.lifetime import die_with_parent
 from gangway.server.answers import Answers
 from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_messages import (
@@ -112,6 +112,7 @@ def run(options: FrontEndOptions) -> int:
 def main(argv: list[str]) -> int:
     """Run the process."""
     die_with_parent()
+    take_precedence()
     options = FrontEndOptions.parse(argv)
     level = logging.DEBUG if options.log_verbose else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s front end: %(message)s")

@@ -1,11 +1,23 @@
-"""A child process must not outlive the process that started it."""
+"""What every serving process asks of the kernel for itself, before it starts threads."""
 
+import contextlib
 import ctypes
 import os
 import signal
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+
+# A gang is as fast as its slowest rank, and each hop of a request waits for a core. Front end, scheduler and workers
+# have the same value, so that none of them starves another where they share cores. Measured with one client on two
+# cores: 6 % off a tiny request's latency.
+SERVING_NICE: Final = -5
+
+
+def take_precedence() -> None:
+    """Go before processes of ordinary priority, where the system lets us (root, CAP_SYS_NICE, RLIMIT_NICE)."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, SERVING_NICE)
 
 
 def die_with_parent() -> None:
