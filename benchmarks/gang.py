@@ -24,8 +24,10 @@ from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import Left
 from gangway.executor.slots import SlotRequest
 
-from benchmarks.report import Report, Row, option_parser, start_report
+from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.repository import compile_model, ensure_zoo
 
+MODELS = ("resnet50", "mobilenetv2")
 KERNELS = Path(__file__).with_name("gang_kernels.c")
 HEAP = 1 << 16
 PAGES = 4000
@@ -251,9 +253,8 @@ def measure_model(bench: Bench, key: str, report: Report, queries: int) -> None:
 def main() -> int:
     """Measure and report; 0 if all targets were met."""
     parser = option_parser("What a gang costs, and what a second rank brings.")
-    parser.add_argument(
-        "artifacts", nargs="*", type=Path, help="folders of compiled models, for the speed-up per layer"
-    )
+    add_repository_option(parser)
+    parser.add_argument("--models", nargs="*", default=list(MODELS), help="whose speed-up per layer is measured")
     parser.add_argument("--repeats", type=int, default=200, help="of stop, shrink and grow")
     parser.add_argument("--queries", type=int, default=15, help="of each model on each number of ranks")
     options = parser.parse_args()
@@ -272,7 +273,9 @@ def main() -> int:
                 if state == "asleep":
                     measure_page_turn(bench, nothing, busy, report)
                 measure_elasticity(bench, busy, state, report, options.repeats)
-    for artifact in options.artifacts:
+    repository = ensure_zoo(options.repository)
+    for model in options.models:
+        artifact = compile_model(repository, model)
         with LocalExecutor(artifact.parent, cores, arena_bytes=1 << 30, io_bytes=1 << 28) as executor:
             bench = Bench(executor)
             bench.load(artifact)
