@@ -39,7 +39,7 @@ def compiled_zoo(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
     from gangway.artifact.cache import Cache
     from gangway.compiler.pipeline import compile_model
     from gangway.compiler.target import detect
-    from gangway.zoo import NAMES, write_model
+    from gangway.zoo import DEFAULT_NAMES, write_model
     from gangway.zoo import __file__ as zoo_file
 
     source = hashlib.sha256()
@@ -50,12 +50,12 @@ def compiled_zoo(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
     repository = root / f"zoo-{source.hexdigest()[:12]}"
     if not repository.exists():
         unfinished = repository.with_name(f"{repository.name}.{os.getpid()}")
-        for name in NAMES:
+        for name in DEFAULT_NAMES:
             write_model(unfinished, name)
         with suppress(OSError):  # another test run was quicker
             unfinished.rename(repository)
     zoo = CompiledZoo(repository, root / "compiled")
-    for name in NAMES:
+    for name in DEFAULT_NAMES:
         compile_model(zoo.onnx_file(name), name, Cache(zoo.cache_dir), detect(), lambda phase, done, total: None)
     _drop_outdated(zoo)
     return zoo

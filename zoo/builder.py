@@ -1,17 +1,21 @@
-"""A small graph builder on top of onnx.helper: names values, draws seeded weights, adds the usual groups of nodes."""
+"""A small graph builder on top of onnx.helper: names values, declares weights, adds the usual groups of nodes."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import ModelProto, TensorProto, ValueInfoProto, checker, helper, numpy_helper
+from gangway.zoo.blueprint import Blueprint, Normal, Uniform, Weight
+from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
-OPSET = 17
-IR_VERSION = 8
 BATCH = "N"
+# ReLU halves the power of a normal signal (He et al. 2015); balanced weights see its variance only, without the mean.
+HE_POWER = 2.0
+BALANCED_POWER = 2.0 / (1.0 - 1.0 / math.pi)
+MIN_BALANCED = 16  # channels; on fewer, brightness itself would be lost
 
-Floats = npt.NDArray[np.float32]
+Pair = int | tuple[int, int]  # of height and width
 
 
 class GraphBuilder:
@@ -19,75 +23,126 @@ class GraphBuilder:
 
     def __init__(self, name: str, seed: int) -> None:
         self._name = name
-        self._random = np.random.default_rng(seed)
+        self._seed = seed
         self._nodes: list[Any] = []
-        self._initializers: list[Any] = []
+        self._initializers: list[TensorProto | Weight] = []
 
     def node(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
         """Add one node with one output, which is named after the node."""
-        self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
-        return name
+        return self.nodes(operator, inputs, [name], name, **attributes)[0]
+
+    def nodes(
+        self, operator: str, inputs: Sequence[str], outputs: Sequence[str], name: str, **attributes: Any
+    ) -> Sequence[str]:
+        """Add one node with several outputs; return their names."""
+        self._nodes.append(helper.make_node(operator, list(inputs), list(outputs), name=name, **attributes))
+        return outputs
 
     def constant(self, name: str, value: npt.NDArray[Any]) -> str:
-        """Add an initializer."""
+        """Add an initializer that is not trained: a limit, a shape, indices."""
         self._initializers.append(numpy_helper.from_array(value, name))
         return name
 
-    def normal(self, shape: Sequence[int], deviation: float, mean: float = 0.0) -> Floats:
-        """Draw normally distributed float32 numbers."""
-        draw = self._random.standard_normal(tuple(shape), dtype=np.float32)
-        return draw * np.float32(deviation) + np.float32(mean)
+    def scalar(self, name: str, value: float) -> str:
+        """Add a float32 initializer of rank 0."""
+        return self.constant(name, np.array(value, np.float32))
 
-    def uniform(self, size: int, low: float, high: float) -> Floats:
-        """Draw uniformly distributed float32 numbers."""
-        return self._random.uniform(low, high, size).astype(np.float32)
+    def integers(self, name: str, values: Sequence[int]) -> str:
+        """Add an int64 initializer of rank 1, as shapes, axes and slices are given."""
+        return self.constant(name, np.array(values, np.int64))
 
-    def conv(self, x: str, name: str, channels: tuple[int, int], kernel: int, stride: int = 1, groups: int = 1) -> str:
-        """Convolution without bias, "same" padding, He initialisation; `channels` is (in, out)."""
+    def normal(self, name: str, shape: Sequence[int], deviation: float, balanced: bool = False) -> str:
+        """Declare a weight of normally distributed numbers around 0; `balanced` as in Normal."""
+        self._initializers.append(Weight(name, tuple(shape), Normal(deviation, balanced)))
+        return name
+
+    def uniform(self, name: str, size: int, low: float, high: float) -> str:
+        """Declare a weight of uniformly distributed numbers."""
+        self._initializers.append(Weight(name, (size,), Uniform(low, high)))
+        return name
+
+    def conv(
+        self,
+        x: str,
+        name: str,
+        channels: tuple[int, int],
+        kernel: Pair,
+        stride: int = 1,
+        groups: int = 1,
+        padding: Pair | None = None,
+        bias: bool = False,
+    ) -> str:
+        """Convolution; `channels` is (in, out), padding is "same" unless given."""
         inputs, outputs = channels
-        fan_in = inputs // groups * kernel * kernel
-        weights = self.normal((outputs, inputs // groups, kernel, kernel), (2.0 / fan_in) ** 0.5)
-        names = [x, self.constant(f"{name}.weight", weights)]
+        height, width = _pair(kernel)
+        vertical, horizontal = (height // 2, width // 2) if padding is None else _pair(padding)
+        names = [x, self._filters(f"{name}.weight", (outputs, inputs // groups, height, width))]
+        if bias:
+            names.append(self.normal(f"{name}.bias", (outputs,), 0.1))
         return self.node(
             "Conv",
             names,
             name,
-            kernel_shape=[kernel, kernel],
+            kernel_shape=[height, width],
             strides=[stride, stride],
-            pads=[kernel // 2] * 4,
+            pads=[vertical, horizontal] * 2,
             group=groups,
         )
 
-    def batch_norm(self, x: str, name: str, channels: int, gain: float = 1.0) -> str:
+    def _filters(self, name: str, shape: Sequence[int]) -> str:
+        """Declare weights [outputs, inputs, ...] that keep the power of a signal which ReLU has been applied to."""
+        balanced = shape[1] >= MIN_BALANCED
+        power = BALANCED_POWER if balanced else HE_POWER
+        return self.normal(name, shape, (power / math.prod(shape[1:])) ** 0.5, balanced)
+
+    def batch_norm(self, x: str, name: str, channels: int, gain: float = 1.0, epsilon: float = 1e-5) -> str:
         """Batch normalisation with statistics as after training: scale about `gain`, variance about 1, small shift."""
-        parameters = {
-            "weight": self.uniform(channels, 0.8 * gain, 1.2 * gain),
-            "bias": self.normal((channels,), 0.1),
-            "running_mean": self.normal((channels,), 0.1),
-            "running_var": self.uniform(channels, 0.7, 1.4),
-        }
-        names = [self.constant(f"{name}.{key}", value) for key, value in parameters.items()]
-        return self.node("BatchNormalization", [x, *names], name, epsilon=1e-5)
+        names = [
+            self.uniform(f"{name}.weight", channels, 0.8 * gain, 1.2 * gain),
+            self.normal(f"{name}.bias", (channels,), 0.1),
+            self.normal(f"{name}.running_mean", (channels,), 0.1),
+            self.uniform(f"{name}.running_var", channels, 0.7, 1.4),
+        ]
+        return self.node("BatchNormalization", [x, *names], name, epsilon=epsilon)
 
     def dense(self, x: str, name: str, inputs: int, outputs: int) -> str:
         """Fully connected layer on [N, inputs], weights stored [outputs, inputs] as PyTorch exports them."""
-        weights = self.constant(f"{name}.weight", self.normal((outputs, inputs), (2.0 / inputs) ** 0.5))
-        bias = self.constant(f"{name}.bias", self.normal((outputs,), 0.1))
-        return self.node("Gemm", [x, weights, bias], name, transB=1)
+        weights = self._filters(f"{name}.weight", (outputs, inputs))
+        return self.node("Gemm", [x, weights, self.normal(f"{name}.bias", (outputs,), 0.1)], name, transB=1)
+
+    def max_pool(self, x: str, name: str, kernel: int, stride: int, padding: int = 0, ceil_mode: bool = False) -> str:
+        """Maximum over square windows; `ceil_mode` keeps a last, incomplete window."""
+        attributes: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [padding] * 4}
+        return self.node("MaxPool", [x], name, **attributes, **({"ceil_mode": 1} if ceil_mode else {}))
+
+    def classify(self, x: str, channels: int, classes: int = 1000) -> str:
+        """Average over all pixels, then a fully connected layer that makes `output` [N, classes] (logits)."""
+        x = self.node("GlobalAveragePool", [x], "avgpool")
+        return self.dense(self.node("Flatten", [x], "flatten", axis=1), "output", channels, classes)
 
     def finish(
-        self, inputs: dict[str, Sequence[int]], outputs: dict[str, Sequence[int]], datatype: int = TensorProto.FLOAT
-    ) -> ModelProto:
+        self,
+        inputs: Mapping[str, Sequence[int]],
+        outputs: Mapping[str, Sequence[int]],
+        input_type: int = TensorProto.FLOAT,
+        output_type: int = TensorProto.FLOAT,
+    ) -> Blueprint:
         """Make the checked model. Shapes are given without the batch dimension, which becomes the symbol `N`."""
 
-        def infos(side: dict[str, Sequence[int]]) -> list[ValueInfoProto]:
+        def infos(side: Mapping[str, Sequence[int]], datatype: int) -> list[ValueInfoProto]:
             return [helper.make_tensor_value_info(name, datatype, [BATCH, *shape]) for name, shape in side.items()]
 
-        graph = helper.make_graph(
-            self._nodes, self._name, infos(inputs), infos(outputs), initializer=self._initializers
+        blueprint = Blueprint(
+            self._name,
+            self._seed,
+            self._nodes,
+            self._initializers,
+            infos(inputs, input_type),
+            infos(outputs, output_type),
         )
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="gangway-zoo"
-        )
-        checker.check_model(model)
-        return model
+        blueprint.check()
+        return blueprint
+
+
+def _pair(value: Pair) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value

@@ -6,45 +6,82 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangway.zoo.repository import MODELS, NAMES, write_model
+from gangway.zoo.blueprint import Blueprint
+from gangway.zoo.catalog import DEFAULT_NAMES, MODELS, build
+from gangway.zoo.count import count
+from gangway.zoo.repository import write_blueprint
+
+ALL = "all"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 when the directory cannot be written. Wrong arguments exit with 2 (argparse)."""
     parser = _parser()
     options = parser.parse_args(argv)
-    if unknown := [name for name in options.names if name not in NAMES]:
-        parser.error(f"the zoo has no model '{unknown[0]}'; it has {', '.join(NAMES)}")
-    for name in options.names or NAMES:
-        folder = options.directory / name
-        if not options.force and (folder / "1" / "model.onnx").exists():
-            print(f"{name}: kept {folder} (--force writes it anew)")
-            continue
-        start = time.monotonic()
+    if unknown := [name for name in options.names if name not in (*MODELS, ALL)]:
+        parser.error(f"the zoo has no model '{unknown[0]}'; it has {', '.join(MODELS)}")
+    names = tuple(MODELS) if ALL in options.names else options.names or DEFAULT_NAMES
+    if options.sequence is not None and not any(MODELS[name].sequence for name in names):
+        parser.error("none of these models takes tokens, so --sequence means nothing to them")
+    try:
+        blueprints = [build(name, options.sequence if MODELS[name].sequence else None) for name in names]
+    except ValueError as error:
+        parser.error(str(error))
+    for blueprint in blueprints:
         try:
-            write_model(options.directory, name, paper_qos=options.paper_qos)
+            _write(blueprint, options)
         except OSError as error:
+            folder = options.directory / blueprint.name
             print(f"gangway zoo: cannot write {folder}: {error.strerror or error}", file=sys.stderr)
             return 1
-        print(f"{name}: wrote {folder} in {time.monotonic() - start:.1f} s")
     return 0
 
 
+def _write(blueprint: Blueprint, options: argparse.Namespace) -> None:
+    name = blueprint.name
+    folder = options.directory / name
+    if not options.force and (folder / "1" / "model.onnx").exists():
+        print(f"{name}: kept {folder} (--force writes it anew)")
+        return
+    start = time.monotonic()
+    counts = count(blueprint.skeleton())
+    write_blueprint(options.directory, blueprint, paper_qos=options.paper_qos)
+    print(
+        f"{name}: wrote {folder} in {time.monotonic() - start:.1f} s"
+        f" ({counts.parameters / 1e6:.2f} M parameters, {counts.gflop:.2f} GFLOP)",
+        flush=True,
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
-    models = "\n".join(f"  {name:<12} {entry.summary}" for name, entry in MODELS.items())
+    models = "\n".join(
+        f"  {'*' if name in DEFAULT_NAMES else ' '} {name:<16} {entry.summary}" for name, entry in MODELS.items()
+    )
     parser = argparse.ArgumentParser(
         prog="gangway zoo",
-        description="Write example models into a model repository: true architectures with random weights (always the "
+        description="Write example models into a model repository: true architectures with random weights (always the\n"
         "same ones), as DIR/NAME/1/model.onnx and DIR/NAME/config.pbtxt.",
-        epilog=f"models:\n{models}",
+        epilog=f"models (* those written when none is named; all of them are 4.3 GB):\n{models}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="the model repository; made if absent")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which models (default: all)")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"which models, or '{ALL}' (default: {', '.join(DEFAULT_NAMES)})",
+    )
+    parser.add_argument(
+        "--sequence",
+        type=int,
+        metavar="N",
+        help="tokens that the transformers take (default: 64 for gpt2, 128 for the others)",
+    )
     parser.add_argument(
         "--paper-qos",
         action="store_true",
-        help="write the latency targets of the VELTAIR paper (meant for 64 cores) instead of 3x the isolated latency",
+        help="write the latency targets of the papers VELTAIR (meant for 64 cores) and Layerweaver+ instead of 3x the "
+        "isolated latency, where they name one",
     )
     parser.add_argument("--force", action="store_true", help="write models anew that exist already")
     return parser

@@ -3,9 +3,8 @@
 ReLU6 is a Clip whose limits 0 and 6 are constant inputs.
 """
 
-import numpy as np
+from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
-from onnx import ModelProto
 
 BLOCKS = (  # expansion, channels, repeats, stride of the first
     (1, 16, 1, 1),
@@ -20,11 +19,11 @@ FIRST_CHANNELS = 32
 LAST_CHANNELS = 1280
 
 
-def build(seed: int) -> ModelProto:
+def mobilenetv2(seed: int) -> Blueprint:
     """input [N, 3, 224, 224] -> output [N, 1000] (logits)."""
     net = GraphBuilder("mobilenetv2", seed)
-    net.constant("zero", np.array(0, np.float32))
-    net.constant("six", np.array(6, np.float32))
+    net.scalar("zero", 0)
+    net.scalar("six", 6)
     x = _conv(net, "input", "features.0", (3, FIRST_CHANNELS), kernel=3, stride=2)
     channels = FIRST_CHANNELS
     index = 1
@@ -36,9 +35,7 @@ def build(seed: int) -> ModelProto:
             channels = outputs
             index += 1
     x = _conv(net, x, f"features.{index}", (channels, LAST_CHANNELS), kernel=1)
-    x = net.node("GlobalAveragePool", [x], "avgpool")
-    x = net.node("Flatten", [x], "flatten", axis=1)
-    net.dense(x, "output", LAST_CHANNELS, 1000)
+    net.classify(x, LAST_CHANNELS)
     return net.finish({"input": (3, 224, 224)}, {"output": (1000,)})
 
 

@@ -1,0 +1,96 @@
+"""The zoo's models: what each is, where its architecture stands, what its config.pbtxt says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+from zlib import crc32
+
+if TYPE_CHECKING:  # onnx is imported only when a model is built
+    from gangway.zoo.blueprint import Blueprint
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """One model. `gangway.zoo.<module>` has a function of the model's name that builds it."""
+
+    summary: str
+    module: str
+    max_batch_size: int = 8
+    paper_qos_ms: str | None = None  # latency target in VELTAIR's (64 cores), else in Layerweaver+'s evaluation (NPU)
+    sequence: int | None = None  # tokens unless told otherwise; None: takes no tokens
+    max_sequence: int | None = None  # None: no limit
+
+
+MODELS: Mapping[str, ZooModel] = MappingProxyType(
+    {
+        "resnet18": ZooModel("ResNet-18, 11.7 M parameters, 224 x 224 images", "resnet"),
+        "resnet34": ZooModel("ResNet-34, 21.8 M parameters, 224 x 224 images", "resnet"),
+        "resnet50": ZooModel("ResNet-50 v1.5, 25.6 M parameters, 224 x 224 images", "resnet", paper_qos_ms="15"),
+        "resnet101": ZooModel("ResNet-101 v1.5, 44.5 M parameters, 224 x 224 images", "resnet"),
+        "googlenet": ZooModel(
+            "GoogLeNet with batch norm, 7.0 M parameters, 224 x 224 images", "googlenet", paper_qos_ms="15"
+        ),
+        "inception_v3": ZooModel(
+            "Inception v3, 23.8 M parameters, 299 x 299 images", "inception_v3", paper_qos_ms="15"
+        ),
+        "mobilenetv2": ZooModel(
+            "MobileNetV2 1.0, 3.5 M parameters, 224 x 224 images", "mobilenetv2", paper_qos_ms="10"
+        ),
+        "efficientnet_b0": ZooModel(
+            "EfficientNet-B0, 5.3 M parameters, 224 x 224 images", "efficientnet", paper_qos_ms="10"
+        ),
+        "alexnet": ZooModel("AlexNet, 61 M parameters, 224 x 224 images", "plain"),
+        "vgg16": ZooModel("VGG-16, 138 M parameters, 224 x 224 images", "plain"),
+        "ssd_resnet34": ZooModel(
+            "SSD on ResNet-34 without NMS, 20.0 M parameters, 300 x 300 images", "ssd", paper_qos_ms="100"
+        ),
+        "tiny_yolov2": ZooModel(
+            "Tiny YOLOv2 without decoding, 15.9 M parameters, 416 x 416 images", "tiny_yolov2", paper_qos_ms="10"
+        ),
+        "bert_base": ZooModel(
+            "BERT-base uncased, 109 M parameters, 128 tokens",
+            "bert",
+            paper_qos_ms="130",
+            sequence=128,
+            max_sequence=512,
+        ),
+        "bert_large": ZooModel(
+            "BERT-large uncased, 335 M parameters, 128 tokens",
+            "bert",
+            paper_qos_ms="130",
+            sequence=128,
+            max_sequence=512,
+        ),
+        "xlnet_base": ZooModel("XLNet-base, 117 M parameters, 128 tokens", "xlnet", paper_qos_ms="130", sequence=128),
+        "gpt2": ZooModel(
+            "GPT-2 small, next token, 124 M parameters, 64 tokens", "gpt2", sequence=64, max_sequence=1024
+        ),
+        "mlp": ZooModel("multilayer perceptron, 16 floats to 10", "small", max_batch_size=64),
+        "simple": ZooModel("Triton's example: sum and difference of 16 INT32 numbers", "small"),
+        "simple_string": ZooModel("the same of decimal numbers as strings", "small"),
+        "simple_int8": ZooModel("the same of INT8 numbers", "small"),
+    }
+)
+DEFAULT_NAMES = ("resnet50", "mobilenetv2", "mlp", "simple")  # quick to write and compile, 120 MB
+
+
+def build(name: str, sequence: int | None = None) -> "Blueprint":
+    """Build a model's structure; always with the same weights. `sequence` is its number of tokens.
+
+    Raises ValueError if the zoo has no such model, it takes no tokens, or not that many.
+    """
+    if name not in MODELS:
+        raise ValueError(f"the zoo has no model '{name}'; it has {', '.join(MODELS)}")
+    entry = MODELS[name]
+    function = getattr(import_module(f"gangway.zoo.{entry.module}"), name)
+    seed = crc32(name.encode())
+    if entry.sequence is None:
+        if sequence is not None:
+            raise ValueError(f"{name} takes no tokens, so it has no sequence length")
+        return cast("Blueprint", function(seed=seed))
+    length = entry.sequence if sequence is None else sequence
+    if length < 1 or (entry.max_sequence is not None and length > entry.max_sequence):
+        raise ValueError(f"{name} takes 1 to {entry.max_sequence or 'any number of'} tokens, not {length}")
+    return cast("Blueprint", function(seed=seed, sequence=length))

@@ -1,0 +1,105 @@
+"""Counts parameters and operations of an ONNX model from its shapes; the numbers in its weights are never read."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import ModelProto, TensorProto, shape_inference
+
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+BATCH_NORM_STATISTICS = (3, 4)  # inputs that hold running mean and variance
+MAX_CONSTANT_ELEMENTS = 4096  # shapes and indices that shape inference may need; more is a weight
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one sample (every symbolic dimension is 1) costs."""
+
+    parameters: int  # trained numbers, each counted once, however often it is used
+    multiply_adds: int  # of convolutions and matrix products that depend on an input
+
+    @property
+    def gflop(self) -> float:
+        """Operations in 10^9; a multiplication and its addition are two."""
+        return 2e-9 * self.multiply_adds
+
+
+def count(model: ModelProto) -> Counts:
+    """Count a model's parameters and multiply-adds.
+
+    Parameters are floating-point initializers of rank >= 1 that are not statistics of a batch normalisation. Counted
+    operators are Conv, ConvTranspose, Gemm and MatMul outside of subgraphs. Raises
+    onnx.shape_inference.InferenceError when shapes contradict each other, ValueError when one stays unknown.
+    """
+    graph = _infer(model)
+    shapes = {info.name: _shape(info) for info in (*graph.input, *graph.value_info, *graph.output)}
+    shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    constants = {tensor.name for tensor in graph.initializer} | {""}  # "" is an optional input left out
+    multiply_adds = 0
+    for node in graph.node:
+        if constants.issuperset(node.input):
+            constants.update(node.output)  # computed once, before the first query
+        else:
+            multiply_adds += _multiply_adds(node, shapes)
+    return Counts(_parameters(graph), multiply_adds)
+
+
+def _parameters(graph: Any) -> int:
+    statistics = {
+        node.input[position]
+        for node in graph.node
+        if node.op_type == "BatchNormalization"
+        for position in BATCH_NORM_STATISTICS
+    }
+    return sum(
+        math.prod(tensor.dims)
+        for tensor in graph.initializer
+        if tensor.dims and tensor.data_type in FLOATS and tensor.name not in statistics
+    )
+
+
+def _infer(model: ModelProto) -> Any:
+    """Return the graph with shapes for one sample, its larger initializers without their numbers."""
+    light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    source, graph = model.graph, light.graph
+    graph.node.extend(source.node)
+    graph.input.extend(source.input)
+    graph.output.extend(source.output)
+    graph.initializer.extend(
+        t
+        if math.prod(t.dims) <= MAX_CONSTANT_ELEMENTS
+        else TensorProto(name=t.name, dims=t.dims, data_type=t.data_type)
+        for t in source.initializer
+    )
+    for info in (*graph.input, *graph.output):
+        for dimension in info.type.tensor_type.shape.dim:
+            if not dimension.HasField("dim_value"):
+                dimension.dim_value = 1
+    return shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True).graph
+
+
+def _shape(info: Any) -> Shape | None:
+    dims = info.type.tensor_type.shape.dim
+    return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
+
+
+def _multiply_adds(node: Any, shapes: dict[str, Shape | None]) -> int:
+    def shape(name: str) -> Shape:
+        found = shapes.get(name)
+        if found is None:
+            raise ValueError(f"the shape of '{name}' ({node.op_type} '{node.name}') cannot be inferred")
+        return found
+
+    match node.op_type:
+        case "Conv":
+            return math.prod(shape(node.output[0])) * math.prod(shape(node.input[1])[1:])
+        case "ConvTranspose":
+            return math.prod(shape(node.input[0])) * math.prod(shape(node.input[1])[1:])
+        case "MatMul":
+            return math.prod(shape(node.output[0])) * shape(node.input[0])[-1]
+        case "Gemm":
+            transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+            return math.prod(shape(node.output[0])) * shape(node.input[0])[0 if transposed else 1]
+    return 0
