@@ -9,9 +9,7 @@ from gangway.executor.messages import Left, LeftReason, Run
 from gangway.scheduler.policy import Dispatch, RunningBlock
 from gangway.scheduler.requests import Request
 
-LEASES_PER_WORKER = (
-    2  # a lease is free only when its last rank has left, and the other cores are in the next one by then
-)
+LEASES_PER_WORKER = 2  # a lease is free only when its last rank has left; the other cores are in the next one by then
 STUCK_AFTER_US = 1_000_000.0  # a rank that has not left so long after its gang has ended does not run at all
 
 

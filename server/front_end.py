@@ -87,14 +87,25 @@ def make_data_plane(options: FrontEndOptions) -> DataPlane:
     return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell)
 
 
+def why_not_listening(address: str) -> str:
+    """Say why the address ("host:port") cannot be had, by trying again in a way that tells."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except OSError as error:
+        return f"cannot listen on {address}: {error.strerror or error}"
+    return f"cannot listen on {address}"
+
+
 def run(options: FrontEndOptions) -> int:
     """Serve until the supervisor says Drain; return the exit status."""
     supervisor = socket.socket(fileno=options.supervisor_fd)
     front_end = FrontEnd(make_data_plane(options), options.max_message_bytes)
     try:
         port = front_end.server.bind(options.address)
-    except RuntimeError as error:
-        supervisor.send(to_json(BindFailed(str(error))))
+    except RuntimeError:  # gRPC does not say why
+        supervisor.send(to_json(BindFailed(why_not_listening(options.address))))
         return 1
     front_end.server.start()
     supervisor.send(to_json(Listening(f"{options.address.rpartition(':')[0]}:{port}")))
@@ -102,9 +113,8 @@ def run(options: FrontEndOptions) -> int:
         message = from_json(data)
         front_end.handle(message)
         if isinstance(message, Drain):
-            os._exit(
-                0
-            )  # connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls
+            # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
+            os._exit(0)
     _log.error("the supervisor is gone")
     os._exit(1)  # without waiting for threads, which wait for answers that nobody may give any more
 

@@ -55,6 +55,7 @@ class FrontEndControl:
         self._child: Child | None = None
         self._link: Link[FrontEndMessage] | None = None
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._listened = False  # until then there are no requests
         self._stopping = False
 
     def start(self) -> None:
@@ -94,13 +95,13 @@ class FrontEndControl:
         self._send(InitialLoadDone())
 
     async def drain(self, timeout_seconds: float) -> bool:
-        """Refuse new requests, let the running ones finish, end the process; False if it had to be killed."""
+        """Refuse new requests, let the running ones finish, end the process; False if requests were left."""
         self._stopping = True
         self._send(Drain())
         if self._child is None:
             return True
         await self._child.wait(timeout_seconds)
-        return self._child.returncode == 0
+        return self._child.returncode == 0 or not self._listened
 
     def _send(self, message: FrontEndMessage) -> None:
         if self._link is not None:
@@ -111,6 +112,7 @@ class FrontEndControl:
             case Listening(address):
                 # A successor must take the very port that clients know, also when the system chose the first one.
                 self._options = replace(self._options, address=address)
+                self._listened = True
                 if not self._listening.done():
                     self._listening.set_result(address)
                 _log.debug("front end %d listens on %s", self.pid, address)

@@ -98,7 +98,8 @@ def test_a_busy_port_is_a_clear_error(gangway_server, repository, compiled_zoo):
     with started(repository, compiled_zoo.cache_dir, "--grpc-address=127.0.0.1", f"--grpc-port={port}") as second:
         output, _ = second.communicate(timeout=TIMEOUT_SECONDS)
     assert second.returncode == 1
-    assert f"127.0.0.1:{port}" in output.splitlines()[-1]
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in output.splitlines()[-1]
+    assert "unfinished" not in output
     assert "Traceback" not in output
 
 
