@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from zlib import crc32
 
-if TYPE_CHECKING:  # onnx is imported only when a model is built
-    from gangway.zoo.blueprint import Blueprint
+from gangway.zoo.blueprint import Blueprint
 
 
 @dataclass(frozen=True)
@@ -50,33 +49,31 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
             "Tiny YOLOv2 without decoding, 15.9 M parameters, 416 x 416 images", "tiny_yolov2", paper_qos_ms="10"
         ),
         "bert_base": ZooModel(
-            "BERT-base uncased, 109 M parameters, 128 tokens",
+            "BERT-base uncased, 109 M parameters",
             "bert",
             paper_qos_ms="130",
             sequence=128,
             max_sequence=512,
         ),
         "bert_large": ZooModel(
-            "BERT-large uncased, 335 M parameters, 128 tokens",
+            "BERT-large uncased, 335 M parameters",
             "bert",
             paper_qos_ms="130",
             sequence=128,
             max_sequence=512,
         ),
-        "xlnet_base": ZooModel("XLNet-base, 117 M parameters, 128 tokens", "xlnet", paper_qos_ms="130", sequence=128),
-        "gpt2": ZooModel(
-            "GPT-2 small, next token, 124 M parameters, 64 tokens", "gpt2", sequence=64, max_sequence=1024
-        ),
+        "xlnet_base": ZooModel("XLNet-base, 117 M parameters", "xlnet", paper_qos_ms="130", sequence=128),
+        "gpt2": ZooModel("GPT-2 small, next token, 124 M parameters", "gpt2", sequence=64, max_sequence=1024),
         "mlp": ZooModel("multilayer perceptron, 16 floats to 10", "small", max_batch_size=64),
         "simple": ZooModel("Triton's example: sum and difference of 16 INT32 numbers", "small"),
-        "simple_string": ZooModel("the same of decimal numbers as strings", "small"),
-        "simple_int8": ZooModel("the same of INT8 numbers", "small"),
+        "simple_string": ZooModel("Triton's example on decimal numbers as strings", "small"),
+        "simple_int8": ZooModel("Triton's example on INT8 numbers", "small"),
     }
 )
 DEFAULT_NAMES = ("resnet50", "mobilenetv2", "mlp", "simple")  # quick to write and compile, 120 MB
 
 
-def build(name: str, sequence: int | None = None) -> "Blueprint":
+def build(name: str, sequence: int | None = None) -> Blueprint:
     """Build a model's structure; always with the same weights. `sequence` is its number of tokens.
 
     Raises ValueError if the zoo has no such model, it takes no tokens, or not that many.
@@ -89,8 +86,8 @@ def build(name: str, sequence: int | None = None) -> "Blueprint":
     if entry.sequence is None:
         if sequence is not None:
             raise ValueError(f"{name} takes no tokens, so it has no sequence length")
-        return cast("Blueprint", function(seed=seed))
+        return cast(Blueprint, function(seed=seed))
     length = entry.sequence if sequence is None else sequence
     if length < 1 or (entry.max_sequence is not None and length > entry.max_sequence):
         raise ValueError(f"{name} takes 1 to {entry.max_sequence or 'any number of'} tokens, not {length}")
-    return cast("Blueprint", function(seed=seed, sequence=length))
+    return cast(Blueprint, function(seed=seed, sequence=length))

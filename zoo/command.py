@@ -55,7 +55,9 @@ def _write(blueprint: Blueprint, options: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     models = "\n".join(
-        f"  {'*' if name in DEFAULT_NAMES else ' '} {name:<16} {entry.summary}" for name, entry in MODELS.items()
+        f"  {'*' if name in DEFAULT_NAMES else ' '} {name:<16} {entry.summary}"
+        + (f", {entry.sequence} tokens" if entry.sequence else "")
+        for name, entry in MODELS.items()
     )
     parser = argparse.ArgumentParser(
         prog="gangway zoo",
