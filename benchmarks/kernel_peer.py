@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from gangway.compiler.activations import RELU, RELU6
 from gangway.compiler.specs import ConvSpec, GlobalPoolSpec, PoolSpec
 from onnx import TensorProto, helper, numpy_helper
 
@@ -62,9 +63,9 @@ def _model(spec: PeerSpec) -> bytes:
             inputs.append(helper.make_tensor_value_info("residual", TensorProto.FLOAT, size))
             nodes.append(helper.make_node("Add", [last, "residual"], ["sum"]))
             last = "sum"
-        if spec.activation == "relu":
+        if spec.activation == RELU:
             nodes.append(helper.make_node("Relu", [last], ["relu"]))
-        elif spec.activation == "relu6":
+        elif spec.activation == RELU6:
             constants += [numpy_helper.from_array(np.array(v, np.float32), n) for v, n in ((0, "low"), (6, "high"))]
             nodes.append(helper.make_node("Clip", [last, "low", "high"], ["relu"]))
         nodes[-1].output[0] = "y"

@@ -3,7 +3,15 @@
 import math
 
 from gangway.compiler.layout import Step
-from gangway.compiler.specs import ConvSpec, ElementwiseSpec, GlobalPoolSpec, PackSpec, PoolSpec, UnpackSpec
+from gangway.compiler.specs import (
+    BlockedElementwiseSpec,
+    ConvSpec,
+    ElementwiseSpec,
+    GlobalPoolSpec,
+    PackSpec,
+    PoolSpec,
+    UnpackSpec,
+)
 
 # One core of a current server, within a factor of two: only the decision which layers are too small to share needs it.
 _FLOPS_PER_US = 100_000
@@ -29,7 +37,7 @@ def shape_text(step: Step) -> str:
             return f"{spec.channels}x{spec.height}x{spec.width} -> {size} {_window(spec.kernel, spec.stride)}"
         case GlobalPoolSpec():
             return f"{spec.channels}x{spec.height}x{spec.width} -> {spec.channels}"
-        case PackSpec() | UnpackSpec():
+        case PackSpec() | UnpackSpec() | BlockedElementwiseSpec():
             return f"{spec.channels}x{spec.height}x{spec.width}"
         case ElementwiseSpec():
             shape = step.output.kind.shape
@@ -54,7 +62,7 @@ def flops(step: Step) -> int:
             return outputs * math.prod(spec.kernel)
         case GlobalPoolSpec():
             return math.prod(step.inputs[0].kind.shape)
-        case ElementwiseSpec():
+        case ElementwiseSpec() | BlockedElementwiseSpec():
             return 0 if spec.operator == "copy" else outputs
         case PackSpec() | UnpackSpec():
             return 0

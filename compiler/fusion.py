@@ -1,14 +1,15 @@
-"""Let convolutions and dense layers add a residual and apply the activation that follow them."""
+"""Let convolutions and dense layers add a residual, and elementwise layers, too, apply the activation after them."""
 
 from collections import Counter
 from dataclasses import replace
 
+from gangway.compiler.activations import NONE
 from gangway.compiler.layers import Layer, Program
 from gangway.compiler.specs import ConvSpec, ElementwiseSpec
 
 
 def fuse(program: Program) -> list[Layer]:
-    """Return the program's layers, Add and Relu/Clip merged into the convolution before them where possible.
+    """Return the program's layers, Add and activations merged into the layer before them where possible.
 
     A merged layer stands where its last part stood: there everything it reads has been computed, whichever side of an
     Add the convolution is on.
@@ -29,22 +30,22 @@ def fuse(program: Program) -> list[Layer]:
     return list(done.values())
 
 
-def _merge(conv: Layer, layer: Layer, program: Program) -> Layer | None:
-    """Return one layer that computes what `layer` makes of the output of `conv`, or None if there is no such kernel."""
-    if not isinstance(conv.spec, ConvSpec) or not isinstance(layer.spec, ElementwiseSpec):
+def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
+    """Return one layer that computes what `layer` makes of the output of `source`, None if there is no such kernel."""
+    if not isinstance(source.spec, ConvSpec | ElementwiseSpec) or not isinstance(layer.spec, ElementwiseSpec):
         return None
-    if conv.spec.activation != "none":
+    if source.spec.activation != NONE:
         return None
-    spec, inputs = conv.spec, conv.inputs
-    match layer.spec.operator:
-        case "add" if not spec.residual:
-            (residual,) = (name for name in layer.inputs if name != conv.output)
-            if residual in program.constants:
-                return None
-            spec, inputs = replace(spec, residual=True), (*inputs, residual)
-        case "relu" | "relu6" as activation:
-            spec = replace(spec, activation=activation)
-        case _:
+    spec, inputs = source.spec, source.inputs
+    if layer.spec.operator == "copy":
+        spec = replace(spec, activation=layer.spec.activation)
+    elif layer.spec.operator == "add" and isinstance(spec, ConvSpec) and not spec.residual:
+        (residual,) = (name for name in layer.inputs if name != source.output)
+        types = [program.graph.types.get(name) for name in (residual, source.output, layer.output)]
+        if residual in program.constants or types[0] != types[2] or types[1] != types[2]:
             return None
-    operator = f"{conv.operator}+{layer.operator}"
-    return replace(conv, operator=operator, spec=spec, inputs=inputs, output=layer.output)
+        spec, inputs = replace(spec, residual=True, activation=layer.spec.activation), (*inputs, residual)
+    else:
+        return None
+    operator = f"{source.operator}+{layer.operator}"
+    return replace(source, operator=operator, spec=spec, inputs=inputs, output=layer.output)

@@ -27,6 +27,7 @@ from gangway.compiler.kernels import build_kernels, choose_plans, name_symbols, 
 from gangway.compiler.key import compiler_version, model_key
 from gangway.compiler.layout import Step, place
 from gangway.compiler.operators import lower
+from gangway.compiler.patterns import find_patterns
 from gangway.compiler.pipeline import Progress
 from gangway.compiler.simplify import simplify
 from gangway.compiler.specs import KernelPlan
@@ -100,7 +101,7 @@ def lower_graph(graph: Graph, lanes: int) -> tuple[list[Step], int]:
     for side, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         if not 1 <= len(names) <= MAX_TENSORS:
             raise UnsupportedModelError(f"the model has {len(names)} {side}; 1 to {MAX_TENSORS} are possible")
-    program = lower(simplify(graph))
+    program = lower(find_patterns(simplify(graph)))
     steps = place(program, fuse(program), lanes)
     if len(steps) > MAX_LAYERS:
         raise UnsupportedModelError(f"the model has {len(steps)} layers; {MAX_LAYERS} are possible")

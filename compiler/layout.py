@@ -8,12 +8,14 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
+import numpy as np
 from gangway.artifact.format import Space
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Geometry, Layer, Program, geometry_of
 from gangway.compiler.specs import (
     Array,
+    BlockedElementwiseSpec,
     ConvSpec,
     ElementwiseSpec,
     GlobalPoolSpec,
@@ -82,7 +84,7 @@ def place(program: Program, layers: list[Layer], lanes: int) -> list[Step]:
     for index, name in enumerate(program.graph.outputs):
         placer.deliver(index, name)
     _settle_halos(placer.steps)
-    return [_with_halos(step, lanes) for step in placer.steps]
+    return [_with_halos(step) for step in placer.steps]
 
 
 class _Placer:
@@ -103,7 +105,7 @@ class _Placer:
             case ConvSpec():
                 self._place_conv(layer, layer.spec)
             case ElementwiseSpec():
-                self._place_elementwise(layer)
+                self._place_elementwise(layer, layer.spec)
             case _:
                 inputs = tuple(self._blocked(name) for name in layer.inputs)
                 self._append(layer, layer.spec, inputs, "blocked")
@@ -121,14 +123,47 @@ class _Placer:
         residual = tuple(self._blocked(other) for other in layer.inputs[1:])
         self._append(layer, spec, (x, *residual), "blocked")
 
-    def _place_elementwise(self, layer: Layer) -> None:
-        homes = [self._home(name) for name in layer.inputs]
-        image = geometry_of(self._program.type(layer.output))
-        constant = any(home.constant is not None for home in homes)
-        if image and not image.is_vector and not constant and any(home.is_blocked(image) for home in homes):
-            self._append(layer, layer.spec, tuple(self._blocked(name) for name in layer.inputs), "blocked")
-        else:
-            self._append(layer, layer.spec, tuple(self._plain(name) for name in layer.inputs), "plain")
+    def _place_elementwise(self, layer: Layer, spec: ElementwiseSpec) -> None:
+        kind = self._program.type(layer.output)
+        image = geometry_of(kind)
+        if image is None or image.is_vector or not self._wants_blocked(layer, image):
+            inputs = tuple(self._spread(name, kind) for name in layer.inputs)
+            self._append(layer, spec, inputs, "plain")
+            return
+        inputs = tuple(self._operand(name) for name in layer.inputs)
+        blocked = BlockedElementwiseSpec(
+            spec.operator,
+            image.channels,
+            image.height,
+            image.width,
+            tuple(_vector(buffer) for buffer in inputs),
+            tuple(0 for _ in inputs),
+            spec.activation,
+        )
+        self._append(layer, blocked, inputs, "blocked")
+
+    def _wants_blocked(self, layer: Layer, image: Geometry) -> bool:
+        """Whether an operand is blocked already, or one per channel, for which there is no plain kernel."""
+        activations = [name for name in layer.inputs if name not in self._program.constants]
+        return any(self._home(name).is_blocked(image) or self._image(name) != image for name in activations)
+
+    def _operand(self, name: str) -> Buffer:
+        """Return a blocked tensor, or one of one number per channel."""
+        if name not in self._program.constants:
+            return self._blocked(name)
+        value = self._program.constants[name]
+        kind = TensorType(value.shape, value.dtype.name)
+        _, channels, height, width = value.shape
+        padded = np.pad(value[0], ((0, -channels % self._lanes), (0, 0), (0, 0)))
+        packed = padded.reshape(-1, self._lanes, height, width).transpose(0, 2, 3, 1)
+        return Buffer(kind, "blocked", geometry_of(kind), Space.WEIGHTS, constant=packed)
+
+    def _spread(self, name: str, kind: TensorType) -> Buffer:
+        """Return a plain tensor; a constant is repeated until it has the shape of `kind`."""
+        if name not in self._program.constants:
+            return self._plain(name)
+        value = np.broadcast_to(self._program.constants[name], kind.shape)
+        return Buffer(kind, "plain", None, Space.WEIGHTS, constant=value)
 
     def deliver(self, index: int, name: str) -> None:
         """Make output `index` of the model hold the tensor: let its producer write there, or copy it at the end."""
@@ -159,10 +194,6 @@ class _Placer:
     def _home(self, name: str) -> Buffer:
         while name in self._program.views:
             name = self._program.views[name]
-        if name in self._program.constants:
-            value = self._program.constants[name]
-            kind = TensorType(value.shape, value.dtype.name)
-            self._homes.setdefault(name, Buffer(kind, "plain", None, Space.WEIGHTS, constant=value))
         if name not in self._homes:
             raise UnsupportedModelError(f"tensor '{name}' is constant where an activation is needed")
         return self._homes[name]
@@ -223,23 +254,13 @@ def _unpack_spec(image: Geometry) -> UnpackSpec:
 
 
 def _settle_halos(steps: list[Step]) -> None:
-    """Give each buffer the largest halo that a reader needs; elementwise kernels need the same one everywhere."""
+    """Give each buffer the largest halo that a reader needs."""
     for step in steps:
         if isinstance(step.spec, ConvSpec):
             step.inputs[0].halo = max(step.inputs[0].halo, *step.spec.pads)
-    changed = True
-    while changed:
-        changed = False
-        for step in steps:
-            if isinstance(step.spec, ElementwiseSpec) and step.output.layout == "blocked":
-                group = (*step.inputs, step.output)
-                halo = max(buffer.halo for buffer in group)
-                changed |= any(buffer.halo != halo for buffer in group)
-                for buffer in group:
-                    buffer.halo = halo
 
 
-def _with_halos(step: Step, lanes: int) -> Step:
+def _with_halos(step: Step) -> Step:
     halos = [buffer.halo for buffer in step.inputs]
     match step.spec:
         case ConvSpec() as spec:
@@ -254,6 +275,6 @@ def _with_halos(step: Step, lanes: int) -> Step:
             return replace(step, spec=replace(spec, input_halo=halos[0]))
         case PackSpec() as spec:
             return replace(step, spec=replace(spec, output_halo=step.output.halo))
-        case ElementwiseSpec() as spec if step.output.layout == "blocked":
-            return replace(step, spec=replace(spec, elements=step.output.elements(lanes)))
+        case BlockedElementwiseSpec() as spec:
+            return replace(step, spec=replace(spec, input_halos=tuple(halos), output_halo=step.output.halo))
     return step

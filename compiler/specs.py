@@ -4,7 +4,8 @@ The graph half (import, fusion, layout, arena) turns a model into specs; `templa
 code. Specs are frozen and hashable: equal specs share one kernel. Nothing here imports TVM.
 
 Layouts of an activation of C channels, H x W pixels (one row of the batch), L = lanes of the target:
-  blocked   [ceil(C/L)][H + 2 halo][W + 2 halo][L], halo and surplus channels always zero
+  blocked   [ceil(C/L)][H + 2 halo][W + 2 halo][L], halo always zero, surplus channels finite whenever the others are
+            (they meet zeros among the weights)
   planar    [C][H + 2 halo][W + 2 halo]              (input of a first convolution with few channels)
   plain     row-major, as ONNX says
 """
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy.typing as npt
+from gangway.compiler.activations import NONE, Activation
 
-Activation = Literal["none", "relu", "relu6"]
 Array = npt.NDArray[Any]
+ElementwiseOperator = Literal["add", "sub", "mul", "copy"]
 
 
 def window_output(
@@ -53,7 +55,7 @@ class ConvSpec:
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
-    activation: Activation = "none"
+    activation: Activation = NONE
     residual: bool = False
     input_planar: bool = False
     input_halo: int = 0
@@ -123,14 +125,33 @@ class UnpackSpec:
 
 @dataclass(frozen=True)
 class ElementwiseSpec:
-    """One operator over plain tensors of equal size, or over blocked ones with equal halos. Arguments: inputs, y."""
+    """One operator over plain tensors of equal size, then an activation (float32 only). Arguments: inputs, y."""
 
-    operator: Literal["add", "sub", "mul", "relu", "relu6", "copy"]
+    operator: ElementwiseOperator
     dtype: Literal["float32", "int32", "int64"]
     elements: int
+    activation: Activation = NONE
 
 
-KernelSpec = ConvSpec | PoolSpec | GlobalPoolSpec | PackSpec | UnpackSpec | ElementwiseSpec
+@dataclass(frozen=True)
+class BlockedElementwiseSpec:
+    """One operator over blocked images, then an activation. Arguments: inputs, y.
+
+    An input whose `vectors` is true holds one number per channel (a blocked image of one pixel without a halo), which
+    counts for every pixel; the others have the output's size and the halo of the same place in `input_halos`.
+    """
+
+    operator: ElementwiseOperator
+    channels: int
+    height: int
+    width: int
+    vectors: tuple[bool, ...]
+    input_halos: tuple[int, ...]
+    activation: Activation = NONE
+    output_halo: int = 0
+
+
+KernelSpec = ConvSpec | PoolSpec | GlobalPoolSpec | PackSpec | UnpackSpec | ElementwiseSpec | BlockedElementwiseSpec
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
-from ..specs import Activation
-
 Expr = Any  # TVM's expressions and buffers carry no types that mypy could check
 Buffer = Any
 
@@ -85,7 +83,7 @@ def at_least(a: Expr, limit: Expr) -> Expr:
 
 def lanes_at(base: Expr, lanes: int) -> Expr:
     """Index of `lanes` adjacent elements."""
-    return tirx.Ramp(base, 1, lanes)
+    return base if lanes == 1 else tirx.Ramp(base, 1, lanes)
 
 
 def splat(value: Expr, lanes: int) -> Expr:
@@ -94,8 +92,15 @@ def splat(value: Expr, lanes: int) -> Expr:
 
 
 def constant(value: float, lanes: int, dtype: str = "float32") -> Expr:
-    """A vector constant."""
-    return splat(tirx.const(value, dtype), lanes)
+    """A vector of equal constants, or, if `lanes` is 1, one."""
+    number = tirx.const(value, dtype)
+    return number if lanes == 1 else splat(number, lanes)
+
+
+def bind(value: Expr) -> Expr:
+    """A name for a value that is used more than once."""
+    name: Expr = ir.bind(value)
+    return name
 
 
 class Register:
@@ -129,12 +134,3 @@ def prefetch(buffer: Buffer, index: Expr) -> None:
     """Ask for the cache line of `buffer[index]`; an index beyond the buffer's end does no harm."""
     read, keep, data = (tirx.const(value, "int32") for value in (0, 3, 1))
     ir.evaluate(ir.call_llvm_intrin("void", "llvm.prefetch", ir.address_of(buffer[index]), read, keep, data))
-
-
-def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
-    """The activation function of a vector."""
-    if activation in ("relu", "relu6"):
-        value = tirx.Max(value, constant(0, lanes))
-    if activation == "relu6":
-        value = tirx.Min(value, constant(6, lanes))
-    return value

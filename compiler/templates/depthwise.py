@@ -13,8 +13,9 @@ import numpy as np
 from gangway.artifact.format import TargetSpec
 
 from ..specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
+from .activate import activate
 from .base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan, registers
-from .builder import Argument, Buffer, Expr, Register, activate, kernel, lanes_at, store
+from .builder import Argument, Buffer, Expr, Register, kernel, lanes_at, store
 from .cost import plane_tasks
 from .geometry import check
 from .tiling import Band, Tasks, cut_rows, each_tile

@@ -1,51 +1,50 @@
-"""Elementwise operators on plain tensors, or on blocked ones of equal geometry (halos stay zero, since every operator
-maps 0 to 0).
-"""
+"""Elementwise operators: on plain tensors, and on blocked images of any halos, where they write the interior only."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-from tvm import tirx
 
-from ..specs import ElementwiseSpec, KernelPlan
-from .base import knob, make_plan
-from .builder import Argument, Buffer, Expr, at_most, kernel, lanes_at, quotient, remainder, repeat, splat, store
+from ..specs import BlockedElementwiseSpec, ElementwiseOperator, ElementwiseSpec, KernelPlan
+from .activate import activate
+from .base import FLOAT_BYTES, Image, knob, make_plan
+from .builder import Argument, Buffer, Expr, at_most, kernel, lanes_at, quotient, remainder, repeat, store
+from .cost import plane_tasks
+from .tiling import Tasks
 
 TASK_ELEMENTS = 8192
 ITEM_BYTES = {"float32": 4, "int32": 4, "int64": 8}
+UNROLLED = 2  # vectors per iteration on blocked images
 
 
 def candidates(spec: ElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
     elements = min(TASK_ELEMENTS, -(-spec.elements // target.lanes) * target.lanes)
     tasks = -(-spec.elements // elements)
-    moved = elements * ITEM_BYTES[spec.dtype] * (1 + _arity(spec))
-    yield make_plan(spec, {"elements": elements}, tasks, f"{spec.operator} {elements} elements", moved, 1)
+    moved = elements * ITEM_BYTES[spec.dtype] * (1 + _arity(spec.operator))
+    yield make_plan(spec, {"elements": elements}, tasks, f"{_text(spec)} {elements} elements", moved, 1)
 
 
-def _arity(spec: ElementwiseSpec) -> int:
-    return 2 if spec.operator in ("add", "sub", "mul") else 1
+def _arity(operator: ElementwiseOperator) -> int:
+    return 1 if operator == "copy" else 2
 
 
-def _compute(spec: ElementwiseSpec, values: list[Expr], lanes: int) -> Expr:
-    def limit(number: int) -> Expr:
-        value = tirx.const(number, spec.dtype)
-        return value if lanes == 1 else splat(value, lanes)
+def _text(spec: ElementwiseSpec | BlockedElementwiseSpec) -> str:
+    names = [name for name in (spec.operator, spec.activation.name) if name not in ("copy", "none")]
+    return "+".join(names) or "copy"
 
+
+def _compute(spec: ElementwiseSpec | BlockedElementwiseSpec, values: list[Expr], lanes: int) -> Expr:
     match spec.operator:
         case "add":
-            return values[0] + values[1]
+            value = values[0] + values[1]
         case "sub":
-            return values[0] - values[1]
+            value = values[0] - values[1]
         case "mul":
-            return values[0] * values[1]
-        case "relu":
-            return tirx.Max(values[0], limit(0))
-        case "relu6":
-            return tirx.Min(tirx.Max(values[0], limit(0)), limit(6))
+            value = values[0] * values[1]
         case "copy":
-            return values[0]
+            value = values[0]
+    return activate(value, spec.activation, lanes)
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
@@ -53,7 +52,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     spec = plan.spec
     assert isinstance(spec, ElementwiseSpec)
     lanes, size = target.lanes, knob(plan, "elements")
-    names = ["a", "b", "y"] if _arity(spec) == 2 else ["a", "y"]
+    names = ["a", "b", "y"] if _arity(spec.operator) == 2 else ["a", "y"]
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         *inputs, y = buffers
@@ -74,3 +73,63 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             repeat(remainder(count, lanes), single)
 
     return kernel(symbol, [Argument(name, spec.elements, spec.dtype) for name in names], task)
+
+
+def blocked_candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    *inputs, y = _images(spec, target)
+    moved = sum(image.elements for image in (*inputs, y)) * FLOAT_BYTES
+    tasks = plane_tasks(y.blocks, y.height, y.elements, moved, target)
+    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
+    text = f"{_text(spec)} {tasks.groups_per_task}x{tasks.bands_per_task}"
+    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), UNROLLED)
+
+
+def _images(spec: BlockedElementwiseSpec, target: TargetSpec) -> list[Image]:
+    """The inputs and y in memory."""
+    lanes = target.lanes
+    inputs = [
+        Image(spec.channels, 1, 1, 0, lanes) if vector else Image(spec.channels, spec.height, spec.width, halo, lanes)
+        for vector, halo in zip(spec.vectors, spec.input_halos, strict=True)
+    ]
+    return [*inputs, Image(spec.channels, spec.height, spec.width, spec.output_halo, lanes)]
+
+
+def emit_blocked(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: one or two inputs, y."""
+    spec = plan.spec
+    assert isinstance(spec, BlockedElementwiseSpec)
+    lanes = target.lanes
+    *x_images, y_image = _images(spec, target)
+    tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        *inputs, y = buffers
+
+        def line(block: Expr, row: Expr) -> None:
+            def place(image: Image, column: Expr) -> Expr:
+                return block * image.plane + image.origin + row * image.row + column * lanes
+
+            def operand(index: int, column: Expr) -> Expr:
+                base = block * lanes if spec.vectors[index] else place(x_images[index], column)
+                return inputs[index][lanes_at(base, lanes)]
+
+            def pixel(column: Expr) -> None:
+                values = [operand(index, column) for index in range(len(inputs))]
+                store(y, place(y_image, column), _compute(spec, values, lanes), lanes)
+
+            def pixels(index: Expr) -> None:
+                for u in range(UNROLLED):
+                    pixel(index * UNROLLED + u)
+
+            whole, rest = divmod(spec.width, UNROLLED)
+            if whole:
+                repeat(whole, pixels)
+            for column in range(spec.width - rest, spec.width):
+                pixel(column)
+
+        tasks.each(number, line)
+
+    names = ["a", "b"][: len(x_images)]
+    arguments = [Argument(name, image.elements) for name, image in zip(names, x_images, strict=True)]
+    return kernel(symbol, [*arguments, Argument("y", y_image.elements)], task)

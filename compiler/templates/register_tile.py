@@ -7,8 +7,9 @@ Learning Convolutions on SIMD Architectures" (SC 2018).
 
 from itertools import product
 
+from .activate import activate
 from .base import FLOAT_BYTES, Image
-from .builder import Buffer, Expr, Register, activate, lanes_at, prefetch, repeat, splat, store
+from .builder import Buffer, Expr, Register, lanes_at, prefetch, repeat, splat, store
 from .geometry import UNROLLED_CHANNELS, Geometry
 from .tiling import Band, Cut, each_tile
 

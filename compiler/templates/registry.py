@@ -2,8 +2,8 @@
 are.
 
 A kernel is `void symbol(arguments..., int32 begin, int32 end)`, arguments in the order of its spec, none overlapping.
-It writes the interior of y only, zeros in y's surplus channels, and relies on zeros in its inputs' halos and surplus
-channels.
+It writes the interior of y only, surplus channels included, and relies on zeros in its inputs' halos. Surplus channels
+hold any finite number.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from typing import Any
 from gangway.artifact.format import TargetSpec
 
 from ..specs import (
+    BlockedElementwiseSpec,
     ConvSpec,
     ElementwiseSpec,
     GlobalPoolSpec,
@@ -42,6 +43,8 @@ def _candidates(spec: KernelSpec, target: TargetSpec) -> Iterator[KernelPlan]:
             return layout.candidates(spec, target)
         case ElementwiseSpec():
             return elementwise.candidates(spec, target)
+        case BlockedElementwiseSpec():
+            return elementwise.blocked_candidates(spec, target)
 
 
 def _convolution(spec: ConvSpec) -> Any:
@@ -87,3 +90,5 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             return layout.emit(plan, target, symbol)
         case ElementwiseSpec():
             return elementwise.emit(plan, target, symbol)
+        case BlockedElementwiseSpec():
+            return elementwise.emit_blocked(plan, target, symbol)

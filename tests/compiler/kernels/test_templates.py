@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
+from gangway.compiler.activations import NONE, RELU, RELU6
 from gangway.compiler.specs import (
     ConvSpec,
     ElementwiseSpec,
@@ -25,28 +26,28 @@ from gangway.compiler.trial import Array, Library, aligned
 Convert = Callable[[Array, int, int], Array]
 
 CONVOLUTIONS: Mapping[str, ConvSpec] = {
-    "3x3": ConvSpec(40, 13, 17, 24, (3, 3), pads=(1, 1, 1, 1), activation="relu", input_halo=1, output_halo=1),
+    "3x3": ConvSpec(40, 13, 17, 24, (3, 3), pads=(1, 1, 1, 1), activation=RELU, input_halo=1, output_halo=1),
     "3x3 on 7x7": ConvSpec(32, 7, 7, 64, (3, 3), pads=(1, 1, 1, 1), input_halo=1),
     "stride 2, asymmetric": ConvSpec(
-        16, 14, 15, 48, (3, 3), (2, 2), (0, 0, 1, 1), activation="relu6", input_halo=1, output_halo=2
+        16, 14, 15, 48, (3, 3), (2, 2), (0, 0, 1, 1), activation=RELU6, input_halo=1, output_halo=2
     ),
     "wider halo than padding": ConvSpec(8, 9, 9, 8, (3, 3), pads=(1, 0, 1, 2), input_halo=3),
-    "1x1": ConvSpec(20, 13, 17, 100, residual=True, activation="relu"),
+    "1x1": ConvSpec(20, 13, 17, 100, residual=True, activation=RELU),
     "1x1 with halos": ConvSpec(
-        32, 7, 7, 16, residual=True, residual_halo=2, input_halo=1, output_halo=1, activation="relu6"
+        32, 7, 7, 16, residual=True, residual_halo=2, input_halo=1, output_halo=1, activation=RELU6
     ),
     "1x1 stride 2": ConvSpec(64, 14, 14, 32, stride=(2, 2)),
     "1x7": ConvSpec(16, 8, 11, 16, (1, 7), pads=(0, 3, 0, 3), input_halo=3),
     "dilated": ConvSpec(16, 20, 20, 16, (3, 3), pads=(2, 2, 2, 2), dilation=(2, 2), input_halo=2),
-    "single pixel": ConvSpec(100, 1, 1, 70, activation="relu"),
+    "single pixel": ConvSpec(100, 1, 1, 70, activation=RELU),
     "single pixel, one output": ConvSpec(33, 1, 1, 1),
     "dense of 37 rows": ConvSpec(48, 1, 37, 130),
     "first 7x7": ConvSpec(
-        3, 30, 34, 64, (7, 7), (2, 2), (3, 3, 3, 3), activation="relu", input_planar=True, input_halo=3, output_halo=1
+        3, 30, 34, 64, (7, 7), (2, 2), (3, 3, 3, 3), activation=RELU, input_planar=True, input_halo=3, output_halo=1
     ),
     "first 3x3": ConvSpec(1, 28, 28, 20, (3, 3), pads=(1, 1, 1, 1), input_planar=True, input_halo=1),
     "depthwise": ConvSpec(
-        40, 13, 17, 40, (3, 3), pads=(1, 1, 1, 1), groups=40, activation="relu6", input_halo=1, output_halo=1
+        40, 13, 17, 40, (3, 3), pads=(1, 1, 1, 1), groups=40, activation=RELU6, input_halo=1, output_halo=1
     ),
     "depthwise stride 2": ConvSpec(33, 14, 14, 33, (3, 3), (2, 2), (0, 0, 1, 1), groups=33, input_halo=1),
     "depthwise 5x5 residual": ConvSpec(
@@ -79,8 +80,8 @@ def convolve(spec: ConvSpec, x: Array, weights: Array, bias: Array, residual: Ar
     equation = "chwij,ocij->ohw" if spec.groups == 1 else "chwij,coij->chw"
     y = np.einsum(equation, view, weights.astype(np.float64), optimize=True) + bias[:, None, None]
     y = y if residual is None else y + residual
-    y = np.maximum(y, 0) if spec.activation != "none" else y
-    return np.minimum(y, 6) if spec.activation == "relu6" else y
+    y = np.maximum(y, 0) if spec.activation != NONE else y
+    return np.minimum(y, 6) if spec.activation == RELU6 else y
 
 
 def pool(spec: PoolSpec, x: Array) -> Array:
@@ -228,8 +229,6 @@ def test_elementwise(elements: int, target: TargetSpec, library_path: Path, rng:
         "add": np.add,
         "sub": np.subtract,
         "mul": np.multiply,
-        "relu": lambda a, b: np.maximum(a, 0).astype(a.dtype),
-        "relu6": lambda a, b: np.clip(a, 0, 6).astype(a.dtype),
         "copy": lambda a, b: a,
     }
     specs = [

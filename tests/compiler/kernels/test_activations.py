@@ -1,0 +1,84 @@
+"""Activation functions against numpy in double precision, over the whole range of float32."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gangway.artifact.format import TargetSpec
+from gangway.compiler import codegen
+from gangway.compiler.activations import RELU, RELU6, Activation
+from gangway.compiler.specs import ElementwiseSpec
+from gangway.compiler.templates import registry
+from gangway.compiler.templates.activate import exp
+from gangway.compiler.templates.builder import Argument, kernel, lanes_at, store
+from gangway.compiler.trial import Array, Library, aligned
+
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38, 88.72, 88.73, -87.4, -103.9, -104.1]
+
+
+def everything(lanes: int) -> Array:
+    """Every 8191st float32 there is, a dense grid where things happen, and the odd ones; some multiple of lanes + 1."""
+    bits = np.arange(0, 1 << 32, 8191, dtype=np.uint64).astype(np.uint32)
+    x = np.concatenate([bits.view(np.float32), np.linspace(-110, 110, 100_000, dtype=np.float32), np.float32(SPECIAL)])
+    return x[: (len(x) - 1) // lanes * lanes + 1] if lanes > 1 else x
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+FUNCTIONS: list[tuple[Activation, Callable[[Array], Array], float]] = [
+    (RELU, lambda x: np.maximum(x, 0), 0),
+    (RELU6, lambda x: np.clip(x, 0, 6), 0),
+    (Activation("clip", -1.5, 2.25), lambda x: np.clip(x, -1.5, 2.25), 0),
+    (Activation("leaky_relu", 0.125), lambda x: np.where(x < 0, 0.125 * x, x), 1e-45),
+    (Activation("sigmoid"), sigmoid, 2e-7),
+    (Activation("swish"), lambda x: x * sigmoid(x), 2e-7),
+    (Activation("hard_sigmoid", 0.25, 0.5), lambda x: np.clip(0.25 * x + 0.5, 0, 1), 1e-7),
+    (Activation("hard_swish", 1 / 6, 0.5), lambda x: x * np.clip(x / 6 + 0.5, 0, 1), 3e-7),
+    (Activation("tanh"), np.tanh, 2e-7),
+]
+
+
+@pytest.mark.parametrize(("activation", "function", "error"), FUNCTIONS, ids=lambda value: getattr(value, "name", ""))
+def test_activation(
+    activation: Activation, function: Callable[[Array], Array], error: float, target: TargetSpec, library_path: Path
+) -> None:
+    x = everything(target.lanes)
+    plan = registry.plan(ElementwiseSpec("copy", "float32", len(x), activation), target)
+    codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
+    y = aligned(np.zeros_like(x))
+    Library(library_path).call("k", [aligned(x), y], 0, plan.tasks)
+    with np.errstate(all="ignore"):
+        wanted = function(x.astype(np.float64))
+    # What has no limit, like -infinity x sigmoid(-infinity), is up to the kernel.
+    known = ~np.isinf(x) | ~np.isnan(wanted)
+    assert (np.isnan(y) == np.isnan(wanted))[known].all()
+    finite = known & np.isfinite(wanted) & (np.abs(wanted) < 3e38)
+    scale = np.maximum(1, np.abs(wanted[finite]))
+    assert (np.abs(y[finite] - wanted[finite]) / scale).max() <= error
+    same = known & np.isinf(wanted)
+    assert (y[same] == wanted[same]).all()
+
+
+def test_exp_over_the_whole_range(target: TargetSpec, library_path: Path) -> None:
+    lanes, x = target.lanes, everything(1)
+    x = x[: len(x) // lanes * lanes]
+
+    def task(number: Any, buffers: tuple[Any, ...]) -> None:
+        store(buffers[1], number * lanes, exp(buffers[0][lanes_at(number * lanes, lanes)], lanes), lanes)
+
+    function = kernel("k", [Argument("x", len(x)), Argument("y", len(x))], task)
+    codegen.build_library({"k": function}, target, library_path)
+    y = aligned(np.zeros_like(x))
+    Library(library_path).call("k", [aligned(x), y], 0, len(x) // lanes)
+    with np.errstate(all="ignore"):
+        wanted = np.exp(x.astype(np.float64))
+        rounded = wanted.astype(np.float32)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(rounded))
+    np.testing.assert_array_equal(np.isinf(y), np.isinf(rounded))
+    finite = np.isfinite(rounded)
+    units = np.abs(y[finite] - wanted[finite]) / np.spacing(rounded[finite])
+    assert units.max() <= 2

@@ -1,0 +1,126 @@
+"""Activations, squeeze-and-excite and elementwise layers of blocked tensors, against onnxruntime on every target."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gangway.compiler.target import TARGETS, machine_features, supported
+from onnx import helper
+
+node = helper.make_node
+HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
+DEEP: dict[str, list[int | str]] = {"x": ["N", 20, 7, 9]}
+
+
+def weights(*shape: int, seed: int = 0) -> Any:
+    random = np.random.default_rng(seed)
+    return (random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+ACTIVATIONS: dict[str, dict[str, Any]] = {
+    "Relu": {},
+    "LeakyRelu": {"alpha": 0.1},
+    "Sigmoid": {},
+    "Tanh": {},
+    "HardSigmoid": {"alpha": 0.3},
+    "HardSwish": {},
+}
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_activations_are_fused_or_stand_alone(check: Any, network: Any, target: str) -> None:
+    """Each is applied by a convolution, by a depthwise one, after an Add, and alone on a tensor with a halo."""
+    nodes, name = [], "x"
+    for n, (operator, attributes) in enumerate(ACTIVATIONS.items()):
+        nodes += [
+            node("Conv", [name, "w"], [f"a{n}"], pads=[1, 1, 1, 1]),
+            node(operator, [f"a{n}"], [f"b{n}"], **attributes),
+            node("MaxPool", [f"b{n}"], [f"p{n}"], kernel_shape=[1, 1]),
+            node(operator, [f"p{n}"], [f"c{n}"], **attributes),
+            node("Conv", [f"c{n}", "d"], [f"d{n}"], group=20, pads=[1, 1, 1, 1]),
+            node(operator, [f"d{n}"], [f"e{n}"], **attributes),
+            node("Add", [f"e{n}", f"b{n}"], [f"f{n}"]),
+            node(operator, [f"f{n}"], [f"g{n}"], **attributes),
+        ]
+        name = f"g{n}"
+    constants = {"w": weights(20, 20, 3, 3), "d": weights(20, 1, 3, 3)}
+    operators = check(network(nodes, DEEP, {name: None}, constants), target)
+    for operator in ACTIVATIONS:
+        assert operators.count(f"Conv+{operator}") == 2
+        assert operators.count(operator) == operators.count(f"Add+{operator}") == 1
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_squeeze_and_excite(check: Any, network: Any, target: str) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        node("Sigmoid", ["a"], ["a1"]),
+        node("Mul", ["a1", "a"], ["a2"]),
+        node("GlobalAveragePool", ["a2"], ["b"]),
+        node("Conv", ["b", "v"], ["c"]),
+        node("Sigmoid", ["c"], ["c1"]),
+        node("Mul", ["c", "c1"], ["c2"]),
+        node("Conv", ["c2", "u"], ["d"]),
+        node("Sigmoid", ["d"], ["d1"]),
+        node("Mul", ["d1", "a2"], ["e"]),
+        node("Conv", ["e", "w"], ["y"], pads=[1, 1, 1, 1]),
+    ]
+    constants = {"w": weights(20, 20, 3, 3), "v": weights(5, 20, 1, 1), "u": weights(20, 5, 1, 1)}
+    operators = check(network(nodes, DEEP, {"y": None}, constants), target)
+    assert operators.count("Conv+Swish") == 2
+    assert operators.count("Mul") == operators.count("Conv+Sigmoid") == 1
+
+
+def test_gates_that_are_read_elsewhere_stay(check: Any, network: Any) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("HardSigmoid", ["a"], ["b"]),
+        node("Mul", ["a", "b"], ["y"]),
+        node("HardSigmoid", ["a"], ["c"], beta=0.25),
+        node("Mul", ["c", "a"], ["z"]),
+    ]
+    operators = check(network(nodes, DEEP, {"y": None, "z": None, "b": None}, {"w": weights(20, 20, 1, 1)}))
+    assert operators.count("HardSwish") == operators.count("HardSigmoid") == operators.count("Mul") == 1
+
+
+def test_clip_between_any_limits(check: Any, network: Any) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Clip", ["a", "low", "high"], ["b"]),
+        node("MaxPool", ["b"], ["c"], kernel_shape=[3, 3]),
+        node("Clip", ["c", "", "zero"], ["d"]),
+        node("Conv", ["d", "v"], ["y"], pads=[1, 1, 1, 1]),
+    ]
+    limits = {"low": np.float32(0.25), "high": np.float32(1.5), "zero": np.float32(0.5)}
+    constants = {"w": weights(20, 20, 1, 1), "v": weights(20, 20, 3, 3), **{k: np.array(v) for k, v in limits.items()}}
+    assert "Conv+Clip" in check(network(nodes, DEEP, {"y": None}, constants))
+
+
+def test_constants_of_blocked_tensors(check: Any, network: Any) -> None:
+    """One number, one per channel, one per pixel, and all; on either side; the padding after them is zero."""
+    nodes = [
+        node("MaxPool", ["x"], ["a"], kernel_shape=[1, 1]),
+        node("Mul", ["a", "one"], ["b"]),
+        node("Sub", ["channels", "b"], ["c"]),
+        node("Add", ["c", "pixels"], ["d"]),
+        node("Sub", ["d", "all"], ["e"]),
+        node("Conv", ["e", "w"], ["y"], pads=[1, 1, 1, 1]),
+    ]
+    constants = {
+        "one": np.array(0.5, np.float32),
+        "channels": weights(20, 1, 1),
+        "pixels": weights(1, 7, 9),
+        "all": weights(1, 20, 7, 9),
+        "w": weights(20, 20, 3, 3),
+    }
+    operators = check(network(nodes, DEEP, {"y": None}, constants))
+    assert operators.count("Unpack") == operators.count("Pack") == 1
+
+
+def test_a_gate_for_the_model_s_input(check: Any, network: Any) -> None:
+    nodes = [
+        node("GlobalAveragePool", ["x"], ["a"]),
+        node("Sub", ["a", "x"], ["b"]),
+        node("Tanh", ["b"], ["y"]),
+    ]
+    assert "Sub+Tanh" in check(network(nodes, DEEP, {"y": None}))
