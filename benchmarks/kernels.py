@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
+from gangway.compiler.buffers import Step
 from gangway.compiler.describe import flops, shape_text
 from gangway.compiler.importer import read_graph
 from gangway.compiler.job import lower_graph
-from gangway.compiler.layout import Step
 from gangway.compiler.specs import ConvSpec, GlobalPoolSpec, KernelPlan, PoolSpec
 from gangway.compiler.target import TARGETS, detect
 from gangway.compiler.templates import registry

@@ -1,16 +1,16 @@
 """Where in the arena each activation lives: memory is reused as soon as nobody reads it any more.
 
 Kernels read halos and never write them, so a halo must stay zero for ever, and so must what a plain tensor has beyond
-its numbers (kernels that write blocked memory write zeros to its surplus channels). A buffer that has either shares
+its numbers (kernels that write blocked memory write to its surplus channels, too). A buffer that has either shares
 memory only with buffers of exactly its geometry. All others share freely, placed by decreasing size at the lowest free
-offset (Pisarchyk and Lee 2020, "greedy by size").
+offset (Pisarchyk and Lee 2020, "greedy by size"). The parts of a tensor live as long as the whole.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gangway.artifact.format import ALIGNMENT_BYTES, Space
-from gangway.compiler.layout import Buffer, Step
+from gangway.compiler.buffers import Buffer, Step
 
 _ELEMENT_BYTES = {"float32": 4, "int32": 4, "int64": 8}
 
@@ -33,7 +33,11 @@ def plan_arena(steps: list[Step], lanes: int) -> int:
         buffer = interval.buffer
         keeps_zeros = buffer.halo or (buffer.layout == "plain" and buffer.surplus(lanes))
         (strict if keeps_zeros else free).append(interval)
-    return _place_strict(strict, _place_free(free))
+    end_bytes = _place_strict(strict, _place_free(free))
+    for step in steps:
+        for buffer in (*step.inputs, step.output):
+            buffer.settle_part()
+    return end_bytes
 
 
 def _intervals(steps: list[Step], lanes: int) -> list[_Interval]:
@@ -41,7 +45,7 @@ def _intervals(steps: list[Step], lanes: int) -> list[_Interval]:
     for index, step in enumerate(steps):
         for buffer in (*step.inputs, step.output):
             if buffer.space == Space.ARENA:
-                touched.setdefault(buffer, []).append(index)
+                touched.setdefault(buffer.root, []).append(index)
     return [
         _Interval(buffer, _aligned(buffer.elements(lanes) * _ELEMENT_BYTES[buffer.kind.dtype]), min(at), max(at))
         for buffer, at in touched.items()

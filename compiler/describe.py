@@ -2,10 +2,11 @@
 
 import math
 
-from gangway.compiler.layout import Step
+from gangway.compiler.buffers import Step
 from gangway.compiler.specs import (
     BlockedElementwiseSpec,
     ConvSpec,
+    CopySpec,
     ElementwiseSpec,
     GlobalPoolSpec,
     PackSpec,
@@ -39,7 +40,7 @@ def shape_text(step: Step) -> str:
             return f"{spec.channels}x{spec.height}x{spec.width} -> {spec.channels}"
         case PackSpec() | UnpackSpec() | BlockedElementwiseSpec():
             return f"{spec.channels}x{spec.height}x{spec.width}"
-        case ElementwiseSpec():
+        case ElementwiseSpec() | CopySpec():
             shape = step.output.kind.shape
             return "x".join(map(str, shape[1:] if shape[:1] == (1,) else shape)) or "1"
 
@@ -64,7 +65,7 @@ def flops(step: Step) -> int:
             return math.prod(step.inputs[0].kind.shape)
         case ElementwiseSpec() | BlockedElementwiseSpec():
             return 0 if spec.operator == "copy" else outputs
-        case PackSpec() | UnpackSpec():
+        case PackSpec() | UnpackSpec() | CopySpec():
             return 0
 
 

@@ -18,6 +18,7 @@ from gangway.artifact.format import (
 )
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler.arena import plan_arena
+from gangway.compiler.buffers import Step
 from gangway.compiler.describe import activation_bytes, flops, max_ranks, shape_text, weight_bytes
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.fusion import fuse
@@ -25,7 +26,7 @@ from gangway.compiler.graph import Graph
 from gangway.compiler.importer import read_graph
 from gangway.compiler.kernels import build_kernels, choose_plans, name_symbols, write_weights
 from gangway.compiler.key import compiler_version, model_key
-from gangway.compiler.layout import Step, place
+from gangway.compiler.layout import place
 from gangway.compiler.operators import lower
 from gangway.compiler.patterns import find_patterns
 from gangway.compiler.pipeline import Progress

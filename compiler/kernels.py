@@ -8,8 +8,8 @@ import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler import codegen
+from gangway.compiler.buffers import Step
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.layout import Step
 from gangway.compiler.specs import KernelPlan
 from gangway.compiler.templates import registry
 

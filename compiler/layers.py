@@ -31,12 +31,29 @@ def geometry_of(kind: TensorType) -> Geometry | None:
 
 
 @dataclass(frozen=True)
+class Concat:
+    """Inputs beside each other along an axis; no kernel if their producers can write into the common tensor."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """Axis i of the output is axis order[i] of the input; which kernel does it depends on the input's layout."""
+
+    order: tuple[int, ...]
+
+
+LayerSpec = KernelSpec | Concat | Transpose
+
+
+@dataclass(frozen=True)
 class Layer:
     """One kernel call to be. `spec` has no halos yet; `inputs` are the activations in the order of the arguments."""
 
     name: str
     operator: str
-    spec: KernelSpec
+    spec: LayerSpec
     inputs: tuple[str, ...]
     output: str
     weights: RawWeights = field(default_factory=dict)
@@ -78,7 +95,7 @@ class Program:
         return self.constant(node, index) if len(node.inputs) > index and node.inputs[index] else None
 
     def add(
-        self, node: Node, spec: KernelSpec, inputs: tuple[str, ...], weights: Mapping[str, Array] | None = None
+        self, node: Node, spec: LayerSpec, inputs: tuple[str, ...], weights: Mapping[str, Array] | None = None
     ) -> None:
         """Append the layer that computes the node's first output."""
         self.layers.append(Layer(node.name, node.operator, spec, inputs, node.outputs[0], weights or {}))

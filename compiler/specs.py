@@ -115,12 +115,25 @@ class PackSpec:
 
 @dataclass(frozen=True)
 class UnpackSpec:
-    """Blocked to plain [C][H][W]. Arguments: x, y."""
+    """Blocked to plain [C][H][W], or [H][W][C] if `channels_last`. Arguments: x, y."""
 
     channels: int
     height: int
     width: int
     input_halo: int = 0
+    channels_last: bool = False
+
+
+@dataclass(frozen=True)
+class CopySpec:
+    """Plain numbers moved: number (i, j, ...) of `shape`, which lies at i input_strides[0] + ..., goes to i
+    output_strides[0] + ... Arguments: x, y.
+    """
+
+    dtype: Literal["float32", "int32", "int64"]
+    shape: tuple[int, ...]
+    input_strides: tuple[int, ...]
+    output_strides: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -151,7 +164,9 @@ class BlockedElementwiseSpec:
     output_halo: int = 0
 
 
-KernelSpec = ConvSpec | PoolSpec | GlobalPoolSpec | PackSpec | UnpackSpec | ElementwiseSpec | BlockedElementwiseSpec
+KernelSpec = (
+    ConvSpec | PoolSpec | GlobalPoolSpec | PackSpec | UnpackSpec | CopySpec | ElementwiseSpec | BlockedElementwiseSpec
+)
 
 
 @dataclass(frozen=True)

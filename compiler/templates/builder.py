@@ -86,6 +86,11 @@ def lanes_at(base: Expr, lanes: int) -> Expr:
     return base if lanes == 1 else tirx.Ramp(base, 1, lanes)
 
 
+def strided(base: Expr, step: int, lanes: int) -> Expr:
+    """Index of `lanes` elements, every `step`-th one."""
+    return tirx.Ramp(base, step, lanes)
+
+
 def splat(value: Expr, lanes: int) -> Expr:
     """A vector of equal elements."""
     return tirx.Broadcast(value, lanes)

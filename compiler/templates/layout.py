@@ -95,14 +95,16 @@ def _pack_line(spec: PackSpec, image: Image, buffers: tuple[Buffer, ...], block:
 
 
 def _unpack_line(spec: UnpackSpec, image: Image, buffers: tuple[Buffer, ...], block: Expr, row: Expr) -> None:
-    """One line of one channel block, blocked to plain: scatters the channels of each pixel."""
+    """One line of one channel block, blocked to plain: scatters the channels of each pixel or keeps them together."""
     x, y = buffers
-    lanes, step = image.lanes, spec.height * spec.width
+    lanes, step, pixel_step = image.lanes, spec.height * spec.width, 1
+    if spec.channels_last:
+        step, pixel_step = 1, spec.channels
     whole, rest = divmod(spec.channels, lanes)
 
     def pixel(column: Expr) -> None:
         source = image.origin + row * image.row + column * lanes
-        into = row * spec.width + column
+        into = (row * spec.width + column) * pixel_step
 
         def full() -> None:
             value = x[lanes_at(block * image.plane + source, lanes)]

@@ -14,6 +14,7 @@ from gangway.artifact.format import TargetSpec
 from ..specs import (
     BlockedElementwiseSpec,
     ConvSpec,
+    CopySpec,
     ElementwiseSpec,
     GlobalPoolSpec,
     KernelPlan,
@@ -24,7 +25,7 @@ from ..specs import (
     RawWeights,
     UnpackSpec,
 )
-from . import convolution, depthwise, elementwise, global_pool, layout, pooling
+from . import convolution, copying, depthwise, elementwise, global_pool, layout, pooling
 from .base import UnsupportedSpecError
 
 __all__ = ["UnsupportedSpecError", "emit", "pack", "plan", "versions"]
@@ -41,6 +42,8 @@ def _candidates(spec: KernelSpec, target: TargetSpec) -> Iterator[KernelPlan]:
             return global_pool.candidates(spec, target)
         case PackSpec() | UnpackSpec():
             return layout.candidates(spec, target)
+        case CopySpec():
+            return copying.candidates(spec, target)
         case ElementwiseSpec():
             return elementwise.candidates(spec, target)
         case BlockedElementwiseSpec():
@@ -88,6 +91,8 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             return global_pool.emit(plan, target, symbol)
         case PackSpec() | UnpackSpec():
             return layout.emit(plan, target, symbol)
+        case CopySpec():
+            return copying.emit(plan, target, symbol)
         case ElementwiseSpec():
             return elementwise.emit(plan, target, symbol)
         case BlockedElementwiseSpec():

@@ -1,0 +1,97 @@
+"""Where every activation lies while layers are placed, and its copies in other layouts, each made once."""
+
+from typing import cast
+
+from gangway.artifact.format import Space
+from gangway.compiler.buffers import Buffer, Datatype, FormatName, Step
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.graph import TensorType
+from gangway.compiler.layers import Geometry, Layer, Program, geometry_of
+from gangway.compiler.specs import KernelSpec, PackSpec, UnpackSpec
+
+
+class Memory:
+    """Grows step by step: asking for a tensor in some layout may append the step that packs or unpacks it."""
+
+    def __init__(self, program: Program, lanes: int) -> None:
+        self.program = program
+        self.lanes = lanes
+        self.steps: list[Step] = []
+        self.homes: dict[str, Buffer] = {}  # where each tensor is computed
+        self._copies: dict[tuple[Buffer, FormatName, Geometry | None], Buffer] = {}
+        for index, name in enumerate(program.graph.inputs):
+            kind = program.type(name)
+            datatype(name, kind)
+            self.homes[name] = Buffer(kind, "plain", geometry_of(kind), Space.INPUT, index)
+
+    def append(self, layer: Layer, spec: KernelSpec, inputs: tuple[Buffer, ...], layout: FormatName) -> None:
+        """Add the step that computes a layer into memory of its own, from now on the home of the layer's output."""
+        kind = self.program.type(layer.output)
+        output = Buffer(kind, layout, geometry_of(kind))
+        self.homes[layer.output] = output
+        self.steps.append(Step(layer.name, layer.operator, spec, inputs, output, layer.weights))
+
+    def home(self, name: str) -> Buffer:
+        """Return where a tensor was computed, or what it is a view of."""
+        while name in self.program.views:
+            name = self.program.views[name]
+        if name not in self.homes:
+            raise UnsupportedModelError(f"tensor '{name}' is constant where an activation is needed")
+        return self.homes[name]
+
+    def image(self, name: str) -> Geometry:
+        """Return a tensor that lowering has found to be an image as such."""
+        image = geometry_of(self.program.type(name))
+        assert image is not None, name  # lowering has checked it
+        return image
+
+    def plain(self, name: str) -> Buffer:
+        """Return a tensor in row-major order."""
+        home = self.home(name)
+        if home.layout == "plain" or home.image is None or home.is_vector:
+            return home
+        return self._copy(home, "plain", home.image, "Unpack", unpack_spec(home.image))
+
+    def blocked(self, name: str, haloed: bool = False) -> Buffer:
+        """Return an image in blocked layout; a vector may lie in plain memory, unless it needs a halo."""
+        image, home = self.image(name), self.home(name)
+        if image.is_vector and not haloed:
+            plain = self.plain(name)
+            # Nobody keeps the surplus zero in a client's memory, nor behind a part of a larger tensor.
+            in_place = (plain.space == Space.ARENA and not plain.parent) or image.channels % self.lanes == 0
+            return plain if in_place else self._pack(plain, image, "blocked")
+        if home.is_blocked(image) and not image.is_vector:
+            return home
+        return self._pack(self.plain(name), image, "blocked")
+
+    def planar(self, name: str) -> Buffer:
+        """Return an image in planar layout."""
+        return self._pack(self.plain(name), self.image(name), "planar")
+
+    def _pack(self, plain: Buffer, image: Geometry, layout: FormatName) -> Buffer:
+        spec = PackSpec(image.channels, image.height, image.width, layout == "planar")
+        return self._copy(plain, layout, image, "Pack", spec)
+
+    def _copy(
+        self, source: Buffer, layout: FormatName, image: Geometry, operator: str, spec: PackSpec | UnpackSpec
+    ) -> Buffer:
+        """Return the buffer that holds `source` in another layout; the step that fills it is added once."""
+        key = (source, layout, image)
+        if key not in self._copies:
+            kind = TensorType((1, image.channels, image.height, image.width), source.kind.dtype)
+            self._copies[key] = Buffer(kind, layout, image)
+            name = f"{operator.lower()}{len(self._copies)}"
+            self.steps.append(Step(name, operator, spec, (source,), self._copies[key]))
+        return self._copies[key]
+
+
+def datatype(name: str, kind: TensorType) -> Datatype:
+    """Return the element type of a tensor. Raises UnsupportedModelError if kernels do not know it."""
+    if kind.dtype not in ("float32", "int32", "int64"):
+        raise UnsupportedModelError(f"tensor '{name}' has the element type {kind.dtype}")
+    return cast(Datatype, kind.dtype)
+
+
+def unpack_spec(image: Geometry) -> UnpackSpec:
+    """Return how an image is unpacked; halos are settled later."""
+    return UnpackSpec(image.channels, image.height, image.width)

@@ -1,0 +1,90 @@
+"""Where concatenated and transposed tensors lie. What can be computed in its final place is not copied."""
+
+import math
+
+from gangway.artifact.format import Space
+from gangway.compiler.buffers import Buffer, Step
+from gangway.compiler.graph import TensorType
+from gangway.compiler.layers import Layer, geometry_of
+from gangway.compiler.memory import Memory, datatype
+from gangway.compiler.specs import BlockedElementwiseSpec, ConvSpec, CopySpec, UnpackSpec
+
+
+def place_concat(memory: Memory, layer: Layer, axis: int) -> None:
+    """Make the inputs parts of one tensor; those whose memory cannot be moved there are copied.
+
+    Blocked images whose channels begin at whole registers stay blocked, all others become plain.
+    """
+    kind = memory.program.type(layer.output)
+    kinds = [memory.program.type(name) for name in layer.inputs]
+    begins = [sum(part.shape[axis] for part in kinds[:index]) for index in range(len(kinds))]
+    if axis == 1 and _stays_blocked(memory, layer, begins):
+        whole = Buffer(kind, "blocked", geometry_of(kind))
+        for index, (name, begin) in enumerate(zip(layer.inputs, begins, strict=True)):
+            _join_blocked(memory, f"{layer.name}:{index}", memory.blocked(name), whole, begin)
+    else:
+        whole = Buffer(kind, "plain", geometry_of(kind))
+        inner = math.prod(kind.shape[axis + 1 :])
+        contiguous = math.prod(kind.shape[:axis]) == 1
+        for index, (name, part, begin) in enumerate(zip(layer.inputs, kinds, begins, strict=True)):
+            source = memory.plain(name)
+            if contiguous and _can_move(memory, source):
+                source.parent, source.skipped = whole, begin * inner
+            else:
+                _copy_into(memory, f"{layer.name}:{index}", source, part, whole, begin * inner)
+    memory.homes[layer.output] = whole
+
+
+def _stays_blocked(memory: Memory, layer: Layer, begins: list[int]) -> bool:
+    image = geometry_of(memory.program.type(layer.output))
+    if image is None or image.is_vector or any(begin % memory.lanes for begin in begins):
+        return False
+    return any(memory.home(name).is_blocked(memory.image(name)) for name in layer.inputs)
+
+
+def _can_move(memory: Memory, buffer: Buffer) -> bool:
+    """Whether a buffer can become a part of another one: it has a place of its own, and no surplus behind it counts."""
+    if buffer.space != Space.ARENA or buffer.parent or buffer.constant is not None:
+        return False
+    if buffer.layout == "blocked" and not buffer.is_vector:
+        return True
+    readers = (step for step in memory.steps if buffer in step.inputs)
+    padded = buffer.is_vector or any(isinstance(step.spec, ConvSpec) for step in readers)
+    return not (padded and buffer.surplus(memory.lanes))
+
+
+def _join_blocked(memory: Memory, name: str, source: Buffer, whole: Buffer, begin: int) -> None:
+    if _can_move(memory, source):
+        source.parent, source.skipped = whole, begin
+        return
+    image = source.image
+    assert image is not None
+    part = Buffer(source.kind, "blocked", image, parent=whole, skipped=begin)
+    spec = BlockedElementwiseSpec("copy", image.channels, image.height, image.width, (False,), (0,))
+    memory.steps.append(Step(name, "Copy", spec, (source,), part))
+
+
+def _copy_into(memory: Memory, name: str, source: Buffer, kind: TensorType, whole: Buffer, skipped: int) -> None:
+    """Copy a plain tensor of shape `kind` to where it belongs in a larger one of the same rank."""
+    part = Buffer(kind, "plain", None, parent=whole, skipped=skipped)
+    spec = CopySpec(datatype(name, kind), kind.shape, _strides(kind.shape), _strides(whole.kind.shape))
+    memory.steps.append(Step(name, "Copy", spec, (source,), part))
+
+
+def place_transpose(memory: Memory, layer: Layer, order: tuple[int, ...]) -> None:
+    """Move the numbers of a plain tensor; a blocked image becomes [H, W, C] while it is unpacked."""
+    (name,) = layer.inputs
+    home, kind, result = memory.home(name), memory.program.type(name), memory.program.type(layer.output)
+    if order == (0, 2, 3, 1) and home.layout == "blocked" and home.image == geometry_of(kind) and not home.is_vector:
+        assert home.image is not None
+        unpack = UnpackSpec(home.image.channels, home.image.height, home.image.width, channels_last=True)
+        memory.append(layer, unpack, (home,), "plain")
+        return
+    strides = _strides(kind.shape)
+    spec = CopySpec(datatype(name, kind), result.shape, tuple(strides[axis] for axis in order), _strides(result.shape))
+    memory.append(layer, spec, (memory.plain(name),), "plain")
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Distance, in numbers, of neighbours along each axis of a plain tensor."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -1,0 +1,27 @@
+"""Operators that move numbers about: concatenation and transposition."""
+
+from gangway.compiler.graph import Node
+from gangway.compiler.layers import Concat, Program, Transpose
+from gangway.compiler.operators.registry import lowers
+
+
+@lowers("Concat")
+def concat(program: Program, node: Node) -> None:
+    """Tensors beside each other; constants among them are unsupported."""
+    rank = len(program.type(node.outputs[0]).shape)
+    for index, name in enumerate(node.inputs):
+        if name in program.graph.constants:
+            raise node.unsupported(f"its input {index}, '{name}', is a constant")
+    program.add(node, Concat(node.attributes["axis"] % rank), node.inputs)
+
+
+@lowers("Transpose")
+def transpose(program: Program, node: Node) -> None:
+    """Any order of axes; nothing moves if those longer than 1 keep theirs."""
+    shape = program.type(node.inputs[0]).shape
+    order = tuple(node.attributes.get("perm", range(len(shape))[::-1]))
+    long = [axis for axis in order if shape[axis] > 1]
+    if long == sorted(long):
+        program.views[node.outputs[0]] = node.inputs[0]
+    else:
+        program.add(node, Transpose(order), node.inputs)
