@@ -11,6 +11,7 @@ from gangway.compiler.specs import (
     GlobalPoolSpec,
     PackSpec,
     PoolSpec,
+    SoftmaxSpec,
     UnpackSpec,
 )
 
@@ -29,7 +30,13 @@ def shape_text(step: Step) -> str:
             return f"{spec.in_channels} -> {spec.out_channels}"
         case ConvSpec():
             size = "x".join(map(str, (spec.out_channels, *spec.output_size)))
-            groups = " depthwise" if spec.groups > 1 else ""
+            groups = (
+                ""
+                if spec.groups == 1
+                else " depthwise"
+                if spec.groups == spec.in_channels
+                else f" {spec.groups} groups"
+            )
             return (
                 f"{spec.in_channels}x{spec.height}x{spec.width} -> {size} {_window(spec.kernel, spec.stride)}{groups}"
             )
@@ -40,7 +47,7 @@ def shape_text(step: Step) -> str:
             return f"{spec.channels}x{spec.height}x{spec.width} -> {spec.channels}"
         case PackSpec() | UnpackSpec() | BlockedElementwiseSpec():
             return f"{spec.channels}x{spec.height}x{spec.width}"
-        case ElementwiseSpec() | CopySpec():
+        case ElementwiseSpec() | CopySpec() | SoftmaxSpec():
             shape = step.output.kind.shape
             return "x".join(map(str, shape[1:] if shape[:1] == (1,) else shape)) or "1"
 
@@ -61,7 +68,7 @@ def flops(step: Step) -> int:
             return 2 * outputs * spec.in_channels // spec.groups * math.prod(spec.kernel)
         case PoolSpec():
             return outputs * math.prod(spec.kernel)
-        case GlobalPoolSpec():
+        case GlobalPoolSpec() | SoftmaxSpec():
             return math.prod(step.inputs[0].kind.shape)
         case ElementwiseSpec() | BlockedElementwiseSpec():
             return 0 if spec.operator == "copy" else outputs

@@ -21,6 +21,7 @@ from gangway.compiler.specs import (
     GlobalPoolSpec,
     PackSpec,
     PoolSpec,
+    SoftmaxSpec,
     UnpackSpec,
 )
 
@@ -48,6 +49,9 @@ class _Placer:
                 self._place_conv(layer, layer.spec)
             case ElementwiseSpec():
                 self._place_elementwise(layer, layer.spec)
+            case SoftmaxSpec():
+                memory = self._memory
+                memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
             case Concat():
                 place_concat(self._memory, layer, layer.spec.axis)
             case Transpose():

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from gangway.compiler.activations import NONE, Activation
 
 Array = npt.NDArray[Any]
+MOST_LANES = 16  # of any target
 ElementwiseOperator = Literal["add", "sub", "mul", "copy"]
 
 
@@ -41,7 +42,8 @@ def window_output(
 class ConvSpec:
     """Convolution + bias [+ residual] [+ activation], blocked in and out. Arguments: x, weights, bias, [residual,] y.
 
-    Weights arrive as ONNX has them, [out][in/groups][kh][kw]. `groups` is 1 or `in_channels` (depthwise).
+    Weights arrive as ONNX has them, [out][in/groups][kh][kw]. `groups` is 1, or `in_channels` (depthwise), or such that
+    inputs and outputs of a group are multiples of MOST_LANES.
     `input_planar`: x is planar. A dense layer (Gemm) is a 1x1 convolution over a 1 x M image; halos are 0 there.
     Each halo is at least what its consumers' padding needs; it belongs to the tensor: producer and consumers agree.
     """
@@ -70,8 +72,9 @@ class ConvSpec:
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """Max or average pooling, blocked in and out. Arguments: x, y. Padding takes no part, unless `count_include_pad`.
+    """Max or average pooling, blocked in and out. Arguments: x, y. Padding takes no part in a maximum or sum.
 
+    With `count_include_pad` it counts in the mean, but for what ceil_mode added to it (bottom and right `ceil_pads`).
     No halo is needed: the kernel knows where the image ends.
     """
 
@@ -83,6 +86,7 @@ class PoolSpec:
     stride: tuple[int, int]
     pads: tuple[int, int, int, int]
     count_include_pad: bool = False
+    ceil_pads: tuple[int, int] = (0, 0)
     input_halo: int = 0
     output_halo: int = 0
 
@@ -94,12 +98,13 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class GlobalPoolSpec:
-    """Mean over all pixels, blocked in, blocked 1 x 1 out. Arguments: x, y."""
+    """Mean or maximum over all pixels, blocked in, blocked 1 x 1 out. Arguments: x, y."""
 
     channels: int
     height: int
     width: int
     input_halo: int = 0
+    mode: Literal["max", "average"] = "average"
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,14 @@ class UnpackSpec:
     width: int
     input_halo: int = 0
     channels_last: bool = False
+
+
+@dataclass(frozen=True)
+class SoftmaxSpec:
+    """exp(x) over its sum, for each row of a plain float32 matrix. Arguments: x, y."""
+
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -165,7 +178,15 @@ class BlockedElementwiseSpec:
 
 
 KernelSpec = (
-    ConvSpec | PoolSpec | GlobalPoolSpec | PackSpec | UnpackSpec | CopySpec | ElementwiseSpec | BlockedElementwiseSpec
+    ConvSpec
+    | PoolSpec
+    | GlobalPoolSpec
+    | PackSpec
+    | UnpackSpec
+    | CopySpec
+    | SoftmaxSpec
+    | ElementwiseSpec
+    | BlockedElementwiseSpec
 )
 
 

@@ -1,6 +1,15 @@
 """ONNX operators, one small function each. Importing this package registers all of them."""
 
-from gangway.compiler.operators import activations, convolution, dense, elementwise, pooling, shapes, views
+from gangway.compiler.operators import (
+    activations,
+    convolution,
+    dense,
+    elementwise,
+    normalisation,
+    pooling,
+    shapes,
+    views,
+)
 from gangway.compiler.operators.registry import lower
 
-__all__ = ["activations", "convolution", "dense", "elementwise", "lower", "pooling", "shapes", "views"]
+__all__ = ["activations", "convolution", "dense", "elementwise", "lower", "normalisation", "pooling", "shapes", "views"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 from gangway.compiler.graph import Node
-from gangway.compiler.layers import Program
+from gangway.compiler.layers import Geometry, Program, geometry_of
 from gangway.compiler.operators.registry import lowers
 from gangway.compiler.specs import Array, ConvSpec
 
@@ -26,14 +26,26 @@ def matmul(program: Program, node: Node) -> None:
 
 
 def _dense(program: Program, node: Node, weights: Array, bias: Array | None) -> None:
-    """Add a dense layer with weights [outputs, inputs]: a 1x1 convolution over an image of one pixel."""
+    """Add a dense layer with weights [outputs, inputs]: a convolution with a window as large as its image."""
     vector = program.geometry(node, node.inputs[0])
     if weights.ndim != 2 or len(program.type(node.inputs[0]).shape) != 2:
         raise node.unsupported("only a row vector times a matrix")
     outputs, inputs = weights.shape
-    spec = ConvSpec(vector.channels, 1, 1, outputs)
     if inputs != vector.channels:
         raise node.unsupported(f"weights for {inputs} inputs, but '{node.inputs[0]}' has {vector.channels}")
+    source, image = _flattened(program, node.inputs[0], vector)
+    size = (image.height, image.width)
+    spec = ConvSpec(image.channels, *size, outputs, kernel=size)
     full_bias = np.zeros(outputs, np.float32) if bias is None else np.broadcast_to(bias, (1, outputs)).reshape(-1)
-    tensors = {"weights": weights.reshape(outputs, inputs, 1, 1), "bias": full_bias}
-    program.add(node, spec, (node.inputs[0],), tensors)
+    tensors = {"weights": weights.reshape(outputs, image.channels, *size), "bias": full_bias}
+    program.add(node, spec, (source,), tensors)
+
+
+def _flattened(program: Program, name: str, vector: Geometry) -> tuple[str, Geometry]:
+    """Return the image that a vector is a view of: a window as large as that needs no other layout than the image's."""
+    while name in program.views:
+        name = program.views[name]
+        image = geometry_of(program.graph.types[name])
+        if image and not image.is_vector and name not in program.graph.inputs:
+            return name, image
+    return name, vector

@@ -1,4 +1,6 @@
-"""Pooling: windows, and means over the whole image."""
+"""Pooling: windows, and means and maxima of the whole image."""
+
+from dataclasses import replace
 
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Geometry, Program
@@ -14,9 +16,11 @@ def pool(program: Program, node: Node) -> None:
     height, width = node.attributes["kernel_shape"]
     window = window_of(node, image, (height, width))
     average = node.operator == "AveragePool"
-    include_pad = bool(node.attributes.get("count_include_pad", 0))
-    if window.dilation != (1, 1) or (include_pad and node.attributes.get("ceil_mode", 0)):
-        raise node.unsupported("dilations, or ceil_mode with count_include_pad")
+    if window.dilation != (1, 1):
+        raise node.unsupported(f"dilations {window.dilation}")
+    if average and window.kernel == window.stride == (1, 1) and not any(window.pads):
+        program.views[node.outputs[0]] = node.inputs[0]  # an adaptive pooling, exported where it has nothing to do
+        return
     if average and window.kernel == (image.height, image.width) and not any(window.pads):
         program.add(node, _global_pool(image), (node.inputs[0],))
         return
@@ -28,7 +32,8 @@ def pool(program: Program, node: Node) -> None:
         window.kernel,
         window.stride,
         window.pads,
-        average and include_pad,
+        average and bool(node.attributes.get("count_include_pad", 0)),
+        window.ceil_pads,
     )
     program.add(node, spec, (node.inputs[0],))
 
@@ -37,6 +42,13 @@ def pool(program: Program, node: Node) -> None:
 def global_average_pool(program: Program, node: Node) -> None:
     """Mean over all pixels."""
     program.add(node, _global_pool(program.geometry(node, node.inputs[0])), (node.inputs[0],))
+
+
+@lowers("GlobalMaxPool")
+def global_max_pool(program: Program, node: Node) -> None:
+    """Maximum of all pixels."""
+    spec = replace(_global_pool(program.geometry(node, node.inputs[0])), mode="max")
+    program.add(node, spec, (node.inputs[0],))
 
 
 @lowers("ReduceMean")

@@ -12,12 +12,13 @@ Pads = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Window:
-    """A window that slides over an image; pads are top, left, bottom, right."""
+    """A window that slides over an image; pads are top, left, bottom, right, `ceil_pads` of them are ceil_mode's."""
 
     kernel: Pair
     stride: Pair
     pads: Pads
     dilation: Pair
+    ceil_pads: Pair  # bottom, right
 
 
 def window_of(node: Node, image: Geometry, kernel: Pair) -> Window:
@@ -25,14 +26,14 @@ def window_of(node: Node, image: Geometry, kernel: Pair) -> Window:
     stride = _pair(node, "strides", (1, 1))
     dilation = _pair(node, "dilations", (1, 1))
     size = (image.height, image.width)
-    pads = _pads(node, size, kernel, stride, dilation)
+    pads = given = _pads(node, size, kernel, stride, dilation)
     if node.attributes.get("ceil_mode", 0):
         pads = _ceil_pads(size, kernel, stride, pads, dilation)
     if min(pads) < 0 or min(*kernel, *stride, *dilation) < 1:
         raise node.unsupported(f"kernel {kernel}, strides {stride}, pads {pads}, dilations {dilation}")
     if min(window_output(size, kernel, stride, pads, dilation)) < 1:
         raise node.unsupported(f"the image {size} is smaller than the window {kernel}")
-    return Window(kernel, stride, pads, dilation)
+    return Window(kernel, stride, pads, dilation, (pads[2] - given[2], pads[3] - given[3]))
 
 
 def _pair(node: Node, name: str, default: Pair) -> Pair:

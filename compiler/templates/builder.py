@@ -125,6 +125,10 @@ class Register:
         """The vector."""
         return self._buffer[self._index]
 
+    def lane(self, index: Expr) -> Expr:
+        """One number of the vector."""
+        return self._buffer[index]
+
     def add(self, value: Expr) -> None:
         """Accumulate; `a * b` becomes a fused multiply-add where the target has one."""
         self.set(self.value + value)

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from gangway.artifact.format import TargetSpec
 
-from ..specs import ConvSpec, PackedWeights, RawWeights
+from ..specs import MOST_LANES, ConvSpec, PackedWeights, RawWeights
 from .base import FLOAT_BYTES, Image, UnsupportedSpecError, registers
 from .cost import Traffic
 from .tiling import Cut, cut_line, cut_rows, is_line
@@ -49,8 +49,16 @@ class Geometry:
 
     @cached_property
     def group_blocks(self) -> int:
-        """Output channel blocks of a register tile; decides how weights are packed."""
-        return min(VECTOR_BLOCKS if self.pixels == 1 else 2, self.output.blocks)
+        """Output channel blocks of a register tile; decides how weights are packed. All read the same inputs."""
+        most = min(VECTOR_BLOCKS if self.pixels == 1 else 2, self.output.blocks)
+        if self.spec.groups == 1:
+            return most
+        return next(blocks for blocks in range(most, 0, -1) if self.blocks_per_group % blocks == 0)
+
+    @cached_property
+    def blocks_per_group(self) -> int:
+        """Output channel blocks of one of the convolution's own groups."""
+        return self.output.blocks // self.spec.groups
 
     @cached_property
     def groups(self) -> int:
@@ -70,7 +78,7 @@ class Geometry:
     @cached_property
     def plane_channels(self) -> tuple[int, int]:
         """Whole input planes, and the channels that are summed up of the last, partial one."""
-        whole, rest = divmod(self.spec.in_channels, self.input.lanes)
+        whole, rest = divmod(self.spec.in_channels // self.spec.groups, self.input.lanes)
         return whole, -(-rest // UNROLLED_CHANNELS) * UNROLLED_CHANNELS
 
     @cached_property
@@ -98,7 +106,11 @@ class Geometry:
 
 
 def check(spec: ConvSpec) -> None:
-    """Raise `UnsupportedSpecError` unless the input's halo covers all padding."""
+    """Raise `UnsupportedSpecError` unless the input's halo covers all padding, and groups are whole blocks."""
+    if spec.groups not in (1, spec.in_channels) and (
+        spec.in_channels % (spec.groups * MOST_LANES) or spec.out_channels % (spec.groups * MOST_LANES)
+    ):
+        raise UnsupportedSpecError(f"convolution with {spec.groups} groups of {spec.in_channels} channels")
     (out_height, out_width), (top, left, _, _) = spec.output_size, spec.pads
     if out_height < 1 or out_width < 1:
         raise UnsupportedSpecError(f"convolution with an empty output: {spec}")
@@ -113,7 +125,7 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     geometry = Geometry(spec, target)
     planes, rest = geometry.plane_channels
     channels, lanes = planes * geometry.input.lanes, target.lanes
-    surplus = (0, -spec.out_channels % lanes), (0, max(0, channels + rest - spec.in_channels))
+    surplus = (0, -spec.out_channels % lanes), (0, max(0, channels + rest - spec.in_channels // spec.groups))
     weights = np.pad(raw["weights"].astype(np.float32), (*surplus, (0, 0), (0, 0)))
     group_channels = geometry.group_blocks * lanes
     packed = []

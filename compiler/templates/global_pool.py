@@ -1,9 +1,11 @@
-"""Mean over all pixels of each channel."""
+"""Mean or maximum over all pixels of each channel."""
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
+from tvm import tirx
 
 from ..specs import GlobalPoolSpec, KernelPlan
 from .base import FLOAT_BYTES, Image, knob, make_plan
@@ -29,20 +31,25 @@ def _image(spec: GlobalPoolSpec, target: TargetSpec) -> Image:
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: x, y."""
-    assert isinstance(plan.spec, GlobalPoolSpec)
-    image, lanes = _image(plan.spec, target), target.lanes
+    spec = plan.spec
+    assert isinstance(spec, GlobalPoolSpec)
+    image, lanes = _image(spec, target), target.lanes
     tasks = Tasks(image.blocks, 1, knob(plan, "groups"), 1, pixels_first=False)
     sums_count = min(SUMS, image.width)
+
+    def combine(a: Expr, b: Expr) -> Expr:
+        return a + b if spec.mode == "average" else tirx.Max(a, b)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         x, y = buffers
 
         def plane(block: Expr, _: Expr) -> None:
-            sums = [Register(lanes, constant(0.0, lanes)) for _ in range(sums_count)]
+            start = 0.0 if spec.mode == "average" else float("-inf")
+            sums = [Register(lanes, constant(start, lanes)) for _ in range(sums_count)]
 
             def pixels(base: Expr, count: int) -> None:
                 for i in range(count):
-                    sums[i].add(x[lanes_at(base + i * lanes, lanes)])
+                    sums[i].set(combine(sums[i].value, x[lanes_at(base + i * lanes, lanes)]))
 
             def line(row: Expr) -> None:
                 base = block * image.plane + image.origin + row * image.row
@@ -51,9 +58,10 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                 pixels(base + whole * sums_count * lanes, rest)
 
             repeat(image.height, line)
-            total = sum((s.value for s in sums[1:]), sums[0].value)
-            mean = total * constant(1 / (image.height * image.width), lanes)
-            store(y, block * lanes, mean, lanes)
+            total = reduce(combine, (s.value for s in sums))
+            if spec.mode == "average":
+                total = total * constant(1 / (image.height * image.width), lanes)
+            store(y, block * lanes, total, lanes)
 
         tasks.each_group(number, plane)
 

@@ -75,6 +75,7 @@ class _Window:
     stride: int
     pad: int
     limit: int  # the input's length
+    counted: int  # padding at the end that counts
 
     def inside(self, position: int) -> bool:
         """Whether the window at an output position lies wholly in the input."""
@@ -88,6 +89,10 @@ class _Window:
     def end(self, position: Expr) -> Expr:
         """One past the window's last tap that is not padding."""
         return at_most(self.limit + self.pad - position * self.stride, self.size)
+
+    def padded(self, position: Expr) -> Expr:
+        """Number of the window's taps, those in padding included that counts."""
+        return at_most(self.limit + self.pad + self.counted - position * self.stride, self.size)
 
 
 def _segments(window: _Window, width: int) -> list[Segment]:
@@ -105,8 +110,10 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     lanes = target.lanes
     x_image, y_image = _images(spec, target)
     tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
-    down = _Window(spec.kernel[0], spec.stride[0], spec.pads[0], spec.height)
-    across = _Window(spec.kernel[1], spec.stride[1], spec.pads[1], spec.width)
+    down, across = (
+        _Window(spec.kernel[axis], spec.stride[axis], spec.pads[axis], size, spec.pads[axis + 2] - spec.ceil_pads[axis])
+        for axis, size in enumerate((spec.height, spec.width))
+    )
     segments = _segments(across, y_image.width)
 
     def combine(a: Expr, b: Expr) -> Expr:
@@ -139,7 +146,9 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                 for other in found[1:]:
                     value = combine(value, other)
                 if spec.mode == "average":
-                    count = spec.kernel[0] * spec.kernel[1] if spec.count_include_pad else (end - first) * len(taps)
+                    count = (end - first) * len(taps)
+                    if spec.count_include_pad:  # only border columns, single and at known places, can reach the padding
+                        count = down.padded(row) * (across.padded(column) if isinstance(column, int) else across.size)
                     value = value * splat(tirx.const(1.0, "float32") / tirx.Cast("float32", count), lanes)
                 out = block * y_image.plane + y_image.origin + row * y_image.row + (column + i) * lanes
                 store(y, out, value, lanes)

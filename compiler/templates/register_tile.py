@@ -9,7 +9,7 @@ from itertools import product
 
 from .activate import activate
 from .base import FLOAT_BYTES, Image
-from .builder import Buffer, Expr, Register, lanes_at, prefetch, repeat, splat, store
+from .builder import Buffer, Expr, Register, lanes_at, prefetch, quotient, repeat, splat, store
 from .geometry import UNROLLED_CHANNELS, Geometry
 from .tiling import Band, Cut, each_tile
 
@@ -59,7 +59,11 @@ class RegisterTiles:
             [Register(lanes, self._bias[lanes_at((first_block + j) * lanes, lanes)]) for j in range(blocks)]
             for _ in range(rows * width)
         ]
-        self._reduce(sums, group, blocks, self._inputs(row, column, rows, width))
+        inputs = self._inputs(row, column, rows, width)
+        if self._g.spec.groups > 1:
+            skipped = quotient(first_block, self._g.blocks_per_group) * self._g.plane_channels[0]
+            inputs = [pixel + skipped * self._g.input.plane for pixel in inputs]
+        self._reduce(sums, group, blocks, inputs)
         output = self._pixels(self._g.output, row, column, rows, width)
         residual = self._pixels(self._g.residual, row, column, rows, width)
         for j, i in product(range(blocks), range(rows * width)):

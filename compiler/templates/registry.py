@@ -23,9 +23,10 @@ from ..specs import (
     PackSpec,
     PoolSpec,
     RawWeights,
+    SoftmaxSpec,
     UnpackSpec,
 )
-from . import convolution, copying, depthwise, elementwise, global_pool, layout, pooling
+from . import convolution, copying, depthwise, elementwise, global_pool, layout, pooling, softmax
 from .base import UnsupportedSpecError
 
 __all__ = ["UnsupportedSpecError", "emit", "pack", "plan", "versions"]
@@ -44,6 +45,8 @@ def _candidates(spec: KernelSpec, target: TargetSpec) -> Iterator[KernelPlan]:
             return layout.candidates(spec, target)
         case CopySpec():
             return copying.candidates(spec, target)
+        case SoftmaxSpec():
+            return softmax.candidates(spec, target)
         case ElementwiseSpec():
             return elementwise.candidates(spec, target)
         case BlockedElementwiseSpec():
@@ -52,11 +55,7 @@ def _candidates(spec: KernelSpec, target: TargetSpec) -> Iterator[KernelPlan]:
 
 def _convolution(spec: ConvSpec) -> Any:
     """The module that computes a convolution."""
-    if spec.groups == 1:
-        return convolution
-    if spec.groups == spec.in_channels:
-        return depthwise
-    raise UnsupportedSpecError(f"convolution with {spec.groups} groups of {spec.in_channels} channels")
+    return depthwise if spec.groups == spec.in_channels > 1 else convolution
 
 
 def plan(spec: KernelSpec, target: TargetSpec) -> KernelPlan:
@@ -93,6 +92,8 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             return layout.emit(plan, target, symbol)
         case CopySpec():
             return copying.emit(plan, target, symbol)
+        case SoftmaxSpec():
+            return softmax.emit(plan, target, symbol)
         case ElementwiseSpec():
             return elementwise.emit(plan, target, symbol)
         case BlockedElementwiseSpec():

@@ -1,0 +1,23 @@
+"""Softmax."""
+
+import math
+
+from gangway.compiler.graph import Node
+from gangway.compiler.layers import Program
+from gangway.compiler.operators.registry import lowers
+from gangway.compiler.specs import SoftmaxSpec
+
+
+@lowers("Softmax")
+def softmax(program: Program, node: Node) -> None:
+    """Over the last axis, if all axes behind it have length 1.
+
+    Before opset 13 an axis meant all from there on, and 1 was the default, not the last one: what the two readings
+    disagree on is unsupported.
+    """
+    kind = program.type(node.inputs[0])
+    axis = node.attributes.get("axis", 1 if len(kind.shape) == 2 else 0) % len(kind.shape)
+    if kind.dtype != "float32" or math.prod(kind.shape[axis + 1 :]) != 1:
+        raise node.unsupported(f"over axis {axis} of {kind.dtype}{list(kind.shape)}; only float32 over the last one")
+    spec = SoftmaxSpec(math.prod(kind.shape[:axis]), kind.shape[axis])
+    program.add(node, spec, (node.inputs[0],))

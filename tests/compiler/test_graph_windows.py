@@ -1,0 +1,128 @@
+"""Pooling with every attribute, convolutions of every shape, dense layers on images, against onnxruntime."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gangway.compiler.target import TARGETS, machine_features, supported
+from onnx import helper
+
+node = helper.make_node
+HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
+DEEP: dict[str, list[int | str]] = {"x": ["N", 20, 13, 18]}
+
+
+def weights(*shape: int, seed: int = 0) -> Any:
+    random = np.random.default_rng(seed)
+    return (random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+
+
+POOLS: list[dict[str, Any]] = [
+    {"kernel_shape": [5, 5], "strides": [3, 3]},
+    {"kernel_shape": [5, 5], "strides": [3, 3], "ceil_mode": 1},
+    {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]},
+    {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 0, 0, 1], "ceil_mode": 1},
+    {"kernel_shape": [4, 2], "strides": [3, 2], "pads": [0, 1, 2, 0]},
+    {"kernel_shape": [2, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+    {"kernel_shape": [2, 2], "auto_pad": "SAME_LOWER"},
+]
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_pooling_of_every_kind(check: Any, network: Any, target: str) -> None:
+    nodes = [
+        node(operator, ["x"], [f"{operator}{n}"], **attributes)
+        for n, attributes in enumerate(POOLS)
+        for operator in ("MaxPool", "AveragePool")
+    ]
+    for n, attributes in enumerate(POOLS):
+        nodes.append(node("AveragePool", ["x"], [f"counted{n}"], count_include_pad=1, **attributes))
+    nodes += [node("GlobalMaxPool", ["x"], ["most"]), node("GlobalAveragePool", ["x"], ["mean"])]
+    outputs = {item.output[0]: None for item in nodes}
+    check(network(nodes, DEEP, outputs), target)
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_convolutions_of_every_shape(check: Any, network: Any, target: str) -> None:
+    kernels: dict[tuple[int, int], dict[str, Any]] = {
+        (1, 7): {"pads": [0, 3, 0, 3]},
+        (7, 1): {"pads": [3, 0, 3, 0]},
+        (1, 3): {"auto_pad": "SAME_UPPER"},
+        (3, 1): {"auto_pad": "SAME_LOWER", "strides": [2, 2]},
+        (5, 5): {"pads": [2, 2, 2, 2], "strides": [2, 1]},
+        (3, 3): {"dilations": [2, 3], "pads": [2, 3, 2, 3]},
+        (2, 4): {"pads": [0, 1, 1, 2]},
+        (11, 11): {"pads": [2, 2, 2, 2], "strides": [4, 4]},
+    }
+    nodes = [node("Conv", ["x", f"w{n}"], [f"y{n}"], **attributes) for n, attributes in enumerate(kernels.values())]
+    constants = {f"w{n}": weights(10, 20, *kernel) for n, kernel in enumerate(kernels)}
+    check(network(nodes, DEEP, {item.output[0]: None for item in nodes}, constants), target)
+
+
+def test_a_first_convolution_with_large_kernel_and_stride(check: Any, network: Any) -> None:
+    nodes = [node("Conv", ["x", "w", "b"], ["a"], pads=[2, 2, 2, 2], strides=[4, 4]), node("Relu", ["a"], ["y"])]
+    constants = {"w": weights(40, 3, 11, 11), "b": weights(40)}
+    check(network(nodes, {"x": ["N", 3, 63, 71]}, {"y": None}, constants))
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_groups(check: Any, network: Any, target: str) -> None:
+    """Of whole registers, of small groups that fill some together, of odd ones, and depthwise with a multiplier."""
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("Conv", ["a", "w0"], ["b0"], group=2, pads=[1, 1, 1, 1]),
+        node("Relu", ["b0"], ["c0"]),
+        node("Add", ["c0", "a"], ["y0"]),
+        node("Conv", ["a", "w1"], ["y1"], group=16, strides=[2, 2]),
+        node("Conv", ["x", "w2"], ["y2"], group=4),
+        node("Conv", ["x", "w3"], ["y3"], group=20, pads=[1, 1, 1, 1]),
+        node("Conv", ["a", "w4"], ["y4"], group=2),
+        node("GlobalAveragePool", ["a"], ["d"]),
+        node("Conv", ["d", "w5"], ["y5"], group=2),
+    ]
+    constants = {
+        "w": weights(64, 20, 1, 1),
+        "w0": weights(64, 32, 3, 3),
+        "w1": weights(32, 4, 3, 3),
+        "w2": weights(12, 5, 3, 3),
+        "w3": weights(40, 1, 3, 3),
+        "w4": weights(96, 32, 1, 1),
+        "w5": weights(224, 32, 1, 1),
+    }
+    check(network(nodes, DEEP, {f"y{n}": None for n in range(6)}, constants), target)
+
+
+@pytest.mark.parametrize("target", HERE)
+def test_dense_layers_on_images(check: Any, network: Any, target: str) -> None:
+    """No layout but the image's own is needed, whatever its channels and halo."""
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], strides=[2, 2]),
+        node("Relu", ["a"], ["b"]),
+        node("AveragePool", ["b"], ["b1"], kernel_shape=[1, 1]),
+        node("Flatten", ["b1"], ["c"]),
+        node("Gemm", ["c", "m", "n"], ["d"]),
+        node("Relu", ["d"], ["y"]),
+        node("Conv", ["b", "v"], ["z"], pads=[1, 1, 1, 1]),
+    ]
+    constants = {
+        "w": weights(24, 20, 3, 3),
+        "m": weights(24 * 48, 70),
+        "n": weights(70),
+        "v": weights(5, 24, 3, 3),
+    }
+    operators = check(network(nodes, DEEP, {"y": None, "z": None}, constants), target)
+    assert "Gemm+Relu" in operators
+    assert operators.count("Unpack") <= 2  # the outputs
+
+
+@pytest.mark.parametrize("columns", [5, 16, 37])
+@pytest.mark.parametrize("target", HERE)
+def test_softmax(check: Any, network: Any, target: str, columns: int) -> None:
+    nodes = [
+        node("Softmax", ["x"], ["a"], axis=-1),
+        node("Flatten", ["a"], ["b"]),
+        node("Gemm", ["b", "w"], ["c"]),
+        node("Softmax", ["c"], ["y"]),
+    ]
+    constants = {"w": weights(3 * 7 * columns, 1003) * 30}
+    check(network(nodes, {"x": ["N", 3, 7, columns]}, {"y": None, "a": None}, constants), target)
