@@ -17,13 +17,14 @@ _LN_2 = (0.693359375, -2.121944400546905e-4)
 # Adding and subtracting 1.5 x 2^23 rounds to an integer, which then stands in the low bits of the sum.
 _ROUNDER, _ROUNDER_BITS = 12582912.0, 0x4B400000
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
-# Chebyshev interpolations, highest power first: of (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2, and of (tanh(x) - x) /
-# x^3 as a function of x^2 for |x| <= 0.625.
+# Chebyshev interpolations, highest power first: of (exp(r) - 1 - r) / r^2 for |r| <= log(2) / 2, of (2^r - 1) / r for
+# |r| <= 1 / 2, and of (tanh(x) - x) / x^3 as a function of x^2 for |x| <= 0.625.
 _EXP = (1.9891030640e-4, 1.3933685861e-3, 8.3333108896e-3, 4.1666464602e-2, 1.6666666682e-1, 5.0000000135e-1)
+_EXP2 = (1.3381302537e-3, 9.6663685154e-3, 5.5503810138e-2, 2.4022349038e-1, 6.9314718056e-1)
 _TANH = (-6.0967141654e-3, 2.0997178999e-2, -5.3850909578e-2, 1.3332769737e-1, -3.3333328944e-1)
 _TANH_SMALL = 0.625
 _EXP_RANGE = (-104.0, 89.0)  # beyond it, exp is zero or infinite
-_SIGMOID_RANGE = (-89.0, 87.0)  # from here on exp(-x) is normal or, since 2^128 is written like infinity, infinite
+_POWER_RANGE = (-126.0, 128.0)  # the scales within it are normal numbers or, since 2^128 is written like it, infinity
 
 
 def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
@@ -39,7 +40,7 @@ def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
         case "sigmoid":
             return _sigmoid(x, lanes)
         case "swish":
-            return x * _sigmoid(x, lanes)
+            return x / _one_and_exp(x, lanes)
         case "hard_sigmoid":
             return _clip(x * number(activation.alpha) + number(activation.beta), 0.0, 1.0, lanes)
         case "hard_swish":
@@ -56,9 +57,17 @@ def exp(x: Expr, lanes: int) -> Expr:
 
 
 def _sigmoid(x: Expr, lanes: int) -> Expr:
-    mantissa, exponent = _exp_parts(constant(0.0, lanes) - _clip(x, *_SIGMOID_RANGE, lanes), lanes)
-    one = constant(1.0, lanes)
-    return one / (one + mantissa * _power_of_two(exponent, lanes))
+    return constant(1.0, lanes) / _one_and_exp(x, lanes)
+
+
+def _one_and_exp(x: Expr, lanes: int) -> Expr:
+    """1 + exp(-x), as 1 + 2^n 2^f with an integer n and |f| <= 1 / 2; less exact than `exp`, whose errors the 1 hides."""
+    rounder = constant(_ROUNDER, lanes)
+    power = bind(_clip(x * constant(-_LOG2_E, lanes), *_POWER_RANGE, lanes))
+    shifted = _opaque(power + rounder, lanes)
+    rest = bind(power - (shifted - rounder))
+    mantissa = constant(1.0, lanes) + rest * _horner(_EXP2, rest, lanes)
+    return constant(1.0, lanes) + mantissa * _power_of_two(_rounded(shifted, lanes), lanes)
 
 
 def _tanh(x: Expr, lanes: int) -> Expr:
@@ -74,12 +83,21 @@ def _tanh(x: Expr, lanes: int) -> Expr:
 def _exp_parts(x: Expr, lanes: int) -> tuple[Expr, Expr]:
     """(m, n), n integers, with exp(x) = m 2^n."""
     x, rounder = bind(x), constant(_ROUNDER, lanes)
-    shifted = Register(lanes, x * constant(_LOG2_E, lanes) + rounder).value  # opaque: TVM would simplify a + b - b
+    shifted = _opaque(x * constant(_LOG2_E, lanes) + rounder, lanes)
     whole = bind(shifted - rounder)
     rest = bind(x - whole * constant(_LN_2[0], lanes) - whole * constant(_LN_2[1], lanes))
     mantissa = constant(1.0, lanes) + (rest + rest * rest * _horner(_EXP, rest, lanes))
-    bits = tirx.reinterpret(_dtype("int32", lanes), shifted)
-    return mantissa, bind(bits - constant(_ROUNDER_BITS, lanes, "int32"))
+    return mantissa, bind(_rounded(shifted, lanes))
+
+
+def _opaque(value: Expr, lanes: int) -> Expr:
+    """The value, in a register of its own: TVM would simplify (a + b) - b."""
+    return Register(lanes, value).value
+
+
+def _rounded(shifted: Expr, lanes: int) -> Expr:
+    """The integer n of a number n + _ROUNDER."""
+    return tirx.reinterpret(_dtype("int32", lanes), shifted) - constant(_ROUNDER_BITS, lanes, "int32")
 
 
 def _power_of_two(exponent: Expr, lanes: int) -> Expr:
