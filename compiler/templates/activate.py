@@ -61,7 +61,7 @@ def _sigmoid(x: Expr, lanes: int) -> Expr:
 
 
 def _one_and_exp(x: Expr, lanes: int) -> Expr:
-    """1 + exp(-x), as 1 + 2^n 2^f with an integer n and |f| <= 1 / 2; less exact than `exp`, whose errors the 1 hides."""
+    """1 + exp(-x), as 1 + 2^n 2^f with an integer n and |f| <= 1 / 2: less exact than `exp`, since the 1 hides it."""
     rounder = constant(_ROUNDER, lanes)
     power = bind(_clip(x * constant(-_LOG2_E, lanes), *_POWER_RANGE, lanes))
     shifted = _opaque(power + rounder, lanes)
