@@ -43,9 +43,10 @@ def _dense(program: Program, node: Node, weights: Array, bias: Array | None) -> 
 
 def _flattened(program: Program, name: str, vector: Geometry) -> tuple[str, Geometry]:
     """Return the image that a vector is a view of: a window as large as that needs no other layout than the image's."""
-    while name in program.views:
-        name = program.views[name]
-        image = geometry_of(program.graph.types[name])
-        if image and not image.is_vector and name not in program.graph.inputs:
-            return name, image
+    source = name
+    while source in program.views:
+        source = program.views[source]
+        image = geometry_of(program.type(source))
+        if image and not image.is_vector and source not in program.graph.inputs:
+            return source, image
     return name, vector

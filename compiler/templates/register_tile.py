@@ -9,7 +9,7 @@ from itertools import product
 
 from .activate import activate
 from .base import FLOAT_BYTES, Image
-from .builder import Buffer, Expr, Register, lanes_at, prefetch, quotient, repeat, splat, store
+from .builder import Buffer, Expr, Register, at_least, at_most, lanes_at, prefetch, quotient, repeat, splat, store
 from .geometry import UNROLLED_CHANNELS, Geometry
 from .tiling import Band, Cut, each_tile
 
@@ -63,7 +63,7 @@ class RegisterTiles:
         if self._g.spec.groups > 1:
             skipped = quotient(first_block, self._g.blocks_per_group) * self._g.plane_channels[0]
             inputs = [pixel + skipped * self._g.input.plane for pixel in inputs]
-        self._reduce(sums, group, blocks, inputs)
+        self._reduce(sums, group, blocks, inputs, self._kernel_rows(row, rows))
         output = self._pixels(self._g.output, row, column, rows, width)
         residual = self._pixels(self._g.residual, row, column, rows, width)
         for j, i in product(range(blocks), range(rows * width)):
@@ -74,8 +74,30 @@ class RegisterTiles:
             value = activate(value, self._g.spec.activation, lanes)
             store(self._y, (first_block + j) * self._g.output.plane + output[i], value, lanes)
 
-    def _reduce(self, sums: list[list[Register]], group: Expr, blocks: int, inputs: list[Expr]) -> None:
+    def _kernel_rows(self, row: Expr, rows: int) -> tuple[Expr, Expr]:
+        """First and end of the kernel's rows that meet the image in any of the tile's rows; the others meet zeros."""
+        spec = self._g.spec
+        top, _, bottom, _ = spec.pads
+        first: Expr = 0
+        end: Expr = spec.kernel[0]
+        if top:
+            above = top - (row + (rows - 1)) * spec.stride[0]
+            first = quotient(at_least(above, 0) + (spec.dilation[0] - 1), spec.dilation[0])
+        if bottom:
+            below = spec.height + top - row * spec.stride[0]
+            end = at_most(quotient(below + (spec.dilation[0] - 1), spec.dilation[0]), end)
+        return first, end
+
+    def _reduce(
+        self,
+        sums: list[list[Register]],
+        group: Expr,
+        blocks: int,
+        inputs: list[Expr],
+        kernel_rows_used: tuple[Expr, Expr],
+    ) -> None:
         spec, image, lanes = self._g.spec, self._g.input, self._lanes
+        first_row, end_row = kernel_rows_used
         (kernel_rows, kernel_columns), width = spec.kernel, blocks * lanes
         group_base = group * (self._g.group_blocks * lanes * self._g.reduction)
         down, across = spec.dilation[0] * image.row, spec.dilation[1] * image.lanes
@@ -94,15 +116,21 @@ class RegisterTiles:
                 for j in range(blocks):
                     sums[i][j].add(number * weights[j])
 
-        def channels(plane: Expr, count: int, kh: Expr, kw: Expr) -> None:
+        def channels(plane: Expr, count: int, kh: Expr, kw: Expr, taps: int) -> None:
             def some(index: Expr) -> None:
                 for u in range(UNROLLED_CHANNELS):
                     step(plane, count, kh, kw, index * UNROLLED_CHANNELS + u)
 
-            repeat(count // UNROLLED_CHANNELS, some)
+            repeat(taps * count // UNROLLED_CHANNELS, some)
+
+        def taps_of_row(plane: Expr, count: int, kh: Expr) -> None:
+            if count == image.lanes and spec.dilation[1] == 1:  # all channels under a kernel's row lie side by side
+                channels(plane, count, kh, 0, kernel_columns)
+            else:
+                repeat(kernel_columns, lambda kw: channels(plane, count, kh, kw, 1))
 
         def blocked_taps(plane: Expr, count: int) -> None:
-            repeat(kernel_rows, lambda kh: repeat(kernel_columns, lambda kw: channels(plane, count, kh, kw)))
+            repeat(end_row - first_row, lambda kh: taps_of_row(plane, count, first_row + kh))
 
         def planar_taps(plane: Expr) -> None:
             # Neighbouring taps of a row share input pixels. Were they unrolled together, LLVM would keep those in
