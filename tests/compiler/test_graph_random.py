@@ -57,7 +57,27 @@ class Generator:
         self.add("Conv", [x.name, weights], x.shape, pads=[1, 1, 1, 1], group=x.channels)
 
     def activation(self, x: Tensor) -> None:
-        self.add("Relu", [x.name], x.shape)
+        self.add(str(self.random.choice(["Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSwish"])), [x.name], x.shape)
+
+    def swish(self, x: Tensor) -> None:
+        self.add("Sigmoid", [x.name], x.shape)
+        self.add("Mul", [self.tensors[-1].name, x.name], x.shape)
+
+    def gate(self, x: Tensor) -> None:
+        self.mean(x)
+        self.add("Mul", [x.name, self.tensors[-1].name], x.shape)
+
+    def concat(self, x: Tensor) -> None:
+        others = [tensor for tensor in self.tensors if tensor.shape[1:] == x.shape[1:]]
+        parts = [x, *(others[index] for index in self.random.integers(len(others), size=self.random.integers(1, 3)))]
+        parts = [parts[index] for index in self.random.permutation(len(parts))]
+        channels = sum(part.channels for part in parts)
+        if channels <= 200:
+            self.add("Concat", [part.name for part in parts], (channels, x.height, x.width), axis=1)
+
+    def transpose(self, x: Tensor) -> None:
+        self.add("Transpose", [x.name], (x.height, x.width, x.channels), perm=[0, 2, 3, 1])
+        self.add("Transpose", [self.tensors[-1].name], (x.channels, x.height, x.width), perm=[0, 3, 1, 2])
 
     def combine(self, x: Tensor) -> None:
         others = [tensor for tensor in self.tensors if tensor.shape == x.shape]
@@ -86,14 +106,15 @@ class Generator:
         self.nodes.append(helper.make_node("Gemm", [flat, weights], ["y"]))
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(24))
 def test_random_network(check: Callable[..., list[str]], network: Any, seed: int) -> None:
     random = np.random.default_rng(seed)
     size = (int(random.choice([1, 3, 16, 20])), *(int(n) for n in random.integers(5, 16, 2)))
     grown = Generator(random, tensors=[Tensor("x", *size)])
     operators = [grown.conv, grown.conv, grown.depthwise, grown.activation, grown.activation, grown.combine]
-    operators += [grown.combine, grown.shift, grown.pool, grown.mean]
-    for _ in range(10):
+    operators += [grown.combine, grown.shift, grown.pool, grown.mean, grown.swish, grown.gate, grown.transpose]
+    operators += [grown.concat] * 3
+    for _ in range(12):
         recent = grown.tensors[-4:]
         operators[random.integers(len(operators))](recent[random.integers(len(recent))])
     grown.dense(grown.tensors[-1])
