@@ -3,10 +3,14 @@
 Importing this imports onnxruntime and numpy (some 40 MB). Who does not need them does not import it.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+# Otherwise onnxruntime tells Microsoft about every model it opens: names, hashes, shapes. It looks when it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 DATATYPES = {  # Triton's names, as numpy's. onnxruntime gives tensors of other types no numpy array
@@ -23,7 +27,7 @@ DATATYPES = {  # Triton's names, as numpy's. onnxruntime gives tensors of other 
     "FP32": np.dtype(np.float32),
     "FP64": np.dtype(np.float64),
 }
-_ERRORS_ONLY = 3
+_FATAL = 4  # errors come as exceptions
 
 
 def open_session(path: Path) -> Any:
@@ -34,5 +38,5 @@ def open_session(path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

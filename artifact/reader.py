@@ -91,7 +91,7 @@ def _has_right_files(manifest: Manifest) -> bool:
     if manifest.engine is Engine.NATIVE:
         return set(manifest.files) == {WEIGHTS_FILE, KERNELS_FILE}
     paths = [PurePosixPath(name) for name in manifest.files]
-    inside = all(path.parts[0] == ONNX_FOLDER and ".." not in path.parts for path in paths)
+    inside = all(len(path.parts) > 1 and path.parts[0] == ONNX_FOLDER and ".." not in path.parts for path in paths)
     return ONNX_FILE in manifest.files and inside
 
 

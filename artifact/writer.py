@@ -119,7 +119,7 @@ class OnnxArtifactWriter(_Writer):
         shutil.copyfile(model, self.model_path)
         for name in external:
             target = root / name
-            if not target.resolve().is_relative_to(root.resolve()) or target == self.model_path:
+            if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == self.model_path.resolve():
                 raise ValueError(f"external data in '{name}', which is not below the model's folder")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model.parent / name, target)
