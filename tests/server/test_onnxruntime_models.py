@@ -25,7 +25,7 @@ from benchmarks.repository import GANGWAY
 from tests.onnx_networks import FOREIGN, Array, Foreign
 
 TIMEOUT_SECONDS = 30
-LONG_STEPS = 300_000  # over a second
+LONG_STEPS = 300_000  # half a second
 
 
 @dataclass(frozen=True)
