@@ -1,6 +1,6 @@
 """How a model is opened in onnxruntime: by the compiler, to see whether that works, and by the workers.
 
-Importing this imports onnxruntime and numpy (some 40 MB). Who does not need them does not import it.
+Importing this imports onnxruntime and numpy (15 MB of private memory). Who does not need them does not import it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A model that onnxruntime executes, as a program of a worker. Imports onnxruntime and numpy (some 40 MB)."""
+"""A model that onnxruntime executes, as a program of a worker. Imports onnxruntime and numpy."""
 
 import sys
 from pathlib import Path

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,18 @@ def test_a_run_in_progress_ends_and_answers(runner: Runner, tmp_path: Path) -> N
     lease.abort()
     assert runner.end(slot).status is SlotStatus.OK
     assert [left.reason for left in runner.executor.left([0])] == [LeftReason.DONE]
+
+
+def test_a_second_rank_does_not_wait(tmp_path: Path) -> None:
+    cores = available_cores()
+    with LocalExecutor(tmp_path / "cache", [cores[0], cores[-1]]) as executor:
+        runner = Runner(executor, tmp_path / "cache")
+        model_id = runner.load(FOREIGN["loop"]().save(tmp_path / "model.onnx"), "loop")
+        slot, spec, _ = runner.begin(model_id, {"count": np.array([LONG_STEPS])}, 1)
+        executor.start(0, replace(spec, wanted=2, timeout_us=1000), [0, 1])
+        assert runner.end(slot).status is SlotStatus.OK
+        reasons = {left.reason for left in executor.left([0, 1])}
+        assert LeftReason.DONE in reasons and reasons <= {LeftReason.DONE, LeftReason.SHRUNK}
 
 
 def test_a_killed_worker_is_replaced(runner: Runner, tmp_path: Path) -> None:

@@ -230,6 +230,8 @@ static enum left_reason run(const struct rank *rank) {
             case PAGE_EXHAUSTED:
                 /* Whoever still holds tasks will turn the page to STOPPED; nobody needs us for that. */
                 if (atomic_load(&lease->control) != CONTROL_RUN) return LEFT_STOPPED;
+                /* Another rank makes the only call, and that may take longer than the time-out. */
+                if (rank->query->program->whole) return LEFT_SHRUNK;
                 if (await_turn(rank, seen)) break;
                 lease_abort(lease);
                 return LEFT_TIMEOUT;
