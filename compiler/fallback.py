@@ -18,6 +18,7 @@ from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.importer import count_parameters, external_locations
 from gangway.compiler.key import compiler_version, model_key
 
+LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
 MAX_TENSOR_BYTES = 1 << 30  # of one row; as for compiled models
 _TYPES = {"float": "FP32", "double": "FP64", "float16": "FP16", "bool": "BOOL"}  # others: in capitals
 
@@ -66,7 +67,7 @@ def leave_to_onnxruntime(
             target=target,
             files={},  # the writer knows them
             engine=Engine.ONNXRUNTIME,
-            fallback_reason=reason,
+            fallback_reason=reason[:LONGEST_REASON],
             phase_us=phase_us,
             parameters=count_parameters(path),
             compiler_version=compiler_version(),
