@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -37,6 +37,9 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if kind is bool or kind is str:
         _expect(type(value) is kind, where, "a boolean" if kind is bool else "a string")
         return value
+    if issubclass(kind, StrEnum):
+        _expect(type(value) is str, where, "a string")
+        return kind(value)
     _expect(type(value) is int, where, "an integer")
     return kind(value) if issubclass(kind, IntEnum) else value
 

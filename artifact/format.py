@@ -1,7 +1,8 @@
 """What a compiled model consists of, as data. `docs/artifact.md` documents the files; this module is the schema.
 
 An artifact is a folder: `manifest.json` (this schema), `weights.bin` (packed, 64-byte aligned, mapped read-only by
-every worker: one copy in the machine) and `kernels.so` (plain C functions, no TVM runtime).
+every worker: one copy in the machine) and `kernels.so` (plain C functions, no TVM runtime). A model that cannot be
+compiled has its ONNX file there instead, for onnxruntime.
 
 A *row* is one item along the batch axis. Every size, task count and offset below is for one row; the executor runs a
 batch as `rows x tasks` tasks over the same kernels, with the bases of arena, inputs and outputs moved on by one row's
@@ -10,19 +11,28 @@ those in inputs and outputs only to the size of their numbers.
 """
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ALIGNMENT_BYTES = 64
 
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.bin"
 KERNELS_FILE = "kernels.so"
+ONNX_FOLDER = "onnx"  # the ONNX file, and files with its external data at the places it names
+ONNX_FILE = "onnx/model.onnx"
 
 MAX_ARGUMENTS = 8  # pointers of one kernel
 MAX_TENSORS = 32  # inputs, and outputs, of one model
 MAX_LAYERS = 4096
 MAX_TASKS = 1 << 22  # of one layer, all rows together
+
+
+class Engine(StrEnum):
+    """What executes a model."""
+
+    NATIVE = "native"  # kernels.so, layer by layer, by gangs
+    ONNXRUNTIME = "onnxruntime"  # the ONNX file as a whole, one call for all rows, on one core
 
 
 class Space(IntEnum):
@@ -113,6 +123,8 @@ class Manifest:
     arena_bytes: int  # of one row; must be all zero before the first query, kernels keep the halos zero after that
     target: TargetSpec
     files: dict[str, FileSpec]
+    engine: Engine = Engine.NATIVE
+    fallback_reason: str = ""  # why it was not compiled; empty unless the engine is onnxruntime
     phase_us: dict[str, int] = field(default_factory=dict)  # how long each phase of the compilation took
     parameters: int = 0  # numbers of the model's weights
     compiler_version: str = ""

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from gangway.artifact.codec import decode
 from gangway.artifact.format import (
@@ -14,8 +14,11 @@ from gangway.artifact.format import (
     MAX_LAYERS,
     MAX_TASKS,
     MAX_TENSORS,
+    ONNX_FILE,
+    ONNX_FOLDER,
     WEIGHTS_FILE,
     BufferRef,
+    Engine,
     Layer,
     Manifest,
     Space,
@@ -68,7 +71,8 @@ def _check(manifest: Manifest) -> None:
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(f"format version {manifest.format_version} instead of {FORMAT_VERSION}")
     _require(_KEY.fullmatch(manifest.key) is not None, "the key is not 64 hex digits")
-    _require(set(manifest.files) == {WEIGHTS_FILE, KERNELS_FILE}, "wrong set of files")
+    _require((manifest.engine is Engine.ONNXRUNTIME) == bool(manifest.fallback_reason), "engine and reason differ")
+    _require(_has_right_files(manifest), "wrong set of files")
     _require(manifest.arena_bytes >= 0, "negative arena")
     _require(manifest.arena_bytes % ALIGNMENT_BYTES == 0, "arena rows would not be aligned")
     _require(1 <= len(manifest.layers) <= MAX_LAYERS, f"{len(manifest.layers)} layers")
@@ -76,8 +80,28 @@ def _check(manifest: Manifest) -> None:
         _require(1 <= len(side) <= MAX_TENSORS, f"{len(side)} inputs or outputs")
         for tensor in side:
             _require(tensor.row_bytes > 0, f"tensor '{tensor.name}' is empty")
-    for layer in manifest.layers:
-        _check_layer(manifest, layer)
+    if manifest.engine is Engine.ONNXRUNTIME:
+        _check_whole(manifest)
+    else:
+        for layer in manifest.layers:
+            _check_layer(manifest, layer)
+
+
+def _has_right_files(manifest: Manifest) -> bool:
+    if manifest.engine is Engine.NATIVE:
+        return set(manifest.files) == {WEIGHTS_FILE, KERNELS_FILE}
+    paths = [PurePosixPath(name) for name in manifest.files]
+    inside = all(len(path.parts) > 1 and path.parts[0] == ONNX_FOLDER and ".." not in path.parts for path in paths)
+    return ONNX_FILE in manifest.files and inside
+
+
+def _check_whole(manifest: Manifest) -> None:
+    """Check what onnxruntime executes: one layer of one task, for one rank, without memory of ours."""
+    _require(manifest.arena_bytes == 0, "onnxruntime needs no arena")
+    _require(len(manifest.layers) == 1, f"{len(manifest.layers)} layers")
+    (layer,) = manifest.layers
+    tasks = [version.tasks for version in layer.versions]
+    _require((layer.arguments, tasks, layer.max_ranks) == ((), [1], 1), "the layer is not that of onnxruntime")
 
 
 def _check_layer(manifest: Manifest, layer: Layer) -> None:

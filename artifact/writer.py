@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,8 @@ from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     KERNELS_FILE,
     MANIFEST_FILE,
+    ONNX_FILE,
+    ONNX_FOLDER,
     WEIGHTS_FILE,
     FileSpec,
     Manifest,
@@ -21,8 +24,8 @@ from gangway.artifact.format import (
 from gangway.artifact.reader import read_manifest
 
 
-class ArtifactWriter:
-    """A context: weights and kernels go to a hidden folder beside `folder`; `commit` renames it, else it is removed.
+class _Writer(ABC):
+    """A context: files go to a hidden folder beside `folder`; `commit` renames it, else it is removed.
 
     Two writers of the same folder race safely: the first to commit wins, the other's copy is dropped (equal keys mean
     equal contents). Raises OSError when the disk is full or not writable.
@@ -32,6 +35,41 @@ class ArtifactWriter:
         self._folder = folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(folder), dir=folder.parent))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Complete `manifest` with sizes and checksums, flush everything to disk, and let the artifact appear."""
+        manifest = replace(manifest, files=self._finish())
+        (self._temporary / MANIFEST_FILE).write_bytes(encode(manifest))
+        read_manifest(self._temporary)
+        for path in (*self._temporary.rglob("*"), self._temporary):
+            _sync(path)
+        self._temporary.chmod(0o755)  # mkdtemp makes it private; other users' servers may share the cache
+        try:
+            self._temporary.rename(self._folder)
+        except OSError:
+            if not self._folder.is_dir():
+                raise
+        _sync(self._folder.parent)
+        return manifest
+
+    @abstractmethod
+    def _finish(self) -> dict[str, FileSpec]:
+        """Write what is not written yet; return sizes and checksums of all files but the manifest."""
+
+
+class ArtifactWriter(_Writer):
+    """Writes weights and kernels."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self._weights = (self._temporary / WEIGHTS_FILE).open("wb")
         self._weights_bytes = 0
         self._weights_hash = hashlib.sha256()
@@ -41,14 +79,11 @@ class ArtifactWriter:
         """Where the compiler must put the shared object before `commit`."""
         return self._temporary / KERNELS_FILE
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._weights.close()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        super().__exit__(kind, error, traceback)
 
     def append_weights(self, content: bytes | memoryview) -> int:
         """Append C-contiguous `content` to weights.bin, padded to the alignment; return its offset in bytes."""
@@ -61,35 +96,47 @@ class ArtifactWriter:
         self._weights_bytes += len(view) + len(padding)
         return offset_bytes
 
-    def commit(self, manifest: Manifest) -> Manifest:
-        """Complete `manifest` with sizes and checksums, flush everything to disk, and let the artifact appear."""
+    def _finish(self) -> dict[str, FileSpec]:
         if not self._weights_bytes:
             self.append_weights(bytes(ALIGNMENT_BYTES))  # an empty file could not be mapped
         self._weights.flush()
-        os.fsync(self._weights.fileno())
-        kernels = self.kernels_path.read_bytes()
-        files = {
-            WEIGHTS_FILE: FileSpec(self._weights_bytes, self._weights_hash.hexdigest()),
-            KERNELS_FILE: FileSpec(len(kernels), hashlib.sha256(kernels).hexdigest()),
-        }
-        manifest = replace(manifest, files=files)
-        (self._temporary / MANIFEST_FILE).write_bytes(encode(manifest))
-        read_manifest(self._temporary)
-        for path in (self.kernels_path, self._temporary / MANIFEST_FILE, self._temporary):
-            _sync(path)
-        self._temporary.chmod(0o755)  # mkdtemp makes it private; other users' servers may share the cache
-        try:
-            self._temporary.rename(self._folder)
-        except OSError:
-            if not self._folder.is_dir():
-                raise
-        _sync(self._folder.parent)
-        return manifest
+        weights = FileSpec(self._weights_bytes, self._weights_hash.hexdigest())
+        return {WEIGHTS_FILE: weights, KERNELS_FILE: _measure(self.kernels_path)}
+
+
+class OnnxArtifactWriter(_Writer):
+    """Writes a model for onnxruntime: copies of the ONNX file and of the files with its external data."""
+
+    @property
+    def model_path(self) -> Path:
+        """Where the copy of the ONNX file is."""
+        return self._temporary / ONNX_FILE
+
+    def copy(self, model: Path, external: list[str]) -> None:
+        """Copy `model`, and the files of these names beside it. Raises ValueError for a name that leads elsewhere."""
+        root = self.model_path.parent
+        root.mkdir()
+        shutil.copyfile(model, self.model_path)
+        for name in external:
+            target = root / name
+            if not target.resolve().is_relative_to(root.resolve()) or target.resolve() == self.model_path.resolve():
+                raise ValueError(f"external data in '{name}', which is not below the model's folder")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(model.parent / name, target)
+
+    def _finish(self) -> dict[str, FileSpec]:
+        files = [path for path in (self._temporary / ONNX_FOLDER).rglob("*") if path.is_file()]
+        return {path.relative_to(self._temporary).as_posix(): _measure(path) for path in sorted(files)}
 
 
 def temporary_prefix(folder: Path) -> str:
     """Names of unfinished copies of `folder` begin so."""
     return f".{folder.name}."
+
+
+def _measure(path: Path) -> FileSpec:
+    with path.open("rb") as file:
+        return FileSpec(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def _sync(path: Path) -> None:

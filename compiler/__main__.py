@@ -1,13 +1,13 @@
 """`python -m gangway.compiler PATH`: one compilation in a process of its own, supervised through JSON lines.
 
 Lines on --progress-fd (or with --json on standard output), each one JSON object:
-  {"phase": "kernels", "done": 8, "total": 32}    zero or more; phases as in `pipeline.PHASES`
+  {"phase": "kernels", "done": 8, "total": 32}    zero or more; phases as in `pipeline.py`
   {"key": "...", "folder": "...", "cached": true}  the last line of a success
   {"error": "...", "kind": "model"}                the last line of a failure; kind as the exit code says
 
-Exit codes: 0 compiled or found in the cache; 2 wrong arguments; 3 kind "model": the file is no valid ONNX model; 4 kind
-"unsupported": valid, but not something this compiler can do; 5 kind "io": files cannot be read or written; 6 kind
-"internal": a bug of the compiler, its traceback is on standard error.
+Exit codes: 0 compiled, left to onnxruntime, or found in the cache; 2 wrong arguments; 3 kind "model": the file is no
+valid ONNX model; 4 kind "unsupported": valid, but neither the compiler nor onnxruntime can serve it; 5 kind "io": files
+cannot be read or written; 6 kind "internal": a bug of the compiler, its traceback is on standard error.
 """
 
 import argparse
@@ -53,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
     report({"key": compiled.manifest.key, "folder": folder, "cached": compiled.cached})
     if not options.json:
         print(f"{name}: {'found' if compiled.cached else 'compiled'} {folder}")
+        if compiled.manifest.fallback_reason:
+            print(f"{name}: for onnxruntime, because it cannot be compiled: {compiled.manifest.fallback_reason}")
     return 0
 
 

@@ -49,15 +49,38 @@ def _compile(name: str, path: Path, cache: Cache, target: TargetSpec, console: C
 
 def _show(compiled: Compiled, seconds: float, console: Console) -> None:
     manifest = compiled.manifest
-    console.print(_layer_table(manifest))
+    if manifest.fallback_reason:
+        _show_reason(manifest, console)
+    else:
+        _show_layers(manifest, console)
     phases = ", ".join(f"{phase} {time_us / 1e3:.0f} ms" for phase, time_us in manifest.phase_us.items())
+    made = "left to onnxruntime" if manifest.fallback_reason else "compiled"
+    console.print(
+        f"phases: {phases}",
+        f"{'found in the cache' if compiled.cached else made} in {seconds:.2f} s: {compiled.folder}",
+        sep="\n",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _show_reason(manifest: Manifest, console: Console) -> None:
+    console.print(
+        f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, served whole by onnxruntime on one core",
+        f"not compiled: {manifest.fallback_reason}",
+        sep="\n",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _show_layers(manifest: Manifest, console: Console) -> None:
     symbols = {version.symbol for layer in manifest.layers for version in layer.versions}
+    console.print(_layer_table(manifest))
     console.print(
         f"{manifest.model_name}: {manifest.parameters / 1e6:.2f} M parameters, {len(manifest.layers)} layers, "
         f"{len(symbols)} kernels for {manifest.target.name}, arena {manifest.arena_bytes / 1e6:.1f} MB",
-        f"phases: {phases}",
-        f"{'found in the cache' if compiled.cached else 'compiled'} in {seconds:.2f} s: {compiled.folder}",
-        sep="\n",
         highlight=False,
         soft_wrap=True,
     )

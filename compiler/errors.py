@@ -6,4 +6,7 @@ class ModelError(Exception):
 
 
 class UnsupportedModelError(ModelError):
-    """A valid model that this compiler cannot compile; the message names node, operator and what is missing."""
+    """A valid model that this compiler cannot compile; the message names node, operator and what is missing.
+
+    `pipeline.compile_model` raises it only where onnxruntime cannot serve the model either.
+    """

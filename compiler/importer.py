@@ -4,6 +4,7 @@ Shape inference and the checker copy the whole model, so they are given one with
 instead of seconds.
 """
 
+import math
 from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ def external_locations(path: Path) -> set[str]:
     }
 
 
+def count_parameters(path: Path) -> int:
+    """Return how many numbers the model's weights have. Raises ModelError, OSError."""
+    return sum(math.prod(tensor.dims) for tensor in _parse(path).graph.initializer)
+
+
 def read_graph(path: Path) -> Graph:
     """Return the model in the ONNX file `path`.
 
@@ -46,6 +52,7 @@ def read_graph(path: Path) -> Graph:
 
 def _read(path: Path) -> Graph:
     model = _parse(path)
+    _check_scope(model, path)
     constants = _take_constants(model, path.parent)
     batched = _fix_batch(model, constants)
     for node in model.graph.node:
@@ -77,11 +84,14 @@ def _parse(path: Path) -> Any:
         raise ModelError(f"{path.name} is not an ONNX file, or it is truncated ({len(content)} bytes)") from error
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError(f"{path.name} holds no ONNX graph ({len(content)} bytes)")
+    return model
+
+
+def _check_scope(model: Any, path: Path) -> None:
     if any(opset.domain in ("", "ai.onnx") and opset.version < OLDEST_OPSET for opset in model.opset_import):
         raise UnsupportedModelError(f"{path.name} uses an operator set older than {OLDEST_OPSET}")
     if model.functions or model.graph.sparse_initializer:
         raise UnsupportedModelError("model-local functions and sparse weights are not supported")
-    return model
 
 
 def _take_constants(model: Any, folder: Path) -> dict[str, Array]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gangway.compiler.errors import ModelError
+from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import Graph, Node, TensorType
 from gangway.compiler.specs import Array, KernelSpec, RawWeights
 
@@ -69,9 +69,9 @@ class Program:
     views: dict[str, str] = field(default_factory=dict)  # a tensor with the same numbers in the same order as another
 
     def type(self, name: str) -> TensorType:
-        """Return a tensor's type. Raises ModelError if shape inference could not find it."""
+        """Return a tensor's type. Raises UnsupportedModelError if shape inference could not find it."""
         if name not in self.graph.types:
-            raise ModelError(f"the shape of tensor '{name}' depends on data or cannot be inferred")
+            raise UnsupportedModelError(f"the shape of tensor '{name}' depends on data or cannot be inferred")
         return self.graph.types[name]
 
     def geometry(self, node: Node, name: str) -> Geometry:

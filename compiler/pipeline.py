@@ -10,12 +10,14 @@ from pathlib import Path
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, TargetSpec
+from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.key import model_key
 
 Progress = Callable[[str, int, int], None]
-"""`progress(phase, done, total)`; the phases are those of PHASES, in this order."""
+"""`progress(phase, done, total)`; those of PHASES in this order, or some of them and then FALLBACK_PHASE."""
 
 PHASES = ("key", "import", "read", "graph", "weights", "kernels", "write")
+FALLBACK_PHASE = "onnxruntime"  # comes after the phase in which it turns out that the model cannot be compiled
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Compiled:
 
 def compile_model(path: Path, model_name: str, cache: Cache, target: TargetSpec, progress: Progress) -> Compiled:
     """Return the artifact of the ONNX file `path`, compiled unless the cache holds it.
+
+    What cannot be compiled is left to onnxruntime, if that accepts it: see the manifest's `engine`.
 
     Raises ModelError (UnsupportedModelError is one), and OSError when files cannot be read or written.
     """
@@ -47,4 +51,12 @@ def compile_model(path: Path, model_name: str, cache: Cache, target: TargetSpec,
 
         phase_us = {"key": (keyed_ns - start_ns) // 1000, "import": (time.monotonic_ns() - keyed_ns) // 1000}
         job = Job(path, model_name, key, target, progress, phase_us)
-        return Compiled(job.run(folder), folder, False)
+        try:
+            return Compiled(job.run(folder), folder, False)
+        except UnsupportedModelError as error:
+            reason = str(error)
+        progress(FALLBACK_PHASE, 0, 1)
+        from gangway.compiler.fallback import leave_to_onnxruntime  # noqa: PLC0415
+
+        manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, reason)
+        return Compiled(manifest, folder, False)

@@ -10,6 +10,7 @@ from gangway.compiler.graph import Graph, Node
 from gangway.compiler.specs import Array
 
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
+_UNFOLDED = _RANDOM | {"If", "Loop", "Scan"}  # the latter read tensors that are not among their inputs
 
 
 def simplify(graph: Graph) -> Graph:
@@ -29,7 +30,7 @@ def fold_constants(graph: Graph) -> Graph:
         if node.operator == "Shape" and node.inputs[0] in graph.types:
             begin, end = node.attributes.get("start", 0), node.attributes.get("end")
             constants[node.outputs[0]] = np.array(graph.types[node.inputs[0]].shape[begin:end], np.int64)
-        elif node.operator not in _RANDOM and all(name in constants or not name for name in node.inputs):
+        elif node.operator not in _UNFOLDED and all(name in constants or not name for name in node.inputs):
             constants.update(_evaluate(node, constants))
         else:
             kept.append(node)

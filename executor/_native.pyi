@@ -1,6 +1,7 @@
 """The C extension (executor/native). Offsets are bytes into a writable view; what lies outside it is a ValueError."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Self
 
 BELL_BYTES: int
 LEASE_BYTES: int
@@ -63,6 +64,18 @@ class Program:
         input_row_bytes: Sequence[int],
         output_row_bytes: Sequence[int],
     ) -> None: ...
+    @classmethod
+    def whole(
+        cls,
+        run: Callable[[int, tuple[memoryview, ...], tuple[memoryview, ...]], bool],
+        input_row_bytes: Sequence[int],
+        output_row_bytes: Sequence[int],
+        /,
+    ) -> Self:
+        """Return a program of one layer, for gangs of one, that is the call `run(rows, inputs, outputs)`.
+
+        The views are valid until it returns. False, or an exception, answers INTERNAL.
+        """
 
 class Worker:
     """What one worker process needs to serve its rings."""
@@ -84,4 +97,4 @@ class Worker:
     def set_program(self, model_id: int, program: Program | None, /) -> None: ...
     def send(self, message: bytes, /) -> None: ...
     def loop(self) -> bytes:
-        """Run leases until another command arrives; return its 64 bytes. Never returns to Python in between."""
+        """Run leases until another command arrives; return its 64 bytes. In between only whole programs call Python."""

@@ -4,7 +4,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.format import KERNELS_FILE, MAX_ARGUMENTS, WEIGHTS_FILE, Layer, Manifest, Version
+from gangway.artifact.format import KERNELS_FILE, MAX_ARGUMENTS, WEIGHTS_FILE, Engine, Layer, Manifest, Version
 from gangway.artifact.reader import MAX_VERSIONS, read_manifest
 from gangway.executor import _native
 
@@ -19,10 +19,15 @@ _VERSION: Final = struct.Struct("<II")  # tasks, chunk
 def load_program(folder: Path) -> _native.Program:
     """Load the artifact in `folder`: kernels by dlopen, weights mapped read-only (one copy in the machine).
 
+    A model for onnxruntime makes this process import it, and numpy; others leave it as small as it is.
     The files' checksums are not compared here, that is done once in the machine and not in every worker.
     Raises ArtifactError for a bad manifest, OSError or ValueError where files and manifest do not fit together.
     """
     manifest = read_manifest(folder)
+    if manifest.engine is Engine.ONNXRUNTIME:
+        from gangway.executor.onnxruntime_program import load_whole  # noqa: PLC0415
+
+        return load_whole(folder, manifest)
     return _native.Program(
         kernels=str(folder / KERNELS_FILE),
         weights=str(folder / WEIGHTS_FILE),

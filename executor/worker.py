@@ -1,6 +1,7 @@
 """A worker process: `python -m gangway.executor.worker`, one per core, started by `executor/launch.py`.
 
-It runs leases in C (native/worker.c) and comes back here only to load, unload or exit. It stays small: no numpy.
+It runs leases in C (native/worker.c) and comes back here only to load, unload or exit. It stays small: no numpy, unless
+it is given a model that only onnxruntime can execute.
 """
 
 import argparse

@@ -12,7 +12,8 @@ from typing import Any
 class LoadModel:
     """To the scheduler: make the model servable. Answered by ModelLoaded or ModelFailed.
 
-    `key` names the artifact. An arena is `arena_bytes` for each of up to `max_rows` rows of one query.
+    `key` names the artifact. An arena is `arena_bytes` for each of up to `max_rows` rows of one query. `indivisible`:
+    a query is one task, which nothing can stop and which may last long.
     """
 
     model_id: int
@@ -22,6 +23,7 @@ class LoadModel:
     max_ranks: int
     arena_bytes: int
     max_rows: int
+    indivisible: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class Gang:
     request: Request
     lease: int
     arena_offset: int
+    indivisible: bool = False  # its query is one task, which may last long
     term: int = 0
     end_layer: int = 0
     cores: tuple[int, ...] = ()  # by rank
@@ -58,9 +59,9 @@ class GangTable:
         """Return the gang that has this request."""
         return next((gang for gang in self._gangs.values() if gang.request is request), None)
 
-    def open(self, request: Request, arena_offset: int) -> Gang:
+    def open(self, request: Request, arena_offset: int, indivisible: bool) -> Gang:
         """Take a free lease; there is one (see `has_free`)."""
-        gang = Gang(request, self._free.pop(), arena_offset)
+        gang = Gang(request, self._free.pop(), arena_offset, indivisible)
         self._gangs[gang.lease] = gang
         return gang
 

@@ -187,7 +187,9 @@ class LiveScheduler:
             _log.error("no memory for %d rows of %s: %s", request.query.rows, self._spec(request).name, error)
             self.requests.finish(request, SlotStatus.UNAVAILABLE)
             return None
-        return None if arena_offset is None else self._gangs.open(request, arena_offset)
+        if arena_offset is None:
+            return None
+        return self._gangs.open(request, arena_offset, self._spec(request).indivisible)
 
     def _left(self, core: int, message: Left) -> None:
         gang = self._gangs.leave(message, time.monotonic_ns() / 1e3)

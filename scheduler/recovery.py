@@ -8,7 +8,9 @@ from gangway.scheduler import control as slow
 from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket
 
-QUIET_TIMEOUT_SECONDS = 2.0  # claims last milliseconds; a worker that is not quiet by then hangs
+# Claims last milliseconds; a worker that is not quiet by then hangs, or executes an indivisible query. All others would
+# have to wait for that one, so its worker is replaced, too, and the query run again.
+QUIET_TIMEOUT_SECONDS = 2.0
 
 
 def quiesce(control: ControlSegment, supervisor: PacketSocket[slow.ControlMessage]) -> list[int]:

@@ -7,6 +7,7 @@ from gangway.executor.control import ControlSegment
 from gangway.scheduler.gangs import Gang
 
 STALLED_AFTER_US: Final = 10_000_000.0  # a claim is some 200 us of work
+LONGEST_TASK_US: Final = 600_000_000.0  # of an indivisible query: nobody sees how far it is; no front end waits longer
 CHECK_EVERY_US: Final = 1_000_000.0
 
 Progress = tuple[int, int, int]  # term, layer, finished tasks of the layer
@@ -21,7 +22,7 @@ class StallWatch:
         self._next_check_us = 0.0
 
     def stalled_cores(self, gangs: Iterable[Gang], now_us: float) -> list[int]:
-        """Return the cores of gangs at work that have finished no task for STALLED_AFTER_US; each once."""
+        """Return the cores of gangs at work that have finished no task for too long; each once."""
         if now_us < self._next_check_us:
             return []
         self._next_check_us = now_us + CHECK_EVERY_US
@@ -35,7 +36,7 @@ class StallWatch:
             known, since_us = before.get(gang.lease, (None, now_us))
             if known != progress:
                 since_us = now_us
-            elif now_us - since_us > STALLED_AFTER_US:
+            elif now_us - since_us > (LONGEST_TASK_US if gang.indivisible else STALLED_AFTER_US):
                 cores += [gang.cores[rank] for rank in sorted(gang.outstanding)]
                 since_us = float("inf")
             self._marks[gang.lease] = (progress, since_us)

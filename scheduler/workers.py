@@ -36,8 +36,9 @@ class WorkerTable:
 
     @property
     def free(self) -> tuple[int, ...]:
-        """Indices of workers that can be given work now."""
-        return tuple(worker.index for worker in self.workers if worker.in_service and worker.lease is None)
+        """Indices of workers that can be given work now: a gang would wait for one that is still loading a model."""
+        idle = (worker for worker in self.workers if worker.in_service and worker.lease is None)
+        return tuple(worker.index for worker in idle if not worker.jobs)
 
     @property
     def in_service(self) -> int:

@@ -7,11 +7,13 @@ start from a warm cache touches no model file at all.
 import math
 from collections.abc import Sequence
 
-from gangway.artifact.format import TensorSpec
+from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.model_config import (
     BACKEND,
     DEFAULT_MODEL_FILENAME,
+    ENGINE_PARAMETER,
+    FALLBACK_PARAMETER,
     PLATFORM,
     ConfigError,
     check_supported,
@@ -57,6 +59,13 @@ def complete_config(
     if missing:
         raise ConfigError(f"the config leaves out input {_quoted(missing)} of the ONNX model")
     return complete
+
+
+def tell_engine(config: ModelConfig, engine: Engine, fallback_reason: str) -> None:
+    """Say in the config's parameters what executes the model, and why, if that is onnxruntime."""
+    config.parameters[ENGINE_PARAMETER].string_value = engine.value
+    if fallback_reason:
+        config.parameters[FALLBACK_PARAMETER].string_value = fallback_reason
 
 
 def max_rows(config: ModelConfig, batched: bool) -> int:

@@ -44,8 +44,11 @@ class Compiler:
         except ArtifactError as error:
             raise CompileError(str(error)) from error
         self.target = manifest.target.name
-        found = "found in the cache" if report["cached"] else "compiled"
+        made = "left to onnxruntime" if manifest.fallback_reason else "compiled"
+        found = "found in the cache" if report["cached"] else made
         _log.info("%s: %s, %.2f s", name, found, time.monotonic() - begin)
+        if manifest.fallback_reason:
+            _log.warning("%s: cannot be compiled, so onnxruntime serves it: %s", name, manifest.fallback_reason)
         return manifest
 
     def stop(self) -> None:

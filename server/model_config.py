@@ -12,6 +12,8 @@ PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX file
 BACKEND = "onnxruntime"
 DEFAULT_MODEL_FILENAME = "model.onnx"
 QOS_PARAMETER = "qos_ms"
+ENGINE_PARAMETER = "gangway_engine"  # what executes the model; set by the server
+FALLBACK_PARAMETER = "gangway_fallback_reason"  # why it was not compiled; set by the server
 
 
 class ConfigError(ValueError):

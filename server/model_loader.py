@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.artifact.format import Manifest
+from gangway.artifact.format import Engine, Manifest
 from gangway.scheduler.control import LoadModel
-from gangway.server.auto_complete import complete_config, max_rows
+from gangway.server.auto_complete import complete_config, max_rows, tell_engine
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.control import ModelLoadError, SchedulerControl
 from gangway.server.data_plane import DataPlane, TensorLayout
@@ -30,6 +30,7 @@ class LoadedModel:
 
     ready: ModelReady
     isolated: Isolated
+    engine: Engine
 
 
 class ModelLoader:
@@ -81,6 +82,7 @@ class ModelLoader:
     async def _load(self, entry: ModelVersion) -> LoadedModel:
         manifest = await self._compiler.compile(entry.name, entry.path)
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
+        tell_engine(config, manifest.engine, manifest.fallback_reason)
         rows = max_rows(config, manifest.batched)
         spec = self._spec(entry, manifest, rows)
         await self._scheduler.load(spec)
@@ -102,7 +104,7 @@ class ModelLoader:
             max_rows=rows,
             qos_us=resolve_qos_us(entry.qos, isolated),
         )
-        return LoadedModel(ready, isolated)
+        return LoadedModel(ready, isolated, manifest.engine)
 
     def _spec(self, entry: ModelVersion, manifest: Manifest, rows: int) -> LoadModel:
         model_id = self._next_id
@@ -115,6 +117,7 @@ class ModelLoader:
             max_ranks=max(layer.max_ranks for layer in manifest.layers),
             arena_bytes=manifest.arena_bytes,
             max_rows=rows,
+            indivisible=manifest.engine is Engine.ONNXRUNTIME,
         )
 
     def _refuse(self, broken: BrokenModel) -> None:

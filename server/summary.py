@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gangway.artifact.format import Engine
 from gangway.server.model_loader import LoadedModel
 from gangway.server.options import ServeOptions
 from gangway.server.repository import BrokenModel
@@ -33,10 +34,16 @@ def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -
     for model in sorted(loaded, key=lambda model: (model.ready.name, model.ready.version)):
         ready = model.ready
         target = "best effort" if ready.qos_us is None else milliseconds(ready.qos_us)
-        table.add_row(ready.name, str(ready.version), milliseconds(model.isolated.latency_us), target, "ready")
+        table.add_row(
+            ready.name, str(ready.version), milliseconds(model.isolated.latency_us), target, _status(model.engine)
+        )
     for entry in broken:
         table.add_row(entry.name, str(entry.version or "-"), "", "", f"not ready: {entry.reason}")
     return table
+
+
+def _status(engine: Engine) -> str:
+    return "ready" if engine is Engine.NATIVE else f"ready, served by {engine}"
 
 
 def milliseconds(microseconds: float) -> str:

@@ -18,7 +18,7 @@ struct page {
 
 struct rank {
     struct lease *lease;
-    const struct query *query;
+    struct query *query;
     uint32_t number;
     uint32_t spin_us;
 };
@@ -55,8 +55,13 @@ static char *address(const struct query *query, const struct argument *argument,
 }
 
 /* Runs tasks [begin, end) of all rows; task t belongs to row t / row_tasks. */
-static void execute(const struct query *query, const struct page *page, uint32_t begin, uint32_t end) {
-    const struct layer *layer = &query->program->layers[page->layer];
+static void execute(struct query *query, const struct page *page, uint32_t begin, uint32_t end) {
+    const struct program *program = query->program;
+    if (program->whole) { /* the only task of the only page: who executes it also turns the page, and knows how it ended */
+        query->failed = !program->whole(program->context, query);
+        return;
+    }
+    const struct layer *layer = &program->layers[page->layer];
     while (begin < end) {
         uint32_t row = begin / page->row_tasks, first = row * page->row_tasks;
         uint32_t stop = minimum(end, first + page->row_tasks);
@@ -75,7 +80,7 @@ static struct page open_page(const struct query *query, const struct phase *phas
         .layer = phase->layer,
         .parts = phase->parts ? minimum(phase->parts, MAX_RANKS) : 1,
         .row_tasks = version->tasks,
-        .tasks = version->tasks * query->rows,
+        .tasks = query->program->whole ? 1 : version->tasks * query->rows,
         .chunk = version->chunk,
         .run = version->run,
     };
@@ -102,17 +107,20 @@ static bool claim(struct lease *lease, const struct page *page, uint32_t part, b
     }
 }
 
-static bool must_leave(struct lease *lease) {
-    return atomic_load_explicit(&lease->aborted, memory_order_acquire) ||
-           atomic_load_explicit(&lease->control, memory_order_acquire) == CONTROL_STOP_NOW;
+/* A whole_call cannot be stopped once it runs, and has no boundary before the query's end: every stop keeps it from being begun. */
+static bool must_leave(const struct rank *rank) {
+    uint32_t control = atomic_load_explicit(&rank->lease->control, memory_order_acquire);
+    return atomic_load_explicit(&rank->lease->aborted, memory_order_acquire) || control == CONTROL_STOP_NOW ||
+           (control == CONTROL_STOP && rank->query->program->whole);
 }
 
 /* Afterwards the slot is the front end's again. */
-static void answer(struct lease *lease, struct slot *slot, uint64_t end_ns) {
+static void answer(struct lease *lease, const struct query *query, uint64_t end_ns) {
+    struct slot *slot = query->slot;
     slot->compute_start_ns = atomic_load_explicit(&lease->start_ns, memory_order_relaxed);
     slot->compute_end_ns = end_ns;
     slot->ranks = atomic_load_explicit(&lease->most_ranks, memory_order_relaxed);
-    slot_change(slot, lease->sequence, 1u << SLOT_RUNNING, SLOT_DONE, STATUS_OK);
+    slot_change(slot, lease->sequence, 1u << SLOT_RUNNING, SLOT_DONE, query->failed ? STATUS_INTERNAL : STATUS_OK);
     slot_wake(slot);
 }
 
@@ -141,7 +149,7 @@ static void turn_page(const struct rank *rank, const struct page *page) {
     /* Sequentially consistent, like the sleeper's count: either we see it, or the kernel shows it the new word. */
     atomic_store(&lease->phase, phase_pack(next));
     /* After the phase, so that a rank that finds the slot answered also finds the end, and does not take the lease for a wrong one. */
-    if (next.kind == PHASE_END) answer(lease, rank->query->slot, end_ns);
+    if (next.kind == PHASE_END) answer(lease, rank->query, end_ns);
     if (atomic_load(&lease->sleepers)) futex_wake_all(&lease->phase);
 }
 
@@ -158,7 +166,7 @@ static enum page_result work(const struct rank *rank, const struct page *page) {
     uint32_t part = rank->number % page->parts, exhausted = 0, executed = 0, begin, end;
     uint32_t parts = takes_part(rank, page) ? page->parts : 0;
     for (;;) {
-        bool leave = must_leave(rank->lease);
+        bool leave = must_leave(rank);
         bool claimed = !leave && exhausted < parts && claim(rank->lease, page, part, part == rank->number, &begin, &end);
         if (claimed) {
             execute(rank->query, page, begin, end);
@@ -222,6 +230,8 @@ static enum left_reason run(const struct rank *rank) {
             case PAGE_EXHAUSTED:
                 /* Whoever still holds tasks will turn the page to STOPPED; nobody needs us for that. */
                 if (atomic_load(&lease->control) != CONTROL_RUN) return LEFT_STOPPED;
+                /* Another rank makes the only call, and that may take longer than the time-out. */
+                if (rank->query->program->whole) return LEFT_SHRUNK;
                 if (await_turn(rank, seen)) break;
                 lease_abort(lease);
                 return LEFT_TIMEOUT;
@@ -229,7 +239,7 @@ static enum left_reason run(const struct rank *rank) {
     }
 }
 
-enum left_reason gang_run(struct lease *lease, const struct query *query, uint32_t number, uint32_t spin_us) {
+enum left_reason gang_run(struct lease *lease, struct query *query, uint32_t number, uint32_t spin_us) {
     struct rank rank = {lease, query, number, spin_us};
     uint64_t unset = 0;
     atomic_fetch_or(&lease->present, UINT64_C(1) << number);

@@ -13,9 +13,10 @@ struct query {
     char *inputs[MAX_TENSORS], *outputs[MAX_TENSORS];
     uint64_t arena_stride;
     uint32_t rows;
+    bool failed; /* the program's whole_call has said so */
 };
 
 /* Works as `rank` until there is a reason to leave. The rank that executes the query's last task answers the slot. */
-enum left_reason gang_run(struct lease *lease, const struct query *query, uint32_t rank, uint32_t spin_us);
+enum left_reason gang_run(struct lease *lease, struct query *query, uint32_t rank, uint32_t spin_us);
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef GANGWAY_PROGRAM_H
 #define GANGWAY_PROGRAM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,6 +29,10 @@ struct layer {
     struct version versions[MAX_VERSIONS];
 };
 
+struct query;
+/* Computes all rows of a query in one call, in place of kernels. False: the query has failed. */
+typedef bool (*whole_call)(void *context, const struct query *query);
+
 struct program {
     uint32_t layer_count, input_count, output_count;
     uint64_t arena_bytes; /* of one row */
@@ -36,6 +41,8 @@ struct program {
     size_t weights_bytes;
     void *library; /* of dlopen */
     struct layer *layers;
+    whole_call whole; /* NULL: kernels. Otherwise there is one layer, with one task for all rows, and no kernel */
+    void *context;    /* of `whole` */
 };
 
 /* Opens kernels and weights. Returns NULL, or what went wrong (valid until the next call); `program_close` is needed in both cases. */

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include "gang.h"
 #include "ring.h"
 #include "worker.h"
 
@@ -18,6 +19,7 @@ struct layer_record {
 struct program_object {
     PyObject_HEAD
     struct program program;
+    PyObject *run; /* of a whole program: the function in Python */
 };
 
 static bool read_sizes(PyObject *sequence, uint64_t *sizes, uint32_t *count) {
@@ -95,6 +97,7 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         return -1;
     }
     program_close(program);
+    Py_CLEAR(((struct program_object *)self)->run);
     program->arena_bytes = arena_bytes;
     if (!read_sizes(inputs, program->input_row_bytes, &program->input_count)) return -1;
     if (!read_sizes(outputs, program->output_row_bytes, &program->output_count)) return -1;
@@ -118,18 +121,76 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     return 0;
 }
 
+/* A tuple of views of a query's inputs or outputs, valid until its answer. */
+static PyObject *make_views(char *const *bases, const uint64_t *row_bytes, uint32_t count, uint32_t rows, int access) {
+    PyObject *views = PyTuple_New(count);
+    for (uint32_t i = 0; views && i < count; i++) {
+        PyObject *view = PyMemoryView_FromMemory(bases[i], (Py_ssize_t)(row_bytes[i] * rows), access);
+        if (view) {
+            PyTuple_SET_ITEM(views, i, view);
+        } else {
+            Py_CLEAR(views);
+        }
+    }
+    return views;
+}
+
+/* The whole_call of a program that is a function in Python. worker_loop runs without the interpreter's lock. */
+static bool call_python(void *run, const struct query *query) {
+    const struct program *program = query->program;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *inputs = make_views(query->inputs, program->input_row_bytes, program->input_count, query->rows, PyBUF_READ);
+    PyObject *outputs = inputs ? make_views(query->outputs, program->output_row_bytes, program->output_count, query->rows, PyBUF_WRITE) : NULL;
+    PyObject *result = outputs ? PyObject_CallFunction(run, "IOO", query->rows, inputs, outputs) : NULL;
+    bool done = result == Py_True;
+    if (!result) PyErr_WriteUnraisable(run);
+    Py_XDECREF(inputs);
+    Py_XDECREF(outputs);
+    Py_XDECREF(result);
+    PyGILState_Release(state);
+    return done;
+}
+
+/* Program.whole(run, input_row_bytes, output_row_bytes): one layer that is a call of `run`. */
+static PyObject *program_whole(PyObject *type, PyObject *arguments) {
+    PyObject *run, *inputs, *outputs;
+    if (!PyArg_ParseTuple(arguments, "OOO", &run, &inputs, &outputs)) return NULL;
+    if (!PyCallable_Check(run)) return PyErr_Format(PyExc_TypeError, "not a function");
+    PyObject *self = PyType_GenericAlloc((PyTypeObject *)type, 0);
+    if (!self) return NULL;
+    struct program *program = &((struct program_object *)self)->program;
+    program->layers = calloc(1, sizeof *program->layers);
+    if (!program->layers) PyErr_NoMemory();
+    if (!program->layers || !read_sizes(inputs, program->input_row_bytes, &program->input_count) ||
+        !read_sizes(outputs, program->output_row_bytes, &program->output_count)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    program->layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{NULL, 1, 1}}};
+    program->layer_count = 1;
+    program->whole = call_python;
+    program->context = ((struct program_object *)self)->run = Py_NewRef(run);
+    return self;
+}
+
 static void program_free(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     program_close(&((struct program_object *)self)->program);
+    Py_CLEAR(((struct program_object *)self)->run);
     type->tp_free(self);
     Py_DECREF(type);
 }
+
+static PyMethodDef program_methods[] = {
+    {"whole", program_whole, METH_VARARGS | METH_CLASS, NULL},
+    {NULL, NULL, 0, NULL},
+};
 
 PyType_Spec program_type_spec = {
     .name = "gangway.executor._native.Program",
     .basicsize = sizeof(struct program_object),
     .flags = Py_TPFLAGS_DEFAULT,
-    .slots = (PyType_Slot[]){{Py_tp_init, program_init}, {Py_tp_dealloc, program_free}, {0, NULL}},
+    .slots = (PyType_Slot[]){{Py_tp_init, program_init}, {Py_tp_dealloc, program_free}, {Py_tp_methods, program_methods}, {0, NULL}},
 };
 
 struct worker_object {

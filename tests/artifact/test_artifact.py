@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from gangway.artifact.cache import Cache, cache_key, default_cache_dir
+from gangway.artifact.codec import encode
 from gangway.artifact.format import (
     BufferRef,
+    Engine,
     Layer,
     Manifest,
     Space,
@@ -21,7 +23,7 @@ from gangway.artifact.format import (
     Version,
 )
 from gangway.artifact.reader import ArtifactError, read_manifest, verify
-from gangway.artifact.writer import ArtifactWriter
+from gangway.artifact.writer import ArtifactWriter, OnnxArtifactWriter
 
 KEY = "0123456789abcdef" * 4
 TARGET = TargetSpec("avx2", "x86-64-v3", 8, ("avx2",))
@@ -94,13 +96,18 @@ def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"format_version": 2}, "format version 2 instead of 1"),
+        ({"format_version": 1}, "format version 1 instead of 2"),
         ({"key": "../../etc"}, "hex"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"arena_bytes": "64"}, "manifest.arena_bytes is not an integer"),
         ({"arena_bytes": True}, "arena_bytes"),
         ({"arena_bytes": 65}, "aligned"),
         ({"batched": 1}, "boolean"),
+        ({"engine": "steam"}, "steam"),
+        ({"engine": 1}, "engine is not a string"),
+        ({"engine": "onnxruntime"}, "reason"),
+        ({"engine": "onnxruntime", "fallback_reason": "odd"}, "files"),
+        ({"fallback_reason": "odd"}, "reason"),
         ({"layers": []}, "0 layers"),
         ({"inputs": []}, "0 inputs"),
         ({"files": {}}, "files"),
@@ -250,3 +257,71 @@ def test_the_reader_loads_no_heavy_module() -> None:
     program = f"import sys, gangway.artifact.reader; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == "[]"
+
+
+def whole_manifest(**fields: Any) -> Manifest:
+    layer = replace(MANIFEST.layers[0], arguments=(), flops=0, bytes=0)
+    reason = {"engine": Engine.ONNXRUNTIME, "fallback_reason": "odd"}
+    return replace(MANIFEST, **{"layers": (layer,), "arena_bytes": 0, **reason, **fields})
+
+
+def write_whole(folder: Path, source: Path, **fields: Any) -> Manifest:
+    (source / "deep").mkdir(exist_ok=True)
+    (source / "net.onnx").write_bytes(b"graph")
+    (source / "deep" / "data.bin").write_bytes(b"weights")
+    with OnnxArtifactWriter(folder) as writer:
+        writer.copy(source / "net.onnx", ["deep/data.bin"])
+        return writer.commit(whole_manifest(**fields))
+
+
+def test_an_artifact_for_onnxruntime_holds_the_model(tmp_path: Path) -> None:
+    written = write_whole(tmp_path / "cache" / KEY, tmp_path)
+    assert verify(tmp_path / "cache" / KEY) == written
+    assert {name: spec.size_bytes for name, spec in written.files.items()} == {
+        "onnx/model.onnx": 5,
+        "onnx/deep/data.bin": 7,
+    }
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [KEY]
+
+
+@pytest.mark.parametrize("how", ["cut", "flip", "missing"])
+@pytest.mark.parametrize("file", ["onnx/model.onnx", "onnx/deep/data.bin"])
+def test_cache_notices_damage_to_a_model_for_onnxruntime(tmp_path: Path, file: str, how: str) -> None:
+    cache = Cache(tmp_path / "cache")
+    written = write_whole(cache.folder(KEY), tmp_path)
+    assert cache.lookup(KEY) == written
+    damage(cache.folder(KEY) / file, how)
+    assert cache.lookup(KEY) is None
+    assert list(cache.root.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../data.bin", "/etc/passwd", "deep/../../x", "./model.onnx"])
+def test_no_weights_are_taken_from_elsewhere(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"graph")
+    (tmp_path / "model" / "x").mkdir(parents=True)
+    with pytest.raises(ValueError, match="not below"), OnnxArtifactWriter(tmp_path / "cache" / KEY) as writer:
+        writer.copy(tmp_path / "model.onnx", [name])
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"arena_bytes": 64}, "arena"),
+        ({"layers": MANIFEST.layers}, "not that of onnxruntime"),
+        ({"layers": whole_manifest().layers * 2}, "2 layers"),
+        ({"fallback_reason": ""}, "reason"),
+    ],
+)
+def test_a_wrong_manifest_for_onnxruntime_is_refused(tmp_path: Path, fields: dict[str, Any], word: str) -> None:
+    with pytest.raises(ArtifactError, match=word):
+        write_whole(tmp_path / "cache" / KEY, tmp_path, **fields)
+
+
+@pytest.mark.parametrize("name", ["", "onnx", "../onnx/model.onnx", "onnx/../../x", "/onnx/x", "weights.bin"])
+def test_a_manifest_names_no_files_elsewhere(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "cache" / KEY
+    files = json.loads(encode(write_whole(folder, tmp_path)))["files"]
+    change(folder, files={**files, name: {"size_bytes": 1, "sha256": ""}})
+    with pytest.raises(ArtifactError, match="wrong set of files"):
+        read_manifest(folder)

@@ -32,6 +32,19 @@ def refused(tmp_path: Path, compile_file: Callable[[Path], Any]) -> Callable[[Pa
     return refused
 
 
+@pytest.fixture
+def reason(compile_file: Callable[[Path], Any]) -> Callable[[Path], str]:
+    """Return the function that says why a model is not compiled, whether or not onnxruntime serves it then."""
+
+    def reason(path: Path) -> str:
+        try:
+            return str(compile_file(path).manifest.fallback_reason)
+        except UnsupportedModelError as error:
+            return str(error)
+
+    return reason
+
+
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
@@ -49,17 +62,16 @@ def refused(tmp_path: Path, compile_file: Callable[[Path], Any]) -> Callable[[Pa
     ],
 )
 def test_unsupported_operators_are_named(
-    refused: Callable[[Path], ModelError], network: Any, tmp_path: Path, nodes: list[Any], words: list[str]
+    reason: Callable[[Path], str], network: Any, tmp_path: Path, nodes: list[Any], words: list[str]
 ) -> None:
     constants = {
         "w": ONES,
         "two": np.array([2, -1], np.int64),
     }
     used = {name: constants[name] for item in nodes for name in item.input if name in constants}
-    error = refused(network(nodes, IMAGE, {"y": None}, used).save(tmp_path / "model.onnx"))
-    assert isinstance(error, UnsupportedModelError)
+    told = reason(network(nodes, IMAGE, {"y": None}, used).save(tmp_path / "model.onnx"))
     for word in words:
-        assert word in str(error)
+        assert word in told
 
 
 @pytest.mark.parametrize(
@@ -86,9 +98,9 @@ def test_declared_shape_must_be_the_inferred_one(refused: Any, network: Any, tmp
     assert "shape" in str(refused(graph.save(tmp_path / "model.onnx"))).lower()
 
 
-def test_inputs_of_other_types_are_refused_even_if_unused(refused: Any, network: Any, tmp_path: Path) -> None:
+def test_inputs_of_other_types_are_not_compiled_even_if_unused(reason: Any, network: Any, tmp_path: Path) -> None:
     graph = network([node("Shape", ["x"], ["s"]), node("Identity", ["x"], ["y"])], IMAGE, {"y": None}, {}, 11)
-    assert "float64" in str(refused(graph.save(tmp_path / "model.onnx")))
+    assert "float64" in reason(graph.save(tmp_path / "model.onnx"))
 
 
 def test_tensors_too_large_for_a_kernel_are_refused(refused: Any, network: Any, tmp_path: Path) -> None:
@@ -104,12 +116,12 @@ def test_limits_of_the_artifact_are_told_before_compiling(refused: Any, network:
     assert "0 inputs" in str(refused(constant.save(tmp_path / "model.onnx")))
 
 
-def test_old_operator_sets_are_refused(refused: Any, network: Any, tmp_path: Path) -> None:
+def test_old_operator_sets_are_not_compiled(reason: Any, network: Any, tmp_path: Path) -> None:
     path = network([node("Relu", ["x"], ["y"])], IMAGE, {"y": None}).save(tmp_path / "model.onnx")
     model = onnx.load(path)
     model.opset_import[0].version = 6
     path.write_bytes(model.SerializeToString())
-    assert "older than 7" in str(refused(path))
+    assert "older than 7" in reason(path)
 
 
 def test_only_the_batch_may_be_dynamic(refused: Any, network: Any, tmp_path: Path) -> None:

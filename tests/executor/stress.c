@@ -4,6 +4,7 @@
  *
  * Each round is one query of a random model. While it runs the scheduler stops it (both ways), resumes, grows, shrinks and aborts it at
  * random. Afterwards every task must have been executed exactly once since the last abort, each layer after the whole of the one before.
+ * Some programs are one call for all rows; it must be begun once, and what it returns must become the answer.
  * Cells are plain memory on purpose: ThreadSanitizer reports them if the protocol does not order their accesses. */
 #include <pthread.h>
 #include <stdio.h>
@@ -29,6 +30,7 @@ static struct bell bells[WORKERS], scheduler_bell;
 static struct ring *commands[WORKERS], *completions[WORKERS];
 static struct lease lease;
 static uint32_t query_rows;
+static bool fails; /* what a whole program does */
 static char *io, *arena;
 static uint64_t random_state;
 static unsigned aborts, stops, grown, shrunk, left_counts[LEFT_STALE + 1];
@@ -64,6 +66,13 @@ static void kernel_of_layer(int *number, int *row, int32_t begin, int32_t end) {
     }
 }
 
+static bool call_whole(void *context, const struct query *query) {
+    CHECK(context == numbers && query->rows == query_rows, "wrong query");
+    cells[0][0].runs++;
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    return !fails;
+}
+
 static void make_program(uint32_t rows) {
     memset(cells, 0, sizeof cells);
     program.layer_count = 1 + random_below(LAYERS);
@@ -77,6 +86,13 @@ static void make_program(uint32_t rows) {
             .arguments = {{SPACE_WEIGHTS, 0, i * 64}, {SPACE_ARENA, 0, 0}},
             .versions = {{(kernel)kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12)}},
         };
+    }
+    program.whole = random_below(4) ? NULL : call_whole;
+    program.context = numbers;
+    fails = program.whole && random_below(2);
+    if (program.whole) {
+        program.layer_count = 1;
+        layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{NULL, 1, 1}}};
     }
 }
 
@@ -194,7 +210,9 @@ static void play_round(void) {
     }
     wait_until_empty();
     aborted = false;
-    CHECK(slot_wait(slot, 0, 1000000) && slot_status(atomic_load(&slot->word)) == STATUS_OK, "not answered");
+    CHECK(slot_wait(slot, 0, 1000000), "not answered");
+    CHECK(slot_status(atomic_load(&slot->word)) == (fails ? STATUS_INTERNAL : STATUS_OK), "wrong answer");
+    if (program.whole) rows = 1; /* one task for all */
     for (uint32_t i = 0; i < program.layer_count; i++) {
         for (uint32_t task = 0; task < layers[i].versions[0].tasks * rows; task++) {
             CHECK(cells[i][task].runs == 1, "layer %u task %u ran %d times", i, task, cells[i][task].runs);

@@ -6,7 +6,7 @@ from gangway.executor.leases import LeaseSpec
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.policy import Query
 from gangway.scheduler.requests import Request
-from gangway.scheduler.stalls import CHECK_EVERY_US, STALLED_AFTER_US, StallWatch
+from gangway.scheduler.stalls import CHECK_EVERY_US, LONGEST_TASK_US, STALLED_AFTER_US, StallWatch
 
 
 @pytest.fixture
@@ -16,12 +16,12 @@ def control():
     control.segment.close()
 
 
-def make_gang(control, outstanding=frozenset({0})):
+def make_gang(control, outstanding=frozenset({0}), indivisible=False):
     """A gang on core 1 whose only rank never joins."""
     spec = LeaseSpec(0, 0, 0, 1, arena_offset=0, arena_stride=64, rows=1, first_layer=0, end_layer=3)
     term = control.leases[0].initialise(spec)
     request = Request(Query(1, 0, 1, 0.0, None), 0, 0, 1)
-    return Gang(request, lease=0, arena_offset=0, term=term, cores=(1,), outstanding=set(outstanding))
+    return Gang(request, 0, 0, indivisible, term, cores=(1,), outstanding=set(outstanding))
 
 
 def reports(watch, gang, until_us, start_us=0.0):
@@ -36,6 +36,13 @@ def test_a_gang_without_progress_is_reported_once(control):
     ((now_us, cores),) = reports(watch, make_gang(control), 3 * STALLED_AFTER_US)
     assert cores == [1]
     assert STALLED_AFTER_US < now_us <= STALLED_AFTER_US + 2 * CHECK_EVERY_US
+
+
+def test_a_query_of_one_task_has_longer(control):
+    watch = StallWatch(control)
+    ((now_us, cores),) = reports(watch, make_gang(control, indivisible=True), 1.5 * LONGEST_TASK_US)
+    assert cores == [1]
+    assert LONGEST_TASK_US < now_us <= LONGEST_TASK_US + 2 * CHECK_EVERY_US
 
 
 def test_progress_starts_the_time_anew(control):

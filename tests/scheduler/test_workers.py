@@ -1,0 +1,33 @@
+"""Which workers can be given work. The rings are real, the workers' answers are the test's."""
+
+import pytest
+from gangway.executor.control import ControlLayout, ControlSegment
+from gangway.executor.messages import Load
+from gangway.scheduler.workers import WorkerTable
+
+KEY = "ab" * 32
+
+
+@pytest.fixture
+def table():
+    control = ControlSegment.create(ControlLayout(workers=2, front_ends=1, leases=2))
+    table = WorkerTable(control)
+    for index in range(2):
+        table.start(index, pid=100 + index, loads=())
+    yield table
+    control.segment.close()
+
+
+def test_no_gang_waits_for_a_worker_that_is_loading(table):
+    assert table.free == (0, 1)
+    table.order_all(Load(3, KEY))
+    assert table.free == () and table.in_service == 2
+    table.answer(1, 3, has_model=True)
+    assert table.free == (1,)
+    table.answer(0, 3, has_model=False)
+    assert table.free == (0, 1)
+
+
+def test_a_worker_in_a_gang_is_not_free(table):
+    table[1].lease = 0
+    assert table.free == (0,)
