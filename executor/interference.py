@@ -51,8 +51,9 @@ class Interference:
     def set(self, kind: str, share: int) -> None:
         """Have all generators work `share` percent of the time at `kind`; return when all do. `IDLE` stops them.
 
-        "stream" changes memory in order, far more than the caches hold: it takes bandwidth. "thrash" changes lines in
-        random order, as many as the last-level cache holds: it takes the cache. Raises TimeoutError.
+        Both change memory line by line. "stream": four times what the last-level cache holds, so it takes bandwidth.
+        "thrash": as much as that cache holds, so it takes the cache (in order: fast enough to drive others' lines out,
+        which random order measured not to be). Raises TimeoutError.
         """
         self._number += 1
         order = _ORDER.pack(KINDS.index(kind) + 1 if kind else 0, share, self._number)
@@ -90,18 +91,16 @@ def main() -> None:
 
 
 def _obey(segment: Segment, answer: int) -> None:
-    memory = memoryview(touched(2 * l3_bytes()))
-    cache = memory[: len(memory) // 2]
-    at = 1
+    memory = touched(4 * l3_bytes())
+    parts = {"stream": memory, "thrash": memory[: l3_bytes()]}
+    at = 0
     while True:
         order = bytes(segment.view[: _ORDER.size])
         kind, share, _ = _ORDER.unpack(order)
-        if kind == 0:
-            segment.view[answer : answer + _ORDER.size] = order
+        if kind:
+            at = _probes.disturb(parts[KINDS[kind - 1]], at, share, SLICE_US)
+        else:
             time.sleep(IDLE_S)
-            continue
-        random = KINDS[kind - 1] == "thrash"
-        at = _probes.disturb(cache if random else memory, random, share, SLICE_US, at)
         segment.view[answer : answer + _ORDER.size] = order
 
 

@@ -1,5 +1,6 @@
 """What this machine is and what one of its cores can do: name, caches, peak arithmetic, bandwidth of memory."""
 
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from gangway.artifact.profile import Machine, machine_id
 from gangway.executor import _probes
 
 DEFAULT_L3_BYTES: Final = 32 << 20  # where the system names no such cache
-_MOST_BYTES: Final = 512 << 20
+_MOST_BYTES: Final = 256 << 20
 _ROUNDS: Final = 100_000  # multiply-adds of each register: a few milliseconds
 _REPEATS: Final = 9
 _CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -42,9 +43,17 @@ def _multiply_add(target: TargetSpec) -> tuple[float, int]:
     return _probes.multiply_add(target.lanes, _ROUNDS)
 
 
-def touched(size_bytes: int) -> bytearray:
-    """Return memory whose every page exists: pages never written to would all be the one page of zeros."""
-    return bytearray(b"\1") * size_bytes
+def touched(size_bytes: int) -> memoryview:
+    """Return memory whose every page exists (pages never written to would all be the one page of zeros).
+
+    In huge pages, where the system has them: memory is to be measured, and not the translation of addresses.
+    """
+    memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    view = memoryview(memory)
+    for page in range(0, size_bytes, mmap.PAGESIZE):
+        view[page] = 1
+    return view
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

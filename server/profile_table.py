@@ -24,8 +24,8 @@ def _cells(layer: Layer, measured: LayerProfile, version: int, profile: Profile)
     times_us = [row[0] for row in measured.latency_us[version]]
     name = layer.name + f" v{version}" * (len(layer.versions) > 1)
     share = measured.compute_us / times_us[0] if times_us[0] else 0.0
-    cells = [name, layer.operator, *(f"{time_us:.1f}" for time_us in times_us)]
-    cells += [f"{times_us[0] / min(times_us):.2f}" if min(times_us) else "-", f"{share:.0%}"]
+    cells = [name, layer.operator, *(f"{time_us:.3g}" if time_us < 100 else f"{time_us:.0f}" for time_us in times_us)]
+    cells += [f"{times_us[0] / times_us[-1]:.2f}" if times_us[-1] else "-", f"{share:.0%}"]
     cells += [f"{measured.memory_us:.1f}", f"{measured.compute_us:.1f}"]
     return cells + ([f"{measured.slope[version]:.2f}"] if profile.interference else [])
 
@@ -39,7 +39,7 @@ def summary(profile: Profile) -> list[str]:
     ]
     for count, times_us in zip(profile.cores, profile.isolated_us, strict=True):
         pairs = zip(profile.batches, times_us, strict=True)
-        text = ", ".join(f"{rows}: {time_us / 1e3:.2f}" for rows, time_us in pairs)
+        text = ", ".join(f"{rows}: {time_us / 1e3:.4g}" for rows, time_us in pairs)
         lines.append(f"whole model on {count} core{'s' * (count > 1)}, ms by rows: {text}")
     lines += _balance(profile)
     lines.append(_interference(profile))
@@ -52,7 +52,7 @@ def _balance(profile: Profile) -> list[str]:
     bound_us = sum(max(layer.memory_us, layer.compute_us) for layer in profile.layers)
     one_core_us = profile.isolated_us[0][0]
     return [
-        f"{memory} of {len(profile.layers)} layers have m > c; sum of max(m, c) is {bound_us / 1e3:.2f} ms, "
+        f"{memory} of {len(profile.layers)} layers have m > c; sum of max(m, c) is {bound_us / 1e3:.4g} ms, "
         f"{bound_us / one_core_us:.0%} of the time on one core"
     ]
 

@@ -76,16 +76,15 @@ static PyObject *read_memory(PyObject *module, PyObject *arguments) {
     return PyLong_FromLongLong(time_ns);
 }
 
-/* Change a few lines of memory, then idle so long that work is `share` percent of the time; and so on. */
-static uint64_t disturb_for(volatile uint64_t *words, uint64_t lines, int random, int share, int64_t slice_ns, uint64_t at) {
-    int64_t begin_ns = now_ns(), worked_ns;
+/* Change memory line by line, a few lines at a time, then idle so long that work is `share` percent of the time. */
+static uint64_t disturb_for(volatile uint64_t *words, uint64_t lines, uint64_t at, int share, int64_t slice_ns) {
+    int64_t begin_ns = now_ns();
     for (int64_t start_ns = begin_ns; start_ns - begin_ns < slice_ns; start_ns = now_ns()) {
         for (int i = 0; i < CHUNK_LINES; i++) {
-            at = random ? at * 6364136223846793005ull + 1442695040888963407ull : at + (1ull << 32);
-            words[(at >> 32) % lines * (LINE_BYTES / 8)]++;
+            at = at + 1 < lines ? at + 1 : 0;
+            words[at * (LINE_BYTES / 8)]++;
         }
-        worked_ns = now_ns() - start_ns;
-        int64_t stop_ns = start_ns + worked_ns * 100 / share;
+        int64_t stop_ns = start_ns + (now_ns() - start_ns) * 100 / share;
         while (now_ns() < stop_ns) __builtin_ia32_pause();
     }
     return at;
@@ -94,17 +93,17 @@ static uint64_t disturb_for(volatile uint64_t *words, uint64_t lines, int random
 static PyObject *disturb(PyObject *module, PyObject *arguments) {
     (void)module;
     Py_buffer buffer;
-    int random, share;
+    int share;
     long long slice_us;
     unsigned long long at;
-    if (!PyArg_ParseTuple(arguments, "w*piLK", &buffer, &random, &share, &slice_us, &at)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "w*KiL", &buffer, &at, &share, &slice_us)) return NULL;
     uint64_t lines = (uint64_t)buffer.len / LINE_BYTES;
     if (share < 1 || share > 100 || lines < 1) {
         PyBuffer_Release(&buffer);
         return PyErr_Format(PyExc_ValueError, "share must be 1 to 100 and memory at least a line");
     }
     Py_BEGIN_ALLOW_THREADS;
-    at = disturb_for(buffer.buf, lines, random, share, slice_us * 1000, at);
+    at = disturb_for(buffer.buf, lines, at, share, slice_us * 1000);
     Py_END_ALLOW_THREADS;
     PyBuffer_Release(&buffer);
     return PyLong_FromUnsignedLongLong(at);
