@@ -21,7 +21,7 @@ from gangway.executor.profile_clock import Clock, Progress, powers_of_two, versi
 DEFAULT_SECONDS: Final = 18.0  # with the start of Python and of workers less than 20
 MAX_ROWS: Final = 32
 USUAL_ROWS: Final = 8  # batches up to here are measured if one run of each setting fits into the time,
-MORE_ROUNDS: Final = 4  # larger ones if so many do
+MORE_ROUNDS: Final = 3  # larger ones if so many rounds do after that
 MAX_ROUNDS: Final = 24
 LATENCY_PART: Final = 0.65  # of the time, when there are other cores to disturb from
 
@@ -78,9 +78,6 @@ def profile_model(
         ranks = core_counts(len(cores))
         batches, samples = _measure_latency(runner, ranks, clock, latency_end)
         disturbed = measure_interference(runner, cores, clock) if len(cores) > 1 else Disturbed()
-    settings = [
-        Setting(rows, r, version) for version in range(version_count(manifest)) for r in ranks for rows in batches
-    ]
     return Profile(
         key=manifest.key,
         model_name=manifest.model_name,
@@ -94,7 +91,7 @@ def profile_model(
         isolated_us=tuple(tuple(samples.total_us(Setting(rows, r, 0)) for rows in batches) for r in ranks),
         interference=disturbed.points,
         interference_cores=disturbed.ranks,
-        fewest_samples=min(samples.count(setting) for setting in settings),
+        fewest_samples=min(samples.count(setting) for setting in _settings(manifest, ranks, batches)),
         seconds=time.monotonic() - begin,
     )
 
@@ -115,9 +112,10 @@ def _measure_latency(
     batches = batches_that_fit(row_us, left_us, runner.max_rows)
     settings = _settings(runner.manifest, ranks, batches)
     samples = Samples()
-    for _ in range(MAX_ROUNDS):
+    for number in range(MAX_ROUNDS):
         for setting in settings:
-            for _ in range(max(1, batches[-1] // setting.rows)):  # as much time for each size
+            runs = batches[-1] // setting.rows if number else 1  # as much time for each size, but first each once
+            for _ in range(runs):
                 samples.add(setting, runner.run(*setting))
                 if clock.passed_s("latency") > end_s and all(samples.count(each) for each in settings):
                     return batches, samples
@@ -133,8 +131,9 @@ def batches_that_fit(row_us: float, left_us: float, max_rows: int) -> tuple[int,
     """Return the powers of two of rows for which there is time; `row_us`: one row, once in each setting."""
     batches = [1]
     for rows in powers_of_two(max_rows)[1:]:
-        rounds = 1 if rows <= USUAL_ROWS else MORE_ROUNDS
-        if row_us * rows * (len(batches) + 1) * rounds > left_us:
+        first_us = row_us * (2 * rows - 1)  # each size once
+        round_us = row_us * rows * (len(batches) + 1)
+        if (first_us if rows <= USUAL_ROWS else first_us + MORE_ROUNDS * round_us) > left_us:
             break
         batches.append(rows)
     return tuple(batches)
