@@ -19,7 +19,7 @@ help:
 	@echo "make install   only install, into $(VENV)"
 
 # One stamp per set of packages: what changes the build (C, protos, metadata) installs again.
-NATIVE := $(wildcard executor/native/*.c executor/native/*.h protos/*.proto) pyproject.toml setup.py constraints.txt
+NATIVE := $(wildcard executor/native/*.c executor/native/*.h executor/probes/*.c protos/*.proto) pyproject.toml setup.py constraints.txt
 
 $(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)

@@ -9,6 +9,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+C_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
 ROOMS = ("artifact", "clients", "compiler", "executor", "protos", "scheduler", "server", "zoo")
 
 
@@ -53,13 +54,19 @@ native = Extension(
     "gangway.executor._native",
     sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "executor" / "native").glob("*.c")),
     depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "executor" / "native").glob("*.h")),
-    extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"],
+    extra_compile_args=C_FLAGS,
+)
+
+probes = Extension(
+    "gangway.executor._probes",
+    sources=["executor/probes/probes.c"],
+    extra_compile_args=[*C_FLAGS, "-ffp-contract=fast"],  # a multiplication and an addition become one instruction
 )
 
 setup(
     packages=packages(),
     package_dir={f"gangway.{room}": room for room in ROOMS},
     package_data={"gangway.protos": ["*.proto", "*.pyi"], **{f"gangway.{room}": ["py.typed"] for room in ROOMS}},
-    ext_modules=[native],
+    ext_modules=[native, probes],
     cmdclass={"build_py": BuildPy, "build_ext": BuildExt},
 )

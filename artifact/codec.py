@@ -5,9 +5,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from enum import IntEnum, StrEnum
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from math import isfinite
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from gangway.artifact.format import Manifest
+
+RecordT = TypeVar("RecordT")
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -17,9 +20,14 @@ def encode(manifest: Manifest) -> bytes:
 
 def decode(text: bytes) -> Manifest:
     """Return the manifest that `text` holds. Raises ValueError that names the offending field."""
-    manifest = _value(Manifest, json.loads(text), "manifest")
-    assert isinstance(manifest, Manifest)
-    return manifest
+    return decode_record(Manifest, text, "manifest")
+
+
+def decode_record(kind: type[RecordT], text: bytes, where: str) -> RecordT:
+    """Return the dataclass `kind` that `text` holds; `where` is its name in messages. Raises ValueError."""
+    record = _value(kind, json.loads(text), where)
+    assert isinstance(record, kind)
+    return record
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
@@ -40,6 +48,9 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if issubclass(kind, StrEnum):
         _expect(type(value) is str, where, "a string")
         return kind(value)
+    if kind is float:
+        _expect(type(value) in (int, float) and isfinite(value), where, "a finite number")
+        return float(value)
     _expect(type(value) is int, where, "an integer")
     return kind(value) if issubclass(kind, IntEnum) else value
 

@@ -16,6 +16,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("gangway.server.serve_command", "serve a model repository over gRPC"),
     "compile": Command("gangway.compiler.command", "compile a model and show its layers"),
+    "profile": Command("gangway.server.profile_command", "measure a model's layers on this machine"),
     "zoo": Command("gangway.zoo.command", "write example models with random weights"),
     "client": Command("gangway.clients.command", "send one inference and show the answer and its times"),
 }

@@ -1,0 +1,164 @@
+"""How fast a compiled model is on one machine, as data. `docs/profile.md` documents the file and how it is measured.
+
+A profile lies in the cache beside the artifact, not inside it: an artifact never changes, and machines that share a
+cache measure each their own. Only the standard library.
+"""
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gangway.artifact.codec import decode_record
+
+PROFILE_VERSION = 1
+PROFILES_FOLDER = "profiles"
+_HEX = re.compile(r"[0-9a-f]+")
+
+
+class ProfileError(Exception):
+    """The file does not hold a whole profile of this format."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a profile was measured. Peak and bandwidth are those of one core while the others are idle."""
+
+    machine_id: str
+    cpu: str  # as /proc/cpuinfo names it
+    cores: int
+    target: str  # of the artifact: "avx512", "avx2" or "baseline"
+    peak_flops_per_us: float
+    bandwidth_bytes_per_us: float
+
+
+@dataclass(frozen=True)
+class InterferencePoint:
+    """Generated load on the other cores. `level`: by how much it slows the reference down (1.0: twice the time)."""
+
+    kind: str  # "stream" or "thrash"
+    share: int  # percent of the time that the load works
+    level: float
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """One layer. `latency_us[version][i][j]`: median, isolated, on `Profile.cores[i]` cores, `Profile.batches[j]` rows.
+
+    `memory_us`, `compute_us`: Layerweaver+'s m and c of one row on one core: what bytes and operations would take at
+    the machine's measured bandwidth and peak. `slope[version]`: relative slowdown per unit of interference level, and
+    `slowdown[version][p]`: relative slowdown beside `Profile.interference[p]`; both empty where there was no other
+    core.
+    """
+
+    name: str
+    latency_us: tuple[tuple[tuple[float, ...], ...], ...]
+    memory_us: float
+    compute_us: float
+    slope: tuple[float, ...]
+    slowdown: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One compiled model on one machine.
+
+    `isolated_us[i][j]`: the whole model, default version of each layer, `cores[i]` cores, `batches[j]` rows.
+    """
+
+    key: str  # the artifact's
+    model_name: str
+    machine: Machine
+    cores: tuple[int, ...]  # numbers of cores, ascending from 1
+    batches: tuple[int, ...]  # numbers of rows, ascending from 1
+    layers: tuple[LayerProfile, ...]
+    isolated_us: tuple[tuple[float, ...], ...]
+    interference: tuple[InterferencePoint, ...]  # empty where there was no other core
+    interference_cores: int  # cores of the model while it was disturbed; 0: it was not
+    fewest_samples: int  # behind any latency
+    seconds: float  # the measurement took
+    format_version: int = PROFILE_VERSION
+
+
+def machine_id(cpu: str, cores: int, target: str) -> str:
+    """Return what tells machines apart: 12 hex digits of a SHA-256."""
+    return hashlib.sha256(json.dumps([cpu, cores, target]).encode()).hexdigest()[:12]
+
+
+def profile_path(cache_dir: Path, key: str, machine: str) -> Path:
+    """Where the profile of an artifact on a machine (by its id) lies."""
+    return cache_dir / PROFILES_FOLDER / f"{key}-{machine}.json"
+
+
+def write_profile(cache_dir: Path, profile: Profile) -> Path:
+    """Write it to its place, whole or not at all, over an older one; return the path. Raises OSError."""
+    path = profile_path(cache_dir, profile.key, profile.machine.machine_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(encode_profile(profile))
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private; other users may share the cache
+        Path(unfinished).rename(path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def encode_profile(profile: Profile) -> bytes:
+    """Return the profile as JSON text, UTF-8."""
+    return json.dumps(asdict(profile), indent=1).encode()
+
+
+def read_profile(path: Path) -> Profile:
+    """Return the profile in a file, checked for consistency. Raises ProfileError that names file and field."""
+    try:
+        profile = decode_record(Profile, path.read_bytes(), "profile")
+        _check(profile)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ProfileError(f"{path}: {error}") from error
+    return profile
+
+
+def _check(profile: Profile) -> None:
+    if profile.format_version != PROFILE_VERSION:
+        raise ValueError(f"format version {profile.format_version} instead of {PROFILE_VERSION}")
+    _require(_HEX.fullmatch(profile.key) is not None and len(profile.key) == 64, "the key is not 64 hex digits")
+    _require(_HEX.fullmatch(profile.machine.machine_id) is not None, "the machine id is not hexadecimal")
+    _require(profile.machine.peak_flops_per_us > 0 and profile.machine.bandwidth_bytes_per_us > 0, "a speed is not > 0")
+    for name, counts in (("cores", profile.cores), ("batches", profile.batches)):
+        _require(counts[:1] == (1,) and list(counts) == sorted(set(counts)), f"{name} do not ascend from 1")
+    _require(bool(profile.layers), "there is no layer")
+    _check_grid("isolated_us", profile.isolated_us, profile)
+    for layer in profile.layers:
+        _check_layer(layer, profile)
+
+
+def _check_layer(layer: LayerProfile, profile: Profile) -> None:
+    versions = len(layer.latency_us)
+    _require(versions >= 1, f"layer '{layer.name}' has no version")
+    for grid in layer.latency_us:
+        _check_grid(f"latency_us of layer '{layer.name}'", grid, profile)
+    _require(min(layer.memory_us, layer.compute_us) >= 0, f"layer '{layer.name}' has a negative time")
+    disturbed = versions if profile.interference else 0
+    _require(len(layer.slope) == len(layer.slowdown) == disturbed, f"layer '{layer.name}' has a slope too many or few")
+    for row in layer.slowdown:
+        _require(len(row) == len(profile.interference), f"layer '{layer.name}' has a slowdown too many or few")
+
+
+def _check_grid(name: str, grid: Sequence[Sequence[float]], profile: Profile) -> None:
+    shape = [len(profile.batches)] * len(profile.cores)
+    _require([len(row) for row in grid] == shape, f"{name} is not {len(shape)} cores x {len(profile.batches)} batches")
+    _require(all(time_us >= 0 for row in grid for time_us in row), f"{name} has a negative time")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

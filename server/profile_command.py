@@ -1,0 +1,97 @@
+"""`gangway profile`: measure a compiled model on this machine, keep the result in the cache, and show it."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.format import Manifest
+from gangway.artifact.profile import Profile, encode_profile, write_profile
+from gangway.executor.cores import available_cores
+from gangway.executor.model_runner import RunError
+from gangway.executor.profiler import DEFAULT_SECONDS, profile_model
+from gangway.server.compile_jobs import CompileError, Compiler
+from gangway.server.profile_table import layer_table, summary
+from gangway.server.repository import BrokenModel, read_model
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+PIPE_COLUMNS = 150
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return 0, or 1 when a model cannot be measured. Wrong arguments exit with 2 (argparse)."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        cores = available_cores(options.cores)
+        name, path = _find_model(options.path)
+    except ValueError as error:
+        parser.error(str(error))
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    try:
+        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
+        profile = _measure(name, manifest, options, cores)
+        written = write_profile(options.cache_dir, profile)
+        if options.json:
+            options.json.write_bytes(encode_profile(profile))
+    except (CompileError, RunError, RuntimeError, TimeoutError, OSError) as error:
+        print(f"gangway profile: {error}", file=sys.stderr)
+        return 1
+    console.print(layer_table(manifest, profile))
+    console.print(*summary(profile), f"kept in {written}", sep="\n", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _find_model(path: Path) -> tuple[str, Path]:
+    """Return name and ONNX file of an .onnx file or of a model directory's latest version. Raises ValueError."""
+    if not path.is_dir():
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist")
+        in_repository = path.name == "model.onnx" and path.resolve().parent.name.isdigit()
+        return (path.resolve().parents[1].name if in_repository else path.stem), path
+    entry = read_model(path.resolve())[-1]
+    if isinstance(entry, BrokenModel):
+        raise ValueError(f"{path}: {entry.reason}")
+    return entry.name, entry.path
+
+
+def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: Sequence[int]) -> Profile:
+    columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=1.0)
+
+        def progress(phase: str, share: float) -> None:
+            bar.update(task, description=f"{name}: {phase}", completed=share)
+
+        return profile_model(options.cache_dir, manifest, cores, options.seconds, progress)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangway profile",
+        description="Measure a model on this machine with the executor that serves it: every layer, version, number of "
+        "cores and batch size alone, then its slowdown beside generated interference on the other cores. The result is "
+        "kept in the cache, for schedulers, and printed. The machine should have nothing else to do.",
+    )
+    parser.add_argument(
+        "path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)"
+    )
+    parser.add_argument(
+        "--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR", help="default: $XDG_CACHE_HOME/gangway"
+    )
+    parser.add_argument("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=DEFAULT_SECONDS, metavar="N", help=f"time to take ({DEFAULT_SECONDS:.0f})"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile here, too")
+    return parser

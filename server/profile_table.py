@@ -1,0 +1,65 @@
+"""A profile for people: a table of layers and a few lines about the whole."""
+
+from gangway.artifact.format import Layer, Manifest
+from gangway.artifact.profile import LayerProfile, Profile
+from rich.table import Table
+
+
+def layer_table(manifest: Manifest, profile: Profile) -> Table:
+    """One line per layer and version, for one row. Needs the manifest that the profile was measured of."""
+    table = Table(title=f"{profile.model_name}, one row", title_justify="left")
+    for heading in ("layer", "operator"):
+        table.add_column(heading, overflow="fold")
+    headings = [f"us on {count}" for count in profile.cores]
+    headings += ["speed-up", "of peak", "m us", "c us"] + ["slope"] * bool(profile.interference)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for layer, measured in zip(manifest.layers, profile.layers, strict=True):
+        for version in range(len(measured.latency_us)):
+            table.add_row(*_cells(layer, measured, version, profile))
+    return table
+
+
+def _cells(layer: Layer, measured: LayerProfile, version: int, profile: Profile) -> list[str]:
+    times_us = [row[0] for row in measured.latency_us[version]]
+    name = layer.name + f" v{version}" * (len(layer.versions) > 1)
+    share = measured.compute_us / times_us[0] if times_us[0] else 0.0
+    cells = [name, layer.operator, *(f"{time_us:.3g}" if time_us < 100 else f"{time_us:.0f}" for time_us in times_us)]
+    cells += [f"{times_us[0] / times_us[-1]:.2f}" if times_us[-1] else "-", f"{share:.0%}"]
+    cells += [f"{measured.memory_us:.1f}", f"{measured.compute_us:.1f}"]
+    return cells + ([f"{measured.slope[version]:.2f}"] if profile.interference else [])
+
+
+def summary(profile: Profile) -> list[str]:
+    """Lines about machine, whole model and interference."""
+    machine = profile.machine
+    lines = [
+        f"{machine.cpu}, {machine.cores} cores, {machine.target}: one core does {machine.peak_flops_per_us / 1e3:.1f} "
+        f"GFLOP/s and reads {machine.bandwidth_bytes_per_us / 1e3:.1f} GB/s",
+    ]
+    for count, times_us in zip(profile.cores, profile.isolated_us, strict=True):
+        pairs = zip(profile.batches, times_us, strict=True)
+        text = ", ".join(f"{rows}: {time_us / 1e3:.4g}" for rows, time_us in pairs)
+        lines.append(f"whole model on {count} core{'s' * (count > 1)}, ms by rows: {text}")
+    lines += _balance(profile)
+    lines.append(_interference(profile))
+    lines.append(f"measured in {profile.seconds:.1f} s, at least {profile.fewest_samples} runs of each setting")
+    return lines
+
+
+def _balance(profile: Profile) -> list[str]:
+    memory = sum(layer.memory_us > layer.compute_us for layer in profile.layers)
+    bound_us = sum(max(layer.memory_us, layer.compute_us) for layer in profile.layers)
+    one_core_us = profile.isolated_us[0][0]
+    return [
+        f"{memory} of {len(profile.layers)} layers have m > c; sum of max(m, c) is {bound_us / 1e3:.4g} ms, "
+        f"{bound_us / one_core_us:.0%} of the time on one core"
+    ]
+
+
+def _interference(profile: Profile) -> str:
+    if not profile.interference:
+        return "no slopes: on one core there is no other one to disturb from"
+    points = ", ".join(f"{point.kind} {point.share} %: {point.level:.2f}" for point in profile.interference)
+    other = profile.machine.cores - profile.interference_cores
+    return f"levels of interference from {other} core{'s' * (other > 1)}: {points}"

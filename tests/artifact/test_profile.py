@@ -1,0 +1,106 @@
+"""The profile's file: what is written is read again, and nothing damaged is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gangway.artifact.profile import (
+    InterferencePoint,
+    LayerProfile,
+    Machine,
+    Profile,
+    ProfileError,
+    machine_id,
+    profile_path,
+    read_profile,
+    write_profile,
+)
+
+MACHINE = Machine(machine_id("some CPU", 2, "avx2"), "some CPU", 2, "avx2", 1e5, 2e4)
+LAYER = LayerProfile("conv", (((10.0, 20.0), (5.5, 10.5)),), 1.0, 8.0, (0.5,), ((0.1,),))
+PROFILE = Profile(
+    key="ab" * 32,
+    model_name="model",
+    machine=MACHINE,
+    cores=(1, 2),
+    batches=(1, 2),
+    layers=(LAYER,),
+    isolated_us=((11.0, 21.0), (6.0, 11.0)),
+    interference=(InterferencePoint("stream", 50, 0.2),),
+    interference_cores=1,
+    fewest_samples=3,
+    seconds=1.5,
+)
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = write_profile(tmp_path, PROFILE)
+    assert path == profile_path(tmp_path, PROFILE.key, MACHINE.machine_id)
+    assert read_profile(path) == PROFILE
+    newer = replace(PROFILE, seconds=2.0)
+    assert write_profile(tmp_path, newer) == path
+    assert read_profile(path) == newer
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+def test_no_interference(tmp_path: Path) -> None:
+    alone = replace(PROFILE, layers=(replace(LAYER, slope=(), slowdown=()),), interference=(), interference_cores=0)
+    assert read_profile(write_profile(tmp_path, alone)) == alone
+
+
+def test_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
+    path = write_profile(tmp_path, PROFILE)
+    with pytest.raises(TypeError):
+        write_profile(tmp_path, replace(PROFILE, seconds=object()))  # type: ignore[arg-type]
+    assert read_profile(path) == PROFILE
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+def test_each_machine_has_its_own() -> None:
+    ids = {machine_id(*what) for what in (("a", 2, "avx2"), ("b", 2, "avx2"), ("a", 4, "avx2"), ("a", 2, "avx512"))}
+    assert len(ids) == 4
+
+
+DAMAGES = [
+    ({"format_version": 2}, "format version 2"),
+    ({"key": "../../etc"}, "64 hex digits"),
+    ({"cores": [2, 1]}, "cores do not ascend"),
+    ({"cores": [1, 2, 4]}, "isolated_us is not 3 cores x 2 batches"),
+    ({"batches": []}, "batches do not ascend"),
+    ({"layers": []}, "no layer"),
+    ({"seconds": "long"}, "profile.seconds is not a finite number"),
+    ({"seconds": True}, "profile.seconds is not a finite number"),
+    ({"seconds": float("nan")}, "profile.seconds is not a finite number"),
+    ({"isolated_us": [[1, 2], [3, -4]]}, "isolated_us has a negative time"),
+    ({"interference": []}, "slope too many"),
+    ({"surprise": 1}, "unknown field 'surprise'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "reason"), DAMAGES, ids=[reason for _, reason in DAMAGES])
+def test_wrong_content_is_refused(tmp_path: Path, changes: dict[str, object], reason: str) -> None:
+    path = write_profile(tmp_path, PROFILE)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ProfileError, match=reason) as failure:
+        read_profile(path)
+    assert str(path) in str(failure.value)
+
+
+def test_wrong_layer_is_refused(tmp_path: Path) -> None:
+    path = write_profile(tmp_path, PROFILE)
+    content = json.loads(path.read_text())
+    content["layers"][0]["latency_us"] = [[[1.0, 2.0]]]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ProfileError, match="latency_us of layer 'conv'"):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_no_profile_at_all(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError):
+        read_profile(path)
+    with pytest.raises(ProfileError):
+        read_profile(tmp_path / "absent.json")

@@ -1,0 +1,55 @@
+"""`gangway profile`, as a user starts it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gangway.artifact.profile import profile_path, read_profile
+from gangway.artifact.reader import read_manifest
+
+
+def gangway_profile(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gangway.server.cli", "profile", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_mlp_end_to_end(compiled_zoo, tmp_path: Path) -> None:
+    options = [f"--cache-dir={compiled_zoo.cache_dir}", "--seconds=1", f"--json={tmp_path / 'mlp.json'}"]
+    result = gangway_profile(str(compiled_zoo.repository / "mlp"), *options)
+    assert result.returncode == 0, result.stderr
+    profile = read_profile(tmp_path / "mlp.json")
+    manifest = read_manifest(compiled_zoo.artifact("mlp"))
+    assert (profile.key, profile.model_name) == (manifest.key, "mlp")
+    assert [layer.name for layer in profile.layers] == [layer.name for layer in manifest.layers]
+    kept = profile_path(compiled_zoo.cache_dir, profile.key, profile.machine.machine_id)
+    assert read_profile(kept) == profile
+    assert all(layer.name in result.stdout for layer in manifest.layers)
+    assert all(word in result.stdout for word in ("us on 1", "of peak", "GFLOP/s", "whole model on 1 core", str(kept)))
+
+
+def test_one_core_says_that_it_has_no_slopes(compiled_zoo) -> None:
+    path = compiled_zoo.onnx_file("mlp")
+    result = gangway_profile(str(path), f"--cache-dir={compiled_zoo.cache_dir}", "--seconds=0.5", "--cores=0")
+    assert result.returncode == 0, result.stderr
+    assert "no slopes: on one core" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["absent.onnx"], 2, "absent.onnx does not exist"),
+        ([".", "--cores=4095"], 2, "not available to this process"),
+        ([".", "--seconds=0"], 2, "--seconds"),
+        (["broken.onnx"], 1, "gangway profile: "),
+        (["empty"], 2, "no version folder"),
+    ],
+)
+def test_mistakes(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    (tmp_path / "empty").mkdir()
+    path, *options = arguments
+    result = gangway_profile(str(tmp_path / path), f"--cache-dir={tmp_path / 'cache'}", *options)
+    assert result.returncode == status
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
