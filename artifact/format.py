@@ -6,8 +6,8 @@ compiled has its ONNX file there instead, for onnxruntime.
 
 A *row* is one item along the batch axis. Every size, task count and offset below is for one row; the executor runs a
 batch as `rows x tasks` tasks over the same kernels, with the bases of arena, inputs and outputs moved on by one row's
-stride: `arena_bytes`, and `row_bytes` of the tensor. So weights and arena addresses are 64-byte aligned in each row,
-those in inputs and outputs only to the size of their numbers.
+stride: `arena_bytes`, and `row_bytes` of the tensor. So weights and whole arena tensors are 64-byte aligned in each
+row; parts of concatenated tensors, inputs and outputs are aligned only to the size of their numbers.
 """
 
 from dataclasses import dataclass, field

@@ -84,7 +84,7 @@ def make_data_plane(options: FrontEndOptions) -> DataPlane:
     control = ControlSegment.attach(options.control_fd)
     io = Segment.attach(options.io_fd)
     slots = SlotTable(io, options.slots)
-    return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell)
+    return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell, options.spin_us)
 
 
 def why_not_listening(address: str) -> str:

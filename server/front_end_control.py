@@ -22,6 +22,7 @@ from gangway.server.front_end_messages import (
 )
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.link import Link
+from gangway.server.placement import Placement
 from gangway.server.shared_memory import FRONT_END, SLOTS, SharedMemory
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class FrontEndControl:
     """What clients are to know of the models is kept here, and said again to a successor."""
 
     def __init__(
-        self, memory: SharedMemory, address: str, core: int, log_verbose: int, scheduler: SchedulerControl
+        self, memory: SharedMemory, address: str, placement: Placement, log_verbose: int, scheduler: SchedulerControl
     ) -> None:
         self._memory = memory
         self._options = FrontEndOptions(
@@ -46,8 +47,9 @@ class FrontEndControl:
             slots=SLOTS,
             address=address,
             log_verbose=log_verbose,
+            spin_us=placement.front_end_spin_us,
         )
-        self._core = core
+        self._core = placement.front_end
         self._scheduler = scheduler
         self._limit = DeathLimit("front end")
         self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}

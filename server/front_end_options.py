@@ -12,7 +12,7 @@ class FrontEndOptions:
     """The three descriptors are inherited; the io segment begins with `slots` request slots, its heap follows.
 
     `index` is the front end's number in the control segment, `address` is "host:port" (port 0: any). At most `slots`
-    requests are in flight, whatever comes on top is answered UNAVAILABLE at once.
+    requests are in flight, whatever comes on top is answered UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for.
     """
 
     index: int
@@ -23,6 +23,7 @@ class FrontEndOptions:
     address: str
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     log_verbose: int = 0
+    spin_us: int = 0
 
     def command(self) -> list[str]:
         """Return the command line; start it with `pass_fds=options.descriptors`."""

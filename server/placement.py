@@ -4,6 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+SPIN_US = 250
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -11,6 +13,11 @@ class Placement:
 
     front_end: int
     scheduler: int
+
+    @property
+    def front_end_spin_us(self) -> int:
+        """How long the front end may spin for an answer; not at all on the core on which it is to be worked out."""
+        return SPIN_US if self.front_end != self.scheduler else 0
 
 
 def place(worker_cores: Sequence[int]) -> Placement:

@@ -38,7 +38,7 @@ class Supervisor:
         self._workers = WorkerSet(memory, options.cores, options.cache_dir, self._scheduler)
         host = f"[{options.grpc_address}]" if ":" in options.grpc_address else options.grpc_address
         address = f"{host}:{options.grpc_port}"
-        self._front_end = FrontEndControl(memory, address, placement.front_end, options.log_verbose, self._scheduler)
+        self._front_end = FrontEndControl(memory, address, placement, options.log_verbose, self._scheduler)
         self._compiler = Compiler(options.cache_dir)
         self._loader = ModelLoader(self._compiler, self._scheduler, self._front_end, memory.own_data_plane())
 
