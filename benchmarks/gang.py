@@ -273,7 +273,7 @@ def main() -> int:
                 if state == "asleep":
                     measure_page_turn(bench, nothing, busy, report)
                 measure_elasticity(bench, busy, state, report, options.repeats)
-    repository = ensure_zoo(options.repository)
+    repository = ensure_zoo(options.repository, options.models)
     for model in options.models:
         artifact = compile_model(repository, model)
         with LocalExecutor(artifact.parent, cores, arena_bytes=1 << 30, io_bytes=1 << 28) as executor:

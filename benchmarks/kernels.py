@@ -152,7 +152,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=7, help="samples of each kernel; the median counts")
     options = parser.parse_args()
     report = start_report("Kernels, float32, one core")
-    run(report, ensure_zoo(options.repository), options.models, detect(options.target), options.repeats)
+    run(report, ensure_zoo(options.repository, options.models), options.models, detect(options.target), options.repeats)
     return report.finish(options.json)
 
 

@@ -144,7 +144,7 @@ def main() -> int:
     parser.add_argument("--max-cores", type=int, default=2, help="largest gang")
     options = parser.parse_args()
     report = start_report("Compute time of whole models, float32")
-    run(report, ensure_zoo(options.repository), options.models, options.rounds, options.max_cores)
+    run(report, ensure_zoo(options.repository, options.models), options.models, options.rounds, options.max_cores)
     return report.finish(options.json)
 
 

@@ -3,16 +3,18 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from gangway.zoo import DEFAULT_NAMES
+
 GANGWAY = [sys.executable, "-m", "gangway.server.cli"]
-ZOO = ("resnet50", "mobilenetv2", "mlp", "simple")
 COMPILE_TIMEOUT_S = 300
 
 
-def ensure_zoo(repository: Path) -> Path:
-    """Write the zoo's models that the repository lacks."""
-    missing = [name for name in ZOO if not (repository / name / "1" / "model.onnx").exists()]
+def ensure_zoo(repository: Path, names: Sequence[str] = DEFAULT_NAMES) -> Path:
+    """Write those of the zoo's models that the repository lacks."""
+    missing = [name for name in names if not (repository / name / "1" / "model.onnx").exists()]
     if missing:
         subprocess.run([*GANGWAY, "zoo", str(repository), *missing], check=True, timeout=COMPILE_TIMEOUT_S)
     return repository

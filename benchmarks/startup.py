@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 
 from gangway.artifact.format import WEIGHTS_FILE
+from gangway.zoo import DEFAULT_NAMES
 
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import Load, run_for
 from benchmarks.processes import file_mappings, memory_of
 from benchmarks.reference import example_of
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import COMPILE_TIMEOUT_S, GANGWAY, ZOO, ensure_zoo, onnx_file
+from benchmarks.repository import COMPILE_TIMEOUT_S, GANGWAY, ensure_zoo, onnx_file
 
 COLD_COMPILE_S = {"resnet50": 12.0, "mobilenetv2": 12.0}
 CACHED_COMPILE_S = 0.5
@@ -88,10 +89,10 @@ def run(report: Report, repository: Path) -> None:
     """Compile cold and warm, serve from the warm cache, and weigh the processes after every model has run."""
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder)
-        compiled = [compile_row(repository, model, cache) for model in ZOO]
+        compiled = [compile_row(repository, model, cache) for model in DEFAULT_NAMES]
         report.table("compile", compiled)
         with live_server(repository, [f"--cache-dir={cache}"]) as server:
-            for model in ZOO:
+            for model in DEFAULT_NAMES:
                 example = example_of(model, onnx_file(repository, model))
                 run_for(Load(server.url, example.request, example.outputs, clients=4), WARM_UP_S)
             processes, weights = memory_rows(server), weight_rows(server)
