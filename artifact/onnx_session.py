@@ -7,26 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 # Otherwise onnxruntime tells Microsoft about every model it opens: names, hashes, shapes. It looks when it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
-DATATYPES = {  # Triton's names, as numpy's. onnxruntime gives tensors of other types no numpy array
-    "BOOL": np.dtype(np.bool_),
-    "UINT8": np.dtype(np.uint8),
-    "UINT16": np.dtype(np.uint16),
-    "UINT32": np.dtype(np.uint32),
-    "UINT64": np.dtype(np.uint64),
-    "INT8": np.dtype(np.int8),
-    "INT16": np.dtype(np.int16),
-    "INT32": np.dtype(np.int32),
-    "INT64": np.dtype(np.int64),
-    "FP16": np.dtype(np.float16),
-    "FP32": np.dtype(np.float32),
-    "FP64": np.dtype(np.float64),
-}
 _FATAL = 4  # errors come as exceptions
 
 

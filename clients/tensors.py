@@ -4,25 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+from gangway.artifact.datatypes import DTYPES
 from gangway.clients.errors import InputError, RefusedError
 from gangway.protos import grpc_service_pb2 as pb
 
 Array = npt.NDArray[np.generic]
-
-DTYPES: Mapping[str, np.dtype[np.generic]] = {
-    "BOOL": np.dtype(np.bool_),
-    "UINT8": np.dtype(np.uint8),
-    "UINT16": np.dtype(np.uint16),
-    "UINT32": np.dtype(np.uint32),
-    "UINT64": np.dtype(np.uint64),
-    "INT8": np.dtype(np.int8),
-    "INT16": np.dtype(np.int16),
-    "INT32": np.dtype(np.int32),
-    "INT64": np.dtype(np.int64),
-    "FP16": np.dtype(np.float16),
-    "FP32": np.dtype(np.float32),
-    "FP64": np.dtype(np.float64),
-}
 
 
 def dtype_of(datatype: str) -> np.dtype[np.generic]:

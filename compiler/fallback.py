@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import MAX_TENSORS, Engine, Layer, Manifest, TargetSpec, TensorSpec, Version
-from gangway.artifact.onnx_session import DATATYPES, open_session
+from gangway.artifact.onnx_session import open_session
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.importer import count_parameters, external_locations
@@ -94,7 +95,7 @@ def try_out(session: Any, signature: Signature) -> None:
     Raises UnsupportedModelError if shapes are not as declared, and what onnxruntime raises.
     """
     for rows in (1, 2) if signature.batched else (1,):
-        feeds = {tensor.name: np.zeros(_shape(tensor, rows), DATATYPES[tensor.datatype]) for tensor in signature.inputs}
+        feeds = {tensor.name: np.zeros(_shape(tensor, rows), DTYPES[tensor.datatype]) for tensor in signature.inputs}
         for tensor, answer in zip(signature.outputs, session.run(None, feeds), strict=True):
             if list(answer.shape) != _shape(tensor, rows):
                 raise UnsupportedModelError(
@@ -118,10 +119,10 @@ def _is_batched(kind: str, tensor: Any) -> bool:
 def _spec(kind: str, tensor: Any) -> TensorSpec:
     element = tensor.type.removeprefix("tensor(").removesuffix(")")
     datatype = _TYPES.get(element, element.upper())
-    if datatype not in DATATYPES:
+    if datatype not in DTYPES:
         raise UnsupportedModelError(f"{kind} '{tensor.name}' holds {element}, not numbers that a request can have")
     shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
-    row_bytes = math.prod(size for size in shape if size != -1) * DATATYPES[datatype].itemsize
+    row_bytes = math.prod(size for size in shape if size != -1) * DTYPES[datatype].itemsize
     if not 0 < row_bytes <= MAX_TENSOR_BYTES:
         raise UnsupportedModelError(
             f"{kind} '{tensor.name}' of shape {list(shape)} has {row_bytes} bytes;"

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
-from gangway.artifact.onnx_session import DATATYPES, open_session
+from gangway.artifact.onnx_session import open_session
 from gangway.executor import _native
 
 Views = tuple[memoryview, ...]
@@ -48,7 +49,7 @@ class OnnxRuntimeModel:
 
 def _array(tensor: TensorSpec, rows: int, view: memoryview) -> Any:
     shape = [rows if size == -1 else size for size in tensor.shape]
-    return np.frombuffer(view, DATATYPES[tensor.datatype]).reshape(shape)
+    return np.frombuffer(view, DTYPES[tensor.datatype]).reshape(shape)
 
 
 def load_whole(folder: Path, manifest: Manifest) -> _native.Program:

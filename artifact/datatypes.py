@@ -1,0 +1,21 @@
+"""Triton's names of datatypes, as numpy's. Imports numpy: not for workers that run compiled models only."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+# BYTES and BF16 have no counterpart.
+DTYPES: Mapping[str, np.dtype[np.generic]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+}
