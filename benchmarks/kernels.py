@@ -18,7 +18,7 @@ import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.buffers import Step
-from gangway.compiler.describe import flops, shape_text
+from gangway.compiler.describe import shape_text
 from gangway.compiler.importer import read_graph
 from gangway.compiler.job import lower_graph
 from gangway.compiler.specs import ConvSpec, GlobalPoolSpec, KernelPlan, PoolSpec
@@ -119,7 +119,7 @@ def _row(case: Case, library: Library, target: TargetSpec, repeats: int, peak: f
     spec = case.step.spec
     assert isinstance(spec, ConvSpec | PoolSpec | GlobalPoolSpec)
     theirs = onnxruntime_us(spec)
-    work = flops(case.step) / 1e3
+    work = case.step.spec.flops / 1e3
     return {
         "layer": f"{case.step.operator} {shape_text(case.step)}",
         "uses": case.uses,

@@ -19,7 +19,7 @@ from gangway.artifact.format import (
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler.arena import plan_arena
 from gangway.compiler.buffers import Step
-from gangway.compiler.describe import activation_bytes, flops, max_ranks, shape_text, weight_bytes
+from gangway.compiler.describe import activation_bytes, max_ranks, shape_text, weight_bytes
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.fusion import fuse
 from gangway.compiler.graph import Graph
@@ -127,7 +127,7 @@ def _layer(step: Step, plan: KernelPlan, symbol: str, weights: tuple[int, ...]) 
         shape=shape_text(step),
         arguments=(buffers[0], *constants, *buffers[1:]),
         versions=(Version(symbol, plan.tasks, plan.description, plan.blocking_bytes, plan.parallelism),),
-        flops=flops(step),
+        flops=step.spec.flops,
         bytes=activation_bytes(step) + weight_bytes(step),
         max_ranks=max_ranks(step, plan.tasks),
     )

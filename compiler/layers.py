@@ -31,20 +31,25 @@ def geometry_of(kind: TensorType) -> Geometry | None:
 
 
 @dataclass(frozen=True)
-class Concat:
+class Movement:
+    """What a layer does to memory, before it is known which kernels that takes."""
+
+
+@dataclass(frozen=True)
+class Concat(Movement):
     """Inputs beside each other along an axis; no kernel if their producers can write into the common tensor."""
 
     axis: int
 
 
 @dataclass(frozen=True)
-class Transpose:
+class Transpose(Movement):
     """Axis i of the output is axis order[i] of the input; which kernel does it depends on the input's layout."""
 
     order: tuple[int, ...]
 
 
-LayerSpec = KernelSpec | Concat | Transpose
+LayerSpec = KernelSpec | Movement
 
 
 @dataclass(frozen=True)

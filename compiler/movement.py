@@ -5,17 +5,20 @@ import math
 from gangway.artifact.format import Space
 from gangway.compiler.buffers import Buffer, Step
 from gangway.compiler.graph import TensorType
-from gangway.compiler.layers import Layer, geometry_of
+from gangway.compiler.layers import Concat, Layer, Transpose, geometry_of
 from gangway.compiler.memory import Memory, datatype
+from gangway.compiler.placing import places
 from gangway.compiler.specs import BlockedElementwiseSpec, ConvSpec, CopySpec, UnpackSpec
 
 
-def place_concat(memory: Memory, layer: Layer, axis: int) -> None:
+@places(Concat)
+def place_concat(memory: Memory, layer: Layer) -> None:
     """Make the inputs parts of one tensor; those whose memory cannot be moved there are copied.
 
     Blocked images whose channels begin at whole registers stay blocked, all others become plain.
     """
-    kind = memory.program.type(layer.output)
+    assert isinstance(layer.spec, Concat)
+    axis, kind = layer.spec.axis, memory.program.type(layer.output)
     kinds = [memory.program.type(name) for name in layer.inputs]
     begins = [sum(part.shape[axis] for part in kinds[:index]) for index in range(len(kinds))]
     if axis == 1 and _stays_blocked(memory, layer, begins):
@@ -71,9 +74,11 @@ def _copy_into(memory: Memory, name: str, source: Buffer, kind: TensorType, whol
     memory.steps.append(Step(name, "Copy", spec, (source,), part))
 
 
-def place_transpose(memory: Memory, layer: Layer, order: tuple[int, ...]) -> None:
+@places(Transpose)
+def place_transpose(memory: Memory, layer: Layer) -> None:
     """Move the numbers of a plain tensor; a blocked image becomes [H, W, C] while it is unpacked."""
-    (name,) = layer.inputs
+    assert isinstance(layer.spec, Transpose)
+    (name,), order = layer.inputs, layer.spec.order
     home, kind, result = memory.home(name), memory.program.type(name), memory.program.type(layer.output)
     if order == (0, 2, 3, 1) and home.layout == "blocked" and home.image == geometry_of(kind) and not home.is_vector:
         assert home.image is not None

@@ -6,95 +6,74 @@ It writes the interior of y only, surplus channels included, and relies on zeros
 hold any finite number.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
 
-from ..specs import (
-    BlockedElementwiseSpec,
-    ConvSpec,
-    CopySpec,
-    ElementwiseSpec,
-    GlobalPoolSpec,
-    KernelPlan,
-    KernelSpec,
-    PackedWeights,
-    PackSpec,
-    PoolSpec,
-    RawWeights,
-    SoftmaxSpec,
-    UnpackSpec,
-)
+from .. import specs
+from ..specs import ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
 from . import convolution, copying, depthwise, elementwise, global_pool, layout, pooling, softmax
 from .base import UnsupportedSpecError
 
 __all__ = ["UnsupportedSpecError", "emit", "pack", "plan", "versions"]
 
-
-def _candidates(spec: KernelSpec, target: TargetSpec) -> Iterator[KernelPlan]:
-    match spec:
-        case ConvSpec():
-            plans: Iterator[KernelPlan] = _convolution(spec).candidates(spec, target)
-            return plans
-        case PoolSpec():
-            return pooling.candidates(spec, target)
-        case GlobalPoolSpec():
-            return global_pool.candidates(spec, target)
-        case PackSpec() | UnpackSpec():
-            return layout.candidates(spec, target)
-        case CopySpec():
-            return copying.candidates(spec, target)
-        case SoftmaxSpec():
-            return softmax.candidates(spec, target)
-        case ElementwiseSpec():
-            return elementwise.candidates(spec, target)
-        case BlockedElementwiseSpec():
-            return elementwise.blocked_candidates(spec, target)
+Pack = Callable[[Any, TargetSpec, RawWeights], PackedWeights]
 
 
-def _convolution(spec: ConvSpec) -> Any:
-    """The module that computes a convolution."""
-    return depthwise if spec.groups == spec.in_channels > 1 else convolution
+def _no_weights(spec: KernelSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+    return ()
+
+
+@dataclass(frozen=True)
+class _Template:
+    """Code for one kind of spec: all plans, the default first; the kernel of a plan; its constant arguments."""
+
+    candidates: Callable[[Any, TargetSpec], Iterator[KernelPlan]]
+    emit: Callable[[KernelPlan, TargetSpec, str], Any]
+    pack: Pack = _no_weights
+
+
+_DEPTHWISE = _Template(depthwise.candidates, depthwise.emit, depthwise.pack)
+_LAYOUT = _Template(layout.candidates, layout.emit)
+_TEMPLATES: dict[type[KernelSpec], _Template] = {
+    specs.ConvSpec: _Template(convolution.candidates, convolution.emit, convolution.pack),
+    specs.PoolSpec: _Template(pooling.candidates, pooling.emit),
+    specs.GlobalPoolSpec: _Template(global_pool.candidates, global_pool.emit),
+    specs.PackSpec: _LAYOUT,
+    specs.UnpackSpec: _LAYOUT,
+    specs.CopySpec: _Template(copying.candidates, copying.emit),
+    specs.SoftmaxSpec: _Template(softmax.candidates, softmax.emit),
+    specs.ElementwiseSpec: _Template(elementwise.candidates, elementwise.emit),
+    specs.BlockedElementwiseSpec: _Template(elementwise.blocked_candidates, elementwise.emit_blocked),
+}
+
+
+def _template(spec: KernelSpec) -> _Template:
+    if isinstance(spec, ConvSpec) and spec.groups == spec.in_channels > 1:
+        return _DEPTHWISE
+    return _TEMPLATES[type(spec)]
 
 
 def plan(spec: KernelSpec, target: TargetSpec) -> KernelPlan:
     """The default plan, chosen by a static cost model. Raises `UnsupportedSpecError`."""
-    return next(_candidates(spec, target))
+    return next(_template(spec).candidates(spec, target))
 
 
 def versions(spec: KernelSpec, target: TargetSpec) -> tuple[KernelPlan, ...]:
     """All plans worth measuring, the default first; they share weights and layouts. Raises `UnsupportedSpecError`."""
-    return tuple(dict.fromkeys(_candidates(spec, target)))
+    return tuple(dict.fromkeys(_template(spec).candidates(spec, target)))
 
 
 def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights:
-    """The kernel's constant arguments (weights, bias), padded with zeros; empty for kernels without weights.
+    """The kernel's constant arguments, padded with zeros; empty for kernels without weights.
 
-    `raw` holds "weights" [out][in/groups][kh][kw] and "bias" [out].
+    `raw` holds what the spec names: of a convolution "weights" [out][in/groups][kh][kw] and "bias" [out].
     """
-    if isinstance(plan.spec, ConvSpec):
-        packed: PackedWeights = _convolution(plan.spec).pack(plan.spec, target, raw)
-        return packed
-    return ()
+    return _template(plan.spec).pack(plan.spec, target, raw)
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel of a plan as a `tirx.PrimFunc` named `symbol`, for `codegen.build_library`."""
-    match plan.spec:
-        case ConvSpec():
-            return _convolution(plan.spec).emit(plan, target, symbol)
-        case PoolSpec():
-            return pooling.emit(plan, target, symbol)
-        case GlobalPoolSpec():
-            return global_pool.emit(plan, target, symbol)
-        case PackSpec() | UnpackSpec():
-            return layout.emit(plan, target, symbol)
-        case CopySpec():
-            return copying.emit(plan, target, symbol)
-        case SoftmaxSpec():
-            return softmax.emit(plan, target, symbol)
-        case ElementwiseSpec():
-            return elementwise.emit(plan, target, symbol)
-        case BlockedElementwiseSpec():
-            return elementwise.emit_blocked(plan, target, symbol)
+    return _template(plan.spec).emit(plan, target, symbol)

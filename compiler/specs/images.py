@@ -1,7 +1,4 @@
-"""What a kernel must compute, as data: the contract between the graph half of the compiler and the kernel templates.
-
-The graph half (import, fusion, layout, arena) turns a model into specs; `templates/` turns each distinct spec into
-code. Specs are frozen and hashable: equal specs share one kernel. Nothing here imports TVM.
+"""Specs of kernels over images, and of the plain kernels that belong to them.
 
 Layouts of an activation of C channels, H x W pixels (one row of the batch), L = lanes of the target:
   blocked   [ceil(C/L)][H + 2 halo][W + 2 halo][L], halo always zero, surplus channels finite whenever the others are
@@ -10,15 +7,13 @@ Layouts of an activation of C channels, H x W pixels (one row of the batch), L =
   plain     row-major, as ONNX says
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
-import numpy.typing as npt
 from gangway.compiler.activations import NONE, Activation
+from gangway.compiler.specs.base import KernelSpec
 
-Array = npt.NDArray[Any]
-MOST_LANES = 16  # of any target
 ElementwiseOperator = Literal["add", "sub", "mul", "copy"]
 
 
@@ -38,8 +33,19 @@ def window_output(
     )
 
 
+def _image(channels: int, height: int, width: int) -> str:
+    return f"{channels}x{height}x{width}"
+
+
+def _window(kernel: tuple[int, int], stride: tuple[int, int]) -> str:
+    def text(pair: tuple[int, int]) -> str:
+        return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}x{pair[1]}"
+
+    return f"k{text(kernel)} s{text(stride)}"
+
+
 @dataclass(frozen=True)
-class ConvSpec:
+class ConvSpec(KernelSpec):
     """Convolution + bias [+ residual] [+ activation], blocked in and out. Arguments: x, weights, bias, [residual,] y.
 
     Weights arrive as ONNX has them, [out][in/groups][kh][kw]. `groups` is 1, or `in_channels` (depthwise), or such that
@@ -69,9 +75,33 @@ class ConvSpec:
         """Height and width of the output."""
         return window_output((self.height, self.width), self.kernel, self.stride, self.pads, self.dilation)
 
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return 2 * self.out_channels * math.prod(self.output_size) * self._products
+
+    @property
+    def _products(self) -> int:
+        """Products summed up for one output."""
+        return self.in_channels // self.groups * math.prod(self.kernel)
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        if (self.height, self.width, *self.kernel) == (1, 1, 1, 1):
+            return f"{self.in_channels} -> {self.out_channels}"
+        depthwise = " depthwise" if self.groups == self.in_channels else f" {self.groups} groups"
+        groups = "" if self.groups == 1 else depthwise
+        source, size = _image(self.in_channels, self.height, self.width), _image(self.out_channels, *self.output_size)
+        return f"{source} -> {size} {_window(self.kernel, self.stride)}{groups}"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0], residual_halo=inputs[1] if self.residual else 0, output_halo=output)
+
 
 @dataclass(frozen=True)
-class PoolSpec:
+class PoolSpec(KernelSpec):
     """Max or average pooling, blocked in and out. Arguments: x, y. Padding takes no part in a maximum or sum.
 
     With `count_include_pad` it counts in the mean, but for what ceil_mode added to it (bottom and right `ceil_pads`).
@@ -95,9 +125,24 @@ class PoolSpec:
         """Height and width of the output."""
         return window_output((self.height, self.width), self.kernel, self.stride, self.pads)
 
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return self.channels * math.prod(self.output_size) * math.prod(self.kernel)
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        size = _image(self.channels, *self.output_size)
+        return f"{_image(self.channels, self.height, self.width)} -> {size} {_window(self.kernel, self.stride)}"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0], output_halo=output)
+
 
 @dataclass(frozen=True)
-class GlobalPoolSpec:
+class GlobalPoolSpec(KernelSpec):
     """Mean or maximum over all pixels, blocked in, blocked 1 x 1 out. Arguments: x, y."""
 
     channels: int
@@ -106,9 +151,23 @@ class GlobalPoolSpec:
     input_halo: int = 0
     mode: Literal["max", "average"] = "average"
 
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return self.channels * self.height * self.width
+
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return f"{_image(self.channels, self.height, self.width)} -> {self.channels}"
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0])
+
 
 @dataclass(frozen=True)
-class PackSpec:
+class PackSpec(KernelSpec):
     """Plain [C][H][W] float32 to blocked or planar with a halo. Arguments: x, y."""
 
     channels: int
@@ -117,9 +176,18 @@ class PackSpec:
     planar: bool
     output_halo: int = 0
 
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return _image(self.channels, self.height, self.width)
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, output_halo=output)
+
 
 @dataclass(frozen=True)
-class UnpackSpec:
+class UnpackSpec(KernelSpec):
     """Blocked to plain [C][H][W], or [H][W][C] if `channels_last`. Arguments: x, y."""
 
     channels: int
@@ -128,17 +196,31 @@ class UnpackSpec:
     input_halo: int = 0
     channels_last: bool = False
 
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return _image(self.channels, self.height, self.width)
+
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halo=inputs[0])
+
 
 @dataclass(frozen=True)
-class SoftmaxSpec:
+class SoftmaxSpec(KernelSpec):
     """exp(x) over its sum, for each row of a plain float32 matrix. Arguments: x, y."""
 
     rows: int
     columns: int
 
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return self.rows * self.columns
+
 
 @dataclass(frozen=True)
-class CopySpec:
+class CopySpec(KernelSpec):
     """Plain numbers moved: number (i, j, ...) of `shape`, which lies at i input_strides[0] + ..., goes to i
     output_strides[0] + ... Arguments: x, y.
     """
@@ -150,7 +232,7 @@ class CopySpec:
 
 
 @dataclass(frozen=True)
-class ElementwiseSpec:
+class ElementwiseSpec(KernelSpec):
     """One operator over plain tensors of equal size, then an activation (float32 only). Arguments: inputs, y."""
 
     operator: ElementwiseOperator
@@ -158,9 +240,14 @@ class ElementwiseSpec:
     elements: int
     activation: Activation = NONE
 
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return 0 if self.operator == "copy" else self.elements
+
 
 @dataclass(frozen=True)
-class BlockedElementwiseSpec:
+class BlockedElementwiseSpec(KernelSpec):
     """One operator over blocked images, then an activation. Arguments: inputs, y.
 
     An input whose `vectors` is true holds one number per channel (a blocked image of one pixel without a halo), which
@@ -176,34 +263,16 @@ class BlockedElementwiseSpec:
     activation: Activation = NONE
     output_halo: int = 0
 
+    @property
+    def flops(self) -> int:
+        """Arithmetic operations of one row."""
+        return 0 if self.operator == "copy" else self.channels * self.height * self.width
 
-KernelSpec = (
-    ConvSpec
-    | PoolSpec
-    | GlobalPoolSpec
-    | PackSpec
-    | UnpackSpec
-    | CopySpec
-    | SoftmaxSpec
-    | ElementwiseSpec
-    | BlockedElementwiseSpec
-)
+    @property
+    def text(self) -> str:
+        """Shape for people."""
+        return _image(self.channels, self.height, self.width)
 
-
-@dataclass(frozen=True)
-class KernelPlan:
-    """A spec with the template's knobs chosen: what will be compiled and how the executor must call it.
-
-    `knobs` are the template's own (register tile, task blocking, loop order), sorted by name. Equal plans share one.
-    """
-
-    spec: KernelSpec
-    knobs: tuple[tuple[str, int | str], ...]
-    tasks: int
-    description: str
-    blocking_bytes: int
-    parallelism: int
-
-
-PackedWeights = tuple[Array, ...]  # in argument order, ready for weights.bin
-RawWeights = Mapping[str, Array]  # "weights" and "bias", as ONNX has them
+    def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
+        """The spec with its halos settled."""
+        return replace(self, input_halos=inputs, output_halo=output)

@@ -1,0 +1,58 @@
+"""What a kernel must compute, as data: the contract between the graph half of the compiler and the kernel templates.
+
+The graph half (import, fusion, layout, arena) turns a model into specs; `templates/` turns each distinct spec into
+code. Nothing here imports TVM.
+"""
+
+from gangway.compiler.specs.base import MOST_LANES, Array, KernelPlan, KernelSpec, PackedWeights, RawWeights
+from gangway.compiler.specs.images import (
+    BlockedElementwiseSpec,
+    ConvSpec,
+    CopySpec,
+    ElementwiseOperator,
+    ElementwiseSpec,
+    GlobalPoolSpec,
+    PackSpec,
+    PoolSpec,
+    SoftmaxSpec,
+    UnpackSpec,
+    window_output,
+)
+from gangway.compiler.specs.pointwise import Instruction, Operand, PointwiseSpec
+from gangway.compiler.specs.sequences import (
+    AttentionSpec,
+    GatherSpec,
+    LayerNormSpec,
+    MatMulSpec,
+    ScoreBias,
+    SequencePackSpec,
+)
+
+__all__ = [
+    "MOST_LANES",
+    "Array",
+    "AttentionSpec",
+    "BlockedElementwiseSpec",
+    "ConvSpec",
+    "CopySpec",
+    "ElementwiseOperator",
+    "ElementwiseSpec",
+    "GatherSpec",
+    "GlobalPoolSpec",
+    "Instruction",
+    "KernelPlan",
+    "KernelSpec",
+    "LayerNormSpec",
+    "MatMulSpec",
+    "Operand",
+    "PackSpec",
+    "PackedWeights",
+    "PointwiseSpec",
+    "PoolSpec",
+    "RawWeights",
+    "ScoreBias",
+    "SequencePackSpec",
+    "SoftmaxSpec",
+    "UnpackSpec",
+    "window_output",
+]
