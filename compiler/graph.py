@@ -10,6 +10,8 @@ import numpy as np
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.specs import Array
 
+WIDE_BATCH = 7  # the second batch size, at which shapes are inferred to see where the batch is
+
 
 @dataclass(frozen=True)
 class TensorType:
@@ -49,6 +51,7 @@ class Graph:
     nodes: tuple[Node, ...]
     constants: Mapping[str, Array]
     types: Mapping[str, TensorType]
+    wide_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in a batch of WIDE_BATCH
 
     def uses(self) -> Counter[str]:
         """How often each tensor is read, by nodes or as an output of the model."""

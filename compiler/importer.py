@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 from gangway.compiler.errors import ModelError, UnsupportedModelError
-from gangway.compiler.graph import Graph, Node, TensorType
+from gangway.compiler.graph import WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.specs import Array
 from google.protobuf.message import DecodeError
 from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
@@ -55,6 +55,7 @@ def _read(path: Path) -> Graph:
     _check_scope(model, path)
     constants = _take_constants(model, path.parent)
     batched = _fix_batch(model, constants)
+    wide_shapes = _shapes_of_many(model, constants) if batched else {}
     for node in model.graph.node:
         if not defs.has(node.op_type, domain=node.domain):
             raise UnsupportedModelError(f"node '{_name(node)}' ({node.op_type}): no such ONNX operator")
@@ -72,7 +73,25 @@ def _read(path: Path) -> Graph:
         nodes=tuple(_node(node) for node in graph.node),
         constants=constants,
         types=_types([*graph.input, *graph.value_info, *graph.output], constants),
+        wide_shapes=wide_shapes,
     )
+
+
+def _shapes_of_many(model: Any, constants: dict[str, Array]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that can be inferred in a batch of WIDE_BATCH."""
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    for value in wide.graph.input:
+        if value.name not in constants:
+            value.type.tensor_type.shape.dim[0].dim_value = WIDE_BATCH
+    for value in wide.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    try:
+        wide = shape_inference.infer_shapes(wide, check_type=True, strict_mode=True, data_prop=True)
+    except shape_inference.InferenceError as error:
+        raise UnsupportedModelError(f"a batch of {WIDE_BATCH} is impossible: {_first_lines(error)}") from error
+    values = [*wide.graph.input, *wide.graph.value_info, *wide.graph.output]
+    return {name: kind.shape for name, kind in _types(values, constants).items()}
 
 
 def _parse(path: Path) -> Any:

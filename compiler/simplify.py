@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
 
 import numpy as np
 from gangway.compiler.errors import ModelError
+from gangway.compiler.evaluate import evaluate
 from gangway.compiler.graph import Graph, Node
+from gangway.compiler.rows import check_rows
 from gangway.compiler.specs import Array
 
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
@@ -14,10 +15,16 @@ _UNFOLDED = _RANDOM | {"If", "Loop", "Scan"}  # the latter read tensors that are
 
 
 def simplify(graph: Graph) -> Graph:
-    """Return an equivalent graph with fewer nodes. Raises ModelError when weights do not fit their operators."""
+    """Return an equivalent graph with fewer nodes, which computes every row of a batch by itself.
+
+    Raises UnsupportedModelError when the model mixes rows, ModelError when weights do not fit their operators.
+    """
     try:
         with np.errstate(all="ignore"):  # weights that overflow do so in the model, too
-            return remove_unused(fold_affine(remove_unused(fold_constants(graph))))
+            graph = remove_unused(graph)
+            folded = fold_constants(graph)
+            check_rows(graph, folded.constants)
+            return remove_unused(fold_affine(remove_unused(folded)))
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
 
@@ -31,24 +38,10 @@ def fold_constants(graph: Graph) -> Graph:
             begin, end = node.attributes.get("start", 0), node.attributes.get("end")
             constants[node.outputs[0]] = np.array(graph.types[node.inputs[0]].shape[begin:end], np.int64)
         elif node.operator not in _UNFOLDED and all(name in constants or not name for name in node.inputs):
-            constants.update(_evaluate(node, constants))
+            constants.update(evaluate(node, constants))
         else:
             kept.append(node)
     return replace(graph, nodes=tuple(kept), constants=constants)
-
-
-def _evaluate(node: Node, constants: dict[str, Array]) -> dict[str, Array]:
-    """Return the outputs of a node whose inputs are all constant."""
-    from onnx import helper  # noqa: PLC0415
-    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - most models have nothing to fold
-
-    proto = helper.make_node(node.operator, node.inputs, node.outputs, **node.attributes)
-    feeds = {name: constants[name] for name in node.inputs if name}
-    try:
-        values = cast(list[Any], ReferenceEvaluator(proto).run(None, feeds))
-    except Exception as error:  # whatever numpy raises on hostile shapes
-        raise ModelError(f"node '{node.name}' ({node.operator}) of constants: {error}") from error
-    return {name: np.asarray(value) for name, value in zip(node.outputs, values, strict=True)}
 
 
 def fold_affine(graph: Graph) -> Graph:

@@ -47,8 +47,5 @@ def _check_types(program: Program, node: Node) -> None:
         if program.graph.uses()[name]:
             raise node.unsupported(f"its output '{name}' is used")
     kind = program.type(node.outputs[0])
-    shape = kind.shape
     if kind.size_bytes > MAX_TENSOR_BYTES:
-        raise node.unsupported(f"its output of shape {list(shape)} has more than {MAX_TENSOR_BYTES >> 20} MiB")
-    if program.graph.batched and shape[:1] != (1,):
-        raise node.unsupported(f"it mixes rows of the batch: the output of a batch of 1 has the shape {list(shape)}")
+        raise node.unsupported(f"its output of shape {list(kind.shape)} has more than {MAX_TENSOR_BYTES >> 20} MiB")

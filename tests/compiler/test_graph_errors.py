@@ -52,7 +52,7 @@ def reason(compile_file: Callable[[Path], Any]) -> Callable[[Path], str]:
         ([node("Softmax", ["x"], ["y"], name="odd", axis=1)], ["odd", "Softmax", "axis 1"]),
         ([node("Frobnicate", ["x"], ["y"], name="odd")], ["odd", "Frobnicate", "no such ONNX operator"]),
         ([node("Own", ["x"], ["y"], name="odd", domain="my.domain")], ["odd", "Own"]),
-        ([node("Conv", ["x", "x"], ["y"], name="odd")], ["odd", "not a constant"]),
+        ([node("Conv", ["x", "x"], ["y"], name="odd")], ["odd", "an input other than the first depends on the batch"]),
         (
             [node("AveragePool", ["x"], ["m"], kernel_shape=[8, 1]), node("Add", ["x", "m"], ["y"], name="odd")],
             ["odd", "broadcast"],

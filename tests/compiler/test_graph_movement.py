@@ -92,7 +92,7 @@ def test_heads_of_a_detector_are_written_into_the_output(check: Any, network: An
         ]
         parts.append(f"r{n}")
     nodes.append(node("Concat", parts, ["y"], axis=1))
-    constants = {"w": weights(20, 20, 3, 3), "h": weights(18, 20, 3, 3), "shape": np.array([1, -1, 6])}
+    constants = {"w": weights(20, 20, 3, 3), "h": weights(18, 20, 3, 3), "shape": np.array([0, -1, 6])}
     operators = check(network(nodes, {"x": ["N", 20, 17, 19]}, {"y": None}, constants), target)
     assert operators.count("Transpose") == 3
     assert not {"Copy", "Unpack"} & set(operators)

@@ -1,0 +1,297 @@
+"""How operators treat the axis of the batch: a new operator is a name in one of these lists, or one small rule.
+
+A rule gets the place of the batch in each operand and returns that in the outputs. It raises UnsupportedModelError when
+the operator could mix rows; operators without a rule are taken to mix them.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.graph import Node
+from gangway.compiler.specs import Array
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The place of the batch: an axis, which at batch 1 is `before` x `after` long, the batch between the two."""
+
+    axis: int
+    before: int = 1
+    after: int = 1
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A node; for each input the place of the batch (None: no batch), its shape at batch 1, its value if constant."""
+
+    node: Node
+    rows: tuple[Rows | None, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    values: tuple[Array | None, ...]
+    output: tuple[int, ...]  # shape of the first output at batch 1
+    wide_output: tuple[int, ...]  # and of a larger batch; empty if it is not known
+
+    def batched(self) -> Iterator[tuple[int, Rows]]:
+        """Each input that has the batch."""
+        return ((index, rows) for index, rows in enumerate(self.rows) if rows)
+
+    def only_first(self) -> Rows:
+        """Return the place in input 0; no other may have one."""
+        first = self.rows[0]
+        if first is None or any(self.rows[1:]):
+            raise self.mixed("an input other than the first depends on the batch")
+        return first
+
+    def common(self, places: Iterator[Rows]) -> Rows:
+        """Return the place that all inputs agree on."""
+        found = set(places)
+        if len(found) != 1:
+            raise self.mixed("the batch is at different places of its inputs")
+        return found.pop()
+
+    def axes(self, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Return the axes that the node states, as attribute `axis` or `axes` or, since opset 13 or 18, as input 1."""
+        rank = len(self.shapes[0])
+        given = self.node.attributes.get("axes", self.node.attributes.get("axis"))
+        if given is None and len(self.values) > 1 and self.values[1] is not None:
+            given = self.values[1].ravel().tolist()
+        axes = default if given is None else (given,) if isinstance(given, int) else tuple(given)
+        return tuple(axis % rank for axis in axes)
+
+    def mixed(self, why: str) -> UnsupportedModelError:
+        """Return the error."""
+        return self.node.unsupported(f"it mixes rows of the batch: {why}")
+
+
+Rule = Callable[[Operands], Rows | tuple[Rows, ...]]
+
+ELEMENTWISE = """
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike
+    Ceil Celu Clip Cos Cosh DequantizeLinear Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid
+    HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow
+    QuantizeLinear Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish
+    Tan Tanh ThresholdedRelu Where Xor
+"""
+FIRST_AXIS = """
+    AveragePool BatchNormalization Conv ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool
+    GlobalMaxPool GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearConv Resize SpaceToDepth
+    Upsample
+"""
+VIEWS = ["Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"]
+FROM_AXIS = {"Softmax": 1, "LogSoftmax": 1, "Hardmax": 1, "LayerNormalization": -1, "RMSNormalization": -1}
+REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
+_BEYOND_ANY_BATCH = 1 << 30
+SHAPE_INPUTS = {"Reshape": (1,), "Expand": (1,), "Resize": (3,)}  # a size there may depend on the batch
+
+
+def _elementwise(op: Operands) -> Rows:
+    """Axes are aligned at the last one; axes of length 1 are repeated."""
+    rank = len(op.output)
+    return op.common(replace(rows, axis=rows.axis + rank - len(op.shapes[index])) for index, rows in op.batched())
+
+
+def _view(op: Operands) -> Rows:
+    """The same numbers in the same order: as many of them outside and inside of the batch as before."""
+    rows, shape = op.only_first(), op.shapes[0]
+    outside = math.prod(shape[: rows.axis]) * rows.before
+    inside = rows.after * math.prod(shape[rows.axis + 1 :])
+    grown = [axis for axis, pair in enumerate(zip(op.output, op.wide_output, strict=False)) if pair[0] != pair[1]]
+    if len(op.output) == len(op.wide_output) and len(grown) == 1:
+        (axis,) = grown
+        before, rest = divmod(outside, math.prod(op.output[:axis]))
+        after, other = divmod(inside, math.prod(op.output[axis + 1 :]))
+        if not rest and not other and before * after == op.output[axis]:
+            return Rows(axis, before, after)
+    raise op.mixed(f"{list(shape)} becomes {list(op.output)}, of more rows {list(op.wide_output)}")
+
+
+def _transpose(op: Operands) -> Rows:
+    """The axis moves."""
+    rows, rank = op.only_first(), len(op.shapes[0])
+    order = list(op.node.attributes.get("perm", range(rank)[::-1]))
+    return replace(rows, axis=order.index(rows.axis))
+
+
+def _first_axis(op: Operands) -> Rows:
+    """Images: the batch is the first axis, which nothing but the batch normalisation of training looks across."""
+    rows = op.only_first()
+    if rows.axis or op.node.attributes.get("training_mode", 0):
+        raise op.mixed("the batch is not its first axis")
+    return rows
+
+
+def _from_axis(op: Operands) -> Rows:
+    """Normalisation over `axis` and (always, or before opset 13) all axes after it."""
+    rows = op.only_first()
+    if rows.axis >= min(op.axes((FROM_AXIS[op.node.operator] % len(op.shapes[0]),))):
+        raise op.mixed("it normalises over the batch")
+    return rows
+
+
+def _beside_axis(op: Operands) -> Rows:
+    """Whatever happens along one axis."""
+    rows = op.only_first()
+    if rows.axis in op.axes((len(op.shapes[0]) - 1,) if op.node.operator == "TopK" else (0,)):
+        raise op.mixed("it works along the batch")
+    return rows
+
+
+def _reduce(op: Operands) -> Rows:
+    """Reduced axes vanish, or keep the length 1."""
+    rows = op.only_first()
+    axes = op.axes((0,) if op.node.operator.startswith("Arg") else ())
+    if not axes and op.node.attributes.get("noop_with_empty_axes", 0):
+        return rows
+    if not axes or rows.axis in axes:
+        raise op.mixed("it reduces the batch")
+    gone = 0 if op.node.attributes.get("keepdims", 1) else sum(axis < rows.axis for axis in set(axes))
+    return replace(rows, axis=rows.axis - gone)
+
+
+def _matmul(op: Operands) -> Rows:
+    """Rows of the left operand, columns of the right one, or a product for each row of the batch."""
+    ranks = [len(shape) for shape in op.shapes]
+    rank = max(*ranks, 2)
+    places = []
+    for index, rows in op.batched():
+        axis = rows.axis + rank - ranks[index]
+        if ranks[index] == 1 or axis == rank - 1 - index:
+            raise op.mixed("it sums up over the batch")
+        alone = axis == rank - 2 + index
+        if alone and op.rows[1 - index]:
+            raise op.mixed("both operands depend on the batch")
+        dropped = index == 1 and ranks[0] == 1 and axis == rank - 1
+        places.append(replace(rows, axis=axis - dropped))
+    return op.common(iter(places))
+
+
+def _gemm(op: Operands) -> Rows:
+    """Rows of the left operand; what is added may have the batch there, too."""
+    rows = op.rows[0]
+    if rows is None or op.rows[1] or rows.axis != int(bool(op.node.attributes.get("transA", 0))):
+        raise op.mixed("it sums up over the batch")
+    places = [replace(rows, axis=0)]
+    if len(op.rows) > 2 and (added := op.rows[2]):
+        places.append(replace(added, axis=added.axis + 2 - len(op.shapes[2])))
+    return op.common(iter(places))
+
+
+def _gather(op: Operands) -> Rows:
+    """Data without the batch and indices with it, or the reverse along another axis."""
+    data, indices = op.rows
+    axis = op.node.attributes.get("axis", 0) % len(op.shapes[0])
+    if (data is None) == (indices is None):
+        raise op.mixed("both inputs depend on the batch")
+    if data is None:
+        assert indices is not None
+        return replace(indices, axis=indices.axis + axis)
+    if data.axis == axis:
+        raise op.mixed("it picks rows of the batch")
+    return replace(data, axis=data.axis + (len(op.shapes[1]) - 1 if data.axis > axis else 0))
+
+
+def _gather_elements(op: Operands) -> Rows:
+    """Data and indices with the batch on the same axis."""
+    axis = op.node.attributes.get("axis", 0) % len(op.shapes[0])
+    if not all(op.rows) or any(rows.axis == axis for _, rows in op.batched()):
+        raise op.mixed("it picks rows of the batch")
+    return op.common(rows for _, rows in op.batched())
+
+
+def _slice(op: Operands) -> Rows:
+    """Along the batch only all of it, in its order."""
+    rows = op.only_first()
+    starts, ends, axes, steps = _slices(op)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        whole = (start, step) == (0, 1) and end >= _BEYOND_ANY_BATCH
+        if axis % len(op.shapes[0]) == rows.axis and not whole:
+            raise op.mixed("it picks rows of the batch")
+    return rows
+
+
+def _slices(op: Operands) -> tuple[list[int], ...]:
+    """Starts, ends, axes and steps; before opset 10 they are attributes."""
+    given = [op.node.attributes.get(name) for name in ("starts", "ends", "axes", "steps")]
+    for index, value in enumerate(op.values[1:]):
+        if value is None and op.node.inputs[index + 1]:
+            raise op.mixed("where it begins or ends depends on data")
+        given[index] = given[index] if value is None else value.ravel().tolist()
+    starts = list(given[0] or [])
+    return starts, list(given[1] or []), list(given[2] or range(len(starts))), list(given[3] or [1] * len(starts))
+
+
+def _concat(op: Operands) -> Rows:
+    """Beside the batch, which all inputs have."""
+    if not all(op.rows) or op.node.attributes["axis"] % len(op.output) in {rows.axis for _, rows in op.batched()}:
+        raise op.mixed("it puts rows of the batch beside each other")
+    return op.common(rows for _, rows in op.batched())
+
+
+def _pad(op: Operands) -> Rows:
+    """Nothing before or after the batch."""
+    rows, rank = op.only_first(), len(op.shapes[0])
+    pads = op.node.attributes.get("pads") or (op.values[1].tolist() if op.values[1] is not None else [])
+    axes = op.values[3].tolist() if len(op.values) > 3 and op.values[3] is not None else list(range(rank))
+    axes = [axis % rank for axis in axes]
+    at_batch = [pads[index] for index, axis in enumerate([*axes, *axes]) if axis == rows.axis] if pads else [1]
+    if any(at_batch):
+        raise op.mixed("it pads the batch")
+    return rows
+
+
+def _tile(op: Operands) -> Rows:
+    """Once along the batch, and along all axes outside of it."""
+    rows = op.only_first()
+    if op.values[1] is None or op.values[1][rows.axis] != 1:
+        raise op.mixed("it repeats the batch")
+    return rows
+
+
+def _recurrent(op: Operands) -> tuple[Rows, ...]:
+    """X and the first states have the batch as second axis, and so have the last states; Y as third."""
+    inputs = (0, 5, 6)
+    if op.node.attributes.get("layout", 0) or any(
+        rows and (rows != Rows(1) or index not in inputs) for index, rows in enumerate(op.rows)
+    ):
+        raise op.mixed("the batch is not the second axis")
+    return Rows(2), Rows(1), Rows(1)
+
+
+def _einsum(op: Operands) -> Rows:
+    """A letter of the result, the same in all inputs that have the batch."""
+    equation = op.node.attributes["equation"].decode().replace(" ", "")
+    terms, arrow, result = equation.partition("->")
+    names = terms.split(",")
+    if not arrow or "." in equation or any(len(set(name)) != len(name) for name in names):
+        raise op.mixed(f"the equation {equation}")
+    letters = {(names[index][rows.axis], rows.before, rows.after) for index, rows in op.batched()}
+    if len(letters) != 1:
+        raise op.mixed("the batch is at different places of its inputs")
+    ((letter, before, after),) = letters
+    with_letter = {index for index, name in enumerate(names) if letter in name}
+    if letter not in result or with_letter != {index for index, _ in op.batched()}:
+        raise op.mixed("it sums up over the batch")
+    return Rows(result.index(letter), before, after)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys([*ELEMENTWISE.split(), "Expand"], _elementwise),
+    **dict.fromkeys(FIRST_AXIS.split(), _first_axis),
+    **dict.fromkeys(VIEWS, _view),
+    **dict.fromkeys(FROM_AXIS, _from_axis),
+    **dict.fromkeys([*(f"Reduce{name}" for name in REDUCTIONS.split()), "ArgMax", "ArgMin"], _reduce),
+    **dict.fromkeys(["Split", "CumSum", "TopK"], _beside_axis),
+    **dict.fromkeys(["LSTM", "GRU", "RNN"], _recurrent),
+    "Concat": _concat,
+    "Einsum": _einsum,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Pad": _pad,
+    "Slice": _slice,
+    "Tile": _tile,
+    "Transpose": _transpose,
+}

@@ -1,0 +1,263 @@
+"""Which models compute the rows of a batch apart: whatever is accepted gives, in onnxruntime, the same answers row by
+row as all at once."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.importer import read_graph
+from gangway.compiler.simplify import simplify
+from onnx import TensorProto, helper
+
+node = helper.make_node
+SEQUENCE: dict[str, list[int | str]] = {"x": ["N", 4, 6]}
+
+
+def integers(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _answers(path: Path, feeds: dict[str, Any]) -> list[Any]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return list(onnxruntime.InferenceSession(str(path), options).run(None, feeds))
+
+
+def _is_row_by_row(path: Path, network: Any) -> bool:
+    """Whether onnxruntime's answers to batches of 2, 3 and 5 are those to their rows."""
+    for rows in (2, 3, 5):
+        shapes = {name: [rows, *dims[1:]] for name, dims in network.inputs.items()}
+        feeds = {name: numbers(*shape, seed=rows + index) for index, (name, shape) in enumerate(shapes.items())}
+        try:
+            together = _answers(path, feeds)
+        except Exception:  # onnxruntime's errors have no common class; such a model cannot be batched
+            return False
+        apart = [_answers(path, {name: x[row : row + 1] for name, x in feeds.items()}) for row in range(rows)]
+        for index, answer in enumerate(together):
+            expected = np.concatenate([row[index] for row in apart])
+            if answer.shape != expected.shape or not np.allclose(answer, expected, rtol=1e-4, atol=1e-5):
+                return False
+    return True
+
+
+def _accepted(path: Path) -> bool:
+    try:
+        simplify(read_graph(path))
+    except UnsupportedModelError as error:
+        assert "rows of the batch" in str(error) or "batch of 7 is impossible" in str(error)
+        return False
+    return True
+
+
+ROWS_OF_GEMM = [
+    node("Reshape", ["x", "rows"], ["a"]),
+    node("Gemm", ["a", "w"], ["b"]),
+    node("Reshape", ["b", "tokens"], ["y"]),
+]
+DYNAMIC_SHAPE = [
+    node("Shape", ["x"], ["shape"]),
+    node("Gather", ["shape", "zero"], ["batch"], axis=0),
+    node("Unsqueeze", ["batch", "axis0"], ["batch1"]),
+    node("Concat", ["batch1", "heads"], ["target"], axis=0),
+    node("Reshape", ["x", "target"], ["a"]),
+    node("Transpose", ["a"], ["y"], perm=[0, 2, 1, 3]),
+]
+ATTENTION = [
+    node("Transpose", ["x"], ["k"], perm=[0, 2, 1]),
+    node("MatMul", ["x", "k"], ["s"]),
+    node("Softmax", ["s"], ["p"], axis=-1),
+    node("MatMul", ["p", "x"], ["y"]),
+]
+EXPANDED_MASK = [
+    node("Shape", ["x"], ["shape"]),
+    node("ConstantOfShape", ["shape"], ["zeros"]),
+    node("Add", ["x", "zeros"], ["a"]),
+    node("Expand", ["c", "shape"], ["more"]),
+    node("Add", ["a", "more"], ["y"]),
+]
+APART = {
+    "gemm on [N x S, C]": (ROWS_OF_GEMM, {"rows": integers(-1, 6), "w": numbers(6, 5), "tokens": integers(-1, 4, 5)}),
+    "shape of a dynamic batch": (
+        DYNAMIC_SHAPE,
+        {"zero": np.array(0), "axis0": integers(0), "heads": integers(4, 2, 3)},
+    ),
+    "attention": (ATTENTION, {}),
+    "numbers as many as rows": (EXPANDED_MASK, {"c": numbers(1, 1, 6)}),
+    "batch in the middle and back": (
+        [
+            node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+            node("MatMul", ["t", "w"], ["m"]),
+            node("ReduceMean", ["m"], ["r"], axes=[0], keepdims=0),
+            node("Identity", ["r"], ["y"]),
+        ],
+        {"w": numbers(6, 5)},
+    ),
+    "heads x batch as one axis": (
+        [
+            node("Reshape", ["x", "split"], ["s"]),
+            node("Transpose", ["s"], ["t"], perm=[2, 0, 1, 3]),
+            node("Reshape", ["t", "merged"], ["m"]),
+            node("Relu", ["m"], ["r"]),
+            node("Reshape", ["r", "apart"], ["a"]),
+            node("Transpose", ["a"], ["y"], perm=[1, 2, 0, 3]),
+        ],
+        {"split": integers(0, 4, 2, 3), "merged": integers(-1, 4, 3), "apart": integers(2, -1, 4, 3)},
+    ),
+    "slice of everything": (
+        [node("Slice", ["x", "from", "to", "axes"], ["y"])],
+        {"from": integers(0, 1), "to": integers(2**63 - 1, 3), "axes": integers(0, 1)},
+    ),
+    "gather": ([node("Gather", ["x", "last"], ["y"], axis=1)], {"last": np.array(-1)}),
+    "einsum": ([node("Einsum", ["x", "x"], ["y"], equation="bij,bkj->bik")], {}),
+}
+MIXED = {
+    "sum over the batch": ([node("ReduceSum", ["x", "axis"], ["y"], keepdims=1)], {"axis": integers(0)}),
+    "sum of everything": ([node("ReduceMean", ["x"], ["s"], keepdims=1), node("Add", ["x", "s"], ["y"])], {}),
+    "softmax over the batch": ([node("Softmax", ["x"], ["y"], axis=0)], {}),
+    "reshape that moves the batch": ([node("Reshape", ["x", "to"], ["y"])], {"to": integers(4, -1, 6)}),
+    "reshape that moves it, and another back": (
+        [node("Reshape", ["x", "to"], ["a"]), node("Softmax", ["a"], ["b"]), node("Reshape", ["b", "back"], ["y"])],
+        {"to": integers(6, -1), "back": integers(-1, 4, 6)},
+    ),
+    "transpose, then a view of the first axis": (
+        [
+            node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+            node("Reshape", ["t", "to"], ["a"]),
+            node("Relu", ["a"], ["y"]),
+        ],
+        {"to": integers(-1, 4, 6)},
+    ),
+    "batch as the second axis of the answer": ([node("Transpose", ["x"], ["y"], perm=[1, 0, 2])], {}),
+    "number of rows as a number": (
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Gather", ["shape", "zero"], ["batch"], axis=0),
+            node("Cast", ["batch"], ["factor"], to=TensorProto.FLOAT),
+            node("Mul", ["x", "factor"], ["y"]),
+        ],
+        {"zero": np.array(0)},
+    ),
+    "number of rows, tile": (
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Slice", ["shape", "from", "to"], ["batch"]),
+            node("Concat", ["one", "batch", "one"], ["times"], axis=0),
+            node("Tile", ["x", "times"], ["y"]),
+        ],
+        {"from": integers(0), "to": integers(1), "one": integers(1)},
+    ),
+    "numbered rows": (
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Gather", ["shape", "zero"], ["batch"], axis=0),
+            node("Range", ["zero", "batch", "one"], ["range"]),
+            node("Cast", ["range"], ["factor"], to=TensorProto.FLOAT),
+            node("Reshape", ["factor", "column"], ["factors"]),
+            node("Add", ["x", "factors"], ["y"]),
+        ],
+        {"zero": np.array(0), "one": np.array(1), "column": integers(-1, 1, 1)},
+    ),
+    "product of rows": (
+        [
+            node("Flatten", ["x"], ["f"]),
+            node("Transpose", ["f"], ["t"]),
+            node("MatMul", ["f", "t"], ["m"]),
+            node("ReduceSum", ["m", "axis"], ["s"], keepdims=1),
+            node("Mul", ["f", "s"], ["y"]),
+        ],
+        {"axis": integers(1)},
+    ),
+    "rows in reverse": (
+        [node("Slice", ["x", "from", "to", "axes", "steps"], ["y"])],
+        {"from": integers(-1), "to": integers(-(2**62)), "axes": integers(0), "steps": integers(-1)},
+    ),
+    "first row": ([node("Gather", ["x", "first"], ["a"]), node("Add", ["x", "a"], ["y"])], {"first": integers(0)}),
+    "running sum": ([node("CumSum", ["x", "zero"], ["y"])], {"zero": np.array(0)}),
+    "einsum": ([node("Einsum", ["x", "x"], ["y"], equation="bij,aij->bj")], {}),
+    "broadcast against seven constants": (
+        [node("Reshape", ["x", "to"], ["f"]), node("Add", ["f", "c"], ["y"])],
+        {"to": integers(-1, 24), "c": numbers(7, 24)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_rows_that_are_computed_apart(network: Any, tmp_path: Path, name: str) -> None:
+    nodes, constants = APART[name]
+    graph = network(nodes, SEQUENCE, {"y": None}, constants)
+    path = graph.save(tmp_path / "model.onnx")
+    assert _is_row_by_row(path, graph)
+    simplify(read_graph(path))
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_rows_that_are_mixed(network: Any, tmp_path: Path, name: str) -> None:
+    nodes, constants = MIXED[name]
+    graph = network(nodes, SEQUENCE, {"y": None}, constants)
+    path = graph.save(tmp_path / "model.onnx")
+    assert not _is_row_by_row(path, graph)
+    assert not _accepted(path)
+
+
+Grow = Callable[[np.random.Generator, str, str, list[int]], tuple[list[Any], dict[str, Any]]]
+
+
+def _reshape(random: np.random.Generator, x: str, y: str, shape: list[int]) -> tuple[list[Any], dict[str, Any]]:
+    """To random axes: the factors of the shape, in their order or not, the batch wherever -1 stands."""
+    factors = [2, 2, 3] if random.random() < 0.8 else [4, 3]
+    target = [int(n) for n in random.permutation(factors)]
+    target.insert(int(random.choice([0, 0, 0, 0, 0, 0, 1, 2])), -1)
+    return [node("Reshape", [x, f"{y}_shape"], [y])], {f"{y}_shape": integers(*target)}
+
+
+def _transpose(random: np.random.Generator, x: str, y: str, shape: list[int]) -> tuple[list[Any], dict[str, Any]]:
+    """Mostly one that leaves the first axis alone."""
+    order = random.permutation(len(shape)) if random.random() < 0.4 else [0, *(1 + random.permutation(len(shape) - 1))]
+    return [node("Transpose", [x], [y], perm=[int(n) for n in order])], {}
+
+
+def _axis(random: np.random.Generator, shape: list[int]) -> int:
+    return int(random.integers(len(shape))) if random.random() < 0.3 else len(shape) - 1
+
+
+def _softmax(random: np.random.Generator, x: str, y: str, shape: list[int]) -> tuple[list[Any], dict[str, Any]]:
+    return [node("Softmax", [x], [y], axis=_axis(random, shape))], {}
+
+
+def _mean(random: np.random.Generator, x: str, y: str, shape: list[int]) -> tuple[list[Any], dict[str, Any]]:
+    mean = node("ReduceMean", [x], [f"{y}_mean"], axes=[_axis(random, shape)], keepdims=1)
+    return [mean, node("Sub", [x, f"{y}_mean"], [y])], {}
+
+
+def _twice(random: np.random.Generator, x: str, y: str, shape: list[int]) -> tuple[list[Any], dict[str, Any]]:
+    axis = _axis(random, shape)
+    total = node("Concat", [x, x], [f"{y}_both"], axis=axis)
+    return [total, node("Split", [f"{y}_both"], [f"{y}_first", y], axis=axis)], {}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_models(network: Any, tmp_path: Path, seed: int) -> None:
+    """What is accepted is computed row by row; the analysis may refuse more than it must, but not everything."""
+    random = np.random.default_rng(seed)
+    steps: list[Grow] = [_reshape, _transpose, _softmax, _mean, _twice]
+    nodes: list[Any] = []
+    constants: dict[str, Any] = {"end": integers(-1, 12)}
+    x, shape = "x", [1, 4, 3]
+    for index in range(4):
+        added, more = steps[random.integers(len(steps))](random, x, f"t{index}", shape)
+        nodes, constants, x = [*nodes, *added], {**constants, **more}, f"t{index}"
+        if added[0].op_type == "Reshape":
+            shape = [1] * len(more[f"{x}_shape"])
+    nodes.append(node("Reshape", [x, "end"], ["y"]))
+    graph = network(nodes, {"x": ["N", 4, 3]}, {"y": None}, constants)
+    path = graph.save(tmp_path / "model.onnx")
+    if _accepted(path):
+        assert _is_row_by_row(path, graph)
