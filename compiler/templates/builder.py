@@ -129,9 +129,34 @@ class Register:
         """One number of the vector."""
         return self._buffer[index]
 
+    def part(self, first: int, count: int) -> Expr:
+        """`count` adjacent numbers of the vector."""
+        return self._buffer[lanes_at(first, count)]
+
     def add(self, value: Expr) -> None:
         """Accumulate; `a * b` becomes a fused multiply-add where the target has one."""
         self.set(self.value + value)
+
+
+def lane_sum(register: Register, lanes: int) -> Expr:
+    """The sum of a vector's numbers, added pairwise."""
+    while lanes > 1:
+        lanes //= 2
+        register = Register(lanes, register.part(0, lanes) + register.part(lanes, lanes))
+    return register.value
+
+
+def scratch(elements: int, dtype: str = "float32") -> Buffer:
+    """A local array. It lies on the stack: templates keep the sum of theirs below 256 KiB."""
+    return ir.alloc_buffer((elements,), dtype, scope="local")
+
+
+def first_lanes(value: Expr, count: int, lanes: int) -> Expr:
+    """The vector with zeros from lane `count` on."""
+    if count >= lanes:
+        return value
+    index = tirx.Ramp(tirx.const(0, "int32"), tirx.const(1, "int32"), lanes)
+    return tirx.Select(index < constant(count, lanes, "int32"), value, constant(0.0, lanes))
 
 
 def store(buffer: Buffer, base: Expr, value: Expr, lanes: int, step: int = 1) -> None:

@@ -14,7 +14,19 @@ from gangway.artifact.format import TargetSpec
 
 from .. import specs
 from ..specs import ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
-from . import convolution, copying, depthwise, elementwise, global_pool, layout, pooling, softmax
+from . import (
+    convolution,
+    copying,
+    depthwise,
+    elementwise,
+    gather,
+    global_pool,
+    layer_norm,
+    layout,
+    pooling,
+    sequence_layout,
+    softmax,
+)
 from .base import UnsupportedSpecError
 
 __all__ = ["UnsupportedSpecError", "emit", "pack", "plan", "versions"]
@@ -47,6 +59,9 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.SoftmaxSpec: _Template(softmax.candidates, softmax.emit),
     specs.ElementwiseSpec: _Template(elementwise.candidates, elementwise.emit),
     specs.BlockedElementwiseSpec: _Template(elementwise.blocked_candidates, elementwise.emit_blocked),
+    specs.SequencePackSpec: _Template(sequence_layout.candidates, sequence_layout.emit),
+    specs.LayerNormSpec: _Template(layer_norm.candidates, layer_norm.emit, layer_norm.pack),
+    specs.GatherSpec: _Template(gather.candidates, gather.emit),
 }
 
 

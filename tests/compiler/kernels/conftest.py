@@ -1,13 +1,19 @@
 """Kernels against numpy: buffers in the compiler's layouts, and one shared library per test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gangway.artifact.format import TargetSpec
+from gangway.compiler import codegen
+from gangway.compiler.specs import KernelPlan, KernelSpec
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
-from gangway.compiler.trial import Array, aligned
+from gangway.compiler.templates import registry
+from gangway.compiler.trial import Array, Library, aligned
+
+Kernel = Callable[[Sequence[Array]], None]
 
 
 @pytest.fixture(params=list(TARGETS), scope="module")
@@ -53,3 +59,21 @@ def plain() -> Callable[[Array, int, int], Array]:
         return np.ascontiguousarray(inner[:channels])
 
     return convert
+
+
+@pytest.fixture
+def compiled(target: TargetSpec, library_path: Path) -> Callable[[Sequence[KernelSpec]], list[Kernel]]:
+    """Compile specs into one library; each kernel runs in two calls, last half first: tasks must not need each other."""
+
+    def call(library: Library, symbol: str, plan: KernelPlan, arguments: Sequence[Array]) -> None:
+        library.call(symbol, arguments, plan.tasks // 2, plan.tasks)
+        library.call(symbol, arguments, 0, plan.tasks // 2)
+
+    def compile_specs(specs: Sequence[KernelSpec]) -> list[Kernel]:
+        plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(specs)}
+        functions = {symbol: registry.emit(plan, target, symbol) for symbol, plan in plans.items()}
+        codegen.build_library(functions, target, library_path)
+        library = Library(library_path)
+        return [partial(call, library, symbol, plan) for symbol, plan in plans.items()]
+
+    return compile_specs
