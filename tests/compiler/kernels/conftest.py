@@ -63,7 +63,7 @@ def plain() -> Callable[[Array, int, int], Array]:
 
 @pytest.fixture
 def compiled(target: TargetSpec, library_path: Path) -> Callable[[Sequence[KernelSpec]], list[Kernel]]:
-    """Compile specs into one library; each kernel runs in two calls, last half first: tasks must not need each other."""
+    """Compile specs into one library; a kernel runs in two calls, last half first: no task may need another."""
 
     def call(library: Library, symbol: str, plan: KernelPlan, arguments: Sequence[Array]) -> None:
         library.call(symbol, arguments, plan.tasks // 2, plan.tasks)

@@ -1,6 +1,7 @@
 """Kernels of transformers against numpy, for every target: packing, layer normalisation, gathering."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -50,17 +51,16 @@ def test_unpacking_sequences_touches_nothing_else(
         np.testing.assert_array_equal(y, wanted)
 
 
-@pytest.mark.parametrize("centred", [True, False])
-def test_layer_norm(centred: bool, compiled: Compile, target: TargetSpec, rng: np.random.Generator) -> None:
+def test_layer_norm(compiled: Compile, target: TargetSpec, rng: np.random.Generator) -> None:
     shapes = [(1, 1), (5, 3), (64, 13), (100, 9), (768, 6), (20_000, 2)]  # channels, positions
-    specs = [LayerNormSpec(*shape, 1e-5, centred) for shape in shapes]
+    specs = [LayerNormSpec(*shape, 1e-5, centred) for centred in (True, False) for shape in shapes]
     for kernel, spec in zip(compiled(specs), specs, strict=True):
         x = 10 + 3 * rng.standard_normal((spec.positions, spec.channels), np.float32)
         raw = {name: rng.standard_normal(spec.channels, np.float32) for name in ("scale", "shift")}
         weights = [aligned(array) for array in registry.pack(registry.plan(spec, target), target, raw)]
         y = aligned(np.full_like(blocks(x, target.lanes), 9))
         kernel([blocks(x, target.lanes, surplus=-1e3), *weights, y])
-        wanted = x.astype(np.float64) - (x.mean(axis=1, keepdims=True, dtype=np.float64) if centred else 0)
+        wanted = x.astype(np.float64) - (x.mean(axis=1, keepdims=True, dtype=np.float64) if spec.centred else 0)
         wanted /= np.sqrt((wanted**2).mean(axis=1, keepdims=True) + spec.epsilon)
         got = unblocked(y)
         np.testing.assert_allclose(got[:, : spec.channels], wanted * raw["scale"] + raw["shift"], atol=3e-5)
@@ -72,19 +72,22 @@ def test_layer_norm_of_too_many_channels_is_refused(target: TargetSpec) -> None:
         registry.plan(LayerNormSpec(40_000, 2, 1e-5), target)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "index_dtype"), [("uint8", "int32"), ("float16", "int64"), ("float32", "int64"), ("int64", "int32")]
-)
-def test_gather(dtype: str, index_dtype: str, compiled: Compile, rng: np.random.Generator) -> None:
+def test_gather(compiled: Compile, rng: np.random.Generator) -> None:
     shapes = [(1, 1, 1, 1), (1, 50, 100, 7), (3, 5, 1, 9), (2, 300, 9000, 3)]  # outer, length, inner, count
-    size = np.dtype(dtype).itemsize
-    kernels = compiled([GatherSpec(*shape, size, index_dtype) for shape in shapes])  # type: ignore[arg-type]
-    for kernel, (outer, length, inner, count) in zip(kernels, shapes, strict=True):
-        data = rng.integers(0, 100, (outer, length, inner)).astype(dtype)
-        indices = rng.integers(-length, length, count).astype(index_dtype)
-        y = aligned(np.full(outer * count * inner + 1, 77, dtype))
+    dtypes: list[tuple[str, Literal["int32", "int64"]]] = [
+        ("uint8", "int32"),
+        ("float16", "int64"),
+        ("float32", "int64"),
+        ("int64", "int32"),
+    ]
+    cases = list(zip(shapes, dtypes, strict=True)) + list(zip(shapes, dtypes[::-1], strict=True))
+    specs = [GatherSpec(*shape, np.dtype(dtype).itemsize, index) for shape, (dtype, index) in cases]
+    for kernel, spec, (_, (dtype, _)) in zip(compiled(specs), specs, cases, strict=True):
+        data = rng.integers(0, 100, (spec.outer, spec.length, spec.inner)).astype(dtype)
+        indices = rng.integers(-spec.length, spec.length, spec.count).astype(spec.index_dtype)
+        y = aligned(np.full(spec.outer * spec.count * spec.inner + 1, 77, dtype))
         kernel([aligned(data), aligned(indices), y])
-        np.testing.assert_array_equal(y[:-1].reshape(outer, count, inner), data[:, indices])
+        np.testing.assert_array_equal(y[:-1].reshape(spec.outer, spec.count, spec.inner), data[:, indices])
         assert y[-1] == 77
 
 
