@@ -4,7 +4,22 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-ActivationName = Literal["none", "clip", "leaky_relu", "sigmoid", "swish", "hard_sigmoid", "hard_swish", "tanh"]
+ActivationName = Literal[
+    "none",
+    "clip",
+    "leaky_relu",
+    "sigmoid",
+    "swish",
+    "hard_sigmoid",
+    "hard_swish",
+    "tanh",
+    "erf",
+    "gelu",
+    "gelu_tanh",
+    "elu",
+    "mish",
+    "softplus",
+]
 
 
 @dataclass(frozen=True)
@@ -12,7 +27,9 @@ class Activation:
     """A function of one number and two parameters; those that a function does not use are 0.
 
     none: x; clip: min(max(x, alpha), beta); leaky_relu: x if x >= 0 else alpha x; sigmoid: 1 / (1 + exp(-x)); swish: x
-    sigmoid(x); hard_sigmoid: min(max(alpha x + beta, 0), 1); hard_swish: x hard_sigmoid(x); tanh.
+    sigmoid(x); hard_sigmoid: min(max(alpha x + beta, 0), 1); hard_swish: x hard_sigmoid(x); tanh; erf; gelu: x (1 +
+    erf(x / sqrt 2)) / 2; gelu_tanh: x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2; elu: x if x > 0 else alpha
+    (exp(x) - 1); softplus: log(1 + exp(x)); mish: x tanh(softplus(x)).
     """
 
     name: ActivationName
