@@ -52,6 +52,7 @@ class Graph:
     constants: Mapping[str, Array]
     types: Mapping[str, TensorType]
     wide_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # in a batch of WIDE_BATCH
+    opset: int = 21  # of ONNX's own operators
 
     def uses(self) -> Counter[str]:
         """How often each tensor is read, by nodes or as an output of the model."""

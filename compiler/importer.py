@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.graph import WIDE_BATCH, Graph, Node, TensorType
+from gangway.compiler.inference import infer_shapes
 from gangway.compiler.specs import Array
 from google.protobuf.message import DecodeError
 from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
@@ -61,7 +62,7 @@ def _read(path: Path) -> Graph:
             raise UnsupportedModelError(f"node '{_name(node)}' ({node.op_type}): no such ONNX operator")
     try:
         # Inference comes first, since the checker wants shapes of outputs, which exporters may leave out.
-        model = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        model = infer_shapes(model)
         checker.check_model(model)
     except (checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"invalid ONNX model: {_first_lines(error)}") from error
@@ -74,6 +75,7 @@ def _read(path: Path) -> Graph:
         constants=constants,
         types=_types([*graph.input, *graph.value_info, *graph.output], constants),
         wide_shapes=wide_shapes,
+        opset=next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1),
     )
 
 
@@ -87,7 +89,7 @@ def _shapes_of_many(model: Any, constants: dict[str, Array]) -> dict[str, tuple[
     for value in wide.graph.output:
         value.type.tensor_type.ClearField("shape")
     try:
-        wide = shape_inference.infer_shapes(wide, check_type=True, strict_mode=True, data_prop=True)
+        wide = infer_shapes(wide)
     except shape_inference.InferenceError as error:
         raise UnsupportedModelError(f"a batch of {WIDE_BATCH} is impossible: {_first_lines(error)}") from error
     values = [*wide.graph.input, *wide.graph.value_info, *wide.graph.output]

@@ -27,10 +27,8 @@ from gangway.compiler.importer import read_graph
 from gangway.compiler.kernels import build_kernels, choose_plans, name_symbols, write_weights
 from gangway.compiler.key import compiler_version, model_key
 from gangway.compiler.layout import place
-from gangway.compiler.operators import lower
-from gangway.compiler.patterns import find_patterns
+from gangway.compiler.lowering import lower_model
 from gangway.compiler.pipeline import Progress
-from gangway.compiler.simplify import simplify
 from gangway.compiler.specs import KernelPlan
 
 _DATATYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}
@@ -102,7 +100,7 @@ def lower_graph(graph: Graph, lanes: int) -> tuple[list[Step], int]:
     for side, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):
         if not 1 <= len(names) <= MAX_TENSORS:
             raise UnsupportedModelError(f"the model has {len(names)} {side}; 1 to {MAX_TENSORS} are possible")
-    program = lower(find_patterns(simplify(graph)))
+    program = lower_model(graph)
     steps = place(program, fuse(program), lanes)
     if len(steps) > MAX_LAYERS:
         raise UnsupportedModelError(f"the model has {len(steps)} layers; {MAX_LAYERS} are possible")

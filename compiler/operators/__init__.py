@@ -10,6 +10,18 @@ from gangway.compiler.operators import (
     shapes,
     views,
 )
-from gangway.compiler.operators.registry import lower
+from gangway.compiler.operators.registry import has_lowering, lower, refusal
 
-__all__ = ["activations", "convolution", "dense", "elementwise", "lower", "normalisation", "pooling", "shapes", "views"]
+__all__ = [
+    "activations",
+    "convolution",
+    "dense",
+    "elementwise",
+    "has_lowering",
+    "lower",
+    "normalisation",
+    "pooling",
+    "refusal",
+    "shapes",
+    "views",
+]
