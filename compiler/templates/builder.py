@@ -61,6 +61,17 @@ def either(condition: Expr | bool, then: Callable[[], None], otherwise: Callable
             otherwise()
 
 
+def when(condition: Expr, then: Callable[[], None]) -> None:
+    """`if condition: then()`."""
+    with ir.If(condition), ir.Then():
+        then()
+
+
+def local(elements: int, dtype: str = "float32") -> Buffer:
+    """Scratch memory on the stack, uninitialised."""
+    return ir.alloc_buffer((elements,), dtype, scope="local")
+
+
 def quotient(a: Expr, b: int) -> Expr:
     """`a // b` for `a` >= 0, without the correction that floor division of negative numbers needs."""
     return a if b == 1 else tirx.truncdiv(a, b)

@@ -26,6 +26,7 @@ from . import (
     pooling,
     sequence_layout,
     softmax,
+    winograd,
 )
 from .base import UnsupportedSpecError
 
@@ -48,6 +49,7 @@ class _Template:
 
 
 _DEPTHWISE = _Template(depthwise.candidates, depthwise.emit, depthwise.pack)
+_WINOGRAD = _Template(winograd.candidates, winograd.emit, winograd.pack)
 _LAYOUT = _Template(layout.candidates, layout.emit)
 _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.ConvSpec: _Template(convolution.candidates, convolution.emit, convolution.pack),
@@ -65,20 +67,22 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
 }
 
 
-def _template(spec: KernelSpec) -> _Template:
+def _template(spec: KernelSpec, target: TargetSpec) -> _Template:
     if isinstance(spec, ConvSpec) and spec.groups == spec.in_channels > 1:
         return _DEPTHWISE
+    if isinstance(spec, ConvSpec) and winograd.pays(spec, target):
+        return _WINOGRAD
     return _TEMPLATES[type(spec)]
 
 
 def plan(spec: KernelSpec, target: TargetSpec) -> KernelPlan:
     """The default plan, chosen by a static cost model. Raises `UnsupportedSpecError`."""
-    return next(_template(spec).candidates(spec, target))
+    return next(_template(spec, target).candidates(spec, target))
 
 
 def versions(spec: KernelSpec, target: TargetSpec) -> tuple[KernelPlan, ...]:
     """All plans worth measuring, the default first; they share weights and layouts. Raises `UnsupportedSpecError`."""
-    return tuple(dict.fromkeys(_template(spec).candidates(spec, target)))
+    return tuple(dict.fromkeys(_template(spec, target).candidates(spec, target)))
 
 
 def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights:
@@ -86,9 +90,9 @@ def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights
 
     `raw` holds what the spec names: of a convolution "weights" [out][in/groups][kh][kw] and "bias" [out].
     """
-    return _template(plan.spec).pack(plan.spec, target, raw)
+    return _template(plan.spec, target).pack(plan.spec, target, raw)
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel of a plan as a `tirx.PrimFunc` named `symbol`, for `codegen.build_library`."""
-    return _template(plan.spec).emit(plan, target, symbol)
+    return _template(plan.spec, target).emit(plan, target, symbol)

@@ -133,7 +133,7 @@ class Tasks:
 
     def each_group(self, task: Expr, body: Callable[[Expr, Expr], None]) -> None:
         """Emit `body(group, first band)` for every group of a task."""
-        first_group, first_band = self._first(task)
+        first_group, first_band = self.first(task)
         repeat(at_most(self.groups_per_task, self.groups - first_group), lambda i: body(first_group + i, first_band))
 
     def each(self, task: Expr, body: Callable[[Expr, Expr], None]) -> None:
@@ -144,7 +144,7 @@ class Tasks:
 
         self.each_group(task, bands)
 
-    def _first(self, task: Expr) -> tuple[Expr, Expr]:
+    def first(self, task: Expr) -> tuple[Expr, Expr]:
         """First group and first band of a task."""
         if self.pixels_first:
             chunk, part = remainder(task, self.chunks), quotient(task, self.chunks)

@@ -55,6 +55,16 @@ CONVOLUTIONS: Mapping[str, ConvSpec] = {
     ),
 }
 
+WINOGRAD: Mapping[str, ConvSpec] = {
+    "even tiles": ConvSpec(64, 56, 56, 64, (3, 3), pads=(1, 1, 1, 1), activation=RELU, input_halo=1, output_halo=1),
+    "tiles that overlap, surplus channels": ConvSpec(
+        72, 54, 61, 40, (3, 3), pads=(1, 1, 1, 1), residual=True, residual_halo=2, activation=RELU, input_halo=1
+    ),
+    "padding on two sides": ConvSpec(64, 57, 58, 80, (3, 3), pads=(1, 0, 0, 1), input_halo=2, output_halo=1),
+    "no padding": ConvSpec(64, 47, 60, 64, (3, 3)),
+    "small image, many channels": ConvSpec(512, 8, 9, 512, (3, 3), pads=(1, 1, 1, 1), input_halo=1),
+}
+
 POOLS: Mapping[str, PoolSpec] = {
     "max 3x3": PoolSpec("max", 40, 13, 17, (3, 3), (2, 2), (1, 1, 1, 1), input_halo=1, output_halo=1),
     "max of odd ends": PoolSpec("max", 16, 7, 7, (2, 2), (2, 2), (0, 0, 1, 1)),
@@ -134,6 +144,14 @@ def run_convolution(
 
 def test_convolutions(target: TargetSpec, library_path: Path, blocked: Convert, plain: Convert) -> None:
     plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(CONVOLUTIONS.values())}
+    library = compile_plans(plans, target, library_path)
+    for symbol, plan in plans.items():
+        run_convolution(library, symbol, plan, target, blocked, plain)
+
+
+def test_winograd_convolutions(target: TargetSpec, library_path: Path, blocked: Convert, plain: Convert) -> None:
+    plans = {f"k{index}": registry.plan(spec, target) for index, spec in enumerate(WINOGRAD.values())}
+    assert all(plan.description.startswith("winograd") for plan in plans.values())
     library = compile_plans(plans, target, library_path)
     for symbol, plan in plans.items():
         run_convolution(library, symbol, plan, target, blocked, plain)
@@ -264,7 +282,9 @@ def test_unsupported_specs_say_why(spec: KernelSpec, target: TargetSpec) -> None
 
 
 def test_big_layers_have_tasks_for_gangs_and_small_ones_are_not_chopped(target: TargetSpec) -> None:
-    big = registry.plan(ConvSpec(64, 56, 56, 64, (3, 3), pads=(1, 1, 1, 1), input_halo=1), target)
+    big = registry.plan(ConvSpec(64, 56, 56, 256), target)
     assert big.tasks >= 16
+    winograd = registry.plan(WINOGRAD["even tiles"], target)  # more tasks are more work
+    assert winograd.tasks >= 8
     small = registry.plan(ConvSpec(16, 1, 1, 16), target)
     assert small.tasks <= 2
