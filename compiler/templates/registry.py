@@ -15,6 +15,7 @@ from gangway.artifact.format import TargetSpec
 from .. import specs
 from ..specs import ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
 from . import (
+    attention,
     convolution,
     copying,
     depthwise,
@@ -63,6 +64,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.BlockedElementwiseSpec: _Template(elementwise.blocked_candidates, elementwise.emit_blocked),
     specs.SequencePackSpec: _Template(sequence_layout.candidates, sequence_layout.emit),
     specs.LayerNormSpec: _Template(layer_norm.candidates, layer_norm.emit, layer_norm.pack),
+    specs.AttentionSpec: _Template(attention.candidates, attention.emit),
     specs.GatherSpec: _Template(gather.candidates, gather.emit),
 }
 

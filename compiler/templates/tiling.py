@@ -64,9 +64,14 @@ class Cut:
         )
 
 
-def each_tile(segments: Sequence[Segment], body: Callable[[Expr, int], None]) -> None:
+def segments(total: int, limit: int) -> tuple[Segment, ...]:
+    """A line cut into equal tiles of at most `limit`."""
+    return tuple(Segment(*run) for run in balanced(total, limit))
+
+
+def each_tile(tiles: Sequence[Segment], body: Callable[[Expr, int], None]) -> None:
     """Emit `body(first column, width)` for every tile of a band."""
-    for segment in segments:
+    for segment in tiles:
         repeat(segment.count, partial(_nth_tile, body, segment))
 
 
@@ -85,9 +90,9 @@ def cut_line(pixels: int, tile_pixels: int) -> Cut:
 def cut_rows(height: int, width: int, tile_pixels: int) -> Cut:
     """Whole rows: several to a tile where the image is narrow, several tiles to a row where it is wide."""
     rows = min(max(1, tile_pixels // width), height)
-    segments = tuple(Segment(*run) for run in balanced(width, tile_pixels))
+    tiles = segments(width, tile_pixels)
     rest = height % rows
-    return Cut(Band(rows, segments), height // rows, Band(rest, segments) if rest else None)
+    return Cut(Band(rows, tiles), height // rows, Band(rest, tiles) if rest else None)
 
 
 def is_line(spec: ConvSpec) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
-from gangway.compiler.specs import ConvSpec, ElementwiseSpec
+from gangway.compiler.specs import AttentionSpec, ConvSpec, ElementwiseSpec
 from gangway.compiler.templates import registry
 
 
@@ -25,6 +25,14 @@ def test_a_library_needs_nothing_and_names_its_kernels(target: TargetSpec, libra
     symbols = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     assert " T first" in symbols and " T second" in symbols
     assert " U " not in symbols
+
+
+def test_local_memory_lies_on_the_stack(target: TargetSpec, library_path: Path) -> None:
+    plan = registry.plan(AttentionSpec(1, 16, 8, 600, 1.0), target)
+    codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
+    command = ["nm", "-D", "--undefined-only", "--format=just-symbols", str(library_path)]
+    needed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+    assert set(needed) <= {"memset", "memcpy"}
 
 
 def test_a_convolution_keeps_its_sums_in_registers(target: TargetSpec, library_path: Path) -> None:
