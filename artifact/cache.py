@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gangway.artifact.digest import file_digest
 from gangway.artifact.format import FORMAT_VERSION, Manifest, TargetSpec
 from gangway.artifact.reader import ArtifactError, verify
 from gangway.artifact.writer import temporary_prefix
@@ -30,8 +31,7 @@ def cache_key(files: Iterable[Path], compiler_version: str, target: TargetSpec) 
     """
     total = hashlib.sha256(repr((FORMAT_VERSION, compiler_version, target)).encode())
     for path in files:
-        with path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
+        total.update(file_digest(path).encode())
     return total.hexdigest()
 
 

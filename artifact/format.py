@@ -104,7 +104,7 @@ class TargetSpec:
 
 @dataclass(frozen=True)
 class FileSpec:
-    """Size and SHA-256 (hex) of a file that lies beside the manifest."""
+    """Size of a file that lies beside the manifest, and its digest (see `digest.py`)."""
 
     size_bytes: int
     sha256: str

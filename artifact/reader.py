@@ -1,10 +1,10 @@
 """Read and check an artifact. Only the standard library: workers import this and must stay small."""
 
-import hashlib
 import re
 from pathlib import Path, PurePosixPath
 
 from gangway.artifact.codec import decode
+from gangway.artifact.digest import file_digest
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     FORMAT_VERSION,
@@ -50,7 +50,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Manifest:
-    """Return the manifest after comparing the size and SHA-256 of every file with it. Raises ArtifactError."""
+    """Return the manifest after comparing the size and checksum of every file with it. Raises ArtifactError."""
     manifest = read_manifest(folder)
     for name, spec in manifest.files.items():
         path = folder / name
@@ -58,12 +58,11 @@ def verify(folder: Path) -> Manifest:
             size_bytes = path.stat().st_size
             if size_bytes != spec.size_bytes:
                 raise ArtifactError(f"{path}: has {size_bytes} bytes instead of {spec.size_bytes}")
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = file_digest(path)
         except OSError as error:
             raise ArtifactError(f"{path}: {error}") from error
         if digest != spec.sha256:
-            raise ArtifactError(f"{path}: its SHA-256 is not the manifest's")
+            raise ArtifactError(f"{path}: its checksum is not the manifest's")
     return manifest
 
 

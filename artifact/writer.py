@@ -1,6 +1,5 @@
 """Write an artifact so that it appears whole or not at all, whatever happens and whoever else writes the same."""
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -11,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from gangway.artifact.codec import encode
+from gangway.artifact.digest import Digest, file_digest
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     KERNELS_FILE,
@@ -72,7 +72,7 @@ class ArtifactWriter(_Writer):
         super().__init__(folder)
         self._weights = (self._temporary / WEIGHTS_FILE).open("wb")
         self._weights_bytes = 0
-        self._weights_hash = hashlib.sha256()
+        self._weights_hash = Digest()
 
     @property
     def kernels_path(self) -> Path:
@@ -135,8 +135,7 @@ def temporary_prefix(folder: Path) -> str:
 
 
 def _measure(path: Path) -> FileSpec:
-    with path.open("rb") as file:
-        return FileSpec(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return FileSpec(path.stat().st_size, file_digest(path))
 
 
 def _sync(path: Path) -> None:

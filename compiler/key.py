@@ -1,14 +1,13 @@
 """The key of a model in the cache. Fast, without TVM and, for a model in one file, onnx: every start asks."""
 
 import hashlib
-import mmap
-import os
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 from gangway.artifact.cache import cache_key
 from gangway.artifact.format import TargetSpec
+from gangway.compiler.skim import may_have_external_data
 
 
 def model_key(path: Path, target: TargetSpec) -> str:
@@ -28,12 +27,8 @@ def compiler_version() -> str:
 
 def _external_files(path: Path) -> list[Path]:
     """Return the files that hold weights outside of the model file, each once, sorted."""
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return []
-        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-            if content.find(b"location") < 0:  # every reference to external data contains this key
-                return []
+    if not may_have_external_data(path):
+        return []
     from gangway.compiler.importer import external_locations  # noqa: PLC0415 - imports onnx
 
     return sorted(path.parent / location for location in external_locations(path))
