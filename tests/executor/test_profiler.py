@@ -11,7 +11,8 @@ from gangway.artifact.writer import ArtifactWriter
 from gangway.executor.cores import available_cores
 from gangway.executor.disturbance import slope_of
 from gangway.executor.interference import IDLE, Interference
-from gangway.executor.machine import cpu_name, l3_bytes, measure_machine
+from gangway.artifact.machine import cpu_name
+from gangway.executor.machine import l3_bytes, measure_machine
 from gangway.executor.profiler import batches_that_fit, core_counts, profile_model
 
 KEY = "5e" * 32
