@@ -29,7 +29,7 @@ class TuningError(Exception):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A point of a template's knobs; `knobs` ("bands=2 groups=1") is how the compiler finds it among those of a kernel."""
+    """A point of a template's knobs; by `knobs`, "bands=2 groups=1", the compiler finds it among those of a kernel."""
 
     knobs: str
     description: str
@@ -139,6 +139,15 @@ def find_tuning(cache_dir: Path, key: str, target: str) -> Tuning | None:
         _log.warning("damaged tuning ignored: %s", error)
         return None
     return tuning
+
+
+def find_tuning_by_result(cache_dir: Path, tuned_key: str, target: str) -> Tuning | None:
+    """Return the tuning on this machine that the artifact `tuned_key` was made from, if it was made from one."""
+    for path in (cache_dir / TUNINGS_FOLDER).glob(f"*-{whole_machine_id(target)}.json"):
+        tuning = find_tuning(cache_dir, path.name.partition("-")[0], target)
+        if tuning is not None and tuning.tuned_key == tuned_key:
+            return tuning
+    return None
 
 
 def _check(tuning: Tuning) -> None:
