@@ -36,11 +36,11 @@ LayerTimes = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class FinalTimes:
-    """Versions alone on all cores; and on `ranks` of them, `disturbed_us[table][layer][version]`: alone, then beside
-    each point. Without other cores, `ranks` is 0, and there are no points and tables.
+    """Independent tables of the same: `alone_us[table][layer][version]` on all cores; `disturbed_us`, likewise, on
+    `ranks` cores: alone, then beside each point. Without other cores, `ranks` is 0, and there are no points.
     """
 
-    alone_us: LayerTimes
+    alone_us: tuple[LayerTimes, ...]
     ranks: int = 0
     points: tuple[InterferencePoint, ...] = ()
     disturbed_us: tuple[tuple[tuple[tuple[float, ...], ...], ...], ...] = ()
@@ -53,7 +53,8 @@ def sample_versions(cache_dir: Path, manifest: Manifest, cores: Sequence[int], s
     artifact, RunError, TimeoutError, and OSError when memory is lacking.
     """
     with ModelRunner(cache_dir, manifest, cores, 1) as runner:
-        return _alone(runner, len(cores), seconds)
+        (times,) = _alone(runner, len(cores), seconds, 1)
+        return times
 
 
 def measure_finalists(
@@ -63,8 +64,8 @@ def measure_finalists(
     begin = time.monotonic()
     with ModelRunner(cache_dir, manifest, cores, 1) as runner:
         if len(cores) == 1:
-            return FinalTimes(_alone(runner, 1, seconds))
-        alone_us = _alone(runner, len(cores), ALONE_PART * seconds)
+            return FinalTimes(_alone(runner, 1, seconds, TABLES))
+        alone_us = _alone(runner, len(cores), ALONE_PART * seconds, TABLES)
         rounds = disturbed_rounds(runner, cores, Clock(begin, seconds, progress), least=TABLES)
     tables = [rounds[table::TABLES] for table in range(TABLES)]
     versions = [len(layer.versions) for layer in manifest.layers]
@@ -79,18 +80,23 @@ def measure_finalists(
     )
 
 
-def _alone(runner: ModelRunner, ranks: int, seconds: float) -> LayerTimes:
+def _alone(runner: ModelRunner, ranks: int, seconds: float, tables: int) -> tuple[LayerTimes, ...]:
     versions = range(version_count(runner.manifest))
     runs: list[list[tuple[float, ...]]] = [[] for _ in versions]
     for version in versions:
         runner.run(1, ranks, version)  # pages fault, code and weights come into the caches
     end = time.monotonic() + seconds
-    while len(runs[0]) < LEAST_RUNS or (time.monotonic() < end and len(runs[0]) < MAX_RUNS):
+    while len(runs[0]) < LEAST_RUNS * tables or (time.monotonic() < end and len(runs[0]) < MAX_RUNS):
         for version in versions:
             runs[version].append(runner.run(1, ranks, version).layer_us)
+    return tuple(_medians(runner.manifest, [mine[table::tables] for mine in runs]) for table in range(tables))
+
+
+def _medians(manifest: Manifest, runs: Sequence[Sequence[tuple[float, ...]]]) -> LayerTimes:
+    """Medians of `runs[version]`, each of which has the times of all layers."""
     return tuple(
         tuple(statistics.median(run[index] for run in runs[version]) for version in range(len(layer.versions)))
-        for index, layer in enumerate(runner.manifest.layers)
+        for index, layer in enumerate(manifest.layers)
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from gangway.server.report.series import Evidence, Row, most_telling, single_loss, time_share_us
 from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
 PANELS: Final = 4  # kernels in one picture; the CSV files have all
 DPI: Final = 150
@@ -60,7 +61,6 @@ def draw_loss_by_count(evidence: Evidence, rows: Sequence[Row]) -> Figure:
     counts = _column(rows, "versions")
     axes.plot(counts, _column(rows, "mean_loss_percent"), "o-", label="mean of the layers")
     axes.plot(counts, _column(rows, "worst_loss_percent"), "s--", label="worst kernel")
-    axes.axhline(100 * evidence.tuning.least_loss, color="grey", linestyle=":", label="versions below this are dropped")
     axes.set(xlabel="versions of a layer", ylabel="loss against all finalists, %", xticks=counts, ylim=(0, None))
     return _finish(figure, axes, f"{evidence.tuning.model_name}: loss by number of versions, mean over the levels")
 
@@ -108,7 +108,8 @@ def _draw_front(figure: Figure, axes: Any, rows: Sequence[Row]) -> None:
 
     meets = [row for row in rows if row["meets_qos"]]
     front = sorted((row for row in rows if row["front"]), key=lambda row: float(row["blocking_bytes"]))
-    axes.scatter(*places([row for row in rows if not row["meets_qos"]]), marker="x", color="grey", label="misses QoS")
+    if missing := [row for row in rows if not row["meets_qos"]]:
+        axes.scatter(*places(missing), marker="x", color="grey", label="misses QoS")
     slowness = [value / fastest_us for value in _column(meets, "latency_us")]
     shown = axes.scatter(*places(meets), c=slowness, cmap="viridis_r", s=28, zorder=2, label="sample")
     axes.plot(*places(front), "-", color="tab:red", linewidth=1, label="Pareto front", zorder=1)
@@ -117,8 +118,23 @@ def _draw_front(figure: Figure, axes: Any, rows: Sequence[Row]) -> None:
         *places(kept), s=140, facecolors="none", edgecolors="tab:red", linewidths=1.6, label="version", zorder=3
     )
     figure.colorbar(shown, ax=axes, label="time / fastest")
-    axes.set(xlabel="blocking size, KB", ylabel="parallelism (tasks x unroll)", xscale="log", yscale="log")
+    axes.set(xlabel="blocking size, KB", ylabel="parallelism (tasks x unroll)")
+    for axis, scale, values in zip(
+        (axes.xaxis, axes.yaxis), (axes.set_xscale, axes.set_yscale), places(rows), strict=True
+    ):
+        _scale(axis, scale, values)
     axes.legend(**_LEGEND)
+
+
+def _scale(axis: Any, set_scale: Callable[[str], None], values: Sequence[float]) -> None:
+    """A logarithmic scale, if the values span a decade, with plain numbers."""
+    if max(values) >= 10 * min(values) > 0:
+        set_scale("log")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_formatter(NullFormatter())
+    else:
+        axis.set_major_locator(MaxNLocator(6))
+    axis.set_major_formatter(FormatStrFormatter("%g"))
 
 
 def _single() -> tuple[Figure, Any]:

@@ -105,7 +105,7 @@ class Tuner:
                 kernel_qos_us[number],
                 samples[number],
                 finalists[number],
-                kernel_times(times.alone_us, space, number),
+                [kernel_times(table, space, number) for table in times.alone_us],
                 [_table(table, space, number) for table in times.disturbed_us],
                 options.least_loss,
                 most,

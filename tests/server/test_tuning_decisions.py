@@ -70,8 +70,10 @@ def test_finalists_are_static_fastest_and_the_front() -> None:
 
 
 def test_the_static_choice_is_first_unless_another_is_clearly_faster() -> None:
-    assert fastest_alone([10.0, 9.95, 12.0]) == 0
-    assert fastest_alone([10.0, 9.5, 12.0]) == 1
+    assert fastest_alone([[10.0, 9.95, 12.0]]) == 0
+    assert fastest_alone([[10.0, 9.5, 9.0]]) == 2
+    assert fastest_alone([[10.0, 9.5, 9.0], [10.0, 9.5, 11.0]]) == 1  # 2 was luck
+    assert fastest_alone([[10.0]]) == 0
 
 
 # Versions by rows: alone, under some, under much interference.
