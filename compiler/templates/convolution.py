@@ -34,10 +34,9 @@ def _priced(geometry: Geometry, tile_pixels: int, cut: Cut) -> Iterator[Priced]:
     """Every plan with register tiles of this size."""
     price = tile_price(geometry.tile_pixels, tile_pixels)
     for tasks in all_tasks(geometry.groups, cut.bands):
-        if tasks.pixels_first and min(tasks.chunks, tasks.parts) == 1:
-            continue  # both orders are the same
-        cost = tasks_cost(tasks, geometry.flops, geometry.traffic, geometry.target)
-        yield price * cost, _plan(geometry, tile_pixels, cut, tasks)
+        if tasks.ordered:
+            cost = tasks_cost(tasks, geometry.flops, geometry.traffic, geometry.target)
+            yield price * cost, _plan(geometry, tile_pixels, cut, tasks)
 
 
 def _plan(geometry: Geometry, tile_pixels: int, cut: Cut, tasks: Tasks) -> KernelPlan:

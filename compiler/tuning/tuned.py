@@ -48,14 +48,14 @@ def find_plans(tuning: Tuning, steps: Sequence[Step], target: TargetSpec) -> lis
     found: dict[int, tuple[KernelPlan, ...]] = {}
     for number, step in zip(tuning.layers, steps, strict=True):
         if number not in found:
-            found[number] = _plans(tuning.kernels[number], step, target)
+            found[number] = _plans(tuning.kernels[number], step, target, tuning.trials)
         if found[number][0].spec != step.spec:
             raise TuningError(f"layer '{step.name}' is not what the tuning says")
     return [found[number] for number in tuning.layers]
 
 
-def _plans(kernel: TunedKernel, step: Step, target: TargetSpec) -> tuple[KernelPlan, ...]:
-    plans = {knob_text(plan): plan for plan in registry.versions(step.spec, target)}
+def _plans(kernel: TunedKernel, step: Step, target: TargetSpec, trials: int) -> tuple[KernelPlan, ...]:
+    plans = {knob_text(plan): plan for plan in registry.versions(step.spec, target, trials)}
     try:
         return tuple(plans[version.knobs] for version in kernel.versions)
     except KeyError as error:
