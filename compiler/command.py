@@ -96,8 +96,7 @@ def _layer_table(manifest: Manifest) -> Table:
     for layer in manifest.layers:
         version = layer.versions[0]
         numbers = (f"{layer.flops / 1e6:.3g}", f"{layer.bytes / 1e6:.3g}", str(version.tasks), str(layer.max_ranks))
-        kernels = "; ".join(version.description for version in layer.versions)
-        table.add_row(layer.name, layer.operator, layer.shape, *numbers, kernels)
+        table.add_row(layer.name, layer.operator, layer.shape, *numbers, version.description)
     return table
 
 

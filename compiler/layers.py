@@ -5,16 +5,20 @@ from dataclasses import dataclass, field
 
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import Graph, Node, TensorType
-from gangway.compiler.specs import Array, KernelSpec, RawWeights
+from gangway.compiler.specs import Array, AttentionSpec, KernelSpec, RawWeights
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Channels and pixels of one row of an activation; a vector is an image of one pixel."""
+    """Channels and pixels of one row of an activation; a vector is an image of one pixel.
+
+    `channels_last`: a sequence, one line of positions, whose channels are the tensor's last axis.
+    """
 
     channels: int
     height: int
     width: int
+    channels_last: bool = False
 
     @property
     def is_vector(self) -> bool:
@@ -28,6 +32,11 @@ def geometry_of(kind: TensorType) -> Geometry | None:
         return None
     channels, height, width = (*kind.shape[1:], 1, 1)[:3]
     return Geometry(channels, height, width)
+
+
+def sequence(channels: int, positions: int) -> Geometry:
+    """Return the geometry of so many positions; that of one position is a vector, whichever axis its channels are."""
+    return Geometry(channels, 1, positions, channels_last=positions > 1)
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,24 @@ class Transpose(Movement):
     order: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Pick(Movement):
+    """Item `index` along the middle axis of a tensor [outer][length][inner]."""
+
+    outer: int
+    length: int
+    inner: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Attention(Movement):
+    """Attention whose queries, keys and values are channels of sequences: (all channels, first one) of each."""
+
+    spec: AttentionSpec
+    parts: tuple[tuple[int, int], ...]
+
+
 LayerSpec = KernelSpec | Movement
 
 
@@ -62,6 +89,7 @@ class Layer:
     inputs: tuple[str, ...]
     output: str
     weights: RawWeights = field(default_factory=dict)
+    channels_last: bool = False  # of a convolution: its tensors are sequences
 
 
 @dataclass
@@ -100,7 +128,18 @@ class Program:
         return self.constant(node, index) if len(node.inputs) > index and node.inputs[index] else None
 
     def add(
-        self, node: Node, spec: LayerSpec, inputs: tuple[str, ...], weights: Mapping[str, Array] | None = None
+        self,
+        node: Node,
+        spec: LayerSpec,
+        inputs: tuple[str, ...],
+        weights: Mapping[str, Array] | None = None,
+        channels_last: bool = False,
     ) -> None:
         """Append the layer that computes the node's first output."""
-        self.layers.append(Layer(node.name, node.operator, spec, inputs, node.outputs[0], weights or {}))
+        self.layers.append(Layer(node.name, node.operator, spec, inputs, node.outputs[0], weights or {}, channels_last))
+
+    def home(self, name: str) -> str:
+        """Return the tensor whose numbers `name` shows, itself if it is no view."""
+        while name in self.views:
+            name = self.views[name]
+        return name

@@ -12,9 +12,10 @@ from gangway.artifact.format import Space
 from gangway.compiler import movement  # noqa: F401 - its placings
 from gangway.compiler.buffers import Buffer, Step
 from gangway.compiler.graph import TensorType
-from gangway.compiler.layers import Geometry, Layer, Program, geometry_of
+from gangway.compiler.layers import Geometry, Layer, Program, geometry_of, sequence
 from gangway.compiler.memory import Memory, datatype, unpack_spec
 from gangway.compiler.placing import place_layer, places
+from gangway.compiler.placing_sequences import place_on_sequence
 from gangway.compiler.specs import (
     BlockedElementwiseSpec,
     ConvSpec,
@@ -53,6 +54,12 @@ def _place_plain(memory: Memory, layer: Layer) -> None:
 def _place_conv(memory: Memory, layer: Layer) -> None:
     spec, name = layer.spec, layer.inputs[0]
     assert isinstance(spec, ConvSpec)
+    result = Geometry(spec.out_channels, *spec.output_size)
+    if layer.channels_last:
+        source, result = sequence(spec.in_channels, spec.width), sequence(spec.out_channels, spec.width)
+        inputs = (memory.blocked(name, source), *(memory.blocked(other, result) for other in layer.inputs[1:]))
+        memory.append(layer, spec, inputs, "blocked", result)
+        return
     haloed = any(spec.pads)
     # With few channels most lanes of a blocked input would be idle; a planar one is also packed faster.
     planar = spec.groups == 1 and spec.in_channels < memory.lanes and not memory.image(name).is_vector
@@ -60,15 +67,17 @@ def _place_conv(memory: Memory, layer: Layer) -> None:
         spec = replace(spec, input_planar=True)
         x = memory.planar(name) if haloed else memory.plain(name)
     else:
-        x = memory.blocked(name, haloed)
-    residual = tuple(memory.blocked(other) for other in layer.inputs[1:])
-    memory.append(layer, spec, (x, *residual), "blocked")
+        x = memory.blocked(name, haloed=haloed)
+    residual = tuple(memory.blocked(other, result) for other in layer.inputs[1:])
+    memory.append(layer, spec, (x, *residual), "blocked", result)
 
 
 @places(ElementwiseSpec)
 def _place_elementwise(memory: Memory, layer: Layer) -> None:
     spec, kind = layer.spec, memory.program.type(layer.output)
     assert isinstance(spec, ElementwiseSpec)
+    if place_on_sequence(memory, layer):
+        return
     image = geometry_of(kind)
     if image is None or image.is_vector or not _wants_blocked(memory, layer, image):
         memory.append(layer, spec, tuple(_spread(memory, name, kind) for name in layer.inputs), "plain")

@@ -7,7 +7,7 @@ from gangway.compiler.buffers import Buffer, Datatype, FormatName, Step
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Geometry, Layer, Program, geometry_of
-from gangway.compiler.specs import KernelSpec, PackSpec, UnpackSpec
+from gangway.compiler.specs import KernelSpec, PackSpec, SequencePackSpec, UnpackSpec
 
 
 class Memory:
@@ -24,20 +24,29 @@ class Memory:
             datatype(name, kind)
             self.homes[name] = Buffer(kind, "plain", geometry_of(kind), Space.INPUT, index)
 
-    def append(self, layer: Layer, spec: KernelSpec, inputs: tuple[Buffer, ...], layout: FormatName) -> None:
-        """Add the step that computes a layer into memory of its own, from now on the home of the layer's output."""
+    def append(
+        self,
+        layer: Layer,
+        spec: KernelSpec,
+        inputs: tuple[Buffer, ...],
+        layout: FormatName,
+        geometry: Geometry | None = None,
+    ) -> None:
+        """Add the step that computes a layer into memory of its own, from now on the home of the layer's output.
+
+        `geometry` is what the kernel writes, if that is not the image which the output's shape suggests.
+        """
         kind = self.program.type(layer.output)
-        output = Buffer(kind, layout, geometry_of(kind))
+        output = Buffer(kind, layout, geometry or geometry_of(kind))
         self.homes[layer.output] = output
         self.steps.append(Step(layer.name, layer.operator, spec, inputs, output, layer.weights))
 
     def home(self, name: str) -> Buffer:
         """Return where a tensor was computed, or what it is a view of."""
-        while name in self.program.views:
-            name = self.program.views[name]
-        if name not in self.homes:
-            raise UnsupportedModelError(f"tensor '{name}' is constant where an activation is needed")
-        return self.homes[name]
+        home = self.program.home(name)
+        if home not in self.homes:
+            raise UnsupportedModelError(f"tensor '{home}' is constant where an activation is needed")
+        return self.homes[home]
 
     def image(self, name: str) -> Geometry:
         """Return a tensor that lowering has found to be an image as such."""
@@ -52,9 +61,11 @@ class Memory:
             return home
         return self._copy(home, "plain", home.image, "Unpack", unpack_spec(home.image))
 
-    def blocked(self, name: str, haloed: bool = False) -> Buffer:
-        """Return an image in blocked layout; a vector may lie in plain memory, unless it needs a halo."""
-        image, home = self.image(name), self.home(name)
+    def blocked(self, name: str, geometry: Geometry | None = None, haloed: bool = False) -> Buffer:
+        """Return a tensor in blocked layout, as an image or as `geometry` says; a vector may lie in plain memory,
+        unless it needs a halo.
+        """
+        image, home = geometry or self.image(name), self.home(name)
         if image.is_vector and not haloed:
             plain = self.plain(name)
             # Nobody keeps the surplus zero in a client's memory, nor behind a part of a larger tensor.
@@ -69,12 +80,12 @@ class Memory:
         return self._pack(self.plain(name), self.image(name), "planar")
 
     def _pack(self, plain: Buffer, image: Geometry, layout: FormatName) -> Buffer:
-        spec = PackSpec(image.channels, image.height, image.width, layout == "planar")
+        spec: KernelSpec = PackSpec(image.channels, image.height, image.width, layout == "planar")
+        if image.channels_last:
+            spec = SequencePackSpec(image.width, image.channels, image.channels)
         return self._copy(plain, layout, image, "Pack", spec)
 
-    def _copy(
-        self, source: Buffer, layout: FormatName, image: Geometry, operator: str, spec: PackSpec | UnpackSpec
-    ) -> Buffer:
+    def _copy(self, source: Buffer, layout: FormatName, image: Geometry, operator: str, spec: KernelSpec) -> Buffer:
         """Return the buffer that holds `source` in another layout; the step that fills it is added once."""
         key = (source, layout, image)
         if key not in self._copies:
@@ -92,6 +103,8 @@ def datatype(name: str, kind: TensorType) -> Datatype:
     return cast(Datatype, kind.dtype)
 
 
-def unpack_spec(image: Geometry) -> UnpackSpec:
-    """Return how an image is unpacked; halos are settled later."""
+def unpack_spec(image: Geometry) -> KernelSpec:
+    """Return how an image or a sequence is unpacked; halos are settled later."""
+    if image.channels_last:
+        return SequencePackSpec(image.width, image.channels, image.channels, unpack=True)
     return UnpackSpec(image.channels, image.height, image.width)

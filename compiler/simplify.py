@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from gangway.compiler.errors import ModelError
 from gangway.compiler.evaluate import evaluate
+from gangway.compiler.gemm import split_gemm
 from gangway.compiler.graph import Graph, Node
 from gangway.compiler.rows import check_rows
 from gangway.compiler.specs import Array
@@ -24,7 +25,7 @@ def simplify(graph: Graph) -> Graph:
             graph = remove_unused(graph)
             folded = fold_constants(graph)
             check_rows(graph, folded.constants)
-            return remove_unused(fold_affine(remove_unused(folded)))
+            return remove_unused(fold_affine(split_gemm(remove_unused(folded))))
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
 
@@ -56,7 +57,11 @@ def fold_affine(graph: Graph) -> Graph:
         producer = nodes.get(source)
         if producer is None or uses[source] != 1 or not _absorbs(producer, constants):
             continue
-        factors = affine_factors(node, constants, graph.types[source].shape) if source in graph.types else None
+        if source not in graph.types:
+            continue
+        shape = graph.types[source].shape
+        axis = 1 if producer.operator == "Conv" else len(shape) - 1
+        factors = affine_factors(node, constants, shape, axis)
         if factors is not None:
             del nodes[source]
             nodes[node.outputs[0]] = _absorb(producer, constants, factors, node.outputs[:1])
@@ -64,17 +69,23 @@ def fold_affine(graph: Graph) -> Graph:
     return replace(graph, nodes=kept, constants=constants)
 
 
-def affine_factors(node: Node, constants: Mapping[str, Array], shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+def affine_factors(
+    node: Node, constants: Mapping[str, Array], shape: tuple[int, ...], channel_axis: int = 1
+) -> tuple[Array, Array] | None:
     """Return (scale, shift), each [channels], if the node computes y = scale x + shift on x of `shape`; None if not."""
-    channels = shape[1] if len(shape) > 1 else 0
+    channels = shape[channel_axis] if len(shape) > channel_axis else 0
     if node.operator == "BatchNormalization":
+        if channel_axis != 1:
+            return None
         return _batch_norm_factors(node, constants)
     operand = next((constants[name] for name in node.inputs if name in constants), None)
     if node.operator not in {"Add", "Sub", "Mul", "Div"} or operand is None or operand.dtype != np.float32:
         return None
     reversed_operands = node.inputs[0] in constants
     aligned = (1,) * (len(shape) - operand.ndim) + operand.shape
-    if len(aligned) != len(shape) or any(n != 1 for axis, n in enumerate(aligned) if axis != 1):
+    if len(aligned) != len(shape) or any(n != 1 for axis, n in enumerate(aligned) if axis != channel_axis):
+        return None
+    if operand.size not in (1, channels):
         return None
     value = np.broadcast_to(operand.reshape(-1), (channels,))
     one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
@@ -102,17 +113,26 @@ def _batch_norm_factors(node: Node, constants: Mapping[str, Array]) -> tuple[Arr
 
 def _absorbs(node: Node, constants: Mapping[str, Array]) -> bool:
     plain = all(node.attributes.get(name, 1.0) == 1.0 for name in ("alpha", "beta"))
-    return node.operator in {"Conv", "Gemm", "MatMul"} and plain and all(name in constants for name in node.inputs[1:])
+    if node.operator not in {"Conv", "Gemm", "MatMul"} or not plain or node.attributes.get("transA", 0):
+        return False
+    if node.inputs[0] in constants or any(name not in constants for name in node.inputs[1:]):
+        return False
+    return node.operator == "Conv" or constants[node.inputs[1]].ndim == 2
 
 
 def _absorb(node: Node, constants: dict[str, Array], factors: tuple[Array, Array], outputs: tuple[str, ...]) -> Node:
-    """Return the node with scaled weights and shifted bias, which are added to `constants`; MatMul becomes Gemm."""
+    """Return the node with scaled weights and shifted bias, which are added to `constants`.
+
+    MatMul becomes Gemm, which may have any number of axes here. Weights that are not scaled are not copied.
+    """
     scale, shift = factors
     weights = constants[node.inputs[1]]
     axis = 0 if node.operator == "Conv" or node.attributes.get("transB", 0) else 1
     bias = constants[node.inputs[2]] if len(node.inputs) > 2 else np.float32(0)
     names = (f"{outputs[0]}:weights", f"{outputs[0]}:bias")
-    constants[names[0]] = weights * scale.reshape([-1 if n == axis else 1 for n in range(weights.ndim)])
+    if (scale != 1).any():
+        weights = weights * scale.reshape([-1 if n == axis else 1 for n in range(weights.ndim)])
+    constants[names[0]] = weights
     constants[names[1]] = (bias * scale + shift).astype(np.float32).reshape(-1)
     operator = "Gemm" if node.operator == "MatMul" else node.operator
     return replace(node, operator=operator, inputs=(node.inputs[0], *names), outputs=outputs)

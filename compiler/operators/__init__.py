@@ -2,9 +2,11 @@
 
 from gangway.compiler.operators import (
     activations,
+    attention,
     convolution,
     dense,
     elementwise,
+    gather,
     normalisation,
     pooling,
     shapes,
@@ -14,9 +16,11 @@ from gangway.compiler.operators.registry import has_lowering, lower, refusal
 
 __all__ = [
     "activations",
+    "attention",
     "convolution",
     "dense",
     "elementwise",
+    "gather",
     "has_lowering",
     "lower",
     "normalisation",

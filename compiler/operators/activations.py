@@ -60,6 +60,13 @@ def hard_swish(program: Program, node: Node) -> None:
     _add(program, node, Activation("hard_swish", alpha, beta))
 
 
+@lowers("Gelu")
+def gelu(program: Program, node: Node) -> None:
+    """x times the share of a normal distribution below x, or an approximation of that by a hyperbolic tangent."""
+    tanh = node.attributes.get("approximate", b"none") == b"tanh"
+    _add(program, node, Activation("gelu_tanh" if tanh else "gelu"))
+
+
 def _add(program: Program, node: Node, activation: Activation) -> None:
     kind = program.type(node.outputs[0])
     if kind.dtype != "float32":

@@ -1,11 +1,12 @@
-"""Softmax."""
+"""Softmax and normalisation over the last axes."""
 
 import math
 
+import numpy as np
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Program
 from gangway.compiler.operators.registry import lowers
-from gangway.compiler.specs import SoftmaxSpec
+from gangway.compiler.specs import LayerNormSpec, SoftmaxSpec
 
 
 @lowers("Softmax")
@@ -21,3 +22,19 @@ def softmax(program: Program, node: Node) -> None:
         raise node.unsupported(f"over axis {axis} of {kind.dtype}{list(kind.shape)}; only float32 over the last one")
     spec = SoftmaxSpec(math.prod(kind.shape[:axis]), kind.shape[axis])
     program.add(node, spec, (node.inputs[0],))
+
+
+@lowers("LayerNormalization", "RMSNormalization")
+def layer_normalization(program: Program, node: Node) -> None:
+    """Over all axes from `axis` on: these are the channels, the others the positions of a sequence."""
+    kind = program.type(node.inputs[0])
+    axis = node.attributes.get("axis", -1) % len(kind.shape)
+    channels = math.prod(kind.shape[axis:])
+    if kind.dtype != "float32":
+        raise node.unsupported(f"element type {kind.dtype}")
+    shift = program.optional(node, 2)
+    scales = [program.constant(node, 1), np.zeros(1, np.float32) if shift is None else shift]
+    scale, shift = (np.ascontiguousarray(np.broadcast_to(x, kind.shape[axis:]).reshape(-1)) for x in scales)
+    epsilon, centred = node.attributes.get("epsilon", 1e-5), node.operator == "LayerNormalization"
+    spec = LayerNormSpec(channels, math.prod(kind.shape[:axis]), epsilon, centred)
+    program.add(node, spec, (node.inputs[0],), {"scale": scale, "shift": shift})

@@ -8,7 +8,6 @@ hold any finite number.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
@@ -75,6 +74,8 @@ def _template(spec: KernelSpec, target: TargetSpec) -> _Template:
         return _DEPTHWISE
     if isinstance(spec, ConvSpec) and winograd.pays(spec, target):
         return _WINOGRAD
+    if type(spec) not in _TEMPLATES:
+        raise UnsupportedSpecError(f"no template for {type(spec).__name__}")
     return _TEMPLATES[type(spec)]
 
 
@@ -83,12 +84,9 @@ def plan(spec: KernelSpec, target: TargetSpec) -> KernelPlan:
     return next(_template(spec, target).candidates(spec, target))
 
 
-def versions(spec: KernelSpec, target: TargetSpec, most: int | None = None) -> tuple[KernelPlan, ...]:
-    """All plans worth measuring, or the first `most` of them, the default first; they share weights and layouts.
-
-    Raises `UnsupportedSpecError`.
-    """
-    return tuple(dict.fromkeys(islice(_template(spec, target).candidates(spec, target), most)))
+def versions(spec: KernelSpec, target: TargetSpec) -> tuple[KernelPlan, ...]:
+    """All plans worth measuring, the default first; they share weights and layouts. Raises `UnsupportedSpecError`."""
+    return tuple(dict.fromkeys(_template(spec, target).candidates(spec, target)))
 
 
 def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights:

@@ -107,14 +107,16 @@ class Network:
     outputs: dict[str, list[int | str] | None]
     constants: dict[str, Array] = field(default_factory=dict)
     datatype: int = TensorProto.FLOAT
+    output_datatype: int | None = None  # if it differs
 
     def save(self, path: Path, **options: Any) -> Path:
         """Write the model, unchecked: tests also want wrong ones."""
+        result = self.datatype if self.output_datatype is None else self.output_datatype
         graph = helper.make_graph(
             self.nodes,
             "test",
             [helper.make_tensor_value_info(name, self.datatype, shape) for name, shape in self.inputs.items()],
-            [helper.make_tensor_value_info(name, self.datatype, shape) for name, shape in self.outputs.items()],
+            [helper.make_tensor_value_info(name, result, shape) for name, shape in self.outputs.items()],
             [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -1,4 +1,4 @@
-"""Groups of ONNX nodes that exporters write for what one kernel computes, replaced by one node each."""
+"""Gated activations: x times a sigmoid of x."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ _GATED = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
 _DEFAULTS = {"HardSigmoid": {"alpha": 0.2, "beta": 0.5}}
 
 
-def find_patterns(graph: Graph) -> Graph:
+def find_gates(graph: Graph) -> Graph:
     """Return the graph with x * Sigmoid(x) as Swish, and x * HardSigmoid(x) as HardSwish with its two factors."""
     uses, producers = graph.uses(), graph.producers()
     replaced: dict[str, Node] = {}

@@ -1,0 +1,127 @@
+"""Tensors as strided views of others: what Reshape, Transpose, Split, Slice and Gather make of them."""
+
+import math
+from dataclasses import dataclass, replace
+
+from gangway.compiler.graph import Node
+from gangway.compiler.patterns.editor import Editor, single
+
+Shape = tuple[int, ...]
+_SAME_ORDER = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout")
+
+
+@dataclass(frozen=True)
+class View:
+    """Number (i, j, ...) of a tensor is `scale` times number offset + i strides[0] + ... of the tensor `root`."""
+
+    root: str
+    shape: Shape
+    strides: Shape
+    offset: int = 0
+    scale: float = 1.0
+
+    def long_axes(self) -> tuple[tuple[int, int], ...]:
+        """Length and stride of each axis, without those of length 1; neighbours that are one axis are merged."""
+        axes: list[tuple[int, int]] = []
+        for length, stride in zip(self.shape, self.strides, strict=True):
+            if length == 1:
+                continue
+            if axes and axes[-1][1] == length * stride:
+                axes[-1] = (axes[-1][0] * length, stride)
+            else:
+                axes.append((length, stride))
+        return tuple(axes)
+
+    def reshaped(self, shape: Shape) -> "View | None":
+        """Return the view of another shape; None if that needs a copy."""
+        axes, strides = list(self.long_axes()), []
+        for length in reversed(shape):
+            if length == 1:
+                strides.append(1)
+                continue
+            inner, stride = axes.pop() if axes else (0, 0)
+            if not inner or inner % length:
+                return None
+            strides.append(stride)
+            if inner > length:
+                axes.append((inner // length, stride * length))
+        return replace(self, shape=shape, strides=tuple(reversed(strides)))
+
+
+def whole(name: str, shape: Shape) -> View:
+    """Return the view of all of a tensor."""
+    return View(name, shape, tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))))
+
+
+def view_of(editor: Editor, name: str) -> View | None:
+    """Return a tensor as a view of the first one that somebody must compute; None if its shape is not known."""
+    shape = editor.shape(name)
+    if shape is None:
+        return None
+    node = editor.producers.get(name)
+    found = _apply(editor, node, name, shape) if node else None
+    return found or whole(name, shape)
+
+
+def _apply(editor: Editor, node: Node, name: str, shape: Shape) -> View | None:
+    """Return what a node makes of the tensor that it reads; None if it computes."""
+    if node.operator in ("Mul", "Div"):
+        return _scaled(editor, node, shape)
+    if node.operator not in (*_SAME_ORDER, "Transpose", "Split", "Slice", "Gather"):
+        return None
+    source = view_of(editor, node.inputs[0])
+    if source is None:
+        return None
+    match node.operator:
+        case "Transpose":
+            order = node.attributes.get("perm", range(len(shape))[::-1])
+            return replace(source, shape=shape, strides=tuple(source.strides[axis] for axis in order))
+        case "Split":
+            axis = single(node.attributes, "axis", 0, len(shape))
+            before = [editor.shape(output) for output in node.outputs[: node.outputs.index(name)]]
+            skipped = sum(part[axis] for part in before if part)
+            return replace(source, shape=shape, offset=source.offset + skipped * source.strides[axis])
+        case "Gather":
+            return _picked(editor, node, source, shape)
+        case "Slice":
+            return _sliced(editor, node, source, shape)
+    return source.reshaped(shape)
+
+
+def _scaled(editor: Editor, node: Node, shape: Shape) -> View | None:
+    found = editor.operands(node)
+    if found is None or (node.operator == "Div" and node.inputs[0] != found[0]):
+        return None
+    x, value = found
+    source = view_of(editor, x)
+    if source is None or source.shape != shape or value == 0:
+        return None
+    return replace(source, scale=source.scale * (1 / value if node.operator == "Div" else value))
+
+
+def _picked(editor: Editor, node: Node, source: View, shape: Shape) -> View | None:
+    """One item of an axis."""
+    axis, index = single(node.attributes, "axis", 0, len(source.shape)), editor.scalar(node.inputs[1])
+    if index is None:
+        return None
+    length, stride = source.shape[axis], source.strides[axis]
+    kept = (1,) * (len(shape) + 1 - len(source.shape))
+    strides = (*source.strides[:axis], *kept, *source.strides[axis + 1 :])
+    return replace(source, shape=shape, strides=strides, offset=source.offset + int(index) % length * stride)
+
+
+def _sliced(editor: Editor, node: Node, source: View, shape: Shape) -> View | None:
+    values = [editor.constants[item].ravel().tolist() for item in node.inputs[1:] if item in editor.constants]
+    if len(values) != len(node.inputs) - 1 or len(values) < 2:
+        return None
+    starts, ends = values[0], values[1]
+    axes = values[2] if len(values) > 2 else list(range(len(starts)))
+    steps = values[3] if len(values) > 3 else [1] * len(starts)
+    if any(step != 1 for step in steps) or len(ends) != len(axes):
+        return None
+    offset = source.offset
+    for start, axis in zip(starts, axes, strict=True):
+        length = source.shape[axis]
+        first = max(0, start + length) if start < 0 else min(start, length)
+        offset += first * source.strides[axis]
+    return replace(source, shape=shape, offset=offset)
