@@ -4,16 +4,14 @@ A profile lies in the cache beside the artifact, not inside it: an artifact neve
 cache measure each their own. Only the standard library.
 """
 
-import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gangway.artifact.codec import decode_record
+from gangway.artifact.files import write_whole
 
 PROFILE_VERSION = 1
 PROFILES_FOLDER = "profiles"
@@ -84,11 +82,6 @@ class Profile:
     format_version: int = PROFILE_VERSION
 
 
-def machine_id(cpu: str, cores: int, target: str) -> str:
-    """Return what tells machines apart: 12 hex digits of a SHA-256."""
-    return hashlib.sha256(json.dumps([cpu, cores, target]).encode()).hexdigest()[:12]
-
-
 def profile_path(cache_dir: Path, key: str, machine: str) -> Path:
     """Where the profile of an artifact on a machine (by its id) lies."""
     return cache_dir / PROFILES_FOLDER / f"{key}-{machine}.json"
@@ -97,18 +90,7 @@ def profile_path(cache_dir: Path, key: str, machine: str) -> Path:
 def write_profile(cache_dir: Path, profile: Profile) -> Path:
     """Write it to its place, whole or not at all, over an older one; return the path. Raises OSError."""
     path = profile_path(cache_dir, profile.key, profile.machine.machine_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(encode_profile(profile))
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private; other users may share the cache
-        Path(unfinished).rename(path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+    write_whole(path, encode_profile(profile))
     return path
 
 

@@ -104,6 +104,30 @@ class ArtifactWriter(_Writer):
         return {WEIGHTS_FILE: weights, KERNELS_FILE: _measure(self.kernels_path)}
 
 
+class VariantWriter(_Writer):
+    """Writes other kernels for the weights of an artifact that exists; both share one copy of them on the disk.
+
+    Raises OSError also when that artifact has gone.
+    """
+
+    def __init__(self, folder: Path, original: Path) -> None:
+        super().__init__(folder)
+        weights = original / WEIGHTS_FILE
+        try:
+            os.link(weights, self._temporary / WEIGHTS_FILE)
+        except OSError:  # some file systems have no links
+            shutil.copyfile(weights, self._temporary / WEIGHTS_FILE)
+
+    @property
+    def kernels_path(self) -> Path:
+        """Where the compiler must put the shared object before `commit`."""
+        return self._temporary / KERNELS_FILE
+
+    def _finish(self) -> dict[str, FileSpec]:
+        weights, kernels = (_measure(self._temporary / name) for name in (WEIGHTS_FILE, KERNELS_FILE))
+        return {WEIGHTS_FILE: weights, KERNELS_FILE: kernels}
+
+
 class OnnxArtifactWriter(_Writer):
     """Writes a model for onnxruntime: copies of the ONNX file and of the files with its external data."""
 

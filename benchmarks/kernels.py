@@ -7,9 +7,8 @@ Caches are warm on both sides. Multiplications by padding, of pixels or of chann
 import statistics
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,12 @@ from gangway.compiler.templates.base import registers
 from gangway.compiler.templates.builder import Argument, Buffer, Expr, Register, kernel, lanes_at, repeat, store
 from gangway.compiler.trial import Array, Library, aligned
 
+from benchmarks.kernel_gap import DENSE, MOST_GAP, convolutions, report_gaps
 from benchmarks.kernel_peer import onnxruntime_us
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo, onnx_file
+from benchmarks.timing import sampled
 
-SAMPLE_S = 2e-3  # a sample calls a kernel for about this long
 PEAK_ROUNDS = 100_000
 
 
@@ -74,19 +74,6 @@ def peak_kernel(target: TargetSpec, symbol: str) -> tuple[Any, int]:
 
     size = count * lanes
     return kernel(symbol, [Argument("x", size), Argument("y", size)], task), 2 * size * PEAK_ROUNDS
-
-
-def sampled(call: Callable[[], None], samples: int) -> Iterator[float]:
-    """Seconds per call, measured over batches of calls."""
-    call()
-    begin = time.perf_counter()
-    call()
-    calls = max(1, round(SAMPLE_S / max(time.perf_counter() - begin, 1e-7)))
-    for _ in range(samples):
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        yield (time.perf_counter() - begin) / calls
 
 
 def arguments_of(case: Case, target: TargetSpec) -> list[Array]:
@@ -143,6 +130,16 @@ def run(report: Report, repository: Path, models: Sequence[str], target: TargetS
             report.table(f"{model}, {target.name}, peak {peak:.1f} GFLOP/s", rows)
 
 
+def run_gaps(report: Report, repository: Path, models: Sequence[str], target: TargetSpec, sweep: int) -> None:
+    """Measure what the static choices of every model's convolutions, and of some dense layers, leave to be gained."""
+    gaps = []
+    for model in models:
+        specs = convolutions(onnx_file(repository, model), target)
+        gaps += report_gaps(report, model, specs, target, sweep)
+    gaps += report_gaps(report, "BERT-base", DENSE, target, sweep)
+    report.target(f"median gap of {len(gaps)} layers", statistics.median(gaps), MOST_GAP)
+
+
 def main() -> int:
     """Run the benchmark."""
     parser = option_parser(__doc__ or "")
@@ -150,9 +147,15 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=["resnet50", "mobilenetv2"], metavar="NAME", help="models")
     parser.add_argument("--target", choices=list(TARGETS), help="instruction set, if not the best one here")
     parser.add_argument("--repeats", type=int, default=7, help="samples of each kernel; the median counts")
+    parser.add_argument("--gap", action="store_true", help="instead: static choices against the best of a sweep")
+    parser.add_argument("--sweep", type=int, default=40, metavar="N", help="kernels of a layer's sweep at most")
     options = parser.parse_args()
     report = start_report("Kernels, float32, one core")
-    run(report, ensure_zoo(options.repository, options.models), options.models, detect(options.target), options.repeats)
+    repository, target = ensure_zoo(options.repository, options.models), detect(options.target)
+    if options.gap:
+        run_gaps(report, repository, options.models, target, options.sweep)
+    else:
+        run(report, repository, options.models, target, options.repeats)
     return report.finish(options.json)
 
 

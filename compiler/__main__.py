@@ -2,6 +2,7 @@
 
 Lines on --progress-fd (or with --json on standard output), each one JSON object:
   {"phase": "kernels", "done": 8, "total": 32}    zero or more; phases as in `pipeline.py`
+  {"warning": "..."}                              zero or more: damage that was found in the cache
   {"key": "...", "folder": "...", "cached": true}  the last line of a success
   {"error": "...", "kind": "model"}                the last line of a failure; kind as the exit code says
 
@@ -12,6 +13,7 @@ cannot be read or written; 6 kind "internal": a bug of the compiler, its traceba
 
 import argparse
 import json
+import logging
 import os
 import sys
 import traceback
@@ -37,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     """Run one compilation; return the exit code."""
     options = _parser().parse_args(argv)
     report = _reporter(1 if options.json else options.progress_fd)
+    logging.getLogger("gangway").addHandler(_Warnings(report))
     try:
         (name, path) = find_models(options.path)[-1]
         target = detect(options.target)
@@ -56,6 +59,17 @@ def main(argv: Sequence[str]) -> int:
         if compiled.manifest.fallback_reason:
             print(f"{name}: for onnxruntime, because it cannot be compiled: {compiled.manifest.fallback_reason}")
     return 0
+
+
+class _Warnings(logging.Handler):
+    """Makes log records reports."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(logging.WARNING)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._report({"warning": record.getMessage()[:LONGEST_MESSAGE]})
 
 
 def _failure(error: Exception, report: Report) -> int:

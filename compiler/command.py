@@ -96,7 +96,8 @@ def _layer_table(manifest: Manifest) -> Table:
     for layer in manifest.layers:
         version = layer.versions[0]
         numbers = (f"{layer.flops / 1e6:.3g}", f"{layer.bytes / 1e6:.3g}", str(version.tasks), str(layer.max_ranks))
-        table.add_row(layer.name, layer.operator, layer.shape, *numbers, version.description)
+        kernels = "; ".join(version.description for version in layer.versions)
+        table.add_row(layer.name, layer.operator, layer.shape, *numbers, kernels)
     return table
 
 

@@ -14,7 +14,6 @@ from gangway.artifact.format import (
     Space,
     TargetSpec,
     TensorSpec,
-    Version,
 )
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler.arena import plan_arena
@@ -24,7 +23,7 @@ from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.fusion import fuse
 from gangway.compiler.graph import Graph
 from gangway.compiler.importer import read_graph
-from gangway.compiler.kernels import build_kernels, choose_plans, name_symbols, write_weights
+from gangway.compiler.kernels import build_kernels, choose_plans, make_version, name_symbols, write_weights
 from gangway.compiler.key import compiler_version, model_key
 from gangway.compiler.layout import place
 from gangway.compiler.lowering import lower_model
@@ -124,7 +123,7 @@ def _layer(step: Step, plan: KernelPlan, symbol: str, weights: tuple[int, ...]) 
         operator=step.operator,
         shape=shape_text(step),
         arguments=(buffers[0], *constants, *buffers[1:]),
-        versions=(Version(symbol, plan.tasks, plan.description, plan.blocking_bytes, plan.parallelism),),
+        versions=(make_version(plan, symbol),),
         flops=step.spec.flops,
         bytes=activation_bytes(step) + weight_bytes(step),
         max_ranks=max_ranks(step, plan.tasks),

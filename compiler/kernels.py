@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gangway.artifact.format import TargetSpec
+from gangway.artifact.format import TargetSpec, Version
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler import codegen
 from gangway.compiler.buffers import Step
@@ -28,11 +28,18 @@ def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
 
 
 def name_symbols(plans: Sequence[KernelPlan]) -> dict[KernelPlan, str]:
-    """Return one symbol per distinct plan: "k3_conv"."""
-    distinct = dict.fromkeys(plans)
-    return {
-        plan: f"k{index}_{type(plan.spec).__name__.removesuffix('Spec').lower()}" for index, plan in enumerate(distinct)
-    }
+    """Return one symbol per distinct plan."""
+    return {plan: symbol_name(index, plan) for index, plan in enumerate(dict.fromkeys(plans))}
+
+
+def symbol_name(index: int, plan: KernelPlan) -> str:
+    """Return the name of a kernel's function, "k3_conv"."""
+    return f"k{index}_{type(plan.spec).__name__.removesuffix('Spec').lower()}"
+
+
+def make_version(plan: KernelPlan, symbol: str) -> Version:
+    """Return how an artifact describes a kernel."""
+    return Version(symbol, plan.tasks, plan.description, plan.blocking_bytes, plan.parallelism)
 
 
 def build_kernels(
@@ -43,14 +50,18 @@ def build_kernels(
     objects = []
     for begin in range(0, len(items), KERNELS_PER_OBJECT):
         progress(begin, len(items))
-        part = items[begin : begin + KERNELS_PER_OBJECT]
-        functions: dict[str, Any] = {symbol: registry.emit(plan, target, symbol) for plan, symbol in part}
         objects.append(library.with_suffix(f".{begin}.o"))
-        codegen.build_object(functions, target, objects[-1])
+        build_part(items[begin : begin + KERNELS_PER_OBJECT], target, objects[-1])
     codegen.link(objects, library)
     for path in objects:
         path.unlink()
     progress(len(items), len(items))
+
+
+def build_part(part: Sequence[tuple[KernelPlan, str]], target: TargetSpec, path: Path) -> None:
+    """Compile some kernels, with their symbols, into an object file."""
+    functions: dict[str, Any] = {symbol: registry.emit(plan, target, symbol) for plan, symbol in part}
+    codegen.build_object(functions, target, path)
 
 
 def write_weights(

@@ -3,6 +3,7 @@
 Only when something must be compiled, `job.py` is imported, and with it onnx, numpy and TVM (a second).
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +11,17 @@ from pathlib import Path
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, TargetSpec
+from gangway.artifact.tuning import Tuning, TuningError, find_tuning
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.key import model_key
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 """`progress(phase, done, total)`; those of PHASES in this order, or some of them and then FALLBACK_PHASE."""
 
 PHASES = ("key", "import", "read", "graph", "weights", "kernels", "write")
+TUNED_PHASE = "versions"  # comes after all others if the model has been tuned
 FALLBACK_PHASE = "onnxruntime"  # comes after the phase in which it turns out that the model cannot be compiled
 
 
@@ -31,6 +36,40 @@ class Compiled:
 
 def compile_model(path: Path, model_name: str, cache: Cache, target: TargetSpec, progress: Progress) -> Compiled:
     """Return the artifact of the ONNX file `path`, compiled unless the cache holds it.
+
+    If the model has been tuned on this machine, it is the one with the tuning's versions, which has a key of its own.
+    Errors as of `compile_static`.
+    """
+    progress("key", 0, 1)
+    tuning = find_tuning(cache.root, model_key(path, target), target.name)
+    if tuning is None:
+        return compile_static(path, model_name, cache, target, progress)
+    if manifest := cache.lookup(tuning.tuned_key):
+        return Compiled(manifest, cache.folder(tuning.tuned_key), True)
+    static = compile_static(path, model_name, cache, target, progress)
+    try:
+        return _compile_tuned(path, tuning, static, cache, progress)
+    except TuningError as error:
+        _log.warning("tuning ignored: %s", error)
+        return static
+
+
+def _compile_tuned(path: Path, tuning: Tuning, static: Compiled, cache: Cache, progress: Progress) -> Compiled:
+    folder = cache.folder(tuning.tuned_key)
+    with cache.lock(tuning.tuned_key):
+        if manifest := cache.lookup(tuning.tuned_key):  # somebody else compiled it meanwhile
+            return Compiled(manifest, folder, True)
+        progress(TUNED_PHASE, 0, 1)
+        from gangway.compiler.tuning.tuned import compile_tuned  # noqa: PLC0415
+
+        manifest = compile_tuned(
+            path, tuning, static.folder, static.manifest, folder, lambda *count: progress(TUNED_PHASE, *count)
+        )
+        return Compiled(manifest, folder, False)
+
+
+def compile_static(path: Path, model_name: str, cache: Cache, target: TargetSpec, progress: Progress) -> Compiled:
+    """Return the artifact with the static choice of each kernel, compiled unless the cache holds it.
 
     What cannot be compiled is left to onnxruntime, if that accepts it: see the manifest's `engine`.
 

@@ -38,33 +38,56 @@ class Disturbed:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class Sample:
     """The reference and the model (by version: medians of the layers), one after the other, beside one load."""
 
     reference_us: float
     layer_us: tuple[tuple[float, ...], ...]
 
 
-_Round = dict[Load, _Sample]
+Round = dict[Load, Sample]
+"""One sample beside each of LOADS, and one beside none (IDLE)."""
 
 
 def measure_interference(runner: ModelRunner, cores: Sequence[int], clock: Clock) -> Disturbed:
-    """Run the model on half of the cores, with and without load on the others, in turns, until the time is over.
+    """Return what load on half of the cores does to the model on the others; takes until the clock's time is over."""
+    ranks = disturbed_ranks(len(cores))
+    rounds = disturbed_rounds(runner, cores, clock)
+    return _evaluate(rounds, [len(layer.versions) for layer in runner.manifest.layers], ranks)
 
-    The reference is reading, in order, twice as much memory as the last-level cache holds.
+
+def disturbed_ranks(cores: int) -> int:
+    """Return the number of cores that the model runs on while the others disturb it."""
+    return powers_of_two(cores // 2)[-1]
+
+
+def disturbed_rounds(runner: ModelRunner, cores: Sequence[int], clock: Clock, least: int = 1) -> list[Round]:
+    """Run the model on some cores, with and without load on the others, in turns, until the time is over.
+
+    At least `least` rounds. The reference is reading, in order, twice as much memory as the last-level cache holds.
     """
-    ranks = powers_of_two(len(cores) // 2)[-1]
+    ranks = disturbed_ranks(len(cores))
     reference = touched(2 * l3_bytes())
-    rounds: list[_Round] = []
+    rounds: list[Round] = []
     with Interference(cores[ranks:]) as interference:
-        while len(rounds) < MAX_ROUNDS and (not rounds or clock.passed_s("interference") < clock.seconds):
-            one: _Round = {}
+        while len(rounds) < MAX_ROUNDS and (len(rounds) < least or clock.passed_s("interference") < clock.seconds):
+            one: Round = {}
             for load in (IDLE, *LOADS):
                 interference.set(*load)
                 one[load] = _sample(runner, ranks, reference, cores[0])
                 clock.passed_s("interference")
             rounds.append(one)
-    return _evaluate(rounds, [len(layer.versions) for layer in runner.manifest.layers], ranks)
+    return rounds
+
+
+def interference_points(rounds: Sequence[Round]) -> tuple[InterferencePoint, ...]:
+    """Return the loads, each with the mean level it had."""
+    return tuple(InterferencePoint(*load, statistics.fmean(levels)) for load, levels in _levels(rounds).items())
+
+
+def _levels(rounds: Sequence[Round]) -> dict[Load, list[float]]:
+    idle_us = statistics.median(one[IDLE].reference_us for one in rounds)
+    return {load: [max(0.0, one[load].reference_us / idle_us - 1) for one in rounds] for load in LOADS}
 
 
 def slope_of(levels: Sequence[float], slowdowns: Sequence[float]) -> float:
@@ -78,11 +101,11 @@ def slope_of(levels: Sequence[float], slowdowns: Sequence[float]) -> float:
     return sum(level * slowdown for level, slowdown in zip(levels, slowdowns, strict=True)) / squares
 
 
-def _sample(runner: ModelRunner, ranks: int, reference: memoryview, core: int) -> _Sample:
+def _sample(runner: ModelRunner, ranks: int, reference: memoryview, core: int) -> Sample:
     before_us = _reference_us(reference, core)
     versions = range(version_count(runner.manifest))
     layer_us = tuple(_layer_medians(list(_runs(runner, ranks, version))) for version in versions)
-    return _Sample((before_us + _reference_us(reference, core)) / 2, layer_us)
+    return Sample((before_us + _reference_us(reference, core)) / 2, layer_us)
 
 
 def _reference_us(reference: memoryview, core: int) -> float:
@@ -103,13 +126,12 @@ def _layer_medians(runs: Sequence[RunTimes]) -> tuple[float, ...]:
     return tuple(statistics.median(times) for times in zip(*(run.layer_us for run in runs), strict=True))
 
 
-def _evaluate(rounds: Sequence[_Round], versions: Sequence[int], ranks: int) -> Disturbed:
-    idle_us = statistics.median(one[IDLE].reference_us for one in rounds)
-    levels = {load: [max(0.0, one[load].reference_us / idle_us - 1) for one in rounds] for load in LOADS}
+def _evaluate(rounds: Sequence[Round], versions: Sequence[int], ranks: int) -> Disturbed:
+    levels = _levels(rounds)
     by_layer = [[_slowdowns(rounds, layer, v) for v in range(count)] for layer, count in enumerate(versions)]
     return Disturbed(
         ranks=ranks,
-        points=tuple(InterferencePoint(*load, statistics.fmean(levels[load])) for load in LOADS),
+        points=interference_points(rounds),
         slope=tuple(tuple(slope_of(_flat(levels), _flat(one)) for one in layer) for layer in by_layer),
         slowdown=tuple(
             tuple(tuple(statistics.fmean(one[load]) for load in LOADS) for one in layer) for layer in by_layer
@@ -117,7 +139,7 @@ def _evaluate(rounds: Sequence[_Round], versions: Sequence[int], ranks: int) -> 
     )
 
 
-def _slowdowns(rounds: Sequence[_Round], layer: int, version: int) -> dict[Load, list[float]]:
+def _slowdowns(rounds: Sequence[Round], layer: int, version: int) -> dict[Load, list[float]]:
     """Relative slowdown of a layer by load, one number per round."""
     alone_us = statistics.median(one[IDLE].layer_us[version][layer] for one in rounds)
     times_us = {load: [one[load].layer_us[version][layer] for one in rounds] for load in LOADS}

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import TargetSpec
-from gangway.artifact.profile import Machine, machine_id
+from gangway.artifact.machine import cpu_name, machine_id
+from gangway.artifact.profile import Machine
 from gangway.executor import _probes
 
 DEFAULT_L3_BYTES: Final = 32 << 20  # where the system names no such cache
@@ -54,14 +55,6 @@ def touched(size_bytes: int) -> memoryview:
     for page in range(0, size_bytes, mmap.PAGESIZE):
         view[page] = 1
     return view
-
-
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU's name, family, model and stepping, as far as the system tells."""
-    first = cpuinfo.read_text().partition("\n\n")[0]
-    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-    numbers = [values.get(key, "?") for key in ("cpu family", "model", "stepping")]
-    return f"{values.get('model name', 'unknown CPU')} ({'/'.join(numbers)})"
 
 
 def l3_bytes(caches: Path = _CACHES) -> int:

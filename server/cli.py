@@ -17,6 +17,8 @@ COMMANDS = {
     "serve": Command("gangway.server.serve_command", "serve a model repository over gRPC"),
     "compile": Command("gangway.compiler.command", "compile a model and show its layers"),
     "profile": Command("gangway.server.profile_command", "measure a model's layers on this machine"),
+    "tune": Command("gangway.server.tune_command", "find versions of a model's layers worth having on this machine"),
+    "report": Command("gangway.server.report.command", "draw what was measured of a model"),
     "zoo": Command("gangway.zoo.command", "write example models with random weights"),
     "client": Command("gangway.clients.command", "send one inference and show the answer and its times"),
 }

@@ -74,6 +74,8 @@ class Compiler:
         async for report in _reports(read_fd):
             if "phase" in report:
                 progress(report["phase"], report["done"], report["total"])
+            elif "warning" in report:
+                _log.warning("%s", report["warning"])
             else:
                 last = report
         await self._job.wait(JOB_END_SECONDS)

@@ -13,8 +13,8 @@ from gangway.executor.cores import available_cores
 from gangway.executor.model_runner import RunError
 from gangway.executor.profiler import DEFAULT_SECONDS, profile_model
 from gangway.server.compile_jobs import CompileError, Compiler
+from gangway.server.model_argument import find_model, positive_number
 from gangway.server.profile_table import layer_table, summary
-from gangway.server.repository import BrokenModel, read_model
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     try:
         cores = available_cores(options.cores)
-        name, path = _find_model(options.path)
+        name, path = find_model(options.path)
     except ValueError as error:
         parser.error(str(error))
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
@@ -45,19 +45,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _find_model(path: Path) -> tuple[str, Path]:
-    """Return name and ONNX file of an .onnx file or of a model directory's latest version. Raises ValueError."""
-    if not path.is_dir():
-        if not path.is_file():
-            raise ValueError(f"{path} does not exist")
-        in_repository = path.name == "model.onnx" and path.resolve().parent.name.isdigit()
-        return (path.resolve().parents[1].name if in_repository else path.stem), path
-    entry = read_model(path.resolve())[-1]
-    if isinstance(entry, BrokenModel):
-        raise ValueError(f"{path}: {entry.reason}")
-    return entry.name, entry.path
-
-
 def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: Sequence[int]) -> Profile:
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -67,13 +54,6 @@ def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: 
             bar.update(task, description=f"{name}: {phase}", completed=share)
 
         return profile_model(options.cache_dir, manifest, cores, options.seconds, progress)
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise ValueError(text)
-    return seconds
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
     parser.add_argument(
-        "--seconds", type=_seconds, default=DEFAULT_SECONDS, metavar="N", help=f"time to take ({DEFAULT_SECONDS:.0f})"
+        "--seconds",
+        type=positive_number,
+        default=DEFAULT_SECONDS,
+        metavar="N",
+        help=f"time to take ({DEFAULT_SECONDS:.0f})",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile here, too")
     return parser

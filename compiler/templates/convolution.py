@@ -13,28 +13,30 @@ from .builder import Argument, Buffer, Expr, either, kernel
 from .cost import tasks_cost
 from .geometry import Geometry, check, pack
 from .register_tile import RegisterTiles
+from .spread import Priced, spread, tile_cuts, tile_price
 from .tiling import Cut, Tasks, all_tasks
 
 __all__ = ["candidates", "emit", "pack"]
 
 
 def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
-    """The default plan, then alternatives of smaller tiles and coarser or finer tasks; all share packed weights."""
+    """The static choice, then all other tile sizes, sizes of tasks and orders; they share packed weights."""
     check(spec)
     geometry = Geometry(spec, target)
     widest = geometry.tile_pixels
-    sizes = list(dict.fromkeys(max(1, size) for size in (widest, widest // 2, widest // 4)))
-    for tile_pixels in sizes:
-        cut = geometry.cut(tile_pixels)
-        ranked = sorted(
-            all_tasks(geometry.groups, cut.bands),
-            key=lambda tasks: tasks_cost(tasks, geometry.flops, geometry.traffic, target),
-        )
-        best = ranked[0]
-        other = next((t for t in ranked if t.pixels_first != best.pixels_first and t.count > 1), None)
-        finer = next((t for t in ranked if t.count >= 2 * best.count), None)
-        for tasks in dict.fromkeys(t for t in (best, other, finer) if t):
-            yield _plan(geometry, tile_pixels, cut, tasks)
+    static = min(_priced(geometry, widest, geometry.cut(widest)), key=lambda item: item[0])
+    yield static[1]
+    cuts = tile_cuts(widest, geometry.cut)
+    yield from spread(static, (item for cut, size in cuts.items() for item in _priced(geometry, size, cut)))
+
+
+def _priced(geometry: Geometry, tile_pixels: int, cut: Cut) -> Iterator[Priced]:
+    """Every plan with register tiles of this size."""
+    price = tile_price(geometry.tile_pixels, tile_pixels)
+    for tasks in all_tasks(geometry.groups, cut.bands):
+        if tasks.ordered:
+            cost = tasks_cost(tasks, geometry.flops, geometry.traffic, geometry.target)
+            yield price * cost, _plan(geometry, tile_pixels, cut, tasks)
 
 
 def _plan(geometry: Geometry, tile_pixels: int, cut: Cut, tasks: Tasks) -> KernelPlan:

@@ -58,7 +58,11 @@ def tasks_cost(tasks: Tasks, flops: int, traffic: Traffic, target: TargetSpec) -
     return total / len(GANGS)
 
 
+def plane_cost(tasks: Tasks, flops: int, moved_bytes: int, target: TargetSpec) -> float:
+    """`tasks_cost` of a layer whose planes have nothing in common."""
+    return tasks_cost(tasks, flops, Traffic(weights=0, input=0, output=moved_bytes), target)
+
+
 def plane_tasks(planes: int, bands: int, flops: int, moved_bytes: int, target: TargetSpec) -> Tasks:
     """The best tasks of a layer whose planes have nothing in common."""
-    traffic = Traffic(weights=0, input=0, output=moved_bytes)
-    return min(all_tasks(planes, bands), key=lambda tasks: tasks_cost(tasks, flops, traffic, target))
+    return min(all_tasks(planes, bands), key=lambda tasks: plane_cost(tasks, flops, moved_bytes, target))

@@ -16,9 +16,10 @@ from ..specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
 from .activate import activate
 from .base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan, registers
 from .builder import Argument, Buffer, Expr, Register, kernel, lanes_at, store
-from .cost import plane_tasks
+from .cost import plane_cost
 from .geometry import check
-from .tiling import Band, Tasks, cut_rows, each_tile
+from .spread import Priced, spread, tile_cuts, tile_price
+from .tiling import Band, Cut, Tasks, all_tasks, cut_rows, each_tile
 
 
 def _images(spec: ConvSpec, target: TargetSpec) -> tuple[Image, Image, Image]:
@@ -32,25 +33,41 @@ def _images(spec: ConvSpec, target: TargetSpec) -> tuple[Image, Image, Image]:
 
 
 def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
-    """The default plan, then alternatives of smaller register tiles."""
+    """The static choice, then all other tile sizes and sizes of tasks."""
     check(spec)
     if spec.out_channels != spec.in_channels or spec.input_planar:
         raise UnsupportedSpecError(f"depthwise convolution with a channel multiplier or planar input: {spec}")
+    widest = _widest(spec, target)
+    height, width = spec.output_size
+    cuts = tile_cuts(widest, partial(cut_rows, height, width))
+    static = min(_priced(spec, target, widest, cut_rows(height, width, widest)), key=lambda item: item[0])
+    yield static[1]
+    yield from spread(static, (item for cut, size in cuts.items() for item in _priced(spec, target, size, cut)))
+
+
+def _widest(spec: ConvSpec, target: TargetSpec) -> int:
+    """Most pixels a register tile should have."""
+    return max(1, min(registers(target) - spec.kernel[1] - 2, 14))
+
+
+def _priced(spec: ConvSpec, target: TargetSpec, tile_pixels: int, cut: Cut) -> Iterator[Priced]:
+    """Every plan with register tiles of this size."""
     x, _, y = _images(spec, target)
     taps = spec.kernel[0] * spec.kernel[1]
     moved = (x.elements + y.elements) * FLOAT_BYTES
-    widest = registers(target) - spec.kernel[1] - 2
-    for tile_pixels in dict.fromkeys(max(1, limit) for limit in (min(widest, 14), widest // 2, widest // 4)):
-        cut = cut_rows(y.height, y.width, tile_pixels)
-        tasks = plane_tasks(y.blocks, cut.bands, 2 * taps * y.blocks * y.lanes * y.height * y.width, moved, target)
-        pixels = max(size for size, _ in cut.tiles)
+    pixels = max(size for size, _ in cut.tiles)
+    price = tile_price(_widest(spec, target), tile_pixels)
+    for tasks in all_tasks(y.blocks, cut.bands):
+        if tasks.pixels_first:
+            continue  # no two tasks work with the same weights
         knobs: dict[str, int | str] = {
             "tile_pixels": tile_pixels,
             "groups": tasks.groups_per_task,
             "bands": tasks.bands_per_task,
         }
         text = f"depthwise {pixels} pixels {tasks.groups_per_task}x{tasks.bands_per_task}"
-        yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), pixels)
+        cost = plane_cost(tasks, 2 * taps * y.blocks * y.lanes * y.height * y.width, moved, target)
+        yield price * cost, make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), pixels)
 
 
 def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:

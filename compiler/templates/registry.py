@@ -8,6 +8,7 @@ hold any finite number.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
@@ -84,9 +85,12 @@ def plan(spec: KernelSpec, target: TargetSpec) -> KernelPlan:
     return next(_template(spec, target).candidates(spec, target))
 
 
-def versions(spec: KernelSpec, target: TargetSpec) -> tuple[KernelPlan, ...]:
-    """All plans worth measuring, the default first; they share weights and layouts. Raises `UnsupportedSpecError`."""
-    return tuple(dict.fromkeys(_template(spec, target).candidates(spec, target)))
+def versions(spec: KernelSpec, target: TargetSpec, most: int | None = None) -> tuple[KernelPlan, ...]:
+    """All plans worth measuring, or the first `most` of them, the default first; they share weights and layouts.
+
+    Raises `UnsupportedSpecError`.
+    """
+    return tuple(dict.fromkeys(islice(_template(spec, target).candidates(spec, target), most)))
 
 
 def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights:

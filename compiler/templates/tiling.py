@@ -132,6 +132,11 @@ class Tasks:
         return self.chunks * self.parts
 
     @property
+    def ordered(self) -> bool:
+        """Whether these differ from the same tasks in the other order, or are those that stand for both."""
+        return not self.pixels_first or min(self.chunks, self.parts) > 1
+
+    @property
     def largest_share(self) -> float:
         """The largest task's share of the layer's work."""
         return self.groups_per_task * self.bands_per_task / (self.groups * self.bands)

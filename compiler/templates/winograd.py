@@ -19,6 +19,7 @@ from .base import FLOAT_BYTES, knob, make_plan
 from .builder import Argument, Buffer, Expr, either, kernel
 from .cost import CLAIM_US, PEAK_FLOPS_PER_US, layer_us
 from .geometry import Geometry, check
+from .spread import spread
 from .tiling import Tasks, all_tasks
 from .winograd_scheme import Scheme
 from .winograd_tiles import Writer
@@ -126,17 +127,14 @@ def _best(spec: ConvSpec, target: TargetSpec) -> Work | None:
 
 
 def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
-    """The default plan, then finer and coarser tasks. All share packed weights."""
+    """The static choice, then all other sizes and orders of tasks. They share packed weights."""
     check(spec)
     work = _best(spec, target)
     assert work is not None  # the registry has asked
     ranked = work.cuts()
-    best = ranked[0]
-    finer = next((tasks for tasks in ranked if tasks.count >= 2 * best.count), None)
-    coarser = next((tasks for tasks in ranked if 2 * tasks.count <= best.count), None)
-    other = next((tasks for tasks in ranked if tasks.groups_per_task != best.groups_per_task), None)
-    for tasks in dict.fromkeys(tasks for tasks in (best, finer, coarser, other) if tasks):
-        yield _plan(work, tasks)
+    static = work.cost_us(ranked[0]), _plan(work, ranked[0])
+    yield static[1]
+    yield from spread(static, ((work.cost_us(tasks), _plan(work, tasks)) for tasks in ranked if tasks.ordered))
 
 
 def _plan(work: Work, tasks: Tasks) -> KernelPlan:

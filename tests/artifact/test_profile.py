@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gangway.artifact.machine import machine_id
 from gangway.artifact.profile import (
     InterferencePoint,
     LayerProfile,
     Machine,
     Profile,
     ProfileError,
-    machine_id,
     profile_path,
     read_profile,
     write_profile,

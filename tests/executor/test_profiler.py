@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
+from gangway.artifact.machine import cpu_name
 from gangway.artifact.profile import Profile, read_profile, write_profile
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor.cores import available_cores
 from gangway.executor.disturbance import slope_of
 from gangway.executor.interference import IDLE, Interference
-from gangway.executor.machine import cpu_name, l3_bytes, measure_machine
+from gangway.executor.machine import l3_bytes, measure_machine
 from gangway.executor.profiler import batches_that_fit, core_counts, profile_model
 
 KEY = "5e" * 32

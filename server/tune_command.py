@@ -1,0 +1,105 @@
+"""`gangway tune`: find, for each layer, the versions worth having on this machine, and keep them in the cache."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.reader import MAX_VERSIONS
+from gangway.artifact.tuning import Tuning, encode_tuning, tuning_path
+from gangway.executor.cores import available_cores
+from gangway.executor.model_runner import RunError
+from gangway.server.compile_jobs import CompileError
+from gangway.server.model_argument import find_model, positive_integer, positive_number
+from gangway.server.tuning.table import kernel_table, summary
+from gangway.server.tuning.tuner import USUAL_QOS, TuneOptions, Tuner
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+DEFAULT_TRIALS = 16
+DEFAULT_SECONDS = 90.0
+LEAST_LOSS_PERCENT = 10.0
+PIPE_COLUMNS = 150
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return 0, or 1 when a model cannot be tuned. Wrong arguments exit with 2 (argparse)."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        cores = available_cores(options.cores)
+        name, path = find_model(options.path)
+    except ValueError as error:
+        parser.error(str(error))
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    try:
+        tuning = _tune(name, path, options, cores)
+        if options.json:
+            options.json.write_bytes(encode_tuning(tuning))
+    except (CompileError, RunError, RuntimeError, TimeoutError, OSError) as error:
+        print(f"gangway tune: {error}", file=sys.stderr)
+        return 1
+    kept = tuning_path(options.cache_dir, tuning.key, tuning.machine)
+    console.print(kernel_table(tuning))
+    console.print(*summary(tuning), f"kept in {kept}", sep="\n", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _tune(name: str, path: Path, options: argparse.Namespace, cores: Sequence[int]) -> Tuning:
+    wanted = TuneOptions(
+        trials=options.trials,
+        most_versions=options.versions,
+        least_loss=options.least_loss / 100,
+        seconds=options.seconds,
+        qos_us=None if options.qos_ms is None else options.qos_ms * 1e3,
+    )
+    columns = (TextColumn("{task.description:<48}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=1.0)
+
+        def progress(phase: str, share: float) -> None:
+            bar.update(task, description=f"{name}: {phase}", completed=share)
+
+        return Tuner(path, options.cache_dir, cores, wanted, progress).tune(name)
+
+
+def _versions(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= MAX_VERSIONS:
+        raise ValueError(text)
+    return number
+
+
+def _percent(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 100:
+        raise ValueError(text)
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangway tune",
+        description="Measure many points of the kernel templates' knobs for every layer of a model, and keep those "
+        "that are worth having: the fastest alone, and others that are better beside interference (VELTAIR's Algorithm "
+        "1). `gangway serve`, `compile` and `profile` use them from then on. A tuning that was killed goes on where it "
+        "was. "
+        "The machine should have nothing else to do.",
+    )
+    add = parser.add_argument
+    add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
+    add("--trials", type=positive_integer, default=DEFAULT_TRIALS, metavar="N",
+        help=f"samples of each distinct layer at most ({DEFAULT_TRIALS})")  # fmt: skip
+    add("--versions", type=_versions, default=MAX_VERSIONS, metavar="V",
+        help=f"versions of a layer at most, 1 to {MAX_VERSIONS} ({MAX_VERSIONS})")  # fmt: skip
+    add("--least-loss", type=_percent, default=LEAST_LOSS_PERCENT, metavar="PERCENT",
+        help=f"drop a version whose absence costs less; 0 drops none ({LEAST_LOSS_PERCENT:.0f})")  # fmt: skip
+    add("--qos-ms", type=positive_number, metavar="X",
+        help=f"latency target of the model ({USUAL_QOS:.0f} times its latency alone)")  # fmt: skip
+    add("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
+    add("--seconds", type=positive_number, default=DEFAULT_SECONDS, metavar="N",
+        help=f"time for measurements; compilation comes on top ({DEFAULT_SECONDS:.0f})")  # fmt: skip
+    add("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    add("--json", type=Path, metavar="FILE", help="write the tuning here, too")
+    return parser

@@ -1,0 +1,130 @@
+"""The decisions of VELTAIR's Algorithm 1 (Liu et al., ASPLOS 2022), as pure functions of what was measured."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gangway.artifact.tuning import Sample
+
+STATIC: Final = 0  # number of the static choice among samples and finalists
+SAME: Final = 0.01  # relative: a measured difference below this is none
+
+Table = Sequence[Sequence[float]]
+"""Microseconds by version and level of interference."""
+
+
+def layer_qos_us(qos_us: float, flops: Sequence[int], sizes_bytes: Sequence[int]) -> tuple[float, ...]:
+    """Return each layer's share of the model's QoS: in proportion to its operations.
+
+    A byte counts as an operation where a layer has none (it only moves numbers).
+    """
+    weights = [operations or size_bytes for operations, size_bytes in zip(flops, sizes_bytes, strict=True)]
+    return tuple(qos_us * weight / max(1, sum(weights)) for weight in weights)
+
+
+def acceptable(samples: Sequence[Sample], qos_us: float, slack: float) -> tuple[int, ...]:
+    """Return the numbers of the samples that meet their layer's QoS.
+
+    Operations say too little of a layer that waits for memory. If not even the fastest meets its share, the layer may
+    take `slack` times the fastest: what the model may take, relative to its time alone.
+    """
+    fastest_us = min(sample.latency_us for sample in samples)
+    bound_us = qos_us if fastest_us <= qos_us else max(1.0, slack) * fastest_us
+    return tuple(number for number, sample in enumerate(samples) if sample.latency_us <= bound_us)
+
+
+def pareto_front(samples: Sequence[Sample], numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return those of `numbers` that no other one dominates, by falling blocking size.
+
+    More is better on both axes: one sample dominates another if it has at least its blocking size AND at least its
+    parallelism, and more of one of them. Of samples equal in both the fastest stays. Speed is no axis: the slow were
+    dropped before.
+    """
+
+    def order(number: int) -> tuple[int, int, float]:
+        sample = samples[number]
+        return -sample.candidate.blocking_bytes, -sample.candidate.parallelism, sample.latency_us
+
+    front: list[int] = []
+    for number in sorted(numbers, key=order):
+        if not front or samples[number].candidate.parallelism > samples[front[-1]].candidate.parallelism:
+            front.append(number)
+    return tuple(front)
+
+
+def evenly_spaced(items: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return up to `count` of `items`, first and last among them (one: the middle), the others at equal distances."""
+    if len(items) <= count:
+        return tuple(items)
+    if count <= 1:
+        return tuple(items[len(items) // 2] for _ in range(count))
+    return tuple(items[round(place * (len(items) - 1) / (count - 1))] for place in range(count))
+
+
+def choose_finalists(samples: Sequence[Sample], qos_us: float, slack: float, most: int) -> tuple[int, ...]:
+    """Return the samples that are measured again: static choice, fastest, then evenly spaced ones of the Pareto front.
+
+    At most `most`, but always the first two.
+    """
+    fastest = min(range(len(samples)), key=lambda number: samples[number].latency_us)
+    sure = tuple(dict.fromkeys((STATIC, fastest)))
+    front = pareto_front(samples, acceptable(samples, qos_us, slack))
+    return sure + evenly_spaced([number for number in front if number not in sure], max(0, most - len(sure)))
+
+
+def fastest_alone(alone_us: Sequence[Sequence[float]]) -> int:
+    """Return the fastest version, but the static choice where nothing is faster by more than SAME in every table.
+
+    `alone_us[table][version]`: microseconds, independent measurements of the same.
+    """
+    versions = range(len(alone_us[0]))
+    faster = [v for v in versions if all(table[v] < (1 - SAME) * table[STATIC] for table in alone_us)]
+    return min(faster, key=lambda version: sum(table[version] for table in alone_us), default=STATIC)
+
+
+def absence_loss(version: int, kept: Sequence[int], tables: Sequence[Table]) -> float:
+    """Return how much slower the best of `kept` gets without `version`, at the level where that is most.
+
+    Relative: 0.1 is 10 %. The tables are independent measurements of the same; the least of them counts at each level,
+    since a difference that is not in all of them is noise.
+    """
+    others = [other for other in kept if other != version]
+    losses = [
+        min(_best(others, table, level) / _best(kept, table, level) - 1 for table in tables)
+        for level in range(len(tables[0][version]))
+    ]
+    return max(losses)
+
+
+def thin_out(tables: Sequence[Table], always: int) -> Iterator[tuple[tuple[int, ...], float]]:
+    """Yield all versions, then ever one less, that whose absence costs least, until only `always` is left.
+
+    With each set comes what its next reduction will cost (infinity for the last one).
+    """
+    kept = tuple(range(len(tables[0])))
+    while True:
+        losses = {version: absence_loss(version, kept, tables) for version in kept if version != always}
+        if not losses:
+            yield kept, float("inf")
+            return
+        least = min(losses, key=losses.__getitem__)
+        yield kept, losses[least]
+        kept = tuple(version for version in kept if version != least)
+
+
+def drop_versions(tables: Sequence[Table], always: int, least_loss: float, most: int) -> tuple[int, ...]:
+    """Return the versions that are kept: each one's absence costs at least `least_loss`, and there are at most `most`.
+
+    `always` is kept in any case.
+    """
+    return next(kept for kept, loss in thin_out(tables, always) if loss >= least_loss and len(kept) <= most)
+
+
+def mean_loss(kept: Sequence[int], table: Table) -> float:
+    """Return how much slower the best of `kept` is than the best of all, relative, on average over the levels."""
+    everybody = range(len(table))
+    levels = range(len(table[0]))
+    return sum(_best(kept, table, level) / _best(everybody, table, level) - 1 for level in levels) / len(levels)
+
+
+def _best(versions: Sequence[int], table: Table, level: int) -> float:
+    return max(1e-3, min(table[version][level] for version in versions))

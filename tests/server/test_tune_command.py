@@ -1,0 +1,186 @@
+"""`gangway tune` and `gangway report` of a small model, really tuned: killed, resumed, used, damaged, drawn."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import psutil
+import pytest
+from gangway.artifact.cache import Cache
+from gangway.artifact.format import Manifest
+from gangway.artifact.tuning import Tuning, find_tuning
+from gangway.compiler.key import model_key
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from gangway.executor.cores import available_cores
+from gangway.executor.model_runner import ModelRunner
+from gangway.server import profile_command, tune_command
+from gangway.server.report import command as report_command
+from onnx import TensorProto, helper, numpy_helper
+
+TRIALS = 6  # two artifacts of samples
+needs_two_cores = pytest.mark.skipif(len(available_cores()) < 2, reason="nothing is disturbed on one core")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A small model that has been tuned, and what a first tuning, killed, had left."""
+
+    path: Path
+    cache_dir: Path
+    tuning: Tuning
+    left: dict[str, object]
+
+    def compile(self) -> Manifest:
+        """What serving gets."""
+        return compile_model(self.path, "small", Cache(self.cache_dir), detect(), lambda *_: None).manifest
+
+
+def write_model(path: Path) -> Path:
+    random = np.random.default_rng(3)
+
+    def weights(name: str, *shape: int) -> onnx.TensorProto:
+        return numpy_helper.from_array(random.standard_normal(shape, np.float32) / 8, name)
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w0"], ["a"], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["a"], ["b"]),
+            helper.make_node("Conv", ["b", "w1"], ["y"]),
+        ],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, 20, 20])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 48, 20, 20])],
+        [weights("w0", 32, 16, 3, 3), weights("w1", 48, 32, 1, 1)],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    folder = tmp_path_factory.mktemp("tune")
+    path, cache_dir = write_model(folder / "small.onnx"), folder / "cache"
+    arguments = [str(path), f"--cache-dir={cache_dir}", f"--trials={TRIALS}", "--seconds=0.3", "--versions=3"]
+    arguments.append("--least-loss=0")  # none is dropped
+    process = subprocess.Popen([sys.executable, "-m", "gangway.server.cli", "tune", *arguments])
+    children: set[psutil.Process] = set()
+    end = time.monotonic() + 60
+    while not (kept := list((cache_dir / "tunings").glob("*.samples"))):
+        assert process.poll() is None and time.monotonic() < end, "no sample has been kept"
+        children.update(psutil.Process(process.pid).children(recursive=True))
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    left = json.loads(kept[0].read_text())
+    _, alive = psutil.wait_procs(list(children), timeout=20)
+    assert not alive
+    assert tune_command.main([*arguments, f"--json={folder / 'tuning.json'}"]) == 0
+    tuning = find_tuning(cache_dir, model_key(path, detect()), detect().name)
+    assert tuning is not None
+    return Tuned(path, cache_dir, tuning, left)
+
+
+def test_what_a_killed_tuning_had_measured_is_kept(tuned: Tuned) -> None:
+    measured = [{sample.candidate.knobs: sample.latency_us for sample in k.samples} for k in tuned.tuning.kernels]
+    before = tuned.left["latency_us"]
+    assert isinstance(before, list)
+    assert 5 in map(len, before)
+    assert all(measured[number].items() >= known.items() for number, known in enumerate(before))
+    assert max(map(len, measured)) == TRIALS
+
+
+def test_nothing_is_left_behind(tuned: Tuned) -> None:
+    assert {path.name for path in tuned.cache_dir.iterdir() if path.name.startswith(".")} == set()
+    assert [path.suffix for path in (tuned.cache_dir / "tunings").iterdir()] == [".json"]
+
+
+def test_all_versions_give_the_numbers_of_onnxruntime(tuned: Tuned) -> None:
+    manifest = tuned.compile()
+    assert manifest.key == tuned.tuning.tuned_key != tuned.tuning.key
+    assert max(len(layer.versions) for layer in manifest.layers) == 3
+    session = onnxruntime.InferenceSession(str(tuned.path))
+    with ModelRunner(tuned.cache_dir, manifest, available_cores()[:2], 1) as runner:
+        (source,), (target,) = runner._inputs, runner._outputs
+        x = np.frombuffer(runner.io.view, np.float32, 16 * 20 * 20, source).reshape(1, 16, 20, 20).copy()
+        (expected,) = session.run(None, {"x": x})
+        for version in range(3):
+            runner.io.view[target : target + expected.nbytes] = bytes(expected.nbytes)
+            runner.run(1, len(runner.workers), version)
+            y = np.frombuffer(runner.io.view, np.float32, expected.size, target).reshape(expected.shape).copy()
+            np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_first_version_was_the_fastest_alone(tuned: Tuned) -> None:
+    for kernel in tuned.tuning.kernels:
+        times_us = {kernel.samples[one.sample].candidate.knobs: one.latency_us for one in kernel.finalists}
+        assert times_us[kernel.versions[0].knobs] <= times_us[kernel.samples[0].candidate.knobs]
+        assert [one.blocking_bytes for one in kernel.versions[1:]] == sorted(
+            (one.blocking_bytes for one in kernel.versions[1:]), reverse=True
+        )
+
+
+def test_a_lost_artifact_is_made_again_from_the_tuning(tuned: Tuned) -> None:
+    found = tuned.compile()
+    for path in (tuned.cache_dir / found.key).iterdir():
+        path.unlink()  # weights.bin is that of the static choices, too, by a link
+    made = tuned.compile()
+    assert made.key == found.key
+    assert [[v.description for v in layer.versions] for layer in made.layers] == [
+        [v.description for v in layer.versions] for layer in found.layers
+    ]
+
+
+@needs_two_cores
+def test_report_wants_a_profile_then_draws(tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(tuned.path), f"--cache-dir={tuned.cache_dir}"]
+    assert report_command.main([*arguments, "-o", str(tmp_path / "report")]) == 1
+    assert "gangway profile" in capsys.readouterr().err
+    assert profile_command.main([*arguments, "--seconds=0.3"]) == 0
+    assert report_command.main([*arguments, "-o", str(tmp_path / "report")]) == 0
+    names = ("speed_up", "interference", "loss_by_count", "pareto", "version_counts")
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {
+        f"{n}.{kind}" for n in names for kind in ("csv", "png")
+    }
+    for name in names:
+        assert (tmp_path / "report" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert len((tmp_path / "report" / f"{name}.csv").read_text().splitlines()) > 1
+
+
+def test_a_damaged_tuning_is_ignored(
+    tuned: Tuned, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = (tuned.cache_dir / "tunings").iterdir()
+    content = path.read_bytes()
+    try:
+        path.write_bytes(content.replace(b'"knobs": "', b'"knobs": "of another template '))
+        assert tuned.compile().key == tuned.tuning.key
+        path.write_bytes(content[: len(content) // 2])
+        with caplog.at_level(logging.WARNING):
+            assert tuned.compile().key == tuned.tuning.key
+            assert "damaged tuning ignored" in caplog.text
+            assert (
+                report_command.main([str(tuned.path), f"--cache-dir={tuned.cache_dir}", f"-o={tmp_path / 'no'}"]) == 1
+            )
+        assert "gangway tune" in capsys.readouterr().err
+    finally:
+        path.write_bytes(content)
+    assert not (tmp_path / "no").exists()
+
+
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    assert tune_command.main([str(tmp_path / "broken.onnx"), f"--cache-dir={tmp_path / 'cache'}"]) == 1
+    assert "gangway tune: " in capsys.readouterr().err
+    for wrong in (["absent.onnx"], [".", "--versions=6"], [".", "--trials=0"], [".", "--least-loss=101"]):
+        with pytest.raises(SystemExit) as stopped:
+            tune_command.main(wrong)
+        assert stopped.value.code == 2
