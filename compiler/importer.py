@@ -5,7 +5,8 @@ instead of seconds.
 """
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import onnx
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.graph import WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.inference import infer_shapes
+from gangway.compiler.onnx_file import Stretch, split
 from gangway.compiler.specs import Array
 from google.protobuf.message import DecodeError
 from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
@@ -26,7 +28,7 @@ def external_locations(path: Path) -> set[str]:
     """Return the names of files that hold weights, relative to the model's folder. Raises ModelError, OSError."""
     return {
         entry.value
-        for tensor in _parse(path).graph.initializer
+        for tensor in _parse(path)[0].graph.initializer
         if external_data_helper.uses_external_data(tensor)
         for entry in tensor.external_data
         if entry.key == "location"
@@ -35,7 +37,7 @@ def external_locations(path: Path) -> set[str]:
 
 def count_parameters(path: Path) -> int:
     """Return how many numbers the model's weights have. Raises ModelError, OSError."""
-    return sum(math.prod(tensor.dims) for tensor in _parse(path).graph.initializer)
+    return sum(math.prod(tensor.dims) for tensor in _parse(path)[0].graph.initializer)
 
 
 def read_graph(path: Path) -> Graph:
@@ -52,9 +54,9 @@ def read_graph(path: Path) -> Graph:
 
 
 def _read(path: Path) -> Graph:
-    model = _parse(path)
+    model, weights = _parse(path)
     _check_scope(model, path)
-    constants = _take_constants(model, path.parent)
+    constants = _take_constants(model, path, weights)
     batched = _fix_batch(model, constants)
     wide_shapes = _shapes_of_many(model, constants) if batched else {}
     for node in model.graph.node:
@@ -96,16 +98,17 @@ def _shapes_of_many(model: Any, constants: dict[str, Array]) -> dict[str, tuple[
     return {name: kind.shape for name, kind in _types(values, constants).items()}
 
 
-def _parse(path: Path) -> Any:
-    content = path.read_bytes()
-    model = onnx.ModelProto()
+def _parse(path: Path) -> tuple[Any, dict[str, Stretch]]:
+    """Return the model without its large weights, and where those are."""
+    content, weights = split(path)
+    size_bytes, model = path.stat().st_size, onnx.ModelProto()
     try:
         model.ParseFromString(content)
     except DecodeError as error:
-        raise ModelError(f"{path.name} is not an ONNX file, or it is truncated ({len(content)} bytes)") from error
+        raise ModelError(f"{path.name} is not an ONNX file, or it is truncated ({size_bytes} bytes)") from error
     if not model.HasField("graph") or not model.graph.output:
-        raise ModelError(f"{path.name} holds no ONNX graph ({len(content)} bytes)")
-    return model
+        raise ModelError(f"{path.name} holds no ONNX graph ({size_bytes} bytes)")
+    return model, weights
 
 
 def _check_scope(model: Any, path: Path) -> None:
@@ -115,25 +118,36 @@ def _check_scope(model: Any, path: Path) -> None:
         raise UnsupportedModelError("model-local functions and sparse weights are not supported")
 
 
-def _take_constants(model: Any, folder: Path) -> dict[str, Array]:
+def _take_constants(model: Any, path: Path, weights: Mapping[str, Stretch]) -> dict[str, Array]:
     """Return the initializers as arrays; the large ones become inputs of the graph, which have only a shape."""
     constants: dict[str, Array] = {}
     declared = {value.name for value in model.graph.input}
     kept = []
-    for tensor in model.graph.initializer:
-        constants[tensor.name] = value = _array(tensor, folder)
-        if value.size <= SMALL_CONSTANT_ELEMENTS:
-            kept.append(numpy_helper.from_array(value, tensor.name))
-        elif tensor.name not in declared:
-            model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, value.shape))
+    with path.open("rb") as file:
+        for tensor in model.graph.initializer:
+            constants[tensor.name] = value = _array(tensor, path.parent, file, weights.get(tensor.name))
+            if value.size <= SMALL_CONSTANT_ELEMENTS:
+                kept.append(numpy_helper.from_array(value, tensor.name))
+            elif tensor.name not in declared:
+                model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, value.shape))
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
     return constants
 
 
-def _array(tensor: Any, folder: Path) -> Array:
+def _array(tensor: Any, folder: Path, file: BufferedReader, stretch: Stretch | None) -> Array:
     try:
-        return numpy_helper.to_array(tensor, base_dir=str(folder))
+        if stretch is None or tensor.raw_data:  # the latter: another tensor of the same name
+            alone = onnx.TensorProto()  # to_array keeps external data in the message that it is given
+            alone.CopyFrom(tensor)
+            return numpy_helper.to_array(alone, base_dir=str(folder))
+        array = np.empty(tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        if array.nbytes != stretch.size_bytes:
+            raise ValueError(f"{stretch.size_bytes} bytes instead of {array.nbytes}")
+        file.seek(stretch.begin)
+        if file.readinto(array.reshape(-1).view(np.uint8)) != stretch.size_bytes:
+            raise ValueError("the file became shorter")
+        return array
     except (ValueError, TypeError, OSError, KeyError, checker.ValidationError) as error:
         raise ModelError(f"weights '{tensor.name}': {_first_lines(error)}") from error
 

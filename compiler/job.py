@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from gangway.artifact.format import (
@@ -54,6 +55,7 @@ class Job:
                 raise ModelError(f"{self._path.name} changed while it was read")
         with self._phase("graph"):
             steps, arena_bytes = lower_graph(graph, self._target.lanes)
+            graph = replace(graph, constants={})  # as the file has them: the steps' weights are other arrays by now
             plans = choose_plans(steps, self._target)
             symbols = name_symbols(plans)
         with ArtifactWriter(folder) as writer:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gangway.artifact.cache import cache_key
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.skim import may_have_external_data
+from gangway.compiler.onnx_file import may_have_external_data
 
 
 def model_key(path: Path, target: TargetSpec) -> str:

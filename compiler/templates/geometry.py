@@ -4,13 +4,14 @@ Weights are packed [group][input plane][kh][kw][input channel][output channels o
 fewer blocks, the last plane fewer channels (a multiple of four) than the others.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from gangway.artifact.format import TargetSpec
 
-from ..specs import MOST_LANES, ConvSpec, PackedWeights, RawWeights
+from ..specs import MOST_LANES, Array, ConvSpec, PackedWeights, RawWeights
 from .base import FLOAT_BYTES, Image, UnsupportedSpecError, registers
 from .cost import Traffic
 from .tiling import Cut, cut_line, cut_rows, is_line
@@ -121,16 +122,28 @@ def check(spec: ConvSpec) -> None:
 
 
 def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
-    """Weights and bias in the kernel's order, padded with zeros."""
+    """Weights and bias in the kernel's order, padded with zeros. Needs little memory beside the result."""
     geometry = Geometry(spec, target)
     planes, rest = geometry.plane_channels
-    channels, lanes = planes * geometry.input.lanes, target.lanes
-    surplus = (0, -spec.out_channels % lanes), (0, max(0, channels + rest - spec.in_channels // spec.groups))
-    weights = np.pad(raw["weights"].astype(np.float32), (*surplus, (0, 0), (0, 0)))
-    group_channels = geometry.group_blocks * lanes
-    packed = []
-    for group in np.split(weights, range(group_channels, len(weights), group_channels)):
-        whole = group[:, :channels].reshape(len(group), planes, geometry.input.lanes, *spec.kernel)
-        packed.append(whole.transpose(1, 3, 4, 2, 0).ravel())
-        packed.append(group[:, channels:].transpose(2, 3, 1, 0).ravel())
-    return np.concatenate(packed), np.pad(raw["bias"].astype(np.float32), surplus[0])
+    channels, width = planes * geometry.input.lanes, geometry.group_blocks * target.lanes
+    packed = np.zeros(geometry.output.blocks * target.lanes * geometry.reduction, np.float32)
+    at = 0
+    for begin in range(0, spec.out_channels, width):
+        group = raw["weights"][begin : begin + width]
+        if planes:
+            parts = group[:, :channels].reshape(len(group), planes, geometry.input.lanes, *spec.kernel)
+            at = _pack_planes(packed, at, parts, geometry.input.lanes, target.lanes)
+        if rest:
+            at = _pack_planes(packed, at, group[:, None, channels:], rest, target.lanes)
+    return packed, np.pad(raw["bias"].astype(np.float32), (0, -spec.out_channels % target.lanes))
+
+
+def _pack_planes(packed: Array, at: int, weights: Array, channels: int, lanes: int) -> int:
+    """Write one group's weights [out][plane][channel][kh][kw] from element `at` on, with room for `channels` of each
+    plane and for whole blocks of outputs; return where they end.
+    """
+    outputs, planes, given, *kernel = weights.shape
+    shape: tuple[int, ...] = (planes, *kernel, channels, -(-outputs // lanes) * lanes)
+    end = at + math.prod(shape)
+    packed[at:end].reshape(shape)[:, :, :, :given, :outputs] = weights.transpose(1, 3, 4, 2, 0)
+    return end

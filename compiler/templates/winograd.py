@@ -6,6 +6,7 @@ outputs leaves its core's cache (see `winograd_tiles.py`). Weights are packed [g
 channels of the group], `points` times larger than those of the direct form over 9.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -156,12 +157,17 @@ def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     work = _best(spec, target)
     assert work is not None
     g, lanes = work.geometry, target.lanes
-    surplus = (0, -spec.out_channels % lanes), (0, -spec.in_channels % lanes), (0, 0), (0, 0)
-    points = work.scheme.weights(np.pad(raw["weights"], surplus)).astype(np.float32)
-    points = points.transpose(2, 3, 1, 0).reshape(work.scheme.products, g.input.blocks * lanes, -1)
     width = g.group_blocks * lanes
-    groups = [points[:, :, begin : begin + width].ravel() for begin in range(0, points.shape[2], width)]
-    return np.concatenate(groups), np.pad(raw["bias"].astype(np.float32), surplus[0])
+    packed = np.zeros(work.weight_elements, np.float32)
+    at = 0
+    for begin in range(0, spec.out_channels, width):
+        group = raw["weights"][begin : begin + width]
+        shape = (*[work.scheme.size] * 2, g.input.blocks * lanes, -(-len(group) // lanes) * lanes)
+        end = at + math.prod(shape)
+        points = work.scheme.weights(group).transpose(2, 3, 1, 0)
+        packed[at:end].reshape(shape)[:, :, : spec.in_channels, : len(group)] = points
+        at = end
+    return packed, np.pad(raw["bias"].astype(np.float32), (0, -spec.out_channels % lanes))
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gangway.compiler.skim import may_have_external_data
+from gangway.compiler.onnx_file import may_have_external_data
 from onnx import helper
 
 

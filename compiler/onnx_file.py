@@ -1,0 +1,94 @@
+"""An ONNX file without its large weights, and where those are.
+
+Parsing keeps every weight twice, as bytes of the file and in the parsed message. So the file is split here: everything
+but large weights is parsed, weights are read one by one, each once, where they are wanted.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from gangway.compiler.protobuf import DamagedError, Field, fields, message
+
+LARGE_BYTES = 4096
+_GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
+_DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 2, 8, 9, 13, 14  # fields of TensorProto
+_WHOLE_BYTES = {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13}  # element types that numpy reads as they stand
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bytes of a file."""
+
+    begin: int
+    size_bytes: int
+
+
+def may_have_external_data(path: Path) -> bool:
+    """Whether a weight of the ONNX file lies in another file; true, too, if the file is damaged. Raises OSError.
+
+    Every start must know, for the key of a model.
+    """
+    with path.open("rb") as file:
+        try:
+            return any(
+                part.number in (_EXTERNAL_DATA, _DATA_LOCATION)
+                for graph in fields(file, 0, path.stat().st_size)
+                if graph.number == _GRAPH
+                for tensor in fields(file, graph.content, graph.end)
+                if tensor.number == _INITIALIZER
+                for part in fields(file, tensor.content, tensor.end)
+            )
+        except DamagedError:
+            return True
+
+
+def split(path: Path) -> tuple[bytes, dict[str, Stretch]]:
+    """Return the ModelProto without the bytes of large weights, and where in the file those stand, by name.
+
+    What is damaged comes back whole, for the parser to refuse. Raises OSError.
+    """
+    weights: dict[str, Stretch] = {}
+    with path.open("rb") as file:
+        try:
+            content = b"".join(
+                message(_GRAPH, _graph(file, field, weights)) if field.number == _GRAPH else _read(file, field)
+                for field in fields(file, 0, path.stat().st_size)
+            )
+        except DamagedError:
+            return path.read_bytes(), {}
+    return content, weights
+
+
+def _graph(file: BinaryIO, graph: Field, weights: dict[str, Stretch]) -> bytes:
+    return b"".join(
+        message(_INITIALIZER, _tensor(file, field, weights)) if field.number == _INITIALIZER else _read(file, field)
+        for field in fields(file, graph.content, graph.end)
+    )
+
+
+def _tensor(file: BinaryIO, tensor: Field, weights: dict[str, Stretch]) -> bytes:
+    parts = list(fields(file, tensor.content, tensor.end))
+    raw = [part for part in parts if part.number == _RAW_DATA]
+    names = [_content(file, part) for part in parts if part.number == _NAME]
+    types = {part.value for part in parts if part.number == _DATA_TYPE}
+    if len(raw) == len(names) == 1 and types <= _WHOLE_BYTES and raw[0].end - raw[0].content >= LARGE_BYTES:
+        name = names[0].decode(errors="replace")
+        if name not in weights:
+            weights[name] = Stretch(raw[0].content, raw[0].end - raw[0].content)
+            parts.remove(raw[0])
+    return b"".join(_read(file, part) for part in parts)
+
+
+def _read(file: BinaryIO, field: Field) -> bytes:
+    """The whole field."""
+    return _bytes(file, field.begin, field.end)
+
+
+def _content(file: BinaryIO, field: Field) -> bytes:
+    return _bytes(file, field.content, field.end)
+
+
+def _bytes(file: BinaryIO, begin: int, end: int) -> bytes:
+    file.seek(begin)
+    return file.read(end - begin)
