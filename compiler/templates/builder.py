@@ -140,6 +140,10 @@ class Register:
         """One number of the vector."""
         return self._buffer[index]
 
+    def set_lane(self, index: Expr, value: Expr) -> None:
+        """Assign one number of the vector."""
+        ir.buffer_store(self._buffer, value, [index])
+
     def part(self, first: int, count: int) -> Expr:
         """`count` adjacent numbers of the vector."""
         return self._buffer[lanes_at(first, count)]

@@ -25,6 +25,7 @@ from . import (
     global_pool,
     layer_norm,
     layout,
+    matmul,
     pooling,
     sequence_layout,
     softmax,
@@ -66,6 +67,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.SequencePackSpec: _Template(sequence_layout.candidates, sequence_layout.emit),
     specs.LayerNormSpec: _Template(layer_norm.candidates, layer_norm.emit, layer_norm.pack),
     specs.AttentionSpec: _Template(attention.candidates, attention.emit),
+    specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
     specs.GatherSpec: _Template(gather.candidates, gather.emit),
 }
 
