@@ -110,8 +110,8 @@ def candidates(spec: MatMulSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     layout = Layout(spec, target)
     if not spec.flops or max(layout.elements) >= MOST_ELEMENTS:
         raise UnsupportedSpecError(f"product of {spec.batch_shape} matrices {spec.rows}x{spec.inner}x{spec.columns}")
-    sizes = [layout.batches * n * FLOAT_BYTES for n in (spec.inner * layout.columns, spec.inner * layout.rows)]
-    traffic = Traffic(*sizes, output=layout.elements[2] * FLOAT_BYTES)
+    b_numbers, a_numbers = (layout.batches * spec.inner * n for n in (layout.columns, layout.rows))
+    traffic = Traffic(b_numbers * FLOAT_BYTES, a_numbers * FLOAT_BYTES, layout.elements[2] * FLOAT_BYTES)
     packing = layout.batches * spec.inner * layout.panels * layout.width * PACKING_OPERATIONS
     planes = layout.batches * layout.panels
     tasks = min(
