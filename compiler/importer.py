@@ -145,7 +145,7 @@ def _array(tensor: Any, folder: Path, file: BufferedReader, stretch: Stretch | N
         if array.nbytes != stretch.size_bytes:
             raise ValueError(f"{stretch.size_bytes} bytes instead of {array.nbytes}")
         file.seek(stretch.begin)
-        if file.readinto(array.reshape(-1).view(np.uint8)) != stretch.size_bytes:
+        if file.readinto(array.reshape(-1).view(np.uint8).data) != stretch.size_bytes:
             raise ValueError("the file became shorter")
         return array
     except (ValueError, TypeError, OSError, KeyError, checker.ValidationError) as error:
