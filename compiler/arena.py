@@ -9,10 +9,9 @@ offset (Pisarchyk and Lee 2020, "greedy by size"). The parts of a tensor live as
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 from gangway.artifact.format import ALIGNMENT_BYTES, Space
 from gangway.compiler.buffers import Buffer, Step
-
-_ELEMENT_BYTES = {"float32": 4, "int32": 4, "int64": 8}
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def _intervals(steps: list[Step], lanes: int) -> list[_Interval]:
             if buffer.space == Space.ARENA:
                 touched.setdefault(buffer.root, []).append(index)
     return [
-        _Interval(buffer, _aligned(buffer.elements(lanes) * _ELEMENT_BYTES[buffer.kind.dtype]), min(at), max(at))
+        _Interval(buffer, _aligned(buffer.elements(lanes) * np.dtype(buffer.kind.dtype).itemsize), min(at), max(at))
         for buffer, at in touched.items()
     ]
 

@@ -10,7 +10,6 @@ from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Geometry
 from gangway.compiler.specs import Array, KernelSpec, RawWeights
 
-Datatype = Literal["float32", "int32", "int64"]
 FormatName = Literal["plain", "blocked", "planar"]
 
 

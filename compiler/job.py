@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import (
     MAX_LAYERS,
     MAX_TENSORS,
@@ -31,7 +32,7 @@ from gangway.compiler.lowering import lower_model
 from gangway.compiler.pipeline import Progress
 from gangway.compiler.specs import KernelPlan
 
-_DATATYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}
+_DATATYPES = {dtype.name: name for name, dtype in DTYPES.items()}
 
 
 class Job:

@@ -16,9 +16,11 @@ from gangway.compiler.layers import Geometry, Layer, Program, geometry_of, seque
 from gangway.compiler.memory import Memory, datatype, unpack_spec
 from gangway.compiler.placing import place_layer, places
 from gangway.compiler.placing_sequences import place_on_sequence
+from gangway.compiler.plain import as_pointwise, place_pointwise
 from gangway.compiler.specs import (
     BlockedElementwiseSpec,
     ConvSpec,
+    CopySpec,
     ElementwiseSpec,
     GlobalPoolSpec,
     KernelSpec,
@@ -80,9 +82,9 @@ def _place_elementwise(memory: Memory, layer: Layer) -> None:
         return
     image = geometry_of(kind)
     if image is None or image.is_vector or not _wants_blocked(memory, layer, image):
-        memory.append(layer, spec, tuple(_spread(memory, name, kind) for name in layer.inputs), "plain")
+        place_pointwise(memory, as_pointwise(memory.program, layer))
         return
-    inputs = tuple(_operand(memory, name) for name in layer.inputs)
+    inputs = tuple(_operand(memory, name, kind) for name in layer.inputs)
     blocked = BlockedElementwiseSpec(
         spec.operator,
         image.channels,
@@ -101,24 +103,19 @@ def _wants_blocked(memory: Memory, layer: Layer, image: Geometry) -> bool:
     return any(memory.home(name).is_blocked(image) or memory.image(name) != image for name in activations)
 
 
-def _operand(memory: Memory, name: str) -> Buffer:
-    """Return a blocked tensor, or one of one number per channel."""
+def _operand(memory: Memory, name: str, kind: TensorType) -> Buffer:
+    """Return a blocked tensor, or one of one number per channel, for a result of type `kind`."""
     if name not in memory.program.constants:
         return memory.blocked(name)
     value = memory.program.constants[name]
-    kind = TensorType(value.shape, value.dtype.name)
+    value = value.reshape((1,) * (len(kind.shape) - value.ndim) + value.shape)
+    small = all(n == 1 for axis, n in enumerate(value.shape) if axis != 1)
+    value = np.broadcast_to(value, (*kind.shape[:2], 1, 1) if small else kind.shape)
     _, channels, height, width = value.shape
     padded = np.pad(value[0], ((0, -channels % memory.lanes), (0, 0), (0, 0)))
     packed = padded.reshape(-1, memory.lanes, height, width).transpose(0, 2, 3, 1)
-    return Buffer(kind, "blocked", geometry_of(kind), Space.WEIGHTS, constant=packed)
-
-
-def _spread(memory: Memory, name: str, kind: TensorType) -> Buffer:
-    """Return a plain tensor; a constant is repeated until it has the shape of `kind`."""
-    if name not in memory.program.constants:
-        return memory.plain(name)
-    value = np.broadcast_to(memory.program.constants[name], kind.shape)
-    return Buffer(kind, "plain", None, Space.WEIGHTS, constant=value)
+    found = TensorType(value.shape, value.dtype.name)
+    return Buffer(found, "blocked", geometry_of(found), Space.WEIGHTS, constant=packed)
 
 
 def _deliver(memory: Memory, index: int, name: str) -> None:
@@ -132,7 +129,8 @@ def _deliver(memory: Memory, index: int, name: str) -> None:
     if home.layout == "blocked" and home.image:
         memory.steps.append(Step(f"{name}:unpack", "Unpack", unpack_spec(home.image), (home,), target))
     else:
-        spec = ElementwiseSpec("copy", datatype(name, kind), math.prod(kind.shape))
+        whole = (math.prod(kind.shape),)
+        spec = CopySpec(datatype(name, kind), whole, (1,), (1,))
         memory.steps.append(Step(f"{name}:copy", "Copy", spec, (memory.plain(name),), target))
 
 

@@ -1,10 +1,9 @@
 """Where every activation lies while layers are placed, and its copies in other layouts, each made once."""
 
-from typing import cast
-
 from gangway.artifact.format import Space
-from gangway.compiler.buffers import Buffer, Datatype, FormatName, Step
+from gangway.compiler.buffers import Buffer, FormatName, Step
 from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.expressions import ELEMENT_TYPES
 from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Geometry, Layer, Program, geometry_of
 from gangway.compiler.specs import KernelSpec, PackSpec, SequencePackSpec, UnpackSpec
@@ -96,11 +95,11 @@ class Memory:
         return self._copies[key]
 
 
-def datatype(name: str, kind: TensorType) -> Datatype:
+def datatype(name: str, kind: TensorType) -> str:
     """Return the element type of a tensor. Raises UnsupportedModelError if kernels do not know it."""
-    if kind.dtype not in ("float32", "int32", "int64"):
+    if kind.dtype not in ELEMENT_TYPES:
         raise UnsupportedModelError(f"tensor '{name}' has the element type {kind.dtype}")
-    return cast(Datatype, kind.dtype)
+    return kind.dtype
 
 
 def unpack_spec(image: Geometry) -> KernelSpec:

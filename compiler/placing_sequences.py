@@ -112,14 +112,15 @@ def place_on_sequence(memory: Memory, layer: Layer) -> bool:
 
 
 def _fits(shape: tuple[int, ...], full: tuple[int, ...], geometry: Geometry) -> bool:
-    """Whether a constant has a number for each number of the output, or for each channel."""
+    """Whether a constant has a number for each number of the output, or for each channel, or is one for all."""
     inner = next((axis for axis, length in enumerate(shape) if length > 1), len(shape) - 1)
     per_channel = math.prod(shape) == geometry.channels and shape[inner:] == full[len(full) - len(shape) + inner :]
-    return shape == full or per_channel
+    return math.prod(shape) in (1, math.prod(full)) or per_channel
 
 
 def _packed(memory: Memory, value: Array, geometry: Geometry) -> Buffer:
     """Return a constant in blocked memory: a vector, or a whole sequence."""
+    value = np.broadcast_to(value.reshape(1), geometry.channels) if value.size == 1 else value
     part = sequence(geometry.channels, value.size // geometry.channels)
     rows = np.pad(value.reshape(-1, geometry.channels), ((0, 0), (0, -geometry.channels % memory.lanes)))
     blocks = rows.reshape(part.width, -1, memory.lanes).transpose(1, 0, 2)

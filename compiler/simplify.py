@@ -38,6 +38,8 @@ def fold_constants(graph: Graph) -> Graph:
         if node.operator == "Shape" and node.inputs[0] in graph.types:
             begin, end = node.attributes.get("start", 0), node.attributes.get("end")
             constants[node.outputs[0]] = np.array(graph.types[node.inputs[0]].shape[begin:end], np.int64)
+        elif node.operator == "CastLike" and node.inputs[0] in constants and node.outputs[0] in graph.types:
+            constants[node.outputs[0]] = constants[node.inputs[0]].astype(graph.types[node.outputs[0]].dtype)
         elif node.operator not in _UNFOLDED and all(name in constants or not name for name in node.inputs):
             constants.update(evaluate(node, constants))
         else:

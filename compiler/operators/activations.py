@@ -6,6 +6,7 @@ from gangway.compiler.activations import RELU, Activation
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Program
 from gangway.compiler.operators.elementwise import elementwise_spec
+from gangway.compiler.operators.pointwise import PLAIN, lower_pointwise
 from gangway.compiler.operators.registry import lowers
 
 
@@ -18,6 +19,11 @@ def relu(program: Program, node: Node) -> None:
 @lowers("Clip")
 def clip(program: Program, node: Node) -> None:
     """Limits are constant inputs, before opset 11 attributes; numbers as large as the largest float limit nothing."""
+    if program.type(node.outputs[0]).dtype != "float32" or any(
+        name and name not in program.graph.constants for name in node.inputs[1:]
+    ):
+        lower_pointwise(program, node, PLAIN["Clip"])
+        return
     limits = []
     for index, name, default in ((1, "min", -math.inf), (2, "max", math.inf)):
         value = program.optional(node, index)
@@ -60,15 +66,29 @@ def hard_swish(program: Program, node: Node) -> None:
     _add(program, node, Activation("hard_swish", alpha, beta))
 
 
-@lowers("Gelu")
-def gelu(program: Program, node: Node) -> None:
-    """x times the share of a normal distribution below x, or an approximation of that by a hyperbolic tangent."""
-    tanh = node.attributes.get("approximate", b"none") == b"tanh"
-    _add(program, node, Activation("gelu_tanh" if tanh else "gelu"))
+@lowers("Erf", "Gelu", "Elu", "Mish", "Softplus")
+def of_exponentials(program: Program, node: Node) -> None:
+    """As ONNX defines them."""
+    match node.operator:
+        case "Erf":
+            _add(program, node, Activation("erf"))
+        case "Elu":
+            _add(program, node, Activation("elu", node.attributes.get("alpha", 1.0)))
+        case "Mish":
+            _add(program, node, Activation("mish"))
+        case "Softplus":
+            _add(program, node, Activation("softplus"))
+        case _:
+            tanh = node.attributes.get("approximate", b"none") == b"tanh"
+            _add(program, node, Activation("gelu_tanh" if tanh else "gelu"))
 
 
 def _add(program: Program, node: Node, activation: Activation) -> None:
+    """Add the layer. Raises UnsupportedModelError for other types than float32 where ONNX defines it otherwise, too."""
     kind = program.type(node.outputs[0])
-    if kind.dtype != "float32":
+    if kind.dtype == "float32":
+        program.add(node, elementwise_spec("copy", kind, activation), (node.inputs[0],))
+    elif node.operator in PLAIN:
+        lower_pointwise(program, node, PLAIN[node.operator])
+    else:
         raise node.unsupported(f"element type {kind.dtype}")
-    program.add(node, elementwise_spec(node, "copy", kind, activation), (node.inputs[0],))

@@ -225,7 +225,7 @@ class CopySpec(KernelSpec):
     output_strides[0] + ... Arguments: x, y.
     """
 
-    dtype: Literal["float32", "int32", "int64"]
+    dtype: str  # numpy's name
     shape: tuple[int, ...]
     input_strides: tuple[int, ...]
     output_strides: tuple[int, ...]
@@ -233,10 +233,14 @@ class CopySpec(KernelSpec):
 
 @dataclass(frozen=True)
 class ElementwiseSpec(KernelSpec):
-    """One operator over plain tensors of equal size, then an activation (float32 only). Arguments: inputs, y."""
+    """One operator over float32 tensors, then an activation, wherever they lie. Inputs have the size of the output, or
+    are constants, or have one number per channel of an image.
+
+    There is no kernel for it: layout makes it a `BlockedElementwiseSpec` or a `PointwiseSpec`.
+    """
 
     operator: ElementwiseOperator
-    dtype: Literal["float32", "int32", "int64"]
+    dtype: Literal["float32"]
     elements: int
     activation: Activation = NONE
 

@@ -1,8 +1,18 @@
 """Spec of the generic kernel over plain tensors: any chain of elementwise operators, with broadcasting, any type."""
 
+import math
 from dataclasses import dataclass
 
 from gangway.compiler.specs.base import KernelSpec
+
+_POLYNOMIAL = 16
+_SIMPLE = frozenset(
+    """
+    constant cast where equal less less_or_equal greater greater_or_equal is_nan is_inf add sub mul div and or xor not
+    bit_and bit_or bit_xor bit_not shift_left shift_right min max neg abs sign floor ceil round truncate sqrt mod
+    clip leaky_relu hard_sigmoid hard_swish
+    """.split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True)
@@ -18,7 +28,8 @@ class Instruction:
     """One operator of a straight-line program: what it takes and what type comes out.
 
     `sources` number the values so far: first the operands, then the results of the instructions before. `parameters`
-    are immediate numbers, whose meaning is the operator's (alpha of Elu, the constant of "constant", ...).
+    are immediate numbers, whose meaning is the operator's (the number of "constant", alpha and beta of an activation).
+    Operators are those of `templates/instructions.py` and, of float16 and float32, the names of `activations.py`.
     """
 
     operator: str
@@ -39,9 +50,11 @@ class PointwiseSpec(KernelSpec):
     program: tuple[Instruction, ...]
 
     @property
+    def cost(self) -> int:
+        """Arithmetic operations of one number, roughly: a polynomial counts as many."""
+        return sum(_POLYNOMIAL if item.operator not in _SIMPLE else 1 for item in self.program)
+
+    @property
     def flops(self) -> int:
-        """Operators times numbers; what an operator costs differs."""
-        total = len(self.program)
-        for length in self.shape:
-            total *= length
-        return total
+        """Arithmetic operations of one row, roughly."""
+        return self.cost * math.prod(self.shape)

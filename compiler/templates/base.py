@@ -7,6 +7,7 @@ from gangway.artifact.format import TargetSpec
 from ..specs import KernelPlan, KernelSpec
 
 FLOAT_BYTES = 4
+TASK_ELEMENTS = 8192  # of a task that does little to each number
 
 
 class UnsupportedSpecError(ValueError):

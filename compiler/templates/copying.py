@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from gangway.artifact.format import TargetSpec
 
 from ..specs import CopySpec, KernelPlan
-from .base import knob, make_plan
+from .base import TASK_ELEMENTS, knob, make_plan
 from .builder import Argument, Buffer, Expr, at_most, kernel, quotient, remainder, repeat, store, strided
-from .elementwise import ITEM_BYTES, TASK_ELEMENTS
+from .numbers import memory_dtype
 
 Axis = tuple[int, int, int]  # length, input stride, output stride
 
@@ -19,7 +20,7 @@ def candidates(spec: CopySpec, target: TargetSpec) -> Iterator[KernelPlan]:
     *outer, inner = _axes(spec)
     lines = math.prod(axis[0] for axis in outer)
     per_task = min(lines, max(1, TASK_ELEMENTS // inner[0]))
-    moved = 2 * per_task * inner[0] * ITEM_BYTES[spec.dtype]
+    moved = 2 * per_task * inner[0] * np.dtype(spec.dtype).itemsize
     yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"copy {per_task} lines", moved, 1)
 
 
@@ -69,4 +70,6 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
 
     # How far the two tensors reach; they may be parts of larger ones.
     reach = [1 + sum((axis[0] - 1) * axis[side] for axis in _axes(spec)) for side in (1, 2)]
-    return kernel(symbol, [Argument(name, size, spec.dtype) for name, size in zip("xy", reach, strict=True)], task)
+    return kernel(
+        symbol, [Argument(name, size, memory_dtype(spec.dtype)) for name, size in zip("xy", reach, strict=True)], task
+    )

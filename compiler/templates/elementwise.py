@@ -1,40 +1,26 @@
-"""Elementwise operators: on plain tensors, and on blocked images of any halos, where they write the interior only."""
+"""Elementwise operators on blocked images of any halos, of which they write the interior only."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
 
-from ..specs import BlockedElementwiseSpec, ElementwiseOperator, ElementwiseSpec, KernelPlan
+from ..specs import BlockedElementwiseSpec, KernelPlan
 from .activate import activate
 from .base import FLOAT_BYTES, Image, knob, make_plan
-from .builder import Argument, Buffer, Expr, at_most, kernel, lanes_at, quotient, remainder, repeat, store
+from .builder import Argument, Buffer, Expr, kernel, lanes_at, repeat, store
 from .cost import plane_tasks
 from .tiling import Tasks
 
-TASK_ELEMENTS = 8192
-ITEM_BYTES = {"float32": 4, "int32": 4, "int64": 8}
 UNROLLED = 2  # vectors per iteration on blocked images
 
 
-def candidates(spec: ElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
-    """The only plan."""
-    elements = min(TASK_ELEMENTS, -(-spec.elements // target.lanes) * target.lanes)
-    tasks = -(-spec.elements // elements)
-    moved = elements * ITEM_BYTES[spec.dtype] * (1 + _arity(spec.operator))
-    yield make_plan(spec, {"elements": elements}, tasks, f"{_text(spec)} {elements} elements", moved, 1)
-
-
-def _arity(operator: ElementwiseOperator) -> int:
-    return 1 if operator == "copy" else 2
-
-
-def _text(spec: ElementwiseSpec | BlockedElementwiseSpec) -> str:
+def _text(spec: BlockedElementwiseSpec) -> str:
     names = [name for name in (spec.operator, spec.activation.name) if name not in ("copy", "none")]
     return "+".join(names) or "copy"
 
 
-def _compute(spec: ElementwiseSpec | BlockedElementwiseSpec, values: list[Expr], lanes: int) -> Expr:
+def _compute(spec: BlockedElementwiseSpec, values: list[Expr], lanes: int) -> Expr:
     match spec.operator:
         case "add":
             value = values[0] + values[1]
@@ -47,35 +33,7 @@ def _compute(spec: ElementwiseSpec | BlockedElementwiseSpec, values: list[Expr],
     return activate(value, spec.activation, lanes)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
-    """The kernel. Arguments: one or two inputs, y."""
-    spec = plan.spec
-    assert isinstance(spec, ElementwiseSpec)
-    lanes, size = target.lanes, knob(plan, "elements")
-    names = ["a", "b", "y"] if _arity(spec.operator) == 2 else ["a", "y"]
-
-    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        *inputs, y = buffers
-        begin = number * size
-        count = at_most(size, spec.elements - begin)
-        vectors = quotient(count, lanes)
-
-        def vector(index: Expr) -> None:
-            base = begin + index * lanes
-            store(y, base, _compute(spec, [x[lanes_at(base, lanes)] for x in inputs], lanes), lanes)
-
-        def single(index: Expr) -> None:
-            base = begin + vectors * lanes + index
-            store(y, base, _compute(spec, [x[base] for x in inputs], 1), 1)
-
-        repeat(vectors, vector)
-        if spec.elements % lanes:
-            repeat(remainder(count, lanes), single)
-
-    return kernel(symbol, [Argument(name, spec.elements, spec.dtype) for name in names], task)
-
-
-def blocked_candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+def candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The only plan."""
     *inputs, y = _images(spec, target)
     moved = sum(image.elements for image in (*inputs, y)) * FLOAT_BYTES
@@ -95,7 +53,7 @@ def _images(spec: BlockedElementwiseSpec, target: TargetSpec) -> list[Image]:
     return [*inputs, Image(spec.channels, spec.height, spec.width, spec.output_halo, lanes)]
 
 
-def emit_blocked(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     """The kernel. Arguments: one or two inputs, y."""
     spec = plan.spec
     assert isinstance(spec, BlockedElementwiseSpec)

@@ -7,7 +7,7 @@ from gangway.artifact.format import TargetSpec
 from tvm import tirx
 
 from ..specs import GatherSpec, KernelPlan
-from .base import FLOAT_BYTES, UnsupportedSpecError, knob, make_plan
+from .base import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
 from .builder import (
     Argument,
     Buffer,
@@ -22,7 +22,6 @@ from .builder import (
     repeat,
     store,
 )
-from .elementwise import TASK_ELEMENTS
 
 MOST_ELEMENTS = 1 << 31  # beyond, indices of elements would not be 32-bit integers
 

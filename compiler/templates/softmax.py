@@ -9,9 +9,8 @@ from tvm import tirx
 
 from ..specs import KernelPlan, SoftmaxSpec
 from .activate import exp
-from .base import FLOAT_BYTES, knob, make_plan
+from .base import FLOAT_BYTES, TASK_ELEMENTS, knob, make_plan
 from .builder import Argument, Buffer, Expr, Register, at_most, constant, kernel, lanes_at, repeat, splat, store
-from .elementwise import TASK_ELEMENTS
 
 Reduction = Callable[[Expr, Expr], Expr]
 

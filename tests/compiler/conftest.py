@@ -14,14 +14,15 @@ import onnx
 import onnxruntime
 import pytest
 from gangway.artifact.cache import Cache
+from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Manifest, Space, TensorSpec
 from gangway.artifact.reader import verify
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import detect
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 Array = npt.NDArray[Any]
-NUMPY_TYPES = {"FP32": np.float32, "INT32": np.int32, "INT64": np.int64}
 GUARD_BYTES = 4096
 GUARD = 0xA5
 
@@ -89,7 +90,7 @@ def chunks(tasks: int, random: np.random.Generator) -> list[tuple[int, int]]:
 
 def _array(spec: TensorSpec, region: Region) -> Array:
     shape = tuple(1 if n == -1 else n for n in spec.shape)
-    return np.frombuffer(region.bytes.tobytes(), NUMPY_TYPES[spec.datatype]).reshape(shape)
+    return np.frombuffer(region.bytes.tobytes(), DTYPES[spec.datatype]).reshape(shape)
 
 
 @pytest.fixture(scope="session")
@@ -170,3 +171,43 @@ def check(tmp_path: Path, compile_file: Callable[..., Compiled]) -> Callable[...
 def network() -> type[Network]:
     """Return the class that describes a small ONNX model."""
     return Network
+
+
+@pytest.fixture
+def same(tmp_path: Path, compile_file: Any, load_artifact: Any) -> Callable[..., list[str]]:
+    """Return the function that compares a model of these nodes, all of whose unread results are outputs."""
+
+    def same(
+        nodes: list[Any],
+        feeds: dict[str, Array],
+        constants: dict[str, Array] | None = None,
+        tolerance: float = 2e-6,
+        opset: int = 20,
+    ) -> list[str]:
+        read = {name for item in nodes for name in item.input}
+        outputs = [name for item in nodes for name in item.output if name not in read]
+        inputs = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for name, value in feeds.items()
+        ]
+        results = [helper.make_value_info(name, onnx.TypeProto()) for name in outputs]
+        tensors = [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()]
+        graph = helper.make_graph(nodes, "test", inputs, results, tensors)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        path = tmp_path / "model.onnx"
+        onnx.save(model, path)
+        compiled = compile_file(path)
+        assert not compiled.manifest.fallback_reason
+        answers = load_artifact(compiled.folder)(feeds)
+        with np.errstate(all="ignore"):
+            wanted: Any = ReferenceEvaluator(model).run(None, feeds)
+        for name, expected in zip(outputs, map(np.asarray, wanted), strict=True):
+            got = answers[name]
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape), name
+            exact = {"rtol": tolerance, "atol": tolerance} if expected.dtype.kind == "f" else {"rtol": 0, "atol": 0}
+            loose = {"rtol": 5e-3, "atol": 5e-3} if expected.dtype == np.float16 else exact
+            np.testing.assert_allclose(got.astype("f8"), expected.astype("f8"), err_msg=name, **loose)
+        return [layer.operator for layer in compiled.manifest.layers]
+
+    return same

@@ -10,7 +10,7 @@ import pytest
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.activations import RELU, RELU6, Activation
-from gangway.compiler.specs import ElementwiseSpec
+from gangway.compiler.specs import Instruction, Operand, PointwiseSpec
 from gangway.compiler.templates import registry
 from gangway.compiler.templates.builder import Argument, kernel, lanes_at, store
 from gangway.compiler.templates.vector_math import clip, erf, exp, expm1, log
@@ -61,7 +61,8 @@ def test_activation(
     activation: Activation, function: Callable[[Array], Array], error: float, target: TargetSpec, library_path: Path
 ) -> None:
     x = everything(target.lanes)
-    plan = registry.plan(ElementwiseSpec("copy", "float32", len(x), activation), target)
+    program = (Instruction(activation.name, (0,), "float32", (activation.alpha, activation.beta)),)
+    plan = registry.plan(PointwiseSpec((len(x),), (Operand("float32", (1,)),), program), target)
     codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
     y = aligned(np.zeros_like(x))
     Library(library_path).call("k", [aligned(x), y], 0, plan.tasks)

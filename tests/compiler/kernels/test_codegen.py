@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
-from gangway.compiler.specs import AttentionSpec, ConvSpec, ElementwiseSpec
+from gangway.compiler.specs import AttentionSpec, ConvSpec, Instruction, Operand, PointwiseSpec
 from gangway.compiler.templates import registry
+
+
+def plain(operator: str, dtype: str, elements: int) -> PointwiseSpec:
+    operands = (Operand(dtype, (1,)),) * 2
+    return PointwiseSpec((elements,), operands, (Instruction(operator, (0, 1), dtype),))
 
 
 def assembly(library: Path) -> str:
@@ -17,7 +22,7 @@ def assembly(library: Path) -> str:
 
 
 def test_a_library_needs_nothing_and_names_its_kernels(target: TargetSpec, library_path: Path) -> None:
-    specs = {"first": ElementwiseSpec("add", "int32", 16), "second": ElementwiseSpec("sub", "int32", 16)}
+    specs = {"first": plain("add", "int32", 16), "second": plain("sub", "int32", 16)}
     functions = {name: registry.emit(registry.plan(spec, target), target, name) for name, spec in specs.items()}
     times = codegen.build_library(functions, target, library_path)
     assert min(times.lower_us, times.llvm_us, times.link_us) > 0
@@ -47,7 +52,7 @@ def test_a_convolution_keeps_its_sums_in_registers(target: TargetSpec, library_p
 
 
 def test_vectors_are_accessed_without_alignment(target: TargetSpec, library_path: Path) -> None:
-    plan = registry.plan(ElementwiseSpec("add", "float32", 1 << 16), target)
+    plan = registry.plan(plain("add", "float32", 1 << 16), target)
     codegen.build_library({"k": registry.emit(plan, target, "k")}, target, library_path)
     assert not re.findall(r"v?mova[dp][qsd]\w*\s+.*\(", assembly(library_path))
 

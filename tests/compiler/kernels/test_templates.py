@@ -11,7 +11,6 @@ from gangway.compiler import codegen
 from gangway.compiler.activations import NONE, RELU, RELU6
 from gangway.compiler.specs import (
     ConvSpec,
-    ElementwiseSpec,
     GlobalPoolSpec,
     KernelPlan,
     KernelSpec,
@@ -239,30 +238,6 @@ def test_packing_clears_surplus_channels(target: TargetSpec, library_path: Path,
     y = aligned(np.full((-(-6 // target.lanes), 2, 2, target.lanes), 9, np.float32))
     library.call("k", [x, y], 0, plan.tasks)
     np.testing.assert_array_equal(y, blocked(x, target.lanes, 0))
-
-
-@pytest.mark.parametrize("elements", [1, 16, 37, 20_011])
-def test_elementwise(elements: int, target: TargetSpec, library_path: Path, rng: np.random.Generator) -> None:
-    functions: dict[str, Callable[[Array, Array], Array]] = {
-        "add": np.add,
-        "sub": np.subtract,
-        "mul": np.multiply,
-        "copy": lambda a, b: a,
-    }
-    specs = [
-        ElementwiseSpec(operator, dtype, elements)  # type: ignore[arg-type]
-        for operator in functions
-        for dtype in ("float32", "int32", "int64")
-    ]
-    plans = {f"k{i}": registry.plan(spec, target) for i, spec in enumerate(specs)}
-    library = compile_plans(plans, target, library_path)
-    for (symbol, plan), spec in zip(plans.items(), specs, strict=True):
-        a, b = (aligned(rng.integers(-9, 9, elements).astype(spec.dtype), 8) for _ in range(2))
-        y = aligned(np.full(elements + 8, 77, spec.dtype), 8)
-        inputs = [a, b] if spec.operator in ("add", "sub", "mul") else [a]
-        in_pieces(library, symbol, [*inputs, y], plan.tasks)
-        np.testing.assert_array_equal(y[:elements], functions[spec.operator](a, b))
-        assert (y[elements:] == 77).all()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""Programs of elementwise operators over plain tensors: any types, any broadcasting, one pass over memory.
+
+Axes that lie behind each other in all operands are one. The innermost one is computed in vectors, the last of which
+overlaps the one before where the length is no multiple: numbers are computed twice rather than one by one.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gangway.artifact.format import TargetSpec
+
+from ..specs import KernelPlan, PointwiseSpec
+from .base import TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
+from .builder import Argument, Buffer, Expr, at_most, kernel, lanes_at, quotient, remainder, repeat, store, strided
+from .instructions import evaluate
+from .numbers import load, memory_dtype, stored, widen
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The axes of a spec, merged: the outer ones, outermost first, and the innermost; strides of every operand."""
+
+    spec: PointwiseSpec
+
+    @cached_property
+    def axes(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(length, strides of the operands), at least one."""
+        axes: list[tuple[int, tuple[int, ...]]] = []
+        for index, length in enumerate(self.spec.shape):
+            steps = tuple(operand.strides[index] for operand in self.spec.operands)
+            if length == 1:
+                continue
+            if axes and axes[-1][1] == tuple(length * step for step in steps):
+                axes[-1] = (axes[-1][0] * length, steps)
+            else:
+                axes.append((length, steps))
+        return axes or [(1, tuple(0 for _ in self.spec.operands))]
+
+    @property
+    def length(self) -> int:
+        """Numbers of a line, the innermost axis."""
+        return self.axes[-1][0]
+
+    @property
+    def lines(self) -> int:
+        """How many lines there are."""
+        return math.prod(length for length, _ in self.axes[:-1])
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Each operand's stride along a line."""
+        return self.axes[-1][1]
+
+    def bases(self, line: Expr) -> list[Expr]:
+        """Where in each operand a line begins."""
+        bases: list[Expr] = [0 for _ in self.spec.operands]
+        for length, steps in reversed(self.axes[:-1]):
+            position, line = remainder(line, length), quotient(line, length)
+            bases = [base + position * step if step else base for base, step in zip(bases, steps, strict=True)]
+        return bases
+
+
+def candidates(spec: PointwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan: tasks of about equal cost, a multiple of four of them where there is work for that."""
+    loops = Loops(spec)
+    wanted = max(1, TASK_ELEMENTS * 4 // max(4, spec.cost))
+    tasks = math.prod(spec.shape) // wanted
+    tasks = tasks // 4 * 4 if tasks >= 4 else max(tasks, 1)
+    parts = min(loops.length, -(-tasks // loops.lines))  # of one line
+    part = -(-loops.length // parts)
+    part = -(-part // target.lanes) * target.lanes if parts > 1 else part
+    lines = -(-loops.lines // tasks)
+    count = -(-loops.lines // lines) * -(-loops.length // part)
+    items = [np.dtype(operand.dtype).itemsize for operand in spec.operands] + [np.dtype(_result(spec)).itemsize]
+    text = "+".join(dict.fromkeys(item.operator for item in spec.program if item.operator != "constant"))
+    knobs: dict[str, int | str] = {"lines": lines, "part": part}
+    yield make_plan(spec, knobs, count, f"{text or 'copy'} {lines}x{part}", sum(items) * lines * part, 1)
+
+
+def _result(spec: PointwiseSpec) -> str:
+    """The type of y."""
+    return spec.program[-1].dtype if spec.program else spec.operands[0].dtype
+
+
+def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: operands, y."""
+    spec = plan.spec
+    assert isinstance(spec, PointwiseSpec)
+    loops, lines, part = Loops(spec), knob(plan, "lines"), knob(plan, "part")
+    parts = -(-loops.length // part)
+    lanes = min(target.lanes, 1 << (loops.length.bit_length() - 1))
+    vectors = -(-part // lanes)
+
+    def task(index: Expr, buffers: tuple[Buffer, ...]) -> None:
+        *inputs, y = buffers
+        first_line, begin = quotient(index, parts) * lines, remainder(index, parts) * part
+
+        def line(offset: Expr) -> None:
+            bases = loops.bases(first_line + offset)
+            hoisted = [
+                _operand(spec, n, inputs[n], bases[n], 0, 1) if step == 0 else None
+                for n, step in enumerate(loops.steps)
+            ]
+            values = [None if value is None else widen(value, lanes) for value in hoisted]
+
+            def vector(step: Expr) -> None:
+                place = at_most(begin + step * lanes, loops.length - lanes)
+                found = [
+                    value if value is not None else _operand(spec, n, inputs[n], bases[n], place, lanes, loops.steps[n])
+                    for n, value in enumerate(values)
+                ]
+                result = run(spec, found, lanes)
+                target_place = (first_line + offset) * loops.length + place
+                store(y, target_place, stored(result, _result(spec), lanes), lanes)
+
+            repeat(at_most(vectors, quotient(loops.length - begin + lanes - 1, lanes)), vector)
+
+        repeat(at_most(lines, loops.lines - first_line), line)
+
+    sizes = [1 + sum((n - 1) * s[i] for n, s in loops.axes) for i in range(len(spec.operands))]
+    arguments = [
+        Argument(f"x{i}", size, memory_dtype(operand.dtype))
+        for i, (size, operand) in enumerate(zip(sizes, spec.operands, strict=True))
+    ]
+    return kernel(symbol, [*arguments, Argument("y", math.prod(spec.shape), memory_dtype(_result(spec)))], task)
+
+
+def _operand(
+    spec: PointwiseSpec, index: int, buffer: Buffer, base: Expr, place: Expr, lanes: int, step: int = 0
+) -> Expr:
+    """Numbers of an operand, in registers."""
+    if lanes == 1:
+        read = buffer[base + place * step]
+    elif step == 1:
+        read = buffer[lanes_at(base + place, lanes)]
+    else:
+        read = buffer[strided(base + place * step, step, lanes)]
+    return load(read, spec.operands[index].dtype, lanes)
+
+
+def run(spec: PointwiseSpec, operands: list[Expr], lanes: int) -> Expr:
+    """The last value of the program. Raises UnsupportedSpecError for an operator that is not there for its type."""
+    values, dtypes = list(operands), [operand.dtype for operand in spec.operands]
+    for item in spec.program:
+        dtype = dtypes[item.sources[-1]] if item.sources else item.dtype
+        try:
+            values.append(evaluate(item, [values[source] for source in item.sources], dtype, lanes))
+        except KeyError as error:
+            raise UnsupportedSpecError(f"no operator {item.operator} of {dtype}") from error
+        dtypes.append(item.dtype)
+    return values[-1]
+
+
+__all__ = ["Loops", "candidates", "emit", "run"]

@@ -1,0 +1,107 @@
+"""Elementwise operators of any type, broadcast, alone and in chains, against ONNX's reference implementation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+node = helper.make_node
+FLOATS = ["float16", "float32", "float64"]
+SIGNED, UNSIGNED = ["int8", "int16", "int32", "int64"], ["uint8", "uint16", "uint32", "uint64"]
+Run = Callable[..., list[str]]
+
+
+def numbers(dtype: str, shape: tuple[int, ...] = (3, 37), seed: int = 0) -> Any:
+    random = np.random.default_rng(seed)
+    if dtype == "bool":
+        return random.integers(0, 2, shape).astype(bool)
+    if dtype in FLOATS:
+        values = (random.standard_normal(shape) * 3).astype(dtype)
+        values.reshape(-1)[:4] = [0, np.inf, -np.inf, np.nan]
+        return values
+    return random.integers(max(-9, np.iinfo(dtype).min), 10, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_float_functions(same: Run, dtype: str) -> None:
+    names = "Neg Abs Sign Floor Ceil Round Sqrt Exp Log Reciprocal Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh"
+    names += " Acosh Atanh Erf Sigmoid Relu LeakyRelu Softplus Elu Mish Gelu Selu Softsign"
+    nodes = [node(name, ["x"], [name]) for name in names.split()]
+    x = numbers(dtype)
+    same(nodes, {"x": np.where(np.isinf(x), 0.5, x).astype(dtype)})
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint64"])
+def test_integers(same: Run, dtype: str) -> None:
+    names = "Add Sub Mul BitwiseAnd BitwiseOr BitwiseXor Equal Less GreaterOrEqual"
+    nodes = [node(name, ["x", "y"], [name]) for name in names.split()]
+    nodes += [node(name, ["x", "z"], [name]) for name in ("Div", "Mod")]
+    nodes += [node("Abs", ["x"], ["Abs"]), node("BitwiseNot", ["x"], ["BitwiseNot"])]
+    if dtype in ("int32", "int64"):
+        nodes += [node("Pow", ["s", "t"], ["Pow"]), node("Pow", ["s", "f"], ["Pow of float"])]
+    nodes += [node(name, ["x", "y", "z"], [name]) for name in ("Min", "Max")]
+    nodes += [node("Clip", ["x", "two", "four"], ["Clip"])]
+    if dtype in UNSIGNED:
+        nodes += [node("BitShift", ["x", "four"], ["right"], direction="RIGHT")]
+    x, y = numbers(dtype), numbers(dtype, (37,), 1)
+    z = np.where(y == 0, 1, y).astype(dtype)
+    x, y = np.maximum(x, y), np.minimum(y, x).astype(dtype)[0]
+    feeds = {"x": x, "y": y, "z": z}
+    if dtype in ("int32", "int64"):
+        feeds |= {"s": x % 5 - 2, "t": np.abs(y) % 4, "f": (np.abs(x) % 3).astype(np.float32)}
+    same(nodes, feeds, {"two": np.array(2, dtype), "four": np.array(4, dtype)})
+
+
+def test_division_that_processors_trap_on_does_no_harm(same: Run) -> None:
+    x, y = np.array([7, np.iinfo(np.int32).min, -7, 5], np.int32), np.array([0, -1, 2, -1], np.int32)
+    same([node("Div", ["x", "y"], ["q"])], {"x": x, "y": y})
+
+
+@pytest.mark.parametrize("source", ["bool", *FLOATS, "int8", "int64", "uint8", "uint32"])
+def test_casts(same: Run, source: str) -> None:
+    x = numbers(source)
+    x = (
+        np.where(np.isfinite(x), np.abs(x), 0).astype(source)
+        if source in FLOATS
+        else np.abs(x.astype("i8")).astype(source)
+    )
+    kinds = ["bool", *FLOATS, *SIGNED, *UNSIGNED]
+    codes = {name: helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in kinds}
+    same([node("Cast", ["x"], [name], to=code) for name, code in codes.items()], {"x": x}, tolerance=0)
+
+
+def test_truth_values(same: Run) -> None:
+    nodes = [node(name, ["a", "b"], [name]) for name in ("And", "Or", "Xor")]
+    nodes += [node("Equal", ["a", "b"], ["same"]), node("Not", ["a"], ["not"]), node("Where", ["a", "x", "y"], ["w"])]
+    nodes += [node("Less", ["x", "y"], ["less"]), node("Not", ["less"], ["not_less"]), node("IsNaN", ["x"], ["nan"])]
+    nodes += [node("IsInf", ["x"], ["inf"]), node("IsInf", ["x"], ["up"], detect_negative=0)]
+    nodes += [
+        node("Max", ["x", "y"], ["max"]),
+        node("Min", ["y", "x"], ["min"]),
+        node("Mod", ["x", "y"], ["m"], fmod=1),
+    ]
+    x, y = numbers("float32"), np.roll(numbers("float32", seed=3), 2)
+    same(nodes, {"a": numbers("bool"), "b": numbers("bool", (3, 1), 1), "x": x, "y": y})
+
+
+def test_broadcasting(same: Run) -> None:
+    """Operands of any rank, from either side, with axes that merge and axes that do not."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "a": (5, 1, 7, 3),
+        "b": (4, 1, 3),
+        "c": (7, 1),
+        "d": (1,),
+        "e": (),
+        "f": (5, 4, 7, 3),
+        "g": (4, 7, 40),
+    }
+    random = np.random.default_rng(0)
+    feeds = {name: random.uniform(1, 2, shape).astype(np.float32) for name, shape in shapes.items()}
+    pairs = ["ab", "ac", "cb", "da", "ef", "fa", "bf", "ff", "gc", "cg", "ce", "ed"]
+    nodes = [node("Sub", list(pair), [f"r{pair}"]) for pair in pairs]
+    nodes += [node("Sum", ["a", "b", "c", "d"], ["sum"]), node("Mean", ["f", "b", "c"], ["mean"])]
+    nodes += [node("Mul", ["g", "row"], ["h"]), node("Div", ["g", "column"], ["i"])]
+    constants = {"row": np.arange(40, dtype=np.float32), "column": np.arange(1, 8, dtype=np.float32).reshape(7, 1)}
+    same(nodes, feeds, constants)
