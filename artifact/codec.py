@@ -6,6 +6,7 @@ from dataclasses import asdict, fields, is_dataclass
 from enum import IntEnum, StrEnum
 from functools import cache
 from math import isfinite
+from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from gangway.artifact.format import Manifest
@@ -35,6 +36,10 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind):
         return _record(kind, value, where)
     origin = get_origin(kind)
+    if origin is UnionType:
+        (kind, absent) = get_args(kind)
+        assert absent is NoneType
+        return None if value is None else _value(kind, value, where)
     if origin is tuple:
         (item, _ellipsis) = get_args(kind)
         _expect(isinstance(value, list), where, "a list")

@@ -7,13 +7,14 @@ compiled has its ONNX file there instead, for onnxruntime.
 A *row* is one item along the batch axis. Every size, task count and offset below is for one row; the executor runs a
 batch as `rows x tasks` tasks over the same kernels, with the bases of arena, inputs and outputs moved on by one row's
 stride: `arena_bytes`, and `row_bytes` of the tensor. So weights and whole arena tensors are 64-byte aligned in each
-row; parts of concatenated tensors, inputs and outputs are aligned only to the size of their numbers.
+row; parts of concatenated tensors, inputs and outputs are aligned only to the size of their numbers. A version may have
+a second kernel, for several rows in one call.
 """
 
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 ALIGNMENT_BYTES = 64
 
 MANIFEST_FILE = "manifest.json"
@@ -64,6 +65,21 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class BatchKernel:
+    """A kernel that computes 1 to `rows` rows in one call, for queries of two rows and more.
+
+    `symbol` is a C function `void symbol(void *arg0, ..., void *argN, const int64_t *batch, int32_t begin, int32_t
+    end)` that computes tasks [begin, end), out of `tasks`, for `batch[0]` rows. `batch[1 + i]` is how many bytes lie
+    between argument i of one row and that of the next (weights: 0).
+    """
+
+    symbol: str
+    rows: int
+    tasks: int
+    description: str
+
+
+@dataclass(frozen=True)
 class Version:
     """One compiled implementation of a layer (VELTAIR's term). All versions take the same arguments and layouts.
 
@@ -76,6 +92,7 @@ class Version:
     description: str  # template and knobs, for people: "conv 14x2 rows=7"
     blocking_bytes: int = 0  # bytes one tile works on (locality)
     parallelism: int = 0  # tasks x unrolled accumulators
+    batch: BatchKernel | None = None  # what computes queries of two rows and more; None: the same, row by row
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,8 @@ class Layer:
     versions: tuple[Version, ...]  # the first is the default; between one and five
     flops: int
     bytes: int  # compulsory traffic: inputs + weights + outputs
-    max_ranks: int  # more ranks than this make the layer slower
+    max_ranks: int  # more ranks than this make one row slower
+    row_ns: int = 0  # what each further row of a batch takes about; so a batch may be worth more ranks
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,18 @@ from gangway.artifact.format import (
     ONNX_FILE,
     ONNX_FOLDER,
     WEIGHTS_FILE,
+    BatchKernel,
     BufferRef,
     Engine,
     Layer,
     Manifest,
     Space,
     TensorSpec,
+    Version,
 )
 
 MAX_VERSIONS = 5
+MAX_BATCH_ROWS = 1 << 16  # of one call
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -99,8 +102,8 @@ def _check_whole(manifest: Manifest) -> None:
     _require(manifest.arena_bytes == 0, "onnxruntime needs no arena")
     _require(len(manifest.layers) == 1, f"{len(manifest.layers)} layers")
     (layer,) = manifest.layers
-    tasks = [version.tasks for version in layer.versions]
-    _require((layer.arguments, tasks, layer.max_ranks) == ((), [1], 1), "the layer is not that of onnxruntime")
+    tasks = [(version.tasks, version.batch) for version in layer.versions]
+    _require((layer.arguments, tasks, layer.max_ranks) == ((), [(1, None)], 1), "the layer is not that of onnxruntime")
 
 
 def _check_layer(manifest: Manifest, layer: Layer) -> None:
@@ -108,11 +111,19 @@ def _check_layer(manifest: Manifest, layer: Layer) -> None:
     _require(1 <= len(layer.arguments) <= MAX_ARGUMENTS, f"{name} has {len(layer.arguments)} arguments")
     _require(1 <= len(layer.versions) <= MAX_VERSIONS, f"{name} has {len(layer.versions)} versions")
     _require(layer.max_ranks >= 1, f"{name} allows no rank")
+    _require(0 <= layer.row_ns < 1 << 32, f"{name} takes {layer.row_ns} ns a row")
     for version in layer.versions:
-        _require(_SYMBOL.fullmatch(version.symbol) is not None, f"{name}: symbol '{version.symbol}'")
-        _require(1 <= version.tasks <= MAX_TASKS, f"{name} has {version.tasks} tasks")
+        _check_kernel(name, version)
+        if version.batch is not None:
+            _check_kernel(name, version.batch)
+            _require(1 <= version.batch.rows <= MAX_BATCH_ROWS, f"{name}: a call of {version.batch.rows} rows")
     for argument in layer.arguments:
         _require(0 <= argument.offset_bytes < _space_bytes(manifest, argument), f"{name} points outside its buffer")
+
+
+def _check_kernel(name: str, kernel: Version | BatchKernel) -> None:
+    _require(_SYMBOL.fullmatch(kernel.symbol) is not None, f"{name}: symbol '{kernel.symbol}'")
+    _require(1 <= kernel.tasks <= MAX_TASKS, f"{name} has {kernel.tasks} tasks")
 
 
 def _space_bytes(manifest: Manifest, argument: BufferRef) -> int:

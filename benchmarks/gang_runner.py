@@ -14,8 +14,8 @@ from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SLOT_BYTES, SlotOutcome, SlotRequest, SlotStatus
 
 SLOTS = 4
-ARENA_BYTES = 1 << 30  # sparse: only what a model touches costs memory
-IO_BYTES = 1 << 28
+ARENA_BYTES = 1 << 34  # sparse: only what a model touches costs memory
+IO_BYTES = 1 << 30
 PAGE_BYTES = 4096
 TIMEOUT_S = 20
 
@@ -26,6 +26,7 @@ class LoadedModel:
 
     model_id: int
     manifest: Manifest
+    max_rows: int
     arena_offset: int
     input_offsets: tuple[int, ...]
     output_offsets: tuple[int, ...]
@@ -47,25 +48,32 @@ class GangRunner(LocalExecutor):
         super().__init__(cache_dir, cores, ARENA_BYTES, IO_BYTES, SLOTS, leases=1)
         self._arena_end, self._io_end, self._models = 0, SLOTS * SLOT_BYTES, 0
 
-    def open_model(self, artifact: Path) -> LoadedModel:
+    def open_model(self, artifact: Path, max_rows: int = 1) -> LoadedModel:
         """Load an artifact of the cache into every worker. Raises RuntimeError with a worker's reason."""
         manifest = read_manifest(artifact)
         model_id, self._models = self._models, self._models + 1
         self.load(model_id, manifest.key)
         arena_offset = self._arena_end
-        self._arena_end += _pages(manifest.arena_bytes)
+        self._arena_end += _pages(manifest.arena_bytes * max_rows)
         self.arena.allocate(arena_offset, self._arena_end - arena_offset)
-        inputs, outputs = self._place(manifest.inputs), self._place(manifest.outputs)
-        return LoadedModel(model_id, manifest, arena_offset, inputs, outputs)
+        inputs, outputs = (self._place(side, max_rows) for side in (manifest.inputs, manifest.outputs))
+        return LoadedModel(model_id, manifest, max_rows, arena_offset, inputs, outputs)
 
     def run(self, model: LoadedModel, inputs: Mapping[str, Array], ranks: int) -> Finished:
-        """Run one query of one row on the first `ranks` workers. Raises RuntimeError when it is not answered well."""
+        """Run one query on the first `ranks` workers; its rows are those of the inputs.
+
+        Raises RuntimeError when it is not answered well, ValueError when it has more rows than there is room for.
+        """
         name = model.manifest.model_name
+        first = model.manifest.inputs[0]
+        rows = inputs[first.name].nbytes // first.row_bytes
+        if rows > model.max_rows:
+            raise ValueError(f"{name} was opened for {model.max_rows} rows, not {rows}")
         for spec, offset in zip(model.manifest.inputs, model.input_offsets, strict=True):
-            self.io.view[offset : offset + spec.row_bytes] = inputs[spec.name].tobytes()
+            self.io.view[offset : offset + rows * spec.row_bytes] = inputs[spec.name].tobytes()
         begin_ns = time.monotonic_ns()
-        slot, sequence = self.begin(SlotRequest(model.model_id, 1, model.input_offsets, model.output_offsets))
-        self.start(0, _whole_model(model, slot, sequence, ranks), range(ranks))
+        slot, sequence = self.begin(SlotRequest(model.model_id, rows, model.input_offsets, model.output_offsets))
+        self.start(0, _whole_model(model, slot, sequence, rows, ranks), range(ranks))
         if not self.slots.wait(slot, TIMEOUT_S * 1_000_000):
             raise RuntimeError(f"{name} was not answered within {TIMEOUT_S} s")
         total_us = (time.monotonic_ns() - begin_ns) / 1e3
@@ -74,23 +82,23 @@ class GangRunner(LocalExecutor):
         if outcome.status is not SlotStatus.OK:
             raise RuntimeError(f"{name} ended with {outcome.status.name}")
         places = zip(model.manifest.outputs, model.output_offsets, strict=True)
-        outputs = {spec.name: self._read(spec, offset) for spec, offset in places}
+        outputs = {spec.name: self._read(spec, offset, rows) for spec, offset in places}
         self.slots.release(slot)
         return Finished(outputs, outcome, total_us)
 
-    def _place(self, tensors: Sequence[TensorSpec]) -> tuple[int, ...]:
+    def _place(self, tensors: Sequence[TensorSpec], max_rows: int) -> tuple[int, ...]:
         offsets = []
         for tensor in tensors:
             offsets.append(self._io_end)
-            self._io_end += _pages(tensor.row_bytes)
+            self._io_end += _pages(tensor.row_bytes * max_rows)
         return tuple(offsets)
 
-    def _read(self, spec: TensorSpec, offset: int) -> Array:
-        raw = bytes(self.io.view[offset : offset + spec.row_bytes])
-        return np.frombuffer(raw, dtype_of(spec.datatype)).reshape([abs(size) for size in spec.shape])
+    def _read(self, spec: TensorSpec, offset: int, rows: int) -> Array:
+        raw = bytes(self.io.view[offset : offset + rows * spec.row_bytes])
+        return np.frombuffer(raw, dtype_of(spec.datatype)).reshape([rows if size < 0 else size for size in spec.shape])
 
 
-def _whole_model(model: LoadedModel, slot: int, sequence: int, ranks: int) -> LeaseSpec:
+def _whole_model(model: LoadedModel, slot: int, sequence: int, rows: int, ranks: int) -> LeaseSpec:
     return LeaseSpec(
         model_id=model.model_id,
         front_end=0,
@@ -98,7 +106,7 @@ def _whole_model(model: LoadedModel, slot: int, sequence: int, ranks: int) -> Le
         sequence=sequence,
         arena_offset=model.arena_offset,
         arena_stride=model.manifest.arena_bytes,
-        rows=1,
+        rows=rows,
         first_layer=0,
         end_layer=len(model.manifest.layers),
         wanted=ranks,

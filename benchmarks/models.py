@@ -1,5 +1,7 @@
 """Compute time of whole models in float32: our gangs, onnxruntime and OpenVINO, taking turns on the same cores.
 
+With --batch every query has so many rows; "rows/s" is what each side makes of them.
+
 Ours is measured on the real executor: worker processes, shared memory, barriers, but neither server nor scheduler.
 """
 
@@ -21,8 +23,9 @@ from benchmarks.report import Report, Row, add_repository_option, option_parser,
 from benchmarks.repository import compile_model, ensure_zoo, onnx_file
 
 RATIO_AT_MOST = {"resnet50": 1.03, "mobilenetv2": 0.95}
+BATCH_RATIO_AT_MOST = {"resnet50": 1.0, "bert_base": 1.0}
 OURS = "gangway"
-QUERIES = 5  # of each side in each round, after one that does not count
+QUERIES = 5  # rows of each side in each round, at least one query, after one that does not count
 SETTLE_S = 0.02  # between sides: other engines' threads spin for a while after a query
 
 Timed = Callable[[], float]  # runs one query, returns its milliseconds
@@ -34,6 +37,7 @@ class Contest:
 
     model: str
     cores: int
+    rows: int
     sides: dict[str, Timed]
     error: float
     rounds_ms: dict[str, list[float]] = field(default_factory=dict)
@@ -45,7 +49,8 @@ class Contest:
         for name in names[first % len(names) :] + names[: first % len(names)]:
             time.sleep(SETTLE_S)
             self.sides[name]()
-            self.rounds_ms.setdefault(name, []).append(statistics.median(self.sides[name]() for _ in range(QUERIES)))
+            queries = max(1, QUERIES // self.rows)
+            self.rounds_ms.setdefault(name, []).append(statistics.median(self.sides[name]() for _ in range(queries)))
 
     def median_ms(self, name: str) -> float:
         """Return the median over the rounds."""
@@ -66,27 +71,31 @@ class Contest:
         """Return what the table shows."""
         return {
             "model": self.model,
+            "rows": self.rows,
             "cores": self.cores,
             f"{OURS} ms": self.median_ms(OURS),
             "(with hand-over)": statistics.median(self.handed_over_ms),
             **{f"{name} ms": self.median_ms(name) for name in PEERS},
+            **{f"{name} rows/s": 1e3 * self.rows / self.median_ms(name) for name in (OURS, *PEERS) if self.rows > 1},
             "ratio to better": self.ratio,
             "max error": self.error,
         }
 
 
-def prepare(runner: GangRunner, model: LoadedModel, path: Path, cores: Sequence[int]) -> list[Contest]:
+def prepare(runner: GangRunner, model: LoadedModel, path: Path, cores: Sequence[int], rows: int) -> list[Contest]:
     """Make one contest for every gang size from all cores down to one core.
 
     Widest first: OpenVINO's thread library sizes itself once, by the cores it finds at its first use.
     """
-    example = example_of(model.manifest.model_name, path)
+    example = example_of(model.manifest.model_name, path, rows=rows)
     return [_contest(runner, model, path, example, cores[:count]) for count in range(len(cores), 0, -1)]
 
 
 def _contest(runner: GangRunner, model: LoadedModel, path: Path, example: Example, cores: Sequence[int]) -> Contest:
     outputs = runner.run(model, example.inputs, len(cores)).outputs
-    contest = Contest(model.manifest.model_name, len(cores), {}, _error(outputs, example.outputs))
+    contest = Contest(
+        model.manifest.model_name, len(cores), _rows(model, example), {}, _error(outputs, example.outputs)
+    )
 
     def ours() -> float:
         finished = runner.run(model, example.inputs, len(cores))
@@ -98,6 +107,11 @@ def _contest(runner: GangRunner, model: LoadedModel, path: Path, example: Exampl
         with pinned(cores):
             contest.sides[name] = _timed(open_peer(path, example.inputs, len(cores)), cores)
     return contest
+
+
+def _rows(model: LoadedModel, example: Example) -> int:
+    first = model.manifest.inputs[0]
+    return example.inputs[first.name].nbytes // first.row_bytes
 
 
 def _timed(run_once: RunOnce, cores: Sequence[int]) -> Timed:
@@ -114,7 +128,7 @@ def _error(outputs: dict[str, Array], expected: dict[str, Array]) -> float:
     return max(relative_error(outputs[name], expected[name]) for name in expected)
 
 
-def run(report: Report, repository: Path, models: Sequence[str], rounds: int, max_cores: int) -> None:
+def run(report: Report, repository: Path, models: Sequence[str], rows: int, rounds: int, max_cores: int) -> None:
     """Measure every model; the contests take turns, so that all of them see the same load of the machine."""
     cores = sorted(os.sched_getaffinity(0))[:max_cores]
     artifacts = {model: compile_model(repository, model) for model in models}
@@ -122,16 +136,17 @@ def run(report: Report, repository: Path, models: Sequence[str], rounds: int, ma
         contests = [
             contest
             for model, folder in artifacts.items()
-            for contest in prepare(runner, runner.open_model(folder), onnx_file(repository, model), cores)
+            for contest in prepare(runner, runner.open_model(folder, rows), onnx_file(repository, model), cores, rows)
         ]
         for number in range(rounds):
             for contest in contests:
                 contest.run_round(first=number)
     report.table("compute time, medians", [contest.row() for contest in contests])
+    limits = RATIO_AT_MOST if rows == 1 else BATCH_RATIO_AT_MOST
     for contest in contests:
-        if contest.model in RATIO_AT_MOST:
+        if contest.model in limits:
             what = f"{contest.model}, {contest.cores} cores: ratio to {contest.better_peer}"
-            report.target(what, contest.ratio, RATIO_AT_MOST[contest.model])
+            report.target(what, contest.ratio, limits[contest.model])
         report.target(f"{contest.model}, {contest.cores} cores: max error", contest.error, 1e-4)
 
 
@@ -140,11 +155,13 @@ def main() -> int:
     parser = option_parser(__doc__ or "")
     add_repository_option(parser)
     parser.add_argument("--models", nargs="+", default=list(RATIO_AT_MOST), metavar="NAME", help="models to run")
-    parser.add_argument("--rounds", type=int, default=15, help=f"rounds; each side runs {QUERIES} queries in each")
+    parser.add_argument("--batch", type=int, default=1, metavar="ROWS", help="rows of a query")
+    parser.add_argument("--rounds", type=int, default=15, help=f"rounds; each side runs {QUERIES} rows in each")
     parser.add_argument("--max-cores", type=int, default=2, help="largest gang")
     options = parser.parse_args()
     report = start_report("Compute time of whole models, float32")
-    run(report, ensure_zoo(options.repository, options.models), options.models, options.rounds, options.max_cores)
+    repository = ensure_zoo(options.repository, options.models)
+    run(report, repository, options.models, options.batch, options.rounds, options.max_cores)
     return report.finish(options.json)
 
 

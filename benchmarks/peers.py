@@ -26,7 +26,7 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 
 def onnxruntime_peer(path: Path, inputs: Mapping[str, Array], threads: int) -> RunOnce:
     """Return a query of onnxruntime; its threads spin between queries, as they do by default."""
-    session = open_session(path, threads)
+    session = open_session(path, threads, rows=len(next(iter(inputs.values()))))
     feeds = dict(inputs)
     return lambda: session.run(None, feeds)
 

@@ -13,31 +13,31 @@ DATATYPES = {"tensor(float)": "FP32", "tensor(int32)": "INT32", "tensor(int64)":
 
 @dataclass(frozen=True)
 class Example:
-    """One row of input, by name, the outputs that are right, and the same as a serialised ModelInfer request."""
+    """A batch of inputs, by name, the outputs that are right, and the same as a serialised ModelInfer request."""
 
     inputs: dict[str, Array]
     outputs: dict[str, Array]
     request: bytes
 
 
-def open_session(path: Path, threads: int) -> ort.InferenceSession:
-    """Load a model into onnxruntime for batches of one row, spinning as it does by default."""
+def open_session(path: Path, threads: int, rows: int = 1) -> ort.InferenceSession:
+    """Load a model into onnxruntime for batches of so many rows, spinning as it does by default."""
     options = ort.SessionOptions()
     for name in _symbolic_dimensions(path):
-        options.add_free_dimension_override_by_name(name, 1)
+        options.add_free_dimension_override_by_name(name, rows)
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def example_of(model: str, path: Path, seed: int = 0) -> Example:
-    """Make random inputs of one row for a model and let onnxruntime compute the outputs."""
-    session = open_session(path, threads=1)
+def example_of(model: str, path: Path, seed: int = 0, rows: int = 1) -> Example:
+    """Make random inputs of so many rows for a model and let onnxruntime compute the outputs."""
+    session = open_session(path, threads=1, rows=rows)
     metadata = [
         TensorMetadata(name=node.name, datatype=DATATYPES[node.type], shape=[_size(d) for d in node.shape])
         for node in session.get_inputs()
     ]
-    inputs = random_tensors(metadata, batch=1, seed=seed)
+    inputs = random_tensors(metadata, batch=1, seed=seed)  # the session has fixed the real one already
     names = [node.name for node in session.get_outputs()]
     outputs = dict(zip(names, session.run(names, inputs), strict=True))
     request = infer_request(model, "", {tensor.name: (tensor.datatype, inputs[tensor.name]) for tensor in metadata})

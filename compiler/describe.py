@@ -26,6 +26,12 @@ def weight_bytes(step: Step) -> int:
     return sum(array.nbytes for array in step.weights.values())
 
 
+def row_ns(step: Step) -> int:
+    """Estimate what one more row of a batch takes on one core; the weights are there already."""
+    row_us = max(step.spec.flops / _FLOPS_PER_US, activation_bytes(step) / _ACTIVATION_BYTES_PER_US)
+    return int(row_us * 1000)
+
+
 def max_ranks(step: Step, tasks: int) -> int:
     """Estimate beyond how many ranks a layer gets slower: those of under about 15 us alone are not worth sharing."""
     alone_us = max(

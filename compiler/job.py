@@ -16,16 +16,24 @@ from gangway.artifact.format import (
     Space,
     TargetSpec,
     TensorSpec,
+    Version,
 )
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler.arena import plan_arena
 from gangway.compiler.buffers import Step
-from gangway.compiler.describe import activation_bytes, max_ranks, shape_text, weight_bytes
+from gangway.compiler.describe import activation_bytes, max_ranks, row_ns, shape_text, weight_bytes
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.fusion import fuse
 from gangway.compiler.graph import Graph
 from gangway.compiler.importer import read_graph
-from gangway.compiler.kernels import build_kernels, choose_plans, make_version, name_symbols, write_weights
+from gangway.compiler.kernels import (
+    build_kernels,
+    choose_plans,
+    make_version,
+    name_symbols,
+    with_batch_plans,
+    write_weights,
+)
 from gangway.compiler.key import compiler_version, model_key
 from gangway.compiler.layout import place
 from gangway.compiler.lowering import lower_model
@@ -58,7 +66,7 @@ class Job:
             steps, arena_bytes = lower_graph(graph, self._target.lanes)
             graph = replace(graph, constants={})  # as the file has them: the steps' weights are other arrays by now
             plans = choose_plans(steps, self._target)
-            symbols = name_symbols(plans)
+            symbols = name_symbols(with_batch_plans(plans, self._target))
         with ArtifactWriter(folder) as writer:
             with self._phase("weights"):
                 offsets = write_weights(steps, plans, self._target, writer)
@@ -67,7 +75,7 @@ class Job:
                 build_kernels(symbols, self._target, library, lambda *count: self._progress("kernels", *count))
             with self._phase("write"):
                 layers = tuple(
-                    _layer(step, plan, symbols[plan], weights)
+                    _layer(step, plan, make_version(plan, symbols, self._target), weights)
                     for step, plan, weights in zip(steps, plans, offsets, strict=True)
                 )
                 parameters = sum(array.size for step in steps for array in step.weights.values())
@@ -118,7 +126,7 @@ def _tensors(graph: Graph, names: tuple[str, ...]) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
-def _layer(step: Step, plan: KernelPlan, symbol: str, weights: tuple[int, ...]) -> Layer:
+def _layer(step: Step, plan: KernelPlan, version: Version, weights: tuple[int, ...]) -> Layer:
     buffers = [BufferRef(buffer.space, buffer.offset_bytes, buffer.index) for buffer in (*step.inputs, step.output)]
     constants = [BufferRef(Space.WEIGHTS, offset_bytes) for offset_bytes in weights]
     return Layer(
@@ -126,8 +134,9 @@ def _layer(step: Step, plan: KernelPlan, symbol: str, weights: tuple[int, ...]) 
         operator=step.operator,
         shape=shape_text(step),
         arguments=(buffers[0], *constants, *buffers[1:]),
-        versions=(make_version(plan, symbol),),
+        versions=(version,),
         flops=step.spec.flops,
         bytes=activation_bytes(step) + weight_bytes(step),
         max_ranks=max_ranks(step, plan.tasks),
+        row_ns=row_ns(step),
     )

@@ -1,18 +1,19 @@
 """From steps to machine code: a kernel plan for every step, a symbol per distinct plan, packed weights, the library."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gangway.artifact.format import TargetSpec, Version
+from gangway.artifact.format import BatchKernel, TargetSpec, Version
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler import codegen
 from gangway.compiler.buffers import Step
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.specs import KernelPlan
+from gangway.compiler.specs import BatchPlan, KernelPlan
 from gangway.compiler.templates import registry
 
+Plan = KernelPlan | BatchPlan
 KERNELS_PER_OBJECT = 4  # small enough for a smooth progress bar; the cost of one more object file is a few milliseconds
 
 
@@ -27,23 +28,39 @@ def choose_plans(steps: Sequence[Step], target: TargetSpec) -> list[KernelPlan]:
     return plans
 
 
-def name_symbols(plans: Sequence[KernelPlan]) -> dict[KernelPlan, str]:
-    """Return one symbol per distinct plan."""
-    return {plan: symbol_name(index, plan) for index, plan in enumerate(dict.fromkeys(plans))}
+def with_batch_plans(plans: Iterable[KernelPlan], target: TargetSpec) -> list[Plan]:
+    """Return the distinct plans, and those of their kernels for several rows."""
+    distinct = dict.fromkeys(plans)
+    batches = (registry.batch_plan(spec, target) for spec in dict.fromkeys(plan.spec for plan in distinct))
+    return [*distinct, *(batch for batch in batches if batch)]
 
 
-def symbol_name(index: int, plan: KernelPlan) -> str:
-    """Return the name of a kernel's function, "k3_conv"."""
-    return f"k{index}_{type(plan.spec).__name__.removesuffix('Spec').lower()}"
+def name_symbols(plans: Sequence[Plan]) -> dict[Plan, str]:
+    """Return one symbol per plan."""
+    return {plan: symbol_name(index, plan) for index, plan in enumerate(plans)}
 
 
-def make_version(plan: KernelPlan, symbol: str) -> Version:
-    """Return how an artifact describes a kernel."""
-    return Version(symbol, plan.tasks, plan.description, plan.blocking_bytes, plan.parallelism)
+def symbol_name(index: int, plan: Plan) -> str:
+    """Return the name of a kernel's function, "k3_conv" or, for several rows, "k3_conv_rows"."""
+    kind = type(plan.spec).__name__.removesuffix("Spec").lower()
+    return f"k{index}_{kind}" + "_rows" * isinstance(plan, BatchPlan)
+
+
+def make_version(plan: KernelPlan, symbols: Mapping[Plan, str], target: TargetSpec) -> Version:
+    """Return how an artifact describes a kernel, and that for several rows."""
+    batch = registry.batch_plan(plan.spec, target)
+    return Version(
+        symbols[plan],
+        plan.tasks,
+        plan.description,
+        plan.blocking_bytes,
+        plan.parallelism,
+        BatchKernel(symbols[batch], batch.rows, batch.tasks, batch.description) if batch else None,
+    )
 
 
 def build_kernels(
-    symbols: dict[KernelPlan, str], target: TargetSpec, library: Path, progress: Callable[[int, int], None]
+    symbols: Mapping[Plan, str], target: TargetSpec, library: Path, progress: Callable[[int, int], None]
 ) -> None:
     """Compile all kernels into the shared library; `progress(done, total)` counts them."""
     items = list(symbols.items())
@@ -58,7 +75,7 @@ def build_kernels(
     progress(len(items), len(items))
 
 
-def build_part(part: Sequence[tuple[KernelPlan, str]], target: TargetSpec, path: Path) -> None:
+def build_part(part: Sequence[tuple[Plan, str]], target: TargetSpec, path: Path) -> None:
     """Compile some kernels, with their symbols, into an object file."""
     functions: dict[str, Any] = {symbol: registry.emit(plan, target, symbol) for plan, symbol in part}
     codegen.build_object(functions, target, path)

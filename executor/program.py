@@ -4,16 +4,19 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.format import KERNELS_FILE, MAX_ARGUMENTS, WEIGHTS_FILE, Engine, Layer, Manifest, Version
+from gangway.artifact.format import KERNELS_FILE, MAX_ARGUMENTS, WEIGHTS_FILE, Engine, Layer, Manifest
 from gangway.artifact.reader import MAX_VERSIONS, read_manifest
 from gangway.executor import _native
 
 CLAIM_US: Final = 200.0  # largest claim: what STOP_NOW and a joining rank may have to wait for
 _FLOPS_PER_US: Final = 50e3  # what a kernel does on one core where no profile says better
 _BYTES_PER_US: Final = 10e3
-_HEAD: Final = struct.Struct("<3I4x")  # arguments, versions, max_ranks
+_HEAD: Final = struct.Struct("<4I")  # arguments, versions, max_ranks, row_ns
 _ARGUMENT: Final = struct.Struct("<IIQ")  # space, index, offset
-_VERSION: Final = struct.Struct("<II")  # tasks, chunk
+_KERNEL: Final = struct.Struct(
+    "<III"
+)  # tasks, chunk, rows; of a version's own, then of its batch kernel (rows 0: none)
+_NO_KERNEL: Final = bytes(_KERNEL.size)
 
 
 def load_program(folder: Path) -> _native.Program:
@@ -40,22 +43,31 @@ def load_program(folder: Path) -> _native.Program:
 
 
 def symbols(manifest: Manifest) -> list[str]:
-    """Names of the kernels in the order of the table: layer by layer, version by version."""
-    return [version.symbol for layer in manifest.layers for version in layer.versions]
+    """Names of the kernels in the order of the table: by layer, by version, each followed by its batch kernel."""
+    versions = [version for layer in manifest.layers for version in layer.versions]
+    return [kernel.symbol for version in versions for kernel in (version, version.batch) if kernel]
 
 
 def pack_layer(layer: Layer) -> bytes:
     """Return the layer as one record of the table."""
     arguments = [_ARGUMENT.pack(ref.space, ref.index, ref.offset_bytes) for ref in layer.arguments]
-    versions = [_VERSION.pack(version.tasks, chunk_tasks(layer, version)) for version in layer.versions]
+    versions = [
+        _pack_kernel(layer, version.tasks, 1)
+        + (_pack_kernel(layer, version.batch.tasks, version.batch.rows) if version.batch else _NO_KERNEL)
+        for version in layer.versions
+    ]
     return (
-        _HEAD.pack(len(arguments), len(versions), layer.max_ranks)
+        _HEAD.pack(len(arguments), len(versions), layer.max_ranks, layer.row_ns)
         + b"".join(arguments).ljust(MAX_ARGUMENTS * _ARGUMENT.size, b"\0")
-        + b"".join(versions).ljust(MAX_VERSIONS * _VERSION.size, b"\0")
+        + b"".join(versions).ljust(MAX_VERSIONS * 2 * _KERNEL.size, b"\0")
     )
 
 
-def chunk_tasks(layer: Layer, version: Version) -> int:
-    """Return how many tasks take about CLAIM_US, at least one."""
-    task_us = max(layer.flops / _FLOPS_PER_US, layer.bytes / _BYTES_PER_US) / version.tasks
-    return max(1, min(version.tasks, int(CLAIM_US / task_us))) if task_us > 0 else version.tasks
+def _pack_kernel(layer: Layer, tasks: int, rows: int) -> bytes:
+    return _KERNEL.pack(tasks, chunk_tasks(layer, tasks, rows), rows)
+
+
+def chunk_tasks(layer: Layer, tasks: int, rows: int) -> int:
+    """Return how many of a kernel's tasks take about CLAIM_US, at least one, when a call computes so many rows."""
+    task_us = max(rows * layer.flops / _FLOPS_PER_US, layer.bytes / _BYTES_PER_US) / tasks
+    return max(1, min(tasks, int(CLAIM_US / task_us))) if task_us > 0 else tasks

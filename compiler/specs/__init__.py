@@ -4,7 +4,7 @@ The graph half (import, fusion, layout, arena) turns a model into specs; `templa
 code. Nothing here imports TVM.
 """
 
-from gangway.compiler.specs.base import MOST_LANES, Array, KernelPlan, KernelSpec, PackedWeights, RawWeights
+from gangway.compiler.specs.base import MOST_LANES, Array, BatchPlan, KernelPlan, KernelSpec, PackedWeights, RawWeights
 from gangway.compiler.specs.images import (
     BlockedElementwiseSpec,
     ConvSpec,
@@ -32,6 +32,7 @@ __all__ = [
     "MOST_LANES",
     "Array",
     "AttentionSpec",
+    "BatchPlan",
     "BlockedElementwiseSpec",
     "ConvSpec",
     "CopySpec",

@@ -45,3 +45,13 @@ class KernelPlan:
     description: str
     blocking_bytes: int
     parallelism: int
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """A second kernel that all plans of a spec share: up to `rows` rows in one call, in `tasks` tasks together."""
+
+    spec: KernelSpec
+    rows: int
+    tasks: int
+    description: str

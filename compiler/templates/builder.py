@@ -61,8 +61,12 @@ def either(condition: Expr | bool, then: Callable[[], None], otherwise: Callable
             otherwise()
 
 
-def when(condition: Expr, then: Callable[[], None]) -> None:
-    """`if condition: then()`."""
+def when(condition: Expr | bool, then: Callable[[], None]) -> None:
+    """`if condition: then()`, decided now where the condition is known."""
+    if isinstance(condition, bool):
+        if condition:
+            then()
+        return
     with ir.If(condition), ir.Then():
         then()
 
@@ -70,6 +74,15 @@ def when(condition: Expr, then: Callable[[], None]) -> None:
 def local(elements: int, dtype: str = "float32") -> Buffer:
     """Scratch memory on the stack, uninitialised."""
     return ir.alloc_buffer((elements,), dtype, scope="local")
+
+
+def choose(value: Expr, options: Sequence[int], body: Callable[[int], None]) -> None:
+    """`body(option)` for the option that `value`, known at run time, equals; it must equal one."""
+    first, *others = options
+    if others:
+        either(value == first, lambda: body(first), lambda: choose(value, others, body))
+    else:
+        body(first)
 
 
 def quotient(a: Expr, b: int) -> Expr:
@@ -179,7 +192,7 @@ def store(buffer: Buffer, base: Expr, value: Expr, lanes: int, step: int = 1) ->
     ir.buffer_store(buffer, value, [base if lanes == 1 else tirx.Ramp(base, step, lanes)])
 
 
-def prefetch(buffer: Buffer, index: Expr) -> None:
-    """Ask for the cache line of `buffer[index]`; an index beyond the buffer's end does no harm."""
-    read, keep, data = (tirx.const(value, "int32") for value in (0, 3, 1))
+def prefetch(buffer: Buffer, index: Expr, level: int = 1) -> None:
+    """Ask for the cache line of `buffer[index]` in that level; an index beyond the buffer's end does no harm."""
+    read, keep, data = (tirx.const(value, "int32") for value in (0, 4 - level, 1))
     ir.evaluate(ir.call_llvm_intrin("void", "llvm.prefetch", ir.address_of(buffer[index]), read, keep, data))

@@ -14,11 +14,12 @@ from typing import Any
 from gangway.artifact.format import TargetSpec
 
 from .. import specs
-from ..specs import ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
+from ..specs import BatchPlan, ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
 from . import (
     attention,
     convolution,
     copying,
+    dense_batch,
     depthwise,
     elementwise,
     gather,
@@ -34,7 +35,7 @@ from . import (
 )
 from .base import UnsupportedSpecError
 
-__all__ = ["UnsupportedSpecError", "emit", "pack", "plan", "versions"]
+__all__ = ["UnsupportedSpecError", "batch_plan", "emit", "pack", "plan", "versions"]
 
 Pack = Callable[[Any, TargetSpec, RawWeights], PackedWeights]
 
@@ -104,6 +105,16 @@ def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights
     return _template(plan.spec, target).pack(plan.spec, target, raw)
 
 
-def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
-    """The kernel of a plan as a `tirx.PrimFunc` named `symbol`, for `codegen.build_library`."""
+def batch_plan(spec: KernelSpec, target: TargetSpec) -> BatchPlan | None:
+    """The kernel for several rows in one call that all plans of a spec share; None where rows have nothing to share."""
+    return dense_batch.plan(spec, target) if isinstance(spec, ConvSpec) else None
+
+
+def emit(plan: KernelPlan | BatchPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel of a plan as a `tirx.PrimFunc` named `symbol`, for `codegen.build_library`.
+
+    That of a batch plan has one argument more, `batch`; see `artifact.format.BatchKernel`.
+    """
+    if isinstance(plan, BatchPlan):
+        return dense_batch.emit(plan, target, symbol)
     return _template(plan.spec, target).emit(plan, target, symbol)

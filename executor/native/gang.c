@@ -9,10 +9,14 @@
 #include "slot.h"
 #include "wait.h"
 
+enum { RANK_NS = 8000 }; /* what a rank should have to do in a layer: a page turn and a cold cache cost some of it */
+
 struct page {
     uint32_t tag, layer, parts;
-    uint32_t row_tasks, tasks; /* of one row, of all */
+    uint32_t groups;             /* of rows, one call each */
+    uint32_t group_tasks, tasks; /* of one group, of all */
     uint32_t chunk;
+    bool batch; /* the kernel takes several rows */
     kernel run;
 };
 
@@ -39,35 +43,55 @@ static void call(kernel run, uint32_t count, void **a, int32_t begin, int32_t en
         case 6: ((void (*)(p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], begin, end); break;
         case 7: ((void (*)(p, p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], begin, end); break;
         case 8: ((void (*)(p, p, p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], begin, end); break;
+        case 9:
+            ((void (*)(p, p, p, p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], begin, end);
+            break;
     }
 }
 
-static char *address(const struct query *query, const struct argument *argument, uint32_t row) {
+/* Where an argument lies in row 0, and how many bytes further in each row after it. */
+static char *address(const struct query *query, const struct argument *argument, uint64_t *stride) {
     const struct program *program = query->program;
     char *base = NULL;
     switch (argument->space) {
-        case SPACE_WEIGHTS: base = program->weights; break;
-        case SPACE_ARENA: base = query->arena + row * query->arena_stride; break;
-        case SPACE_INPUT: base = query->inputs[argument->index] + row * program->input_row_bytes[argument->index]; break;
-        case SPACE_OUTPUT: base = query->outputs[argument->index] + row * program->output_row_bytes[argument->index]; break;
+        case SPACE_WEIGHTS: base = program->weights, *stride = 0; break;
+        case SPACE_ARENA: base = query->arena, *stride = query->arena_stride; break;
+        case SPACE_INPUT: base = query->inputs[argument->index], *stride = program->input_row_bytes[argument->index]; break;
+        case SPACE_OUTPUT: base = query->outputs[argument->index], *stride = program->output_row_bytes[argument->index]; break;
     }
     return base + argument->offset;
 }
 
-/* Runs tasks [begin, end) of all rows; task t belongs to row t / row_tasks. */
+/* The first row of a group: groups differ by one row at most. */
+static uint32_t first_row(const struct query *query, const struct page *page, uint32_t group) {
+    return page->batch ? (uint32_t)((uint64_t)group * query->rows / page->groups) : group;
+}
+
+/* One call: tasks [begin, end) of one group of rows. */
+static void execute_group(const struct query *query, const struct page *page, uint32_t group, uint32_t begin, uint32_t end) {
+    const struct layer *layer = &query->program->layers[page->layer];
+    uint32_t count = layer->argument_count, row = first_row(query, page, group);
+    void *arguments[MAX_ARGUMENTS + 1];
+    uint64_t batch[MAX_ARGUMENTS + 1] = {first_row(query, page, group + 1) - row};
+    for (uint32_t i = 0; i < count; i++) {
+        char *base = address(query, &layer->arguments[i], &batch[i + 1]);
+        arguments[i] = base + row * batch[i + 1];
+    }
+    if (page->batch) arguments[count++] = batch;
+    call(page->run, count, arguments, (int32_t)begin, (int32_t)end);
+}
+
+/* Runs tasks [begin, end) of all rows; task t belongs to group t / group_tasks. */
 static void execute(struct query *query, const struct page *page, uint32_t begin, uint32_t end) {
     const struct program *program = query->program;
     if (program->whole) { /* the only task of the only page: who executes it also turns the page, and knows how it ended */
         query->failed = !program->whole(program->context, query);
         return;
     }
-    const struct layer *layer = &program->layers[page->layer];
     while (begin < end) {
-        uint32_t row = begin / page->row_tasks, first = row * page->row_tasks;
-        uint32_t stop = minimum(end, first + page->row_tasks);
-        void *arguments[MAX_ARGUMENTS];
-        for (uint32_t i = 0; i < layer->argument_count; i++) arguments[i] = address(query, &layer->arguments[i], row);
-        call(page->run, layer->argument_count, arguments, (int32_t)(begin - first), (int32_t)(stop - first));
+        uint32_t group = begin / page->group_tasks, first = group * page->group_tasks;
+        uint32_t stop = minimum(end, first + page->group_tasks);
+        execute_group(query, page, group, begin - first, stop - first);
         begin = stop;
     }
 }
@@ -75,14 +99,19 @@ static void execute(struct query *query, const struct page *page, uint32_t begin
 static struct page open_page(const struct query *query, const struct phase *phase) {
     const struct layer *layer = &query->program->layers[phase->layer];
     const struct version *version = &layer->versions[minimum(phase->version, layer->version_count - 1)];
+    bool batch = is_batch(version, query->rows);
+    const struct implementation *chosen = batch ? &version->batch : &version->one;
+    uint32_t groups = query->program->whole ? 1 : row_groups(version, query->rows);
     return (struct page){
         .tag = phase->tag,
         .layer = phase->layer,
         .parts = phase->parts ? minimum(phase->parts, MAX_RANKS) : 1,
-        .row_tasks = version->tasks,
-        .tasks = query->program->whole ? 1 : version->tasks * query->rows,
-        .chunk = version->chunk,
-        .run = version->run,
+        .groups = groups,
+        .group_tasks = chosen->tasks,
+        .tasks = chosen->tasks * groups,
+        .chunk = chosen->chunk,
+        .batch = batch,
+        .run = chosen->run,
     };
 }
 
@@ -114,6 +143,14 @@ static bool must_leave(const struct rank *rank) {
            (control == CONTROL_STOP && rank->query->program->whole);
 }
 
+/* Beyond how many ranks a layer gets slower. A batch is worth more of them than a row, once each has enough to do. */
+static uint32_t most_ranks(const struct query *query, const struct page *page) {
+    const struct layer *layer = &query->program->layers[page->layer];
+    uint64_t worth = query->rows > 1 ? (uint64_t)query->rows * layer->row_ns / RANK_NS : 0;
+    if (worth <= layer->max_ranks) return layer->max_ranks;
+    return worth < page->tasks ? (uint32_t)worth : page->tasks;
+}
+
 /* Afterwards the slot is the front end's again. */
 static void answer(struct lease *lease, const struct query *query, uint64_t end_ns) {
     struct slot *slot = query->slot;
@@ -142,7 +179,8 @@ static void turn_page(const struct rank *rank, const struct page *page) {
         bool stop = next.layer >= lease->end_layer || atomic_load(&lease->control) != CONTROL_RUN;
         next.kind = stop ? PHASE_STOPPED : PHASE_OPEN;
         next.version = lease->versions[next.layer];
-        ranks = minimum(minimum(ranks, atomic_load(&lease->wanted)), program->layers[next.layer].max_ranks);
+        struct page opened = open_page(rank->query, &next);
+        ranks = minimum(minimum(ranks, atomic_load(&lease->wanted)), most_ranks(rank->query, &opened));
         next.parts = ranks ? ranks : 1;
     }
     atomic_store_explicit(&lease->finished, 0, memory_order_relaxed);
@@ -153,10 +191,10 @@ static void turn_page(const struct rank *rank, const struct page *page) {
     if (atomic_load(&lease->sleepers)) futex_wake_all(&lease->phase);
 }
 
-/* A layer takes `max_ranks` of the ranks that are in, those with the lowest numbers; the others wait for the next page. */
+/* A layer takes `most_ranks` of the ranks that are in, those with the lowest numbers; the others wait for the next page. */
 static bool takes_part(const struct rank *rank, const struct page *page) {
     uint64_t lower = atomic_load(&rank->lease->present) & ((UINT64_C(1) << rank->number) - 1);
-    return (uint32_t)__builtin_popcountll(lower) < rank->query->program->layers[page->layer].max_ranks;
+    return (uint32_t)__builtin_popcountll(lower) < most_ranks(rank->query, page);
 }
 
 /* Works on a page until nothing of it can be claimed: first the rank's own part, then one part after the other. What was executed is

@@ -11,9 +11,9 @@ PyTypeObject *program_type;
 
 /* One layer as executor/program.py packs it. */
 struct layer_record {
-    uint32_t argument_count, version_count, max_ranks, unused;
+    uint32_t argument_count, version_count, max_ranks, row_ns;
     struct { uint32_t space, index; uint64_t offset; } arguments[MAX_ARGUMENTS];
-    struct { uint32_t tasks, chunk; } versions[MAX_VERSIONS];
+    struct { struct kernel_record { uint32_t tasks, chunk, rows; } one, batch; } versions[MAX_VERSIONS];
 };
 
 struct program_object {
@@ -38,6 +38,10 @@ static bool read_sizes(PyObject *sequence, uint64_t *sizes, uint32_t *count) {
     return true;
 }
 
+static bool is_sound_kernel(const struct kernel_record *record) {
+    return record->tasks >= 1 && record->tasks <= MAX_TASKS && record->chunk >= 1;
+}
+
 static bool is_sound(const struct program *program, const struct layer_record *record) {
     bool sound = record->argument_count >= 1 && record->argument_count <= MAX_ARGUMENTS && record->version_count >= 1 &&
                  record->version_count <= MAX_VERSIONS && record->max_ranks >= 1;
@@ -52,12 +56,28 @@ static bool is_sound(const struct program *program, const struct layer_record *r
         sound = record->arguments[i].offset <= limits[space];
     }
     for (uint32_t i = 0; sound && i < record->version_count; i++) {
-        sound = record->versions[i].tasks >= 1 && record->versions[i].tasks <= MAX_TASKS && record->versions[i].chunk >= 1;
+        const struct kernel_record *one = &record->versions[i].one, *batch = &record->versions[i].batch;
+        sound = one->rows == 1 && is_sound_kernel(one) && (batch->rows == 0 || is_sound_kernel(batch));
     }
     return sound;
 }
 
-/* Fills one layer; takes its symbols, one per version, from `symbols` at `next`. */
+/* Fills one implementation; takes its symbol from `symbols` at `next`. */
+static bool read_kernel(const struct program *program, const struct kernel_record *record, PyObject *symbols, Py_ssize_t *next,
+                        struct implementation *implementation) {
+    PyObject *symbol = PySequence_GetItem(symbols, (*next)++);
+    const char *name = symbol ? PyUnicode_AsUTF8(symbol) : NULL;
+    void *address = name ? dlsym(program->library, name) : NULL;
+    if (name && !address) PyErr_Format(PyExc_ValueError, "kernel %s is not in the library", name);
+    Py_XDECREF(symbol);
+    *(void **)&implementation->run = address;
+    implementation->tasks = record->tasks;
+    implementation->chunk = record->chunk;
+    implementation->rows = record->rows;
+    return address != NULL;
+}
+
+/* Fills one layer; takes its symbols, one for each kernel, from `symbols` at `next`. */
 static bool read_layer(const struct program *program, const struct layer_record *record, PyObject *symbols, Py_ssize_t *next,
                        struct layer *layer) {
     if (!is_sound(program, record)) {
@@ -67,20 +87,16 @@ static bool read_layer(const struct program *program, const struct layer_record 
     layer->argument_count = record->argument_count;
     layer->version_count = record->version_count;
     layer->max_ranks = record->max_ranks;
+    layer->row_ns = record->row_ns;
     for (uint32_t i = 0; i < record->argument_count; i++) {
         layer->arguments[i] =
             (struct argument){record->arguments[i].space, record->arguments[i].index, record->arguments[i].offset};
     }
     for (uint32_t i = 0; i < record->version_count; i++) {
-        PyObject *symbol = PySequence_GetItem(symbols, (*next)++);
-        const char *name = symbol ? PyUnicode_AsUTF8(symbol) : NULL;
-        void *address = name ? dlsym(program->library, name) : NULL;
-        if (name && !address) PyErr_Format(PyExc_ValueError, "kernel %s is not in the library", name);
-        Py_XDECREF(symbol);
-        if (!address) return false;
-        *(void **)&layer->versions[i].run = address;
-        layer->versions[i].tasks = record->versions[i].tasks;
-        layer->versions[i].chunk = record->versions[i].chunk;
+        struct version *version = &layer->versions[i];
+        if (!read_kernel(program, &record->versions[i].one, symbols, next, &version->one)) return false;
+        if (record->versions[i].batch.rows == 0) continue;
+        if (!read_kernel(program, &record->versions[i].batch, symbols, next, &version->batch)) return false;
     }
     return true;
 }
@@ -166,7 +182,7 @@ static PyObject *program_whole(PyObject *type, PyObject *arguments) {
         Py_DECREF(self);
         return NULL;
     }
-    program->layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{NULL, 1, 1}}};
+    program->layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{.one = {NULL, 1, 1, 1}}}};
     program->layer_count = 1;
     program->whole = call_python;
     program->context = ((struct program_object *)self)->run = Py_NewRef(run);

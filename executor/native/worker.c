@@ -34,7 +34,9 @@ static bool tasks_fit(const struct program *program, uint32_t rows) {
     for (uint32_t i = 0; i < program->layer_count; i++) {
         const struct layer *layer = &program->layers[i];
         for (uint32_t v = 0; v < layer->version_count; v++) {
-            if ((uint64_t)layer->versions[v].tasks * rows > MAX_TASKS) return false;
+            const struct version *version = &layer->versions[v];
+            uint32_t tasks = is_batch(version, rows) ? version->batch.tasks : version->one.tasks;
+            if ((uint64_t)tasks * row_groups(version, rows) > MAX_TASKS) return false;
         }
     }
     return true;

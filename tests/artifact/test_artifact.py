@@ -13,6 +13,7 @@ import pytest
 from gangway.artifact.cache import Cache, cache_key, default_cache_dir
 from gangway.artifact.codec import encode
 from gangway.artifact.format import (
+    BatchKernel,
     BufferRef,
     Engine,
     Layer,
@@ -39,7 +40,7 @@ MANIFEST = Manifest(
             operator="Mul",
             shape="4",
             arguments=(BufferRef(Space.INPUT, 0), BufferRef(Space.WEIGHTS, 64), BufferRef(Space.OUTPUT, 0)),
-            versions=(Version("k0", 1, "mul"),),
+            versions=(Version("k0", 1, "mul", batch=BatchKernel("b0", 8, 1, "mul of rows")),),
             flops=4,
             bytes=48,
             max_ranks=1,
@@ -96,7 +97,7 @@ def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"format_version": 1}, "format version 1 instead of 2"),
+        ({"format_version": 1}, "format version 1 instead of 3"),
         ({"key": "../../etc"}, "hex"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"arena_bytes": "64"}, "manifest.arena_bytes is not an integer"),
@@ -133,6 +134,11 @@ def test_a_wrong_manifest_is_refused(tmp_path: Path, fields: dict[str, Any], wor
         (("arguments", 0), {"space": 1, "offset_bytes": 64, "index": 0}),
         (("versions", 0, "tasks"), 0),
         (("versions", 0, "symbol"), "k0; rm"),
+        (("versions", 0, "batch", "tasks"), 0),
+        (("versions", 0, "batch", "symbol"), ""),
+        (("versions", 0, "batch", "rows"), 0),
+        (("versions", 0, "batch"), []),
+        (("row_ns",), -1),
         (("versions",), []),
         (("arguments",), [{"space": 1, "offset_bytes": 0, "index": 0}] * 9),
         (("max_ranks",), 0),
@@ -260,7 +266,7 @@ def test_the_reader_loads_no_heavy_module() -> None:
 
 
 def whole_manifest(**fields: Any) -> Manifest:
-    layer = replace(MANIFEST.layers[0], arguments=(), flops=0, bytes=0)
+    layer = replace(MANIFEST.layers[0], arguments=(), versions=(Version("k0", 1, "mul"),), flops=0, bytes=0)
     reason = {"engine": Engine.ONNXRUNTIME, "fallback_reason": "odd"}
     return replace(MANIFEST, **{"layers": (layer,), "arena_bytes": 0, **reason, **fields})
 

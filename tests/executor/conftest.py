@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
+from gangway.artifact.format import BatchKernel, BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor.cores import available_cores
 from gangway.executor.leases import LeaseSpec
@@ -32,8 +32,11 @@ class TinyModel:
     tasks: int
 
 
-def make_artifact(cache_dir: Path, layers: int = 6, max_ranks: tuple[int, ...] = (64,)) -> TinyModel:
-    key = hashlib.sha256(f"{layers} {max_ranks}".encode()).hexdigest()
+def make_artifact(
+    cache_dir: Path, layers: int = 6, max_ranks: tuple[int, ...] = (64,), batch_rows: int = 0, row_ns: int = 0
+) -> TinyModel:
+    """Write the model. With `batch_rows` every other layer, the last one too, has a kernel for so many rows."""
+    key = hashlib.sha256(f"{layers} {max_ranks} {batch_rows} {row_ns}".encode()).hexdigest()
     with ArtifactWriter(cache_dir / key) as writer:
         offsets = [writer.append_weights(struct.pack("<i", layer)) for layer in range(layers)]
         command = ["gcc", "-O1", "-shared", "-fPIC", str(HERE / "kernels.c"), "-o", str(writer.kernels_path)]
@@ -45,7 +48,10 @@ def make_artifact(cache_dir: Path, layers: int = 6, max_ranks: tuple[int, ...] =
             batched=True,
             inputs=(TensorSpec("orders", "INT32", (-1, 16), 64),),
             outputs=(TensorSpec("counters", "INT32", (-1, layers * TASKS), row_bytes),),
-            layers=tuple(_layer(i, offsets[i], max_ranks[i % len(max_ranks)]) for i in range(layers)),
+            layers=tuple(
+                _layer(i, offsets[i], max_ranks[i % len(max_ranks)], batch_rows * ((layers - i) % 2), row_ns)
+                for i in range(layers)
+            ),
             arena_bytes=64,
             target=TargetSpec("baseline", "x86-64", 4, ()),
             files={},
@@ -54,15 +60,16 @@ def make_artifact(cache_dir: Path, layers: int = 6, max_ranks: tuple[int, ...] =
     return TinyModel(cache_dir, key, layers, TASKS)
 
 
-def _layer(number: int, weights_offset: int, max_ranks: int) -> Layer:
+def _layer(number: int, weights_offset: int, max_ranks: int, batch_rows: int, row_ns: int) -> Layer:
     arguments = (
         BufferRef(Space.INPUT, 0),
         BufferRef(Space.WEIGHTS, weights_offset),
         BufferRef(Space.ARENA, 0),
         BufferRef(Space.OUTPUT, number * TASKS * 4),
     )
-    version = Version("count", TASKS, "counts")
-    return Layer(f"layer{number}", "Count", "", arguments, (version,), flops=0, bytes=0, max_ranks=max_ranks)
+    batch = BatchKernel("count_rows", batch_rows, TASKS, "counts") if batch_rows else None
+    version = Version("count", TASKS, "counts", batch=batch)
+    return Layer(f"layer{number}", "Count", "", arguments, (version,), 0, 0, max_ranks, row_ns)
 
 
 class Harness:

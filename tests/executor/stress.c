@@ -4,6 +4,7 @@
  *
  * Each round is one query of a random model. While it runs the scheduler stops it (both ways), resumes, grows, shrinks and aborts it at
  * random. Afterwards every task must have been executed exactly once since the last abort, each layer after the whole of the one before.
+ * Some layers have a batch kernel, which must be used for two rows and more, with groups of rows that cover each row once.
  * Some programs are one call for all rows; it must be begun once, and what it returns must become the answer.
  * Cells are plain memory on purpose: ThreadSanitizer reports them if the protocol does not order their accesses. */
 #include <pthread.h>
@@ -18,7 +19,7 @@
 #include "../../executor/native/wait.h"
 #include "../../executor/native/worker.h"
 
-enum { LAYERS = 8, TASKS = 48, ROWS = 3, WORKERS = 8, RING = 64, HANG_S = 100, ARENA_BYTES = 4096 };
+enum { LAYERS = 8, TASKS = 48, ROWS = 7, WORKERS = 8, RING = 64, HANG_S = 100, ARENA_BYTES = 4096 };
 
 static struct { int runs; } cells[LAYERS][ROWS * TASKS];
 static int numbers[LAYERS * 16]; /* the "weights": layer l's number at byte 64 l */
@@ -50,20 +51,35 @@ static uint32_t random_below(uint32_t limit) {
         }                                                                \
     } while (0)
 
-/* One argument says the layer, the other the row (the arena's stride is 64, and the row's number stands there). */
-static void kernel_of_layer(int *number, int *row, int32_t begin, int32_t end) {
-    int layer = *number;
-    uint32_t tasks = layers[layer].versions[0].tasks;
+/* Tasks of each row; a batch kernel's task is one of every row in the group. */
+static uint32_t tasks_of(uint32_t layer) {
+    const struct version *version = &layers[layer].versions[0];
+    return is_batch(version, query_rows) ? version->batch.tasks : version->one.tasks;
+}
+
+static void run_tasks(int layer, int first_row, int64_t rows, int32_t begin, int32_t end) {
     for (int32_t task = begin; task < end; task++) {
         if (layer > 0) {
-            for (uint32_t before = 0; before < layers[layer - 1].versions[0].tasks * query_rows; before++) {
+            for (uint32_t before = 0; before < tasks_of((uint32_t)layer - 1) * query_rows; before++) {
                 CHECK(cells[layer - 1][before].runs == 1, "layer %d began early", layer);
             }
         }
-        cells[layer][(uint32_t)*row * tasks + (uint32_t)task].runs++;
+        for (int64_t row = first_row; row < first_row + rows; row++) {
+            cells[layer][(uint32_t)row * tasks_of((uint32_t)layer) + (uint32_t)task].runs++;
+        }
         for (int spin = (task * 7 + layer) % 5 * 40; spin > 0; spin--) spin_pause();
         if (task % 13 == 12) nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL); /* so that others fall asleep */
     }
+}
+
+/* One argument says the layer, the other the row (the arena's stride is 64, and the row's number stands there). */
+static void kernel_of_layer(int *number, int *row, int32_t begin, int32_t end) { run_tasks(*number, *row, 1, begin, end); }
+
+static void batch_kernel_of_layer(int *number, int *row, const int64_t *batch, int32_t begin, int32_t end) {
+    const struct implementation *kernel = &layers[*number].versions[0].batch;
+    CHECK(query_rows > 1 && batch[0] >= 1 && batch[0] <= kernel->rows, "%ld rows", (long)batch[0]);
+    CHECK(batch[1] == 0 && batch[2] == 64, "strides %ld %ld", (long)batch[1], (long)batch[2]);
+    run_tasks(*number, *row, batch[0], begin, end);
 }
 
 static bool call_whole(void *context, const struct query *query) {
@@ -84,15 +100,20 @@ static void make_program(uint32_t rows) {
             .version_count = 1,
             .max_ranks = 1 + random_below(WORKERS),
             .arguments = {{SPACE_WEIGHTS, 0, i * 64}, {SPACE_ARENA, 0, 0}},
-            .versions = {{(kernel)kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12)}},
+            .row_ns = random_below(8000),
+            .versions = {{.one = {(kernel)kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12), 1}}},
         };
+        if (random_below(2)) {
+            layers[i].versions[0].batch = (struct implementation){
+                (kernel)batch_kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12), 1 + random_below(ROWS)};
+        }
     }
     program.whole = random_below(4) ? NULL : call_whole;
     program.context = numbers;
     fails = program.whole && random_below(2);
     if (program.whole) {
         program.layer_count = 1;
-        layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{NULL, 1, 1}}};
+        layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{.one = {NULL, 1, 1, 1}}}};
     }
 }
 
@@ -214,7 +235,7 @@ static void play_round(void) {
     CHECK(slot_status(atomic_load(&slot->word)) == (fails ? STATUS_INTERNAL : STATUS_OK), "wrong answer");
     if (program.whole) rows = 1; /* one task for all */
     for (uint32_t i = 0; i < program.layer_count; i++) {
-        for (uint32_t task = 0; task < layers[i].versions[0].tasks * rows; task++) {
+        for (uint32_t task = 0; task < tasks_of(i) * rows; task++) {
             CHECK(cells[i][task].runs == 1, "layer %u task %u ran %d times", i, task, cells[i][task].runs);
         }
     }

@@ -1,0 +1,77 @@
+"""Models with dense layers in batches of every kind, on real workers, against onnxruntime."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from gangway.artifact.cache import Cache
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from gangway.executor.cores import available_cores
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.gang_runner import GangRunner, LoadedModel
+
+ROWS = (1, 2, 3, 5, 7, 8, 13, 32)
+node = helper.make_node
+
+
+def save_network(path: Path) -> Path:
+    """Image -> convolution, pooling -> dense over the whole image -> dense with a residual -> two outputs."""
+    random = np.random.default_rng(5)
+    sizes = {"c": (32, 3, 3, 3), "w": (32 * 5 * 4, 300), "v": (300, 300), "u": (300, 10)}
+    constants = {name: (random.standard_normal(size) * 0.1).astype(np.float32) for name, size in sizes.items()}
+    constants |= {f"{name}b": random.standard_normal(sizes[name][1]).astype(np.float32) for name in "wvu"}
+    nodes = [
+        node("Conv", ["x", "c"], ["conv"], pads=[1, 1, 1, 1]),
+        node("MaxPool", ["conv"], ["pool"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Flatten", ["pool"], ["flat"]),
+        node("Gemm", ["flat", "w", "wb"], ["a"]),
+        node("Relu", ["a"], ["b"]),
+        node("Gemm", ["b", "v", "vb"], ["d"]),
+        node("Add", ["d", "b"], ["y"]),
+        node("Gemm", ["y", "u", "ub"], ["z"]),
+    ]
+    kind = TensorProto.FLOAT
+    tensors = {"x": ["N", 3, 10, 8], "y": ["N", 300], "z": ["N", 10]}
+    x, *outputs = (helper.make_tensor_value_info(name, kind, shape) for name, shape in tensors.items())
+    initializers = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "dense", [x], outputs, initializers)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_network(tmp_path_factory.mktemp("network") / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def loaded(network: Path) -> Iterator[tuple[GangRunner, LoadedModel]]:
+    folder = compile_model(network, "dense", Cache(network.parent), detect(), lambda *_: None).folder
+    with GangRunner(folder.parent, available_cores()[:2]) as runner:
+        yield runner, runner.open_model(folder, max(ROWS))
+
+
+@pytest.mark.parametrize("ranks", [1, min(2, len(available_cores()))])
+def test_answers_match_onnxruntime(network: Path, loaded: tuple[GangRunner, LoadedModel], ranks: int) -> None:
+    runner, model = loaded
+    session = onnxruntime.InferenceSession(str(network))
+    random = np.random.default_rng(ranks)
+    for rows in ROWS:
+        x = random.standard_normal((rows, 3, 10, 8), np.float32)
+        answers = runner.run(model, {"x": x}, ranks).outputs
+        for name, expected in zip(("y", "z"), session.run(["y", "z"], {"x": x}), strict=True):
+            np.testing.assert_allclose(answers[name], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def test_all_its_dense_layers_take_several_rows(loaded: tuple[GangRunner, LoadedModel]) -> None:
+    _, model = loaded
+    dense = [layer for layer in model.manifest.layers if layer.operator.startswith("Gemm")]
+    assert len(dense) == 3
+    assert all(version.batch for layer in dense for version in layer.versions)
+    others = [layer for layer in model.manifest.layers if layer not in dense]
+    assert not any(version.batch for layer in others for version in layer.versions)
