@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from gangway.compiler.activations import RELU, RELU6
-from gangway.compiler.specs import ConvSpec, GlobalPoolSpec, PoolSpec
+from gangway.compiler.specs import AttentionSpec, ConvSpec, GlobalPoolSpec, LayerNormSpec, MatMulSpec, PoolSpec
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.sequence_peer import SequenceSpec, is_dense, sequence_model
+
 RUNS = 12
-PeerSpec = ConvSpec | PoolSpec | GlobalPoolSpec
+PeerSpec = SequenceSpec | PoolSpec | GlobalPoolSpec
 
 
 def onnxruntime_us(spec: PeerSpec, runs: int = RUNS) -> float:
@@ -40,7 +42,9 @@ def onnxruntime_us(spec: PeerSpec, runs: int = RUNS) -> float:
 
 
 def _model(spec: PeerSpec) -> bytes:
-    """The layer as an ONNX model: Conv [+ Add] [+ Relu or Clip], or a pooling."""
+    """The layer as an ONNX model: Conv [+ Add] [+ Relu or Clip], a pooling, or a layer of a transformer."""
+    if isinstance(spec, AttentionSpec | LayerNormSpec | MatMulSpec) or (isinstance(spec, ConvSpec) and is_dense(spec)):
+        return sequence_model(spec)
     rng = np.random.default_rng(0)
     channels = spec.in_channels if isinstance(spec, ConvSpec) else spec.channels
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, channels, spec.height, spec.width])]

@@ -20,7 +20,7 @@ from gangway.compiler.buffers import Step
 from gangway.compiler.describe import shape_text
 from gangway.compiler.importer import read_graph
 from gangway.compiler.job import lower_graph
-from gangway.compiler.specs import ConvSpec, GlobalPoolSpec, KernelPlan, PoolSpec
+from gangway.compiler.specs import KernelPlan
 from gangway.compiler.target import TARGETS, detect
 from gangway.compiler.templates import registry
 from gangway.compiler.templates.base import registers
@@ -28,7 +28,7 @@ from gangway.compiler.templates.builder import Argument, Buffer, Expr, Register,
 from gangway.compiler.trial import Array, Library, aligned
 
 from benchmarks.kernel_gap import DENSE, MOST_GAP, convolutions, report_gaps
-from benchmarks.kernel_peer import onnxruntime_us
+from benchmarks.kernel_peer import PeerSpec, onnxruntime_us
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo, onnx_file
 from benchmarks.timing import sampled
@@ -47,11 +47,11 @@ class Case:
 
 
 def distinct_kernels(path: Path, target: TargetSpec) -> list[Case]:
-    """The model's convolutions, dense layers and poolings, without repetitions."""
+    """The model's convolutions, dense layers, poolings, normalisations and products, without repetitions."""
     steps, _ = lower_graph(read_graph(path), target.lanes)
     uses = Counter(step.spec for step in steps)
     first = {step.spec: step for step in reversed(steps)}
-    wanted = [spec for spec in uses if isinstance(spec, ConvSpec | PoolSpec | GlobalPoolSpec)]
+    wanted = [spec for spec in uses if isinstance(spec, PeerSpec)]
     return [Case(first[spec], registry.plan(spec, target), uses[spec], f"k{i}") for i, spec in enumerate(wanted)]
 
 
@@ -104,7 +104,7 @@ def _row(case: Case, library: Library, target: TargetSpec, repeats: int, peak: f
     call = library.bind(case.symbol, arguments)
     ours = statistics.median(sampled(lambda: call(0, case.plan.tasks), repeats)) * 1e6
     spec = case.step.spec
-    assert isinstance(spec, ConvSpec | PoolSpec | GlobalPoolSpec)
+    assert isinstance(spec, PeerSpec)
     theirs = onnxruntime_us(spec)
     work = case.step.spec.flops / 1e3
     return {
