@@ -197,7 +197,7 @@ class _Child:
     def _start(self) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=_serve, args=(theirs, self._root, self._core), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, self._root, self._core))
         self._process.start()
         theirs.close()
 
@@ -241,7 +241,7 @@ class _Child:
 
 
 def _serve(pipe: Connection, root: Path, core: int) -> None:
-    with CaseRunner(root, core) as runner:
+    with CaseRunner(root, core) as runner, suppress(EOFError):  # our parent has died
         while case := pipe.recv():
             pipe.send(replace(runner.run(case), peer_error=peer_error(case)))
 

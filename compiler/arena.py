@@ -34,7 +34,7 @@ def plan_arena(steps: list[Step], lanes: int) -> int:
         (strict if keeps_zeros else free).append(interval)
     end_bytes = _place_strict(strict, _place_free(free))
     for step in steps:
-        for buffer in (*step.inputs, step.output):
+        for buffer in step.buffers:
             buffer.settle_part()
     return end_bytes
 
@@ -42,7 +42,7 @@ def plan_arena(steps: list[Step], lanes: int) -> int:
 def _intervals(steps: list[Step], lanes: int) -> list[_Interval]:
     touched: dict[Buffer, list[int]] = {}
     for index, step in enumerate(steps):
-        for buffer in (*step.inputs, step.output):
+        for buffer in step.buffers:
             if buffer.space == Space.ARENA:
                 touched.setdefault(buffer.root, []).append(index)
     return [

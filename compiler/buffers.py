@@ -78,7 +78,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Step:
-    """A layer whose activations are placed: the arguments are inputs[0], packed weights, inputs[1:], output."""
+    """A layer whose activations are placed: the arguments are inputs[0], packed weights, inputs[1:], more, output.
+
+    `more` is what else it writes: further outputs, and scratch memory.
+    """
 
     name: str
     operator: str
@@ -86,3 +89,9 @@ class Step:
     inputs: tuple[Buffer, ...]
     output: Buffer
     weights: RawWeights = field(default_factory=dict)
+    more: tuple[Buffer, ...] = ()
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All activations, in the order of the arguments."""
+        return *self.inputs, *self.more, self.output

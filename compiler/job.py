@@ -127,7 +127,7 @@ def _tensors(graph: Graph, names: tuple[str, ...]) -> tuple[TensorSpec, ...]:
 
 
 def _layer(step: Step, plan: KernelPlan, version: Version, weights: tuple[int, ...]) -> Layer:
-    buffers = [BufferRef(buffer.space, buffer.offset_bytes, buffer.index) for buffer in (*step.inputs, step.output)]
+    buffers = [BufferRef(buffer.space, buffer.offset_bytes, buffer.index) for buffer in step.buffers]
     constants = [BufferRef(Space.WEIGHTS, offset_bytes) for offset_bytes in weights]
     return Layer(
         name=step.name,

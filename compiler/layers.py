@@ -1,7 +1,7 @@
 """The intermediate representation between ONNX and memory: fused layers over named tensors, not yet placed anywhere."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import Graph, Node, TensorType
@@ -90,6 +90,7 @@ class Layer:
     output: str
     weights: RawWeights = field(default_factory=dict)
     channels_last: bool = False  # of a convolution: its tensors are sequences
+    more_outputs: tuple[str, ...] = ()
 
 
 @dataclass
@@ -106,6 +107,10 @@ class Program:
         if name not in self.graph.types:
             raise UnsupportedModelError(f"the shape of tensor '{name}' depends on data or cannot be inferred")
         return self.graph.types[name]
+
+    def add_types(self, types: Mapping[str, TensorType]) -> None:
+        """Make known tensors that the graph does not have, between the layers of one node."""
+        self.graph = replace(self.graph, types={**self.graph.types, **types})
 
     def geometry(self, node: Node, name: str) -> Geometry:
         """Return a tensor as an image. Raises UnsupportedModelError if it is none."""

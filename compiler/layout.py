@@ -26,6 +26,7 @@ from gangway.compiler.specs import (
     KernelSpec,
     PoolSpec,
     SoftmaxSpec,
+    TensorProgramSpec,
 )
 
 
@@ -50,6 +51,17 @@ def _place_blocked(memory: Memory, layer: Layer) -> None:
 def _place_plain(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
+
+
+@places(TensorProgramSpec)
+def _place_tensor_program(memory: Memory, layer: Layer) -> None:
+    spec = layer.spec
+    assert isinstance(spec, TensorProgramSpec)
+    output, *more = (memory.tensor(name) for name in (layer.output, *layer.more_outputs))
+    scratch = (Buffer(TensorType((elements,), kind), "plain", None) for elements, kind in spec.scratch)
+    inputs = tuple(memory.plain(name) for name in layer.inputs)
+    step = Step(layer.name, layer.operator, spec, inputs, output, layer.weights, (*scratch, *more))
+    memory.steps.append(step)
 
 
 @places(ConvSpec)
@@ -136,7 +148,7 @@ def _deliver(memory: Memory, index: int, name: str) -> None:
 
 def _can_move_out(memory: Memory, home: Buffer) -> bool:
     """Whether a tensor, or its parts, can be computed in an output: plain, without surplus, and read by nobody."""
-    written = [step.output for step in memory.steps if step.output.is_in(home)]
+    written = [buffer for step in memory.steps for buffer in (step.output, *step.more) if buffer.is_in(home)]
     read = any(buffer.is_in(home) for step in memory.steps for buffer in step.inputs)
     plain = home.layout == "plain" or (home.is_vector and not home.surplus(memory.lanes))
     return bool(written) and home.space == Space.ARENA and not home.parent and plain and not read
@@ -149,7 +161,7 @@ def _settle_halos(steps: list[Step]) -> None:
             whole = step.inputs[0].root
             whole.halo = max(whole.halo, *step.spec.pads)
     for step in steps:
-        for buffer in (*step.inputs, step.output):
+        for buffer in step.buffers:
             buffer.settle_part()
 
 

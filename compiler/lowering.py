@@ -30,9 +30,15 @@ def lower_model(graph: Graph) -> Program:
             return program
         defined = {node.outputs[0] for node in graph.nodes if node.outputs[0] in refusals and has_body(node, graph)}
         if not defined:
-            raise _reason(replaced, refusal(refusals, simple))
+            break
         replaced |= {name: refusals[name] for name in defined}
         graph = expand(graph, defined)
+    from gangway.compiler.relax.lowering import lower_by_relax  # noqa: PLC0415 - TVM's importer takes a second
+
+    program, refusals = lower(simple, lower_by_relax)
+    if refusals:
+        raise _reason(replaced, refusal(refusals, simple))
+    return program
 
 
 def _reason(replaced: Mapping[str, UnsupportedModelError], error: UnsupportedModelError) -> UnsupportedModelError:

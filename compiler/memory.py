@@ -20,7 +20,6 @@ class Memory:
         self._copies: dict[tuple[Buffer, FormatName, Geometry | None], Buffer] = {}
         for index, name in enumerate(program.graph.inputs):
             kind = program.type(name)
-            datatype(name, kind)
             self.homes[name] = Buffer(kind, "plain", geometry_of(kind), Space.INPUT, index)
 
     def append(
@@ -39,6 +38,12 @@ class Memory:
         output = Buffer(kind, layout, geometry or geometry_of(kind))
         self.homes[layer.output] = output
         self.steps.append(Step(layer.name, layer.operator, spec, inputs, output, layer.weights))
+
+    def tensor(self, name: str) -> Buffer:
+        """Give a tensor plain memory of its own, from now on its home."""
+        kind = self.program.type(name)
+        self.homes[name] = Buffer(kind, "plain", geometry_of(kind))
+        return self.homes[name]
 
     def home(self, name: str) -> Buffer:
         """Return where a tensor was computed, or what it is a view of."""

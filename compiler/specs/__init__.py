@@ -27,6 +27,7 @@ from gangway.compiler.specs.sequences import (
     ScoreBias,
     SequencePackSpec,
 )
+from gangway.compiler.specs.tensor_program import Role, TensorProgramSpec
 
 __all__ = [
     "MOST_LANES",
@@ -51,9 +52,11 @@ __all__ = [
     "PointwiseSpec",
     "PoolSpec",
     "RawWeights",
+    "Role",
     "ScoreBias",
     "SequencePackSpec",
     "SoftmaxSpec",
+    "TensorProgramSpec",
     "UnpackSpec",
     "window_output",
 ]

@@ -31,6 +31,7 @@ from . import (
     pooling,
     sequence_layout,
     softmax,
+    tensor_program,
     winograd,
 )
 from .base import UnsupportedSpecError
@@ -63,6 +64,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.PackSpec: _LAYOUT,
     specs.UnpackSpec: _LAYOUT,
     specs.CopySpec: _Template(copying.candidates, copying.emit),
+    specs.TensorProgramSpec: _Template(tensor_program.candidates, tensor_program.emit, tensor_program.pack),
     specs.SoftmaxSpec: _Template(softmax.candidates, softmax.emit),
     specs.PointwiseSpec: _Template(pointwise.candidates, pointwise.emit),
     specs.BlockedElementwiseSpec: _Template(elementwise.candidates, elementwise.emit),

@@ -1,0 +1,154 @@
+"""Is a node's layer right? Compiled and executed on random numbers, it must agree with ONNX's reference."""
+
+import multiprocessing
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gangway.compiler import codegen
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.graph import Node, TensorType
+from gangway.compiler.layers import Layer
+from gangway.compiler.protos import model_proto, node_proto
+from gangway.compiler.specs import Array, KernelSpec, TensorProgramSpec
+from gangway.compiler.target import detect
+from gangway.compiler.templates import registry
+from gangway.compiler.trial import Library
+from onnx.reference import ReferenceEvaluator
+
+REFERENCE_S = 5  # the reference is slow, in Python loops for some operators
+RELATIVE, ABSOLUTE = 1e-3, 1e-5
+_C_LIBRARY = {"memcpy", "memset", "memmove"}  # what kernels may call
+
+
+def check(
+    node: Node, layers: Sequence[Layer], types: Mapping[str, TensorType], constants: Mapping[str, Array], opset: int
+) -> None:
+    """Do nothing if the layers compute the node. Raises UnsupportedModelError if not, or if nobody can tell."""
+    names = [name for name in node.inputs if name and name not in constants]
+    queries = [
+        {name: _numbers(types[name], seed, infinities) for seed, name in enumerate(names)}
+        for infinities in (False, True)
+    ]
+    answers = _reference(node, queries, types, constants, opset)
+    with tempfile.TemporaryDirectory() as folder:
+        kernels = _Kernels(layers, Path(folder))
+        for query, expected in zip(queries, answers, strict=True):
+            found = kernels.run(query, types)
+            for name, wanted in expected.items():
+                _compare(name, found[name], wanted)
+
+
+def _compare(name: str, found: Array, wanted: Array) -> None:
+    if wanted.shape != found.shape or wanted.dtype != found.dtype:
+        raise UnsupportedModelError(f"Relax: '{name}' is {found.dtype}{list(found.shape)}, ONNX says otherwise")
+    if not np.allclose(found, wanted, RELATIVE, ABSOLUTE, equal_nan=True):
+        raise UnsupportedModelError(f"Relax: '{name}' differs from ONNX's reference")
+
+
+def _numbers(kind: TensorType, seed: int, infinities: bool) -> Array:
+    """Return numbers that are valid in most places: integers, which may be indices, are 0 and 1."""
+    random = np.random.default_rng(seed)
+    if kind.dtype == "float32":
+        numbers = np.asarray(4 * random.standard_normal(kind.shape), np.float32)
+        if infinities:
+            odd = numbers.reshape(-1)[seed % 2 :: 3]
+            odd[:] = np.resize(np.array([np.inf, 0, -np.inf], np.float32), odd.shape)
+        return numbers
+    return random.integers(0, 2, kind.shape).astype(kind.dtype)
+
+
+def _reference(
+    node: Node,
+    queries: Sequence[Mapping[str, Array]],
+    types: Mapping[str, TensorType],
+    constants: Mapping[str, Array],
+    opset: int,
+) -> list[dict[str, Array]]:
+    """Return the node's outputs as the reference computes them, in a process of its own, which can be stopped."""
+    names = [name for name in node.outputs if name]
+    inputs, outputs = ({name: types[name] for name in side} for side in (queries[0], names))
+    model = model_proto([node_proto(node, opset)], inputs, outputs, constants, opset)
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_evaluate, args=(theirs, model, queries))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(REFERENCE_S):
+            raise UnsupportedModelError(f"Relax: not checked, since ONNX's reference takes more than {REFERENCE_S} s")
+        answers = ours.recv()
+    except EOFError:
+        raise UnsupportedModelError("Relax: not checked, since ONNX's reference crashed") from None
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    if isinstance(answers, str):
+        raise UnsupportedModelError(f"Relax: ONNX's reference refuses it: {answers}")
+    return [{name: np.asarray(value) for name, value in zip(names, values, strict=True)} for values in answers]
+
+
+def _evaluate(pipe: Any, model: Any, queries: Sequence[dict[str, Array]]) -> None:
+    try:
+        evaluator = ReferenceEvaluator(model)
+        with np.errstate(all="ignore"):
+            pipe.send([evaluator.run(None, query) for query in queries])
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}"[:200])
+
+
+class _Kernels:
+    """The layers of a node, compiled."""
+
+    def __init__(self, layers: Sequence[Layer], folder: Path) -> None:
+        """Raise UnsupportedModelError if they are no plain C functions."""
+        self._layers, self._target = layers, detect()
+        specs = [layer.spec for layer in layers if isinstance(layer.spec, KernelSpec)]
+        self._plans = [registry.plan(spec, self._target) for spec in specs]
+        symbols = [f"k{index}" for index in range(len(specs))]
+        try:
+            kernels = {
+                symbol: registry.emit(plan, self._target, symbol)
+                for symbol, plan in zip(symbols, self._plans, strict=True)
+            }
+        except registry.UnsupportedSpecError as error:
+            raise UnsupportedModelError(f"Relax: {error}") from error
+        path = folder / "kernels.o"
+        codegen.build_object(kernels, self._target, path)
+        if missing := undefined(path) - _C_LIBRARY:
+            raise UnsupportedModelError(f"Relax: it calls {', '.join(sorted(missing))}")
+        codegen.link([path], folder / "kernels.so")
+        self._library = Library(folder / "kernels.so")
+
+    def run(self, query: Mapping[str, Array], types: Mapping[str, TensorType]) -> dict[str, Array]:
+        """Return all tensors after the layers have been executed."""
+        tensors = dict(query)
+        for index, (layer, plan) in enumerate(zip(self._layers, self._plans, strict=True)):
+            spec = plan.spec
+            assert isinstance(spec, TensorProgramSpec)
+            names = (layer.output, *layer.more_outputs)
+            result, *more = [np.zeros(types[name].shape, types[name].dtype) for name in names]
+            scratch = [np.zeros(elements, np.uint8 if kind == "bool" else kind) for elements, kind in spec.scratch]
+            first, *others = [np.ascontiguousarray(tensors[name]) for name in layer.inputs]
+            weights = registry.pack(plan, self._target, layer.weights)
+            self._library.call(f"k{index}", [first, *weights, *others, *scratch, *more, result], 0, plan.tasks)
+            tensors |= dict(zip(names, (result, *more), strict=True))
+        return tensors
+
+
+def undefined(path: Path) -> set[str]:
+    """Return the symbols that an object file wants from outside."""
+    command = [
+        "ld",
+        "-shared",
+        "--unresolved-symbols=report-all",
+        "--warn-unresolved-symbols",
+        "-o",
+        "/dev/null",
+        str(path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return {line.rpartition("`")[2].rstrip("'") for line in done.stderr.splitlines() if "undefined reference" in line}

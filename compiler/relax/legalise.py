@@ -1,0 +1,130 @@
+"""One ONNX node by Relax: its importer, legalisation to TIR, fusion; what comes out is a straight line of functions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.graph import Node, TensorType
+from gangway.compiler.protos import model_proto, node_proto
+from gangway.compiler.specs import Array
+from tvm import relax, tirx
+
+_PASSES = [
+    relax.transform.DecomposeOpsForInference(),
+    relax.transform.LegalizeOps(),
+    relax.transform.AnnotateTIROpPattern(),
+    relax.transform.FoldConstant(),
+    relax.transform.FuseOps(),
+    relax.transform.FuseTIR(),
+    relax.transform.DeadCodeElimination(),
+]
+_TARGET = {"kind": "llvm", "num-cores": 1}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of TIR and its operands: names of tensors, or constants; then the names of its outputs."""
+
+    function: Any
+    operands: tuple[str | Array, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The functions that compute a node, and the types of the tensors between them."""
+
+    calls: tuple[Call, ...]
+    between: Mapping[str, TensorType]
+
+
+def legalise(
+    node: Node,
+    inputs: Mapping[str, TensorType],
+    outputs: Mapping[str, TensorType],
+    constants: Mapping[str, Array],
+    opset: int,
+) -> Line:
+    """Return what computes a node with these inputs and constants.
+
+    Raises UnsupportedModelError if Relax cannot, and whatever its importer and TVM's passes raise.
+    """
+    from tvm.relax.frontend.onnx import from_onnx  # noqa: PLC0415 - a second, which most models do not need
+
+    model = model_proto([node_proto(node, opset)], inputs, outputs, constants, opset)
+    with tvm.target.Target(_TARGET):
+        module = from_onnx(model, opset=opset, keep_params_in_input=False)
+        module = tvm.ir.transform.Sequential(_PASSES)(module)
+    return _Reader(module, node, inputs, outputs).read()
+
+
+class _Reader:
+    """Reads the main function of a legalised module."""
+
+    def __init__(
+        self, module: Any, node: Node, inputs: Mapping[str, TensorType], outputs: Mapping[str, TensorType]
+    ) -> None:
+        self._module = module
+        self._node = node
+        self._wanted = outputs
+        main = module["main"]
+        self._values: dict[Any, Any] = dict(zip(main.params, inputs, strict=True))  # names, arrays, tuples of them
+        self._calls: list[Call] = []
+        self._between: dict[str, TensorType] = {}
+
+    def read(self) -> Line:
+        """Return the calls in their order. Raises UnsupportedModelError."""
+        body = self._module["main"].body
+        for block in body.blocks:
+            for binding in block.bindings:
+                self._values[binding.var] = self._bound(binding.value)
+        results = self._values[body.body]
+        names = results if isinstance(results, tuple) else (results,)
+        given = [name for name in self._node.outputs if name]
+        if len(names) < len(given):
+            raise UnsupportedModelError(f"Relax: {len(names)} outputs instead of {len(given)}")
+        renamed = dict(zip(names, given, strict=False))
+        if len(renamed) != len(given) or any(name not in self._between for name in renamed):
+            raise UnsupportedModelError("Relax: an output is an input or a constant")
+        for name, wanted in renamed.items():
+            if self._between[name] != self._wanted[wanted]:
+                raise UnsupportedModelError(
+                    f"Relax: an output is {self._between[name]} instead of {self._wanted[wanted]}"
+                )
+        calls = tuple(self._renamed(call, renamed) for call in self._calls)
+        return Line(calls, {name: kind for name, kind in self._between.items() if name not in renamed})
+
+    def _renamed(self, call: Call, names: Mapping[str, str]) -> Call:
+        operands = tuple(names.get(item, item) if isinstance(item, str) else item for item in call.operands)
+        return Call(call.function, operands, tuple(names.get(name, name) for name in call.outputs))
+
+    def _bound(self, value: Any) -> Any:
+        match value:
+            case tvm.ir.GenericConst():
+                return np.asarray(value.value.numpy())
+            case relax.Tuple():
+                return tuple(self._bound(field) for field in value.fields)
+            case relax.TupleGetItem():
+                return self._bound(value.tuple_value)[value.index]
+            case tvm.ir.Var():
+                return self._values[value]
+            case tvm.ir.Call() if value.op.name == "relax.call_tir":
+                return self._called(value)
+        raise UnsupportedModelError(f"Relax: {getattr(getattr(value, 'op', None), 'name', type(value).__name__)}")
+
+    def _called(self, call: Any) -> Any:
+        function, operands = call.args[0], self._bound(call.args[1])
+        if len(call.args) > 2:
+            raise UnsupportedModelError("Relax: a function of a symbolic shape")
+        kinds = call.ty_args[0]
+        fields = list(kinds.fields) if isinstance(kinds, relax.TupleType) else [kinds]
+        names = tuple(f"{self._node.outputs[0]}/relax{len(self._calls)}.{index}" for index in range(len(fields)))
+        for name, kind in zip(names, fields, strict=True):
+            self._between[name] = TensorType(tuple(int(n) for n in kind.shape.values), str(kind.dtype))
+        target = self._module[function]
+        assert isinstance(target, tirx.PrimFunc)
+        self._calls.append(Call(target, operands, names))
+        return names if isinstance(kinds, relax.TupleType) else names[0]
