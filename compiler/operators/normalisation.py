@@ -1,4 +1,4 @@
-"""Softmax and normalisation over the last axes."""
+"""Softmax, and normalisation over the last axes."""
 
 import math
 
@@ -8,19 +8,20 @@ from gangway.compiler.layers import Program
 from gangway.compiler.operators.registry import lowers
 from gangway.compiler.specs import LayerNormSpec, SoftmaxSpec
 
+FLATTENS_UNTIL = 13  # opset; before, softmax took all axes from the given one on as one
 
-@lowers("Softmax")
+
+@lowers("Softmax", "LogSoftmax")
 def softmax(program: Program, node: Node) -> None:
-    """Over the last axis, if all axes behind it have length 1.
-
-    Before opset 13 an axis meant all from there on, and 1 was the default, not the last one: what the two readings
-    disagree on is unsupported.
-    """
+    """Over any axis."""
     kind = program.type(node.inputs[0])
-    axis = node.attributes.get("axis", 1 if len(kind.shape) == 2 else 0) % len(kind.shape)
-    if kind.dtype != "float32" or math.prod(kind.shape[axis + 1 :]) != 1:
-        raise node.unsupported(f"over axis {axis} of {kind.dtype}{list(kind.shape)}; only float32 over the last one")
-    spec = SoftmaxSpec(math.prod(kind.shape[:axis]), kind.shape[axis])
+    if kind.dtype != "float32":
+        raise node.unsupported(f"element type {kind.dtype}")
+    flattens = program.graph.opset < FLATTENS_UNTIL
+    axis = node.attributes.get("axis", 1 if flattens else -1) % len(kind.shape)
+    end = len(kind.shape) if flattens else axis + 1
+    rows, columns, inner = (math.prod(part) for part in (kind.shape[:axis], kind.shape[axis:end], kind.shape[end:]))
+    spec = SoftmaxSpec(rows, columns, inner, node.operator == "LogSoftmax")
     program.add(node, spec, (node.inputs[0],))
 
 

@@ -208,15 +208,20 @@ class UnpackSpec(KernelSpec):
 
 @dataclass(frozen=True)
 class SoftmaxSpec(KernelSpec):
-    """exp(x) over its sum, for each row of a plain float32 matrix. Arguments: x, y."""
+    """exp(x) over its sum, or the logarithm of that, along the middle axis of plain float32 [rows][columns][inner].
+
+    Arguments: x, y.
+    """
 
     rows: int
     columns: int
+    inner: int = 1
+    logarithm: bool = False
 
     @property
     def flops(self) -> int:
         """Arithmetic operations of one row."""
-        return self.rows * self.columns
+        return self.rows * self.columns * self.inner
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
 """Pooling with every attribute, convolutions of every shape, dense layers on images, against onnxruntime."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from gangway.compiler.target import TARGETS, machine_features, supported
-from onnx import helper
+from onnx import TensorProto, helper
 
 node = helper.make_node
 HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]
@@ -123,6 +126,24 @@ def test_softmax(check: Any, network: Any, target: str, columns: int) -> None:
         node("Flatten", ["a"], ["b"]),
         node("Gemm", ["b", "w"], ["c"]),
         node("Softmax", ["c"], ["y"]),
+        node("Softmax", ["x"], ["d"], axis=1),
+        node("LogSoftmax", ["x"], ["e"], axis=2),
+        node("LogSoftmax", ["c"], ["f"], axis=-1),
     ]
     constants = {"w": weights(3 * 7 * columns, 1003) * 30}
-    check(network(nodes, {"x": ["N", 3, 7, columns]}, {"y": None, "a": None}, constants), target)
+    outputs = dict.fromkeys("yadef")
+    check(network(nodes, {"x": ["N", 3, 7, columns]}, outputs, constants), target)
+
+
+def test_softmax_before_opset_13_takes_all_axes_from_one_on(
+    tmp_path: Path, compile_file: Any, load_artifact: Any
+) -> None:
+    x = np.random.default_rng(1).standard_normal((2, 3, 5), np.float32)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)]
+    graph = helper.make_graph([node("Softmax", ["x"], ["y"])], "old", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8), tmp_path / "m.onnx")
+    compiled = compile_file(tmp_path / "m.onnx")
+    assert not compiled.manifest.fallback_reason
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(load_artifact(compiled.folder)({"x": x})["y"], session.run(None, {"x": x})[0], rtol=1e-6)
