@@ -18,6 +18,7 @@ from .builder import Argument, Buffer, Expr, bind, either, kernel, quotient, rem
 from .cost import Traffic, tasks_cost
 from .matmul_panel import Matrix, Panel
 from .product import most_numbers
+from .spread import Priced, spread
 from .tiling import Cut, Tasks, all_tasks, cut_line
 
 PANEL_VECTORS = 4  # the wider, the less often A is read
@@ -106,18 +107,29 @@ class Layout:
 
 
 def candidates(spec: MatMulSpec, target: TargetSpec) -> Iterator[KernelPlan]:
-    """The only plan. Raises `UnsupportedSpecError`."""
+    """The default plan, then other cuts into tasks. Raises `UnsupportedSpecError`."""
     layout = Layout(spec, target)
     if not spec.flops or max(layout.elements) >= MOST_ELEMENTS:
         raise UnsupportedSpecError(f"product of {spec.batch_shape} matrices {spec.rows}x{spec.inner}x{spec.columns}")
+    priced = list(_priced(layout))
+    static = min(priced, key=lambda item: item[0])
+    yield static[1]
+    yield from spread(static, priced)
+
+
+def _priced(layout: Layout) -> Iterator[Priced]:
+    """Every plan; each part of the rows packs all of B again."""
+    spec = layout.spec
     b_numbers, a_numbers = (layout.batches * spec.inner * n for n in (layout.columns, layout.rows))
     traffic = Traffic(b_numbers * FLOAT_BYTES, a_numbers * FLOAT_BYTES, layout.elements[2] * FLOAT_BYTES)
     packing = layout.batches * spec.inner * layout.panels * layout.width * PACKING_OPERATIONS
-    planes = layout.batches * layout.panels
-    tasks = min(
-        all_tasks(planes, layout.cut.bands),
-        key=lambda tasks: tasks_cost(tasks, spec.flops + packing * tasks.parts, traffic, target),
-    )
+    for tasks in all_tasks(layout.batches * layout.panels, layout.cut.bands):
+        if tasks.ordered:
+            cost = tasks_cost(tasks, spec.flops + packing * tasks.parts, traffic, layout.target)
+            yield cost, _plan(layout, tasks, traffic)
+
+
+def _plan(layout: Layout, tasks: Tasks, traffic: Traffic) -> KernelPlan:
     knobs: dict[str, int | str] = {
         "panels": tasks.groups_per_task,
         "bands": tasks.bands_per_task,
@@ -125,7 +137,7 @@ def candidates(spec: MatMulSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     }
     text = f"matmul {layout.cut.row_pixels}x{layout.tile_vectors} {tasks.groups_per_task}x{tasks.bands_per_task}"
     moved = int((traffic.weights + traffic.input) * tasks.largest_share)
-    yield make_plan(spec, knobs, tasks.count, text, moved, layout.cut.row_pixels * layout.tile_vectors)
+    return make_plan(layout.spec, knobs, tasks.count, text, moved, layout.cut.row_pixels * layout.tile_vectors)
 
 
 def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:

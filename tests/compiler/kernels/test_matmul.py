@@ -1,14 +1,16 @@
 """Batched matrix products against numpy in double precision, for every target."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from gangway.artifact.format import TargetSpec
+from gangway.compiler import codegen
 from gangway.compiler.specs import KernelSpec, MatMulSpec
 from gangway.compiler.templates import registry
 from gangway.compiler.templates.registry import UnsupportedSpecError
-from gangway.compiler.trial import Array, aligned
+from gangway.compiler.trial import Array, Library, aligned
 
 Compile = Callable[[Sequence[KernelSpec]], list[Callable[[Sequence[Array]], None]]]
 
@@ -79,3 +81,19 @@ def test_large_products_are_shared_and_small_ones_are_not(target: TargetSpec) ->
 def test_empty_products_are_refused(target: TargetSpec) -> None:
     with pytest.raises(UnsupportedSpecError, match="2x0x2"):
         registry.plan(MatMulSpec((), 2, 0, 2, (), (), (0, 1), (2, 1)), target)
+
+
+def test_other_cuts_into_tasks_compute_the_same(
+    target: TargetSpec, library_path: Path, rng: np.random.Generator
+) -> None:
+    a, b = rng.standard_normal((3, 40, 20), np.float32), rng.standard_normal((3, 20, 80), np.float32)
+    versions = registry.versions(spec_of(a, b, 1.0), target)
+    plans = [find(versions, key=lambda plan: plan.tasks) for find in (min, max)]
+    assert plans[0].tasks < plans[1].tasks
+    codegen.build_library(
+        {f"k{i}": registry.emit(plan, target, f"k{i}") for i, plan in enumerate(plans)}, target, library_path
+    )
+    for i, plan in enumerate(plans):
+        y = aligned(np.full((3, 40, 80), 9, np.float32))
+        Library(library_path).call(f"k{i}", [a, b, y], 0, plan.tasks)
+        np.testing.assert_allclose(y, a @ b, rtol=0, atol=1e-4)
