@@ -81,7 +81,7 @@ def _check(manifest: Manifest) -> None:
     for side in (manifest.inputs, manifest.outputs):
         _require(1 <= len(side) <= MAX_TENSORS, f"{len(side)} inputs or outputs")
         for tensor in side:
-            _require(tensor.row_bytes > 0, f"tensor '{tensor.name}' is empty")
+            _require(tensor.row_bytes >= 0, f"tensor '{tensor.name}' has a negative size")
     if manifest.engine is Engine.ONNXRUNTIME:
         _check_whole(manifest)
     else:

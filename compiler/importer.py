@@ -69,13 +69,16 @@ def _read(path: Path) -> Graph:
     except (checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"invalid ONNX model: {_first_lines(error)}") from error
     graph = model.graph
+    types = _types([*graph.input, *graph.value_info, *graph.output], constants)
+    if batched:
+        _refuse_empty(types)
     return Graph(
         inputs=tuple(value.name for value in graph.input if value.name not in constants),
         outputs=tuple(value.name for value in graph.output),
         batched=batched,
         nodes=tuple(_node(node) for node in graph.node),
         constants=constants,
-        types=_types([*graph.input, *graph.value_info, *graph.output], constants),
+        types=types,
         wide_shapes=wide_shapes,
         opset=next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1),
     )
@@ -196,11 +199,16 @@ def _types(values: Iterable[Any], constants: dict[str, Array]) -> dict[str, Tens
         dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
         if value.name in constants or not tensor.HasField("shape") or min(dims, default=0) < 0:
             continue
-        if 0 in dims:
-            raise ModelError(f"tensor '{value.name}' is empty: shape {dims}")
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
         types[value.name] = TensorType(tuple(dims), dtype)
     return types
+
+
+def _refuse_empty(types: Mapping[str, TensorType]) -> None:
+    """Raise ModelError if a tensor that is computed from a batch has no numbers."""
+    for name, kind in types.items():
+        if 0 in kind.shape and kind.shape != (0,):  # a vector may be the shape of a number
+            raise ModelError(f"tensor '{name}' is empty: shape {list(kind.shape)}")
 
 
 def _first_lines(error: Exception) -> str:

@@ -112,6 +112,8 @@ def lower_graph(graph: Graph, lanes: int) -> tuple[list[Step], int]:
             raise UnsupportedModelError(f"the model has {len(names)} {side}; 1 to {MAX_TENSORS} are possible")
     program = lower_model(graph)
     steps = place(program, fuse(program), lanes)
+    if not steps:
+        raise UnsupportedModelError("there is nothing to compute")
     if len(steps) > MAX_LAYERS:
         raise UnsupportedModelError(f"the model has {len(steps)} layers; {MAX_LAYERS} are possible")
     return steps, plan_arena(steps, lanes)

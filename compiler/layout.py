@@ -132,6 +132,8 @@ def _operand(memory: Memory, name: str, kind: TensorType) -> Buffer:
 
 def _deliver(memory: Memory, index: int, name: str) -> None:
     """Make output `index` of the model hold the tensor: let its producer write there, or copy it at the end."""
+    if 0 in memory.program.type(name).shape:
+        return
     home = memory.home(name)
     if _can_move_out(memory, home):
         home.space, home.index = Space.OUTPUT, index

@@ -49,7 +49,11 @@ class Memory:
         """Return where a tensor was computed, or what it is a view of."""
         home = self.program.home(name)
         if home not in self.homes:
-            raise UnsupportedModelError(f"tensor '{home}' is constant where an activation is needed")
+            if home not in self.program.graph.constants:
+                raise UnsupportedModelError(f"tensor '{home}' is constant where an activation is needed")
+            value = self.program.graph.constants[home]
+            kind = TensorType(value.shape, value.dtype.name)
+            self.homes[home] = Buffer(kind, "plain", None, Space.WEIGHTS, constant=value)
         return self.homes[home]
 
     def image(self, name: str) -> Geometry:

@@ -1,4 +1,5 @@
-"""Inputs that only repeat what a static output shape says: they become constants, so that kernels need not read them.
+"""What is known before any request comes: tensors without numbers, and inputs that only repeat what a static output
+shape says. They become constants, so that kernels need not read them.
 
 A request with other numbers there would have another output shape than the model declares, which nobody could answer.
 """
@@ -16,10 +17,12 @@ Rule = Callable[[Node, list[Shape], list[Shape]], list[int] | None]  # of a node
 
 
 def state_shapes(graph: Graph) -> Graph:
-    """Return the graph with such inputs as constants. In a batched model shapes depend on the batch: it stays as is."""
+    """Return the graph with such tensors as constants; a batched model, whose shapes depend on the batch, as it is."""
     if graph.batched:
         return graph
-    constants = dict(graph.constants)
+    empty = {name: kind for name, kind in graph.types.items() if 0 in kind.shape}
+    constants = {**graph.constants, **{name: np.zeros(kind.shape, kind.dtype) for name, kind in empty.items()}}
+    graph = replace(graph, nodes=tuple(node for node in graph.nodes if not empty.keys() >= {*node.outputs}))
     nodes = tuple(_stated(node, graph, constants) for node in graph.nodes)
     return replace(graph, nodes=nodes, constants=constants)
 

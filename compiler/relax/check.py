@@ -13,6 +13,7 @@ from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.layers import Layer
 from gangway.compiler.protos import model_proto, node_proto
+from gangway.compiler.relax.legalise import Line
 from gangway.compiler.specs import Array, KernelSpec, TensorProgramSpec
 from gangway.compiler.target import detect
 from gangway.compiler.templates import registry
@@ -25,19 +26,29 @@ _C_LIBRARY = {"memcpy", "memset", "memmove"}  # what kernels may call
 
 
 def check(
-    node: Node, layers: Sequence[Layer], types: Mapping[str, TensorType], constants: Mapping[str, Array], opset: int
+    node: Node,
+    layers: Sequence[Layer],
+    line: Line,
+    types: Mapping[str, TensorType],
+    constants: Mapping[str, Array],
+    opset: int,
 ) -> None:
-    """Do nothing if the layers compute the node. Raises UnsupportedModelError if not, or if nobody can tell."""
+    """Do nothing if the layers compute the node, which is this line of functions.
+
+    Raises UnsupportedModelError if they do not, or if nobody can tell.
+    """
     names = [name for name in node.inputs if name and name not in constants]
+    examples = line.examples or {}
     queries = [
-        {name: _numbers(types[name], seed, infinities) for seed, name in enumerate(names)}
-        for infinities in (False, True)
+        {name: examples.get(name, _numbers(types[name], seed, infinities)) for seed, name in enumerate(names)}
+        for infinities in ((False, True) if line.examples is None else (False,))
     ]
     answers = _reference(node, queries, types, constants, opset)
     with tempfile.TemporaryDirectory() as folder:
         kernels = _Kernels(layers, Path(folder))
         for query, expected in zip(queries, answers, strict=True):
             found = kernels.run(query, types)
+            found |= {output: query[name] for output, name in line.same.items()}
             for name, wanted in expected.items():
                 _compare(name, found[name], wanted)
 

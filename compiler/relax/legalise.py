@@ -1,6 +1,6 @@
 """One ONNX node by Relax: its importer, legalisation to TIR, fusion; what comes out is a straight line of functions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,8 @@ import tvm
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.protos import model_proto, node_proto
+from gangway.compiler.relax.expression import Expression
+from gangway.compiler.relax.resize import resize
 from gangway.compiler.specs import Array
 from tvm import relax, tirx
 
@@ -21,6 +23,8 @@ _PASSES = [
     relax.transform.FuseTIR(),
     relax.transform.DeadCodeElimination(),
 ]
+Own = Callable[[Node, Mapping[str, TensorType], Mapping[str, Array]], Expression]
+OWN: Mapping[str, Own] = {"Resize": resize}  # tensor expressions of our own
 _TARGET = {"kind": "llvm", "num-cores": 1}
 
 
@@ -39,6 +43,8 @@ class Line:
 
     calls: tuple[Call, ...]
     between: Mapping[str, TensorType]
+    same: Mapping[str, str]  # outputs that are inputs, unchanged
+    examples: Mapping[str, Array] | None = None  # inputs that cannot be any number; None: nothing is known of them
 
 
 def legalise(
@@ -52,6 +58,10 @@ def legalise(
 
     Raises UnsupportedModelError if Relax cannot, and whatever its importer and TVM's passes raise.
     """
+    if node.operator in OWN:
+        own = OWN[node.operator](node, {**inputs, **outputs}, constants)
+        names = tuple(name for name in node.outputs if name)
+        return Line((Call(own.function, own.operands, names),), {}, {}, own.examples)
     from tvm.relax.frontend.onnx import from_onnx  # noqa: PLC0415 - a second, which most models do not need
 
     model = model_proto([node_proto(node, opset)], inputs, outputs, constants, opset)
@@ -69,7 +79,7 @@ class _Reader:
     ) -> None:
         self._module = module
         self._node = node
-        self._wanted = outputs
+        self._inputs, self._wanted = inputs, outputs
         main = module["main"]
         self._values: dict[Any, Any] = dict(zip(main.params, inputs, strict=True))  # names, arrays, tuples of them
         self._calls: list[Call] = []
@@ -86,16 +96,17 @@ class _Reader:
         given = [name for name in self._node.outputs if name]
         if len(names) < len(given):
             raise UnsupportedModelError(f"Relax: {len(names)} outputs instead of {len(given)}")
-        renamed = dict(zip(names, given, strict=False))
-        if len(renamed) != len(given) or any(name not in self._between for name in renamed):
-            raise UnsupportedModelError("Relax: an output is an input or a constant")
+        same = {output: name for name, output in zip(names, given, strict=False) if name in self._inputs}
+        renamed = {name: output for name, output in zip(names, given, strict=False) if output not in same}
+        if len(renamed) + len(same) != len(given) or any(name not in self._between for name in renamed):
+            raise UnsupportedModelError("Relax: an output is a constant, or two are the same")
         for name, wanted in renamed.items():
             if self._between[name] != self._wanted[wanted]:
                 raise UnsupportedModelError(
                     f"Relax: an output is {self._between[name]} instead of {self._wanted[wanted]}"
                 )
         calls = tuple(self._renamed(call, renamed) for call in self._calls)
-        return Line(calls, {name: kind for name, kind in self._between.items() if name not in renamed})
+        return Line(calls, {name: kind for name, kind in self._between.items() if name not in renamed}, same)
 
     def _renamed(self, call: Call, names: Mapping[str, str]) -> Call:
         operands = tuple(names.get(item, item) if isinstance(item, str) else item for item in call.operands)

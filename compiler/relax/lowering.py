@@ -28,13 +28,14 @@ def lower_by_relax(program: Program, node: Node) -> None:
     try:
         line = legalise(node, inputs, outputs, constants, program.graph.opset)
         layers = [_layer(node, index, call) for index, call in enumerate(line.calls)]
-        check(node, layers, {**inputs, **outputs, **line.between}, constants, program.graph.opset)
+        check(node, layers, line, {**inputs, **outputs, **line.between}, constants, program.graph.opset)
     except UnsupportedModelError:
         raise
     except Exception as error:  # the importer asserts, and TVM raises whatever its passes check
         raise UnsupportedModelError(f"Relax: {_last_line(error)}") from error
     program.add_types(line.between)
     program.layers += layers
+    program.views |= line.same
 
 
 def _last_line(error: Exception) -> str:
