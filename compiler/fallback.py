@@ -123,10 +123,10 @@ def _spec(kind: str, tensor: Any) -> TensorSpec:
         raise UnsupportedModelError(f"{kind} '{tensor.name}' holds {element}, not numbers that a request can have")
     shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
     row_bytes = math.prod(size for size in shape if size != -1) * DTYPES[datatype].itemsize
-    if not 0 <= row_bytes <= MAX_TENSOR_BYTES:
+    if not 0 < row_bytes <= MAX_TENSOR_BYTES:
         raise UnsupportedModelError(
             f"{kind} '{tensor.name}' of shape {list(shape)} has {row_bytes} bytes;"
-            f" 0 to {MAX_TENSOR_BYTES >> 20} MiB are possible"
+            f" 1 to {MAX_TENSOR_BYTES >> 20} MiB are possible"
         )
     return TensorSpec(tensor.name, datatype, shape, row_bytes)
 
