@@ -10,6 +10,7 @@ from gangway.compiler.operators import (
     normalisation,
     pointwise,
     pooling,
+    quantisation,
     shapes,
     views,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "normalisation",
     "pointwise",
     "pooling",
+    "quantisation",
     "refusal",
     "shapes",
     "views",

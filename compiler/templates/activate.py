@@ -11,6 +11,7 @@ from tvm import tirx
 
 from ..activations import Activation
 from .builder import Expr, bind, constant
+from .numbers import round_even
 from .vector_math import (
     absolute,
     clip,
@@ -68,6 +69,16 @@ def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
         case "softplus":
             decayed = exp(number(0.0) - absolute(x, lanes), lanes)
             return tirx.Max(number(0.0), x) + log1p_of_fraction(decayed, lanes)
+        case "quantise_int8":
+            return _quantise(x, activation, -128, 127, lanes)
+        case "quantise_uint8":
+            return _quantise(x, activation, 0, 255, lanes)
+
+
+def _quantise(x: Expr, activation: Activation, lowest: int, highest: int, lanes: int) -> Expr:
+    scale, zero_point = constant(activation.alpha, lanes), activation.beta
+    limited = clip(x / scale, lowest - zero_point, highest - zero_point, lanes)
+    return round_even(limited, "float32", lanes) * scale
 
 
 def _gelu(x: Expr, lanes: int) -> Expr:
