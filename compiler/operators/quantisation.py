@@ -15,8 +15,9 @@ from gangway.compiler.operators.registry import lowers
 @lowers("FakeQuantise")
 def fake_quantise(program: Program, node: Node) -> None:
     """A pair of both, found by `patterns`: an activation function."""
-    name = "quantise_int8" if node.attributes["dtype"] == "int8" else "quantise_uint8"
-    activation = Activation(name, node.attributes["scale"], node.attributes["zero_point"])
+    parameters = node.attributes["scale"], node.attributes["zero_point"]
+    signed = node.attributes["dtype"] == "int8"
+    activation = Activation("quantise_int8" if signed else "quantise_uint8", *parameters)
     program.add(node, elementwise_spec("copy", program.type(node.outputs[0]), activation), (node.inputs[0],))
 
 
