@@ -1,11 +1,13 @@
 """How far the static choice of knobs is from the best of a sweep, layer by layer, on one core.
 
 The best of many noisy samples looks better than it is. So the sweep only nominates: its leaders are measured again, in
-turns with the static choice, the fastest of them is the winner, and the gap is the median ratio of new pairs.
+turns with the static choice, the fastest of them is the winner, and the gap is the median ratio of new pairs. The clock
+is the thread's own, which stands still while another process has the core.
 """
 
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,15 @@ class Gap:
     ratio: float
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """A layer's kernels, k0, k1, ... in a library; the first is the static choice."""
+
+    name: str
+    plans: Sequence[KernelPlan]
+    library: Path
+
+
 def convolutions(path: Path, target: TargetSpec) -> dict[str, ConvSpec]:
     """The distinct convolutions and dense layers of a model, by a name for people."""
     steps, _ = lower_graph(read_graph(path), target.lanes)
@@ -52,7 +63,12 @@ def convolutions(path: Path, target: TargetSpec) -> dict[str, ConvSpec]:
 
 def report_gaps(report: Report, title: str, specs: dict[str, ConvSpec], target: TargetSpec, sweep: int) -> list[float]:
     """Measure and tabulate; return the gaps."""
-    gaps = [_gap(name, spec, target, sweep) for name, spec in specs.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        sweeps = [
+            build_sweep(name, spec, target, sweep, Path(folder) / f"{number}.so")
+            for number, (name, spec) in enumerate(specs.items())
+        ]
+        gaps = [measure_gap(one, target) for one in sweeps]
     rows: list[Row] = [
         {
             "layer": gap.name,
@@ -67,22 +83,28 @@ def report_gaps(report: Report, title: str, specs: dict[str, ConvSpec], target: 
     return [gap.ratio - 1 for gap in gaps]
 
 
-def _gap(name: str, spec: ConvSpec, target: TargetSpec, sweep: int) -> Gap:
+def build_sweep(name: str, spec: ConvSpec, target: TargetSpec, sweep: int, library: Path) -> Sweep:
+    """Compile up to `sweep` kernels of a layer."""
     plans = registry.versions(spec, target, sweep)
+    objects = []
+    for begin in range(0, len(plans), KERNELS_PER_OBJECT):
+        part = range(begin, min(begin + KERNELS_PER_OBJECT, len(plans)))
+        objects.append(library.with_suffix(f".{begin}.o"))
+        codegen.build_object({f"k{i}": registry.emit(plans[i], target, f"k{i}") for i in part}, target, objects[-1])
+    codegen.link(objects, library)
+    return Sweep(name, plans, library)
+
+
+def measure_gap(sweep: Sweep, target: TargetSpec) -> Gap:
+    """Find the winner of a sweep, and compare it with the static choice."""
+    plans, library = sweep.plans, Library(sweep.library)
     arguments = _arguments(plans[0], target)
-    with tempfile.TemporaryDirectory() as folder:
-        library = _build(plans, target, Path(folder))
-        calls = [_call(library, number, arguments, plan.tasks) for number, plan in enumerate(plans)]
-        ranked = _ranked(calls, range(len(plans)), SWEEP_ROUNDS)
-        leaders = list(dict.fromkeys((0, *ranked[:LEADERS])))
-        winner = _ranked(calls, leaders, DUEL_ROUNDS)[0]
-        pairs = (
-            [(_time(calls[0]), _time(calls[winner])) for _ in range(DUEL_ROUNDS)]
-            if winner
-            else [(_time(calls[0]),) * 2]
-        )
-    ratio = statistics.median(static / best for static, best in pairs)
-    return Gap(name, plans[0], plans[winner], statistics.median(static for static, _ in pairs) * 1e6, ratio)
+    calls = [_call(library, number, arguments, plan.tasks) for number, plan in enumerate(plans)]
+    leaders = _ranked(calls, range(len(plans)), SWEEP_ROUNDS)[:LEADERS]
+    winner = _ranked(calls, list(dict.fromkeys((0, *leaders))), DUEL_ROUNDS)[0]
+    pairs = [(_time(calls[0]), _time(calls[winner])) for _ in range(DUEL_ROUNDS)]
+    ratio = statistics.median(static / best for static, best in pairs) if winner else 1.0
+    return Gap(sweep.name, plans[0], plans[winner], statistics.median(static for static, _ in pairs) * 1e6, ratio)
 
 
 def _ranked(calls: Sequence[Callable[[], None]], numbers: Sequence[int], rounds: int) -> list[int]:
@@ -92,22 +114,12 @@ def _ranked(calls: Sequence[Callable[[], None]], numbers: Sequence[int], rounds:
 
 
 def _time(call: Callable[[], None]) -> float:
-    return next(sampled(call, 1))
+    return next(sampled(call, 1, time.thread_time))
 
 
 def _call(library: Library, number: int, arguments: Sequence[Array], tasks: int) -> Callable[[], None]:
     kernel = library.bind(f"k{number}", arguments)
     return lambda: kernel(0, tasks)
-
-
-def _build(plans: Sequence[KernelPlan], target: TargetSpec, folder: Path) -> Library:
-    objects = []
-    for begin in range(0, len(plans), KERNELS_PER_OBJECT):
-        part = range(begin, min(begin + KERNELS_PER_OBJECT, len(plans)))
-        objects.append(folder / f"{begin}.o")
-        codegen.build_object({f"k{i}": registry.emit(plans[i], target, f"k{i}") for i in part}, target, objects[-1])
-    codegen.link(objects, folder / "kernels.so")
-    return Library(folder / "kernels.so")
 
 
 def _arguments(plan: KernelPlan, target: TargetSpec) -> list[Array]:
