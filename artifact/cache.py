@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,12 +24,14 @@ def default_cache_dir() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "gangway"
 
 
-def cache_key(files: Iterable[Path], compiler_version: str, target: TargetSpec) -> str:
+def cache_key(files: Iterable[Path], compiler_version: str, target: TargetSpec, dimensions: Mapping[str, int]) -> str:
     """Return the key of a model: `files` are the ONNX file and those with its external data, in a fixed order.
+
+    `dimensions`: the values it is compiled for, of symbolic dimensions other than the batch.
 
     64 hex digits, a SHA-256. Raises OSError if a file cannot be read.
     """
-    total = hashlib.sha256(repr((FORMAT_VERSION, compiler_version, target)).encode())
+    total = hashlib.sha256(repr((FORMAT_VERSION, compiler_version, target, sorted(dimensions.items()))).encode())
     for path in files:
         total.update(file_digest(path).encode())
     return total.hexdigest()

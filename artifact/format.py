@@ -56,12 +56,17 @@ class BufferRef:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output. `shape` is the model's own, -1 where the batch goes (only ever the first dimension)."""
+    """One input or output. `shape` is the model's own, -1 where the batch goes.
+
+    Of compiled models only the first dimension may be -1. Of those for onnxruntime any may; then `symbols` has a name
+    for each dimension, empty for the fixed ones: dimensions of one name are equal in every request.
+    """
 
     name: str
     datatype: str  # Triton's names: FP32, INT32, ...
     shape: tuple[int, ...]
-    row_bytes: int
+    row_bytes: int  # 0 if only a request or its answer tells: strings, and dimensions other than the batch
+    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ class Manifest:
 
     key: str  # 64 hex digits: model bytes, compiler version and target decide it
     model_name: str
-    batched: bool  # the first dimension of every tensor is a symbolic batch
+    batched: bool  # the first dimension of every input and output is a symbolic batch
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     layers: tuple[Layer, ...]

@@ -81,12 +81,22 @@ def _check(manifest: Manifest) -> None:
     for side in (manifest.inputs, manifest.outputs):
         _require(1 <= len(side) <= MAX_TENSORS, f"{len(side)} inputs or outputs")
         for tensor in side:
-            _require(tensor.row_bytes >= 0, f"tensor '{tensor.name}' has a negative size")
+            _check_tensor(tensor, manifest)
     if manifest.engine is Engine.ONNXRUNTIME:
         _check_whole(manifest)
     else:
         for layer in manifest.layers:
             _check_layer(manifest, layer)
+
+
+def _check_tensor(tensor: TensorSpec, manifest: Manifest) -> None:
+    name = f"tensor '{tensor.name}'"
+    _require(len(tensor.symbols) in (0, len(tensor.shape)), f"{name} has {len(tensor.symbols)} symbols")
+    _require(min(tensor.shape, default=0) >= -1, f"{name} has a negative dimension")
+    _require(not manifest.batched or tensor.shape[:1] == (-1,), f"{name} has no batch dimension")
+    if manifest.engine is Engine.NATIVE:
+        _require(tensor.row_bytes >= 0, f"{name} has a negative size")
+        _require(-1 not in tensor.shape[manifest.batched :], f"{name} is not of fixed size")
 
 
 def _has_right_files(manifest: Manifest) -> bool:

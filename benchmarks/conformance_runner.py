@@ -4,6 +4,7 @@ A crash of the compiler or of onnxruntime ends the process that runs the tests; 
 worker only. Both are failures of the test that was running, and the others go on: see `run_all`.
 """
 
+import math
 import multiprocessing
 import tempfile
 import time
@@ -22,6 +23,8 @@ from gangway.compiler.errors import ModelError
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
+from gangway.executor.frame_requests import read_answer, write_request
+from gangway.executor.frames import join_strings, split_strings
 from gangway.executor.leases import LeaseSpec
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SlotRequest, SlotStatus
@@ -103,6 +106,8 @@ class CaseRunner:
         return "; ".join(filter(None, problems))
 
     def _query(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> list[Array]:
+        if manifest.engine is Engine.ONNXRUNTIME:
+            return self._query_frame(manifest, inputs, rows)
         executor, offset, offsets = self._executor, _HEAP, []
         for tensor in (*manifest.inputs, *manifest.outputs):
             offsets.append(offset)
@@ -112,10 +117,35 @@ class CaseRunner:
         count = len(manifest.inputs)
         for at, tensor, value in zip(offsets, manifest.inputs, inputs, strict=False):
             executor.io.view[at : at + tensor.row_bytes * rows] = np.ascontiguousarray(value).tobytes()
-        request = SlotRequest(self._loaded % 64, rows, tuple(offsets[:count]), tuple(offsets[count:]))
+        self._run(manifest, SlotRequest(self._loaded % 64, rows, tuple(offsets[:count]), tuple(offsets[count:])))
+        answers = []
+        for at, tensor in zip(offsets[count:], manifest.outputs, strict=True):
+            content = bytes(executor.io.view[at : at + tensor.row_bytes * rows])
+            shape = [rows if size == -1 else size for size in tensor.shape]
+            answers.append(np.frombuffer(content, DTYPES[tensor.datatype]).reshape(shape))
+        return answers
+
+    def _query_frame(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> list[Array]:
+        contents = [
+            (value.shape, join_strings(value.ravel().tolist()) if spec.datatype == "BYTES" else value.tobytes())
+            for spec, value in zip(manifest.inputs, map(np.asarray, inputs), strict=False)
+        ]
+        request = write_request(self._executor.io, _HEAP, self._loaded % 64, rows, contents, _IO_BYTES // 2)
+        self._run(manifest, request)
+        answers = []
+        for spec, (shape, content) in zip(manifest.outputs, read_answer(self._executor.io, request), strict=True):
+            if spec.datatype == "BYTES":
+                flat = np.array(split_strings(content, math.prod(shape)), object)
+            else:
+                flat = np.frombuffer(content, DTYPES[spec.datatype])
+            answers.append(flat.reshape(shape))
+        return answers
+
+    def _run(self, manifest: Manifest, request: SlotRequest) -> None:
+        executor = self._executor
         slot, sequence = executor.begin(request)
         layers = len(manifest.layers)
-        spec = LeaseSpec(request.model_id, 0, slot, sequence, 0, manifest.arena_bytes, rows, 0, layers)
+        spec = LeaseSpec(request.model_id, 0, slot, sequence, 0, manifest.arena_bytes, request.rows, 0, layers)
         executor.start(0, spec, [0])
         if not executor.slots.wait(slot, RUN_TIMEOUT_S * 1_000_000):
             raise RuntimeError(f"no answer; the worker's status is {executor.workers[0].poll()}")
@@ -124,12 +154,6 @@ class CaseRunner:
         executor.left([0])
         if status is not SlotStatus.OK:
             raise RuntimeError(f"answered {status.name}")
-        answers = []
-        for at, tensor in zip(offsets[count:], manifest.outputs, strict=True):
-            content = bytes(executor.io.view[at : at + tensor.row_bytes * rows])
-            shape = [rows if size == -1 else size for size in tensor.shape]
-            answers.append(np.frombuffer(content, DTYPES[tensor.datatype]).reshape(shape))
-        return answers
 
 
 def batch_of(manifest: Manifest, inputs: Sequence[Array]) -> int:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gangway.artifact.format import Manifest, TensorSpec
+from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.artifact.reader import read_manifest
 from gangway.clients.tensors import Array, dtype_of
+from gangway.executor.frame_requests import read_answer, write_request
 from gangway.executor.leases import LeaseSpec
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SLOT_BYTES, SlotOutcome, SlotRequest, SlotStatus
@@ -69,10 +70,9 @@ class GangRunner(LocalExecutor):
         rows = inputs[first.name].nbytes // first.row_bytes
         if rows > model.max_rows:
             raise ValueError(f"{name} was opened for {model.max_rows} rows, not {rows}")
-        for spec, offset in zip(model.manifest.inputs, model.input_offsets, strict=True):
-            self.io.view[offset : offset + rows * spec.row_bytes] = inputs[spec.name].tobytes()
+        request = self._request(model, inputs, rows)
         begin_ns = time.monotonic_ns()
-        slot, sequence = self.begin(SlotRequest(model.model_id, rows, model.input_offsets, model.output_offsets))
+        slot, sequence = self.begin(request)
         self.start(0, _whole_model(model, slot, sequence, rows, ranks), range(ranks))
         if not self.slots.wait(slot, TIMEOUT_S * 1_000_000):
             raise RuntimeError(f"{name} was not answered within {TIMEOUT_S} s")
@@ -81,10 +81,25 @@ class GangRunner(LocalExecutor):
         outcome = self.slots.outcome(slot)
         if outcome.status is not SlotStatus.OK:
             raise RuntimeError(f"{name} ended with {outcome.status.name}")
-        places = zip(model.manifest.outputs, model.output_offsets, strict=True)
-        outputs = {spec.name: self._read(spec, offset, rows) for spec, offset in places}
         self.slots.release(slot)
-        return Finished(outputs, outcome, total_us)
+        return Finished(self._outputs(model, request, rows), outcome, total_us)
+
+    def _request(self, model: LoadedModel, inputs: Mapping[str, Array], rows: int) -> SlotRequest:
+        if model.manifest.engine is Engine.ONNXRUNTIME:
+            arrays = [inputs[spec.name] for spec in model.manifest.inputs]
+            tensors = [(array.shape, array.tobytes()) for array in arrays]
+            answer_bytes = sum(_pages(spec.row_bytes * rows) for spec in model.manifest.outputs) + PAGE_BYTES
+            return write_request(self.io, self._io_end, model.model_id, rows, tensors, answer_bytes)
+        for spec, offset in zip(model.manifest.inputs, model.input_offsets, strict=True):
+            self.io.view[offset : offset + rows * spec.row_bytes] = inputs[spec.name].tobytes()
+        return SlotRequest(model.model_id, rows, model.input_offsets, model.output_offsets)
+
+    def _outputs(self, model: LoadedModel, request: SlotRequest, rows: int) -> dict[str, Array]:
+        specs = model.manifest.outputs
+        if model.manifest.engine is Engine.ONNXRUNTIME:
+            parts = zip(specs, read_answer(self.io, request), strict=True)
+            return {s.name: np.frombuffer(raw, dtype_of(s.datatype)).reshape(shape) for s, (shape, raw) in parts}
+        return {spec.name: self._read(spec, at, rows) for spec, at in zip(specs, model.output_offsets, strict=True)}
 
     def _place(self, tensors: Sequence[TensorSpec], max_rows: int) -> tuple[int, ...]:
         offsets = []

@@ -5,6 +5,10 @@ class ModelError(Exception):
     """The file is not a valid ONNX model: truncated, broken, or contradictory in its shapes."""
 
 
+class UnreadableModelError(ModelError):
+    """The file holds no ONNX graph at all: it is something else, truncated, or it changes while it is read."""
+
+
 class UnsupportedModelError(ModelError):
     """A valid model that this compiler cannot compile; the message names node, operator and what is missing.
 

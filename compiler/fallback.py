@@ -1,11 +1,13 @@
 """What cannot be compiled is left to onnxruntime: the artifact holds the ONNX file itself, as one layer.
 
-Accepted are models that onnxruntime opens and can run with zeros, with numbers for inputs and outputs, and shapes that
-are fixed but for a batch in front of every one of them.
+Accepted is what onnxruntime opens, if requests can hold its inputs and outputs: tensors of numbers or strings, of any
+shape. Only how the model is presented depends on a trial with zeros: as one with a batch, or as one whose first
+dimension is like any other.
 """
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,13 @@ from gangway.artifact.format import MAX_TENSORS, Engine, Layer, Manifest, Target
 from gangway.artifact.onnx_session import open_session
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.compiler.errors import ModelError, UnsupportedModelError
-from gangway.compiler.importer import count_parameters, external_locations
+from gangway.compiler.importer import count_parameters, dimension_name, external_locations
 from gangway.compiler.key import compiler_version, model_key
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
 MAX_TENSOR_BYTES = 1 << 30  # of one row; as for compiled models
-_TYPES = {"float": "FP32", "double": "FP64", "float16": "FP16", "bool": "BOOL"}  # others: in capitals
+TRIAL_SIZE = 8  # of symbolic dimensions that are no batch
+_TYPES = {"float": "FP32", "double": "FP64", "float16": "FP16", "bool": "BOOL", "string": "BYTES"}  # others: capitals
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,22 @@ class Signature:
 
 
 def leave_to_onnxruntime(
-    path: Path, model_name: str, key: str, target: TargetSpec, phase_us: dict[str, int], folder: Path, reason: str
+    path: Path,
+    model_name: str,
+    key: str,
+    target: TargetSpec,
+    phase_us: dict[str, int],
+    folder: Path,
+    refusal: ModelError,
 ) -> Manifest:
-    """Make the artifact `folder` of the ONNX file `path`, which cannot be compiled for this `reason`.
+    """Make the artifact `folder` of the ONNX file `path`, which the compiler refuses to compile.
 
-    Raises UnsupportedModelError, with both reasons, if it cannot be served in this way either; OSError.
+    If it thinks that the file contradicts itself, onnxruntime must not only open the model, but run it.
+
+    Raises UnsupportedModelError, with both reasons, if it cannot be served in this way either; ModelError; OSError.
     """
     start_ns = time.monotonic_ns()
+    reason = str(refusal)
     with OnnxArtifactWriter(folder) as writer:
         try:
             writer.copy(path, sorted(external_locations(path)))
@@ -48,7 +60,8 @@ def leave_to_onnxruntime(
                 raise ModelError(f"{path.name} changed while it was read")
             session = open_session(writer.model_path)
             signature = read_signature(session)
-            try_out(session, signature)
+            if not isinstance(refusal, UnsupportedModelError) and not has_open_sizes(session):
+                try_out(session, rows=1)
         except OSError:
             raise
         except ModelError as error:
@@ -78,61 +91,110 @@ def leave_to_onnxruntime(
 
 def read_signature(session: Any) -> Signature:
     """Return inputs and outputs of an open model. Raises UnsupportedModelError for what a request cannot hold."""
-    sides = (("input", session.get_inputs()), ("output", session.get_outputs()))
-    for kind, tensors in sides:
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    for kind, tensors in (("input", inputs), ("output", outputs)):
         if not 1 <= len(tensors) <= MAX_TENSORS:
             raise UnsupportedModelError(f"the model has {len(tensors)} {kind}s; 1 to {MAX_TENSORS} are possible")
-    batched = {_is_batched(kind, tensor) for kind, tensors in sides for tensor in tensors}
-    if len(batched) > 1:
-        raise UnsupportedModelError("some inputs or outputs have a dynamic first dimension, others have none")
-    inputs, outputs = (tuple(_spec(kind, tensor) for tensor in tensors) for kind, tensors in sides)
-    return Signature(inputs, outputs, batched == {True})
+        for tensor in tensors:
+            _check(kind, tensor)
+    batched = has_batch(inputs, outputs) and keeps_rows(session)
+    specs = [tuple(_spec(tensor, batched) for tensor in tensors) for tensors in (inputs, outputs)]
+    return Signature(specs[0], specs[1], batched)
 
 
-def try_out(session: Any, signature: Signature) -> None:
-    """Run the model with zeros: only that shows whether it takes any number of rows.
+def has_batch(inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    """Whether the first dimension of everything is symbolic, the same one in all inputs, and no other dimension is it.
 
-    Raises UnsupportedModelError if shapes are not as declared, and what onnxruntime raises.
+    What outputs call it says nothing: exporters often lose the name on the way.
     """
-    for rows in (1, 2) if signature.batched else (1,):
-        feeds = {tensor.name: np.zeros(_shape(tensor, rows), DTYPES[tensor.datatype]) for tensor in signature.inputs}
-        for tensor, answer in zip(signature.outputs, session.run(None, feeds), strict=True):
-            if list(answer.shape) != _shape(tensor, rows):
-                raise UnsupportedModelError(
-                    f"output '{tensor.name}' of {rows} rows has the shape {list(answer.shape)}"
-                    f" instead of {_shape(tensor, rows)}"
-                )
+    symbolic = all(tensor.shape and _symbol(tensor, 0) for tensor in (*inputs, *outputs))
+    named = {tensor.shape[0] for tensor in inputs if tensor.shape and tensor.shape[0]}
+    others = {_symbol(tensor, axis) for tensor in inputs for axis in range(1, len(tensor.shape))}
+    return symbolic and len(named) <= 1 and not named & others
 
 
-def _is_batched(kind: str, tensor: Any) -> bool:
-    """Whether the first dimension is symbolic. Raises UnsupportedModelError if another one is."""
+def keeps_rows(session: Any) -> bool:
+    """Whether the model turns one row into one and two into two, as a run with zeros shows.
+
+    Where no size of the other symbolic dimensions is known to be possible, a run that fails says nothing, and the
+    names decide.
+    """
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    for rows in (1, 2):
+        try:
+            answers = try_out(session, rows)
+        except Exception:  # whatever it does not like about zeros
+            symbols = {_symbol(tensor, 0) for tensor in (*inputs, *outputs)}
+            return has_open_sizes(session) and len(symbols) == 1
+        if any(answer.shape[:1] != (rows,) for answer in answers):
+            return False
+        if not all(_agree(answer.shape, tensor.shape) for tensor, answer in zip(outputs, answers, strict=True)):
+            return False
+    return True
+
+
+def try_out(session: Any, rows: int) -> Sequence[Any]:
+    """Run the model with zeros; return what it answers. Raises what onnxruntime raises."""
+    answers: Sequence[Any] = session.run(None, {tensor.name: _zeros(tensor, rows) for tensor in session.get_inputs()})
+    return answers
+
+
+def has_open_sizes(session: Any) -> bool:
+    """Whether an input has symbolic dimensions other than the first."""
+    return any(not isinstance(size, int) for tensor in session.get_inputs() for size in tensor.shape[1:])
+
+
+def _agree(shape: Sequence[int], declared: Sequence[Any]) -> bool:
+    pairs = zip(shape, declared, strict=False)
+    return len(shape) == len(declared) and all(size == known for size, known in pairs if isinstance(known, int))
+
+
+def _zeros(tensor: Any, rows: int) -> Any:
+    shape = [size if isinstance(size, int) else TRIAL_SIZE for size in tensor.shape]
+    if shape and not isinstance(tensor.shape[0], int):
+        shape[0] = rows
+    datatype = _datatype(tensor)
+    return np.full(shape, "0", object) if datatype == "BYTES" else np.zeros(shape, DTYPES[datatype])
+
+
+def _check(kind: str, tensor: Any) -> None:
     if not tensor.type.startswith("tensor("):
         raise UnsupportedModelError(f"{kind} '{tensor.name}' is a {tensor.type}, not a tensor")
-    for axis, size in enumerate(tensor.shape[1:], 1):
-        if not isinstance(size, int):
-            raise UnsupportedModelError(
-                f"{kind} '{tensor.name}': dimension {axis} is dynamic; only the first one, the batch, may be"
-            )
-    return bool(tensor.shape) and not isinstance(tensor.shape[0], int)
-
-
-def _spec(kind: str, tensor: Any) -> TensorSpec:
-    element = tensor.type.removeprefix("tensor(").removesuffix(")")
-    datatype = _TYPES.get(element, element.upper())
-    if datatype not in DTYPES:
-        raise UnsupportedModelError(f"{kind} '{tensor.name}' holds {element}, not numbers that a request can have")
-    shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
-    row_bytes = math.prod(size for size in shape if size != -1) * DTYPES[datatype].itemsize
-    if not 0 < row_bytes <= MAX_TENSOR_BYTES:
+    datatype = _datatype(tensor)
+    if datatype != "BYTES" and datatype not in DTYPES:
+        raise UnsupportedModelError(f"{kind} '{tensor.name}' holds {tensor.type}, not what a request can have")
+    size_bytes = _fixed_elements(tensor) * _item_bytes(datatype)
+    if size_bytes > MAX_TENSOR_BYTES:
         raise UnsupportedModelError(
-            f"{kind} '{tensor.name}' of shape {list(shape)} has {row_bytes} bytes;"
-            f" 1 to {MAX_TENSOR_BYTES >> 20} MiB are possible"
+            f"{kind} '{tensor.name}' of shape {tensor.shape} has {size_bytes} bytes;"
+            f" {MAX_TENSOR_BYTES >> 20} MiB are possible"
         )
-    return TensorSpec(tensor.name, datatype, shape, row_bytes)
 
 
-def _shape(tensor: TensorSpec, rows: int) -> list[int]:
-    return [rows if size == -1 else size for size in tensor.shape]
+def _spec(tensor: Any, batched: bool) -> TensorSpec:
+    shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
+    symbols = tuple(_symbol(tensor, axis) for axis in range(len(shape)))
+    datatype = _datatype(tensor)
+    known = -1 not in shape[batched:] and datatype != "BYTES"
+    row_bytes = _fixed_elements(tensor) * _item_bytes(datatype) if known else 0
+    return TensorSpec(tensor.name, datatype, shape, row_bytes, symbols)
+
+
+def _symbol(tensor: Any, axis: int) -> str:
+    return dimension_name(tensor.name, axis, tensor.shape[axis])
+
+
+def _datatype(tensor: Any) -> str:
+    element = str(tensor.type).removeprefix("tensor(").removesuffix(")")
+    return _TYPES.get(element, element.upper())
+
+
+def _item_bytes(datatype: str) -> int:
+    return 1 if datatype == "BYTES" else DTYPES[datatype].itemsize
+
+
+def _fixed_elements(tensor: Any) -> int:
+    return math.prod(size for size in tensor.shape if isinstance(size, int))
 
 
 def _whole_layer() -> Layer:

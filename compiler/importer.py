@@ -5,16 +5,17 @@ instead of seconds.
 """
 
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from gangway.compiler.errors import ModelError, UnsupportedModelError
+from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.graph import WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.inference import infer_shapes
+from gangway.compiler.key import NO_DIMENSIONS
 from gangway.compiler.onnx_file import Stretch, split
 from gangway.compiler.specs import Array
 from google.protobuf.message import DecodeError
@@ -40,24 +41,24 @@ def count_parameters(path: Path) -> int:
     return sum(math.prod(tensor.dims) for tensor in _parse(path)[0].graph.initializer)
 
 
-def read_graph(path: Path) -> Graph:
-    """Return the model in the ONNX file `path`.
+def read_graph(path: Path, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> Graph:
+    """Return the model in the ONNX file `path`, with these values for symbolic dimensions (see `dimension_name`).
 
     Raises ModelError for a broken file, UnsupportedModelError for ONNX outside of the compiler's scope, and OSError.
     """
     try:
-        return _read(path)
+        return _read(path, dimensions)
     except (ModelError, OSError):
         raise
     except Exception as error:  # damaged bytes surface as any exception in the Python half of onnx
         raise ModelError(f"{path.name} is damaged: {_first_lines(error)}") from error
 
 
-def _read(path: Path) -> Graph:
+def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     model, weights = _parse(path)
     _check_scope(model, path)
     constants = _take_constants(model, path, weights)
-    batched = _fix_batch(model, constants)
+    batched = _fix_dimensions(model, constants, dimensions)
     wide_shapes = _shapes_of_many(model, constants) if batched else {}
     for node in model.graph.node:
         if not defs.has(node.op_type, domain=node.domain):
@@ -108,9 +109,9 @@ def _parse(path: Path) -> tuple[Any, dict[str, Stretch]]:
     try:
         model.ParseFromString(content)
     except DecodeError as error:
-        raise ModelError(f"{path.name} is not an ONNX file, or it is truncated ({size_bytes} bytes)") from error
+        raise UnreadableModelError(f"{path.name} is not an ONNX file, or it is truncated ({size_bytes} bytes)") from error
     if not model.HasField("graph") or not model.graph.output:
-        raise ModelError(f"{path.name} holds no ONNX graph ({size_bytes} bytes)")
+        raise UnreadableModelError(f"{path.name} holds no ONNX graph ({size_bytes} bytes)")
     return model, weights
 
 
@@ -155,27 +156,58 @@ def _array(tensor: Any, folder: Path, file: BufferedReader, stretch: Stretch | N
         raise ModelError(f"weights '{tensor.name}': {_first_lines(error)}") from error
 
 
-def _fix_batch(model: Any, constants: Container[str]) -> bool:
-    """Set symbolic first dimensions to 1, forget intermediate types; return whether the model has a symbolic batch."""
+def _fix_dimensions(model: Any, constants: Container[str], dimensions: Mapping[str, int]) -> bool:
+    """Give symbolic dimensions their values, 1 to the batch; return whether the model has a symbolic batch.
+
+    Forgets what the file says of intermediate shapes and of symbols in outputs: both are inferred.
+    """
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    _give_values(inputs, dimensions)
     symbolic = set()
-    for value in model.graph.input:
-        if value.name in constants:
-            continue
-        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-            raise UnsupportedModelError(f"input '{value.name}' is not a tensor of known rank")
+    for value in inputs:
         dims = value.type.tensor_type.shape.dim
         for axis, dim in enumerate(dims):
             if axis and _is_symbolic(dim):
                 raise UnsupportedModelError(
-                    f"input '{value.name}': dimension {axis} is dynamic; only the first one, the batch, may be"
+                    f"input '{value.name}': dimension {axis} is dynamic, '{_name_of(value, axis)}';"
+                    " only the first one, the batch, may be"
                 )
         symbolic.add(bool(dims) and _is_symbolic(dims[0]))
-    for value in [*model.graph.input, *model.graph.output]:
-        for dim in value.type.tensor_type.shape.dim[:1]:
-            if _is_symbolic(dim):
+    batched = symbolic == {True}
+    for value in [*inputs, *model.graph.output]:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if _is_symbolic(dim) and axis == 0 and (batched or value in inputs):
                 dim.dim_value = 1
+            elif _is_symbolic(dim):
+                dim.Clear()
     del model.graph.value_info[:]
-    return symbolic == {True}
+    return batched
+
+
+def _give_values(inputs: Sequence[Any], dimensions: Mapping[str, int]) -> None:
+    unknown = set(dimensions)
+    for value in inputs:
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise UnsupportedModelError(f"input '{value.name}' is not a tensor of known rank")
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            name = _name_of(value, axis)
+            if name in dimensions:
+                dim.dim_value = dimensions[name]
+                unknown.discard(name)
+    if unknown:
+        raise UnsupportedModelError(f"no input has a symbolic dimension '{min(unknown)}'")
+
+
+def _name_of(value: Any, axis: int) -> str:
+    dim = value.type.tensor_type.shape.dim[axis]
+    return dimension_name(value.name, axis, (dim.dim_param or None) if _is_symbolic(dim) else dim.dim_value)
+
+
+def dimension_name(tensor: str, axis: int, size: int | str | None) -> str:
+    """Return what a dimension is called: its symbol, the place of a nameless one (`x.1`), nothing for a fixed size."""
+    if isinstance(size, int) and size >= 0:
+        return ""
+    return size if isinstance(size, str) and size else f"{tensor}.{axis}"
 
 
 def _is_symbolic(dim: Any) -> bool:

@@ -1,7 +1,7 @@
 """One compilation, phase by phase, from the ONNX file to the committed artifact."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler.arena import plan_arena
 from gangway.compiler.buffers import Step
 from gangway.compiler.describe import activation_bytes, max_ranks, row_ns, shape_text, weight_bytes
-from gangway.compiler.errors import ModelError, UnsupportedModelError
+from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.fusion import fuse
 from gangway.compiler.graph import Graph
 from gangway.compiler.importer import read_graph
@@ -34,7 +34,7 @@ from gangway.compiler.kernels import (
     with_batch_plans,
     write_weights,
 )
-from gangway.compiler.key import compiler_version, model_key
+from gangway.compiler.key import NO_DIMENSIONS, compiler_version, model_key
 from gangway.compiler.layout import place
 from gangway.compiler.lowering import lower_model
 from gangway.compiler.pipeline import Progress
@@ -47,7 +47,14 @@ class Job:
     """Everything that the phases of one compilation share. `phase_us` grows by one entry per phase."""
 
     def __init__(
-        self, path: Path, model_name: str, key: str, target: TargetSpec, progress: Progress, phase_us: dict[str, int]
+        self,
+        path: Path,
+        model_name: str,
+        key: str,
+        target: TargetSpec,
+        progress: Progress,
+        phase_us: dict[str, int],
+        dimensions: Mapping[str, int] = NO_DIMENSIONS,
     ) -> None:
         self._path = path
         self._model_name = model_name
@@ -55,13 +62,14 @@ class Job:
         self._target = target
         self._progress = progress
         self._phase_us = phase_us
+        self._dimensions = dimensions
 
     def run(self, folder: Path) -> Manifest:
         """Compile into `folder`, which appears at the very end. Raises ModelError, OSError."""
         with self._phase("read"):
-            graph = read_graph(self._path)
-            if model_key(self._path, self._target) != self._key:
-                raise ModelError(f"{self._path.name} changed while it was read")
+            graph = read_graph(self._path, self._dimensions)
+            if model_key(self._path, self._target, self._dimensions) != self._key:
+                raise UnreadableModelError(f"{self._path.name} changed while it was read")
         with self._phase("graph"):
             steps, arena_bytes = lower_graph(graph, self._target.lanes)
             graph = replace(graph, constants={})  # as the file has them: the steps' weights are other arrays by now

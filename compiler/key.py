@@ -1,18 +1,25 @@
 """The key of a model in the cache. Fast, without TVM and, for a model in one file, onnx: every start asks."""
 
 import hashlib
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 
 from gangway.artifact.cache import cache_key
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.onnx_file import may_have_external_data
 
+NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
 
-def model_key(path: Path, target: TargetSpec) -> str:
-    """Return the key of the ONNX file `path` for `target`. Raises OSError, and ModelError for a broken file."""
-    return cache_key([path, *_external_files(path)], compiler_version(), target)
+
+def model_key(path: Path, target: TargetSpec, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> str:
+    """Return the key of the ONNX file `path` for `target`, with these values of symbolic dimensions.
+
+    Raises OSError, and ModelError for a broken file.
+    """
+    return cache_key([path, *_external_files(path)], compiler_version(), target, dimensions)
 
 
 @cache

@@ -5,15 +5,15 @@ Only when something must be compiled, `job.py` is imported, and with it onnx, nu
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
-from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.key import model_key
+from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
+from gangway.compiler.key import NO_DIMENSIONS, model_key
 
 _log = logging.getLogger(__name__)
 
@@ -34,16 +34,23 @@ class Compiled:
     cached: bool
 
 
-def compile_model(path: Path, model_name: str, cache: Cache, target: TargetSpec, progress: Progress) -> Compiled:
+def compile_model(
+    path: Path,
+    model_name: str,
+    cache: Cache,
+    target: TargetSpec,
+    progress: Progress,
+    dimensions: Mapping[str, int] = NO_DIMENSIONS,
+) -> Compiled:
     """Return the artifact of the ONNX file `path`, compiled unless the cache holds it.
 
     If the model has been tuned on this machine, it is the one with the tuning's versions, which has a key of its own.
-    Errors as of `compile_static`.
+    `dimensions` gives values to symbolic dimensions; only models without such are tuned. Errors as of `compile_static`.
     """
     progress("key", 0, 1)
-    tuning = find_tuning(cache.root, model_key(path, target), target.name)
+    tuning = None if dimensions else find_tuning(cache.root, model_key(path, target), target.name)
     if tuning is None:
-        return compile_static(path, model_name, cache, target, progress)
+        return compile_static(path, model_name, cache, target, progress, dimensions)
     if manifest := cache.lookup(tuning.tuned_key):
         return Compiled(manifest, cache.folder(tuning.tuned_key), True)
     static = compile_static(path, model_name, cache, target, progress)
@@ -68,16 +75,24 @@ def _compile_tuned(path: Path, tuning: Tuning, static: Compiled, cache: Cache, p
         return Compiled(manifest, folder, False)
 
 
-def compile_static(path: Path, model_name: str, cache: Cache, target: TargetSpec, progress: Progress) -> Compiled:
+def compile_static(
+    path: Path,
+    model_name: str,
+    cache: Cache,
+    target: TargetSpec,
+    progress: Progress,
+    dimensions: Mapping[str, int] = NO_DIMENSIONS,
+) -> Compiled:
     """Return the artifact with the static choice of each kernel, compiled unless the cache holds it.
 
-    What cannot be compiled is left to onnxruntime, if that accepts it: see the manifest's `engine`.
+    What cannot be compiled is left to onnxruntime, if that accepts it: see the manifest's `engine`. Not so if
+    `dimensions` gives values to symbolic dimensions: onnxruntime serves all of them with the artifact without values.
 
     Raises ModelError (UnsupportedModelError is one), and OSError when files cannot be read or written.
     """
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
-    key = model_key(path, target)
+    key = model_key(path, target, dimensions)
     folder = cache.folder(key)
     if manifest := cache.lookup(key):
         return Compiled(manifest, folder, True)
@@ -89,13 +104,18 @@ def compile_static(path: Path, model_name: str, cache: Cache, target: TargetSpec
         from gangway.compiler.job import Job  # noqa: PLC0415
 
         phase_us = {"key": (keyed_ns - start_ns) // 1000, "import": (time.monotonic_ns() - keyed_ns) // 1000}
-        job = Job(path, model_name, key, target, progress, phase_us)
         try:
+            job = Job(path, model_name, key, target, progress, phase_us, dimensions)
             return Compiled(job.run(folder), folder, False)
-        except UnsupportedModelError as error:
-            reason = str(error)
+        except ModelError as error:
+            if dimensions or isinstance(error, UnreadableModelError):
+                raise
+            refusal = error
         progress(FALLBACK_PHASE, 0, 1)
         from gangway.compiler.fallback import leave_to_onnxruntime  # noqa: PLC0415
 
-        manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, reason)
+        try:
+            manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, refusal)
+        except UnsupportedModelError as error:
+            raise type(refusal)(str(error)) from error  # what the compiler finds wrong says more about the file
         return Compiled(manifest, folder, False)

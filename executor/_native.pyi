@@ -67,12 +67,10 @@ class Program:
     @classmethod
     def whole(
         cls,
-        run: Callable[[int, tuple[memoryview, ...], tuple[memoryview, ...]], bool],
-        input_row_bytes: Sequence[int],
-        output_row_bytes: Sequence[int],
+        run: Callable[[memoryview, memoryview], bool],
         /,
     ) -> Self:
-        """Return a program of one layer, for gangs of one, that is the call `run(rows, inputs, outputs)`.
+        """Return a program of one layer, for gangs of one, that is the call `run(request, answer)` on two frames.
 
         The views are valid until it returns. False, or an exception, answers INTERNAL.
         """

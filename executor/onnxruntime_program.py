@@ -1,5 +1,6 @@
 """A model that onnxruntime executes, as a program of a worker. Imports onnxruntime and numpy."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,7 @@ from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
 from gangway.artifact.onnx_session import open_session
 from gangway.executor import _native
-
-Views = tuple[memoryview, ...]
+from gangway.executor.frames import Part, join_strings, plan_frame, read_frame, split_strings, write_header
 
 
 class OnnxRuntimeModel:
@@ -24,38 +24,50 @@ class OnnxRuntimeModel:
             raise ValueError(f"onnxruntime: {error}") from error
         self._outputs = [tensor.name for tensor in manifest.outputs]
 
-    def __call__(self, rows: int, inputs: Views, outputs: Views) -> bool:
-        """Compute all rows at once; False if that fails, after a line on standard error that says why."""
+    def __call__(self, request: memoryview, answer: memoryview) -> bool:
+        """Compute a query from frame to frame; False if that fails, after a line on standard error that says why.
+
+        An answer without room is no failure: its frame says how much is needed.
+        """
         try:
-            self._run(rows, inputs, outputs)
+            self._run(request, answer)
         except Exception as error:  # whatever it was, it concerns this request only
             reason = " ".join(str(error).split())[:500]
             print(f"worker: {self._manifest.model_name}: onnxruntime: {reason}", file=sys.stderr, flush=True)
             return False
         return True
 
-    def _run(self, rows: int, inputs: Views, outputs: Views) -> None:
+    def _run(self, request: memoryview, answer: memoryview) -> None:
+        parts = read_frame(request).parts
         feeds = {
-            tensor.name: _array(tensor, rows, view) for tensor, view in zip(self._manifest.inputs, inputs, strict=True)
+            tensor.name: _array(tensor, part, request)
+            for tensor, part in zip(self._manifest.inputs, parts, strict=True)
         }
-        answers = self._session.run(self._outputs, feeds)
-        for tensor, view, answer in zip(self._manifest.outputs, outputs, answers, strict=True):
-            target = _array(tensor, rows, view)
-            if (answer.shape, answer.dtype) != (target.shape, target.dtype):
-                found = f"{answer.dtype}{list(answer.shape)}"
-                raise ValueError(f"output '{tensor.name}' is {found} instead of {target.dtype}{list(target.shape)}")
-            np.copyto(target, answer)
+        arrays = self._session.run(self._outputs, feeds)
+        contents = [_contents(tensor, array) for tensor, array in zip(self._manifest.outputs, arrays, strict=True)]
+        frame = plan_frame([(array.shape, len(content)) for array, content in zip(arrays, contents, strict=True)])
+        if write_header(answer, frame):
+            for part, content in zip(frame.parts, contents, strict=True):
+                answer[part.offset : part.offset + part.size_bytes] = content
 
 
-def _array(tensor: TensorSpec, rows: int, view: memoryview) -> Any:
-    shape = [rows if size == -1 else size for size in tensor.shape]
-    return np.frombuffer(view, DTYPES[tensor.datatype]).reshape(shape)
+def _array(tensor: TensorSpec, part: Part, request: memoryview) -> Any:
+    content = request[part.offset : part.offset + part.size_bytes]
+    if tensor.datatype == "BYTES":
+        array = np.empty(math.prod(part.shape), object)
+        array[:] = split_strings(content, array.size)
+        return array.reshape(part.shape)
+    return np.frombuffer(content, DTYPES[tensor.datatype]).reshape(part.shape)
+
+
+def _contents(tensor: TensorSpec, array: Any) -> memoryview | bytes:
+    if tensor.datatype == "BYTES":
+        return join_strings(array.ravel().tolist())
+    if array.dtype != DTYPES[tensor.datatype]:
+        raise ValueError(f"output '{tensor.name}' is {array.dtype} instead of {tensor.datatype}")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
 
 
 def load_whole(folder: Path, manifest: Manifest) -> _native.Program:
     """Return the program of an artifact whose engine is onnxruntime. Raises ValueError where onnxruntime refuses it."""
-    return _native.Program.whole(
-        OnnxRuntimeModel(folder, manifest),
-        [tensor.row_bytes for tensor in manifest.inputs],
-        [tensor.row_bytes for tensor in manifest.outputs],
-    )
+    return _native.Program.whole(OnnxRuntimeModel(folder, manifest))

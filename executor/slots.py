@@ -26,8 +26,8 @@ SLOT_BYTES: Final = 1024
 _CANCEL_OFFSET: Final = 8
 _ATTEMPTS_OFFSET: Final = 12
 _FIELDS: Final = struct.Struct(
-    "<IIiI4Q"
-)  # model_id, rows, priority, ranks, arrival, deadline, compute start, compute end
+    "<IIiI6Q"
+)  # model_id, rows, priority, ranks, arrival, deadline, compute start, compute end, bytes of two frames
 _FIELDS_OFFSET: Final = 16
 _INPUTS_OFFSET: Final = 128
 _OUTPUTS_OFFSET: Final = _INPUTS_OFFSET + 8 * MAX_TENSORS
@@ -58,7 +58,8 @@ class SlotStatus(IntEnum):
 class SlotRequest:
     """What a front end asks for. Offsets are bytes from the start of the io segment, one per tensor of the model.
 
-    Every tensor has `rows * row_bytes` bytes there. Clocks are CLOCK_MONOTONIC; `deadline_ns` 0 means none.
+    Every tensor has `rows * row_bytes` bytes there. A model for onnxruntime has one input and one output here, frames
+    (`frames.py`) of the sizes `frame_bytes`. Clocks are CLOCK_MONOTONIC; `deadline_ns` 0 means none.
     """
 
     model_id: int
@@ -68,6 +69,7 @@ class SlotRequest:
     priority: int = 0
     arrival_ns: int = 0
     deadline_ns: int = 0
+    frame_bytes: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,17 @@ class SlotTable:
             raise ValueError(f"at most {MAX_TENSORS} inputs and outputs")
         base = slot * SLOT_BYTES
         arrival_ns = request.arrival_ns or time.monotonic_ns()
-        numbers = (request.model_id, request.rows, request.priority, 0, arrival_ns, request.deadline_ns, 0, 0)
+        numbers = (
+            request.model_id,
+            request.rows,
+            request.priority,
+            0,
+            arrival_ns,
+            request.deadline_ns,
+            0,
+            0,
+            *request.frame_bytes,
+        )
         _FIELDS.pack_into(self._view, base + _FIELDS_OFFSET, *numbers)
         self._view[base + _CANCEL_OFFSET : base + _FIELDS_OFFSET] = bytes(8)  # cancel and attempts
         for offset, values in ((_INPUTS_OFFSET, request.input_offsets), (_OUTPUTS_OFFSET, request.output_offsets)):
@@ -148,7 +160,7 @@ class SlotTable:
     def outcome(self, slot: int) -> SlotOutcome:
         """Return how a DONE slot ended."""
         base = slot * SLOT_BYTES
-        _, _, _, ranks, arrival_ns, _, start_ns, end_ns = _FIELDS.unpack_from(self._view, base + _FIELDS_OFFSET)
+        _, _, _, ranks, arrival_ns, _, start_ns, end_ns, _, _ = _FIELDS.unpack_from(self._view, base + _FIELDS_OFFSET)
         queue_us = (start_ns - arrival_ns) / 1e3 if start_ns else 0.0
         attempts = _WORD.unpack_from(self._view, base + _ATTEMPTS_OFFSET)[0]
         return SlotOutcome(self.entry(slot).status, queue_us, (end_ns - start_ns) / 1e3, ranks, attempts)
@@ -162,12 +174,13 @@ class SlotTable:
     def request(self, slot: int) -> SlotRequest:
         """Read the request's fields; MAX_TENSORS offsets each, unused ones 0."""
         base = slot * SLOT_BYTES
-        model_id, rows, priority, _, arrival_ns, deadline_ns, _, _ = _FIELDS.unpack_from(
+        model_id, rows, priority, _, arrival_ns, deadline_ns, _, _, *frame_bytes = _FIELDS.unpack_from(
             self._view, base + _FIELDS_OFFSET
         )
         inputs = struct.unpack_from(f"<{MAX_TENSORS}Q", self._view, base + _INPUTS_OFFSET)
         outputs = struct.unpack_from(f"<{MAX_TENSORS}Q", self._view, base + _OUTPUTS_OFFSET)
-        return SlotRequest(model_id, rows, inputs, outputs, priority, arrival_ns, deadline_ns)
+        frames = (frame_bytes[0], frame_bytes[1])
+        return SlotRequest(model_id, rows, inputs, outputs, priority, arrival_ns, deadline_ns, frames)
 
     def attempts(self, slot: int) -> int:
         """How often the request has been started."""

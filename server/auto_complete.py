@@ -108,6 +108,8 @@ def _check_dims(tensor: Tensor, shape: list[int], group: str) -> None:
             f"{group} '{tensor.name}': dims are {dims}, but the ONNX model has {shape}"
             " (with max_batch_size > 0 the batch dimension is left out of both)"
         )
+    if tensor.HasField("reshape") and -1 in tensor.dims:
+        raise ConfigError(f"{group} '{tensor.name}': reshape needs fixed dims, got {list(tensor.dims)}")
     if tensor.HasField("reshape") and -1 in shape:
         raise ConfigError(f"{group} '{tensor.name}': reshape needs max_batch_size > 0")
     if tensor.HasField("reshape") and math.prod(dims) != math.prod(tensor.dims):

@@ -18,6 +18,7 @@ from functools import cached_property
 from types import TracebackType
 
 from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
+from gangway.executor.frames import Frame
 from gangway.executor.messages import Cancel, Submit
 from gangway.executor.ring import Bell, Ring
 from gangway.executor.segment import Segment
@@ -44,6 +45,11 @@ class TensorLayout:
         """Return the layout of a model with this signature."""
         return cls(model_id, tuple(spec.row_bytes for spec in inputs), tuple(spec.row_bytes for spec in outputs))
 
+    @property
+    def frame_bytes(self) -> tuple[int, int]:
+        """No frames."""
+        return 0, 0
+
     @cached_property
     def _placements(self) -> dict[int, "_Placement"]:
         return {}
@@ -54,6 +60,27 @@ class TensorLayout:
         if placement is None:
             placement = self._placements[rows] = _Placement.of(self.input_bytes, self.output_bytes, rows)
         return placement
+
+
+@dataclass(frozen=True)
+class FrameLayout:
+    """One request to a model for onnxruntime: what is in the block of its inputs, and bytes for that of its answer."""
+
+    model_id: int
+    inputs: Frame
+    output_bytes: int
+
+    @property
+    def frame_bytes(self) -> tuple[int, int]:
+        """The sizes of both blocks."""
+        return self.inputs.size_bytes, self.output_bytes
+
+    def place(self, rows: int) -> "_Placement":
+        """Return where the two blocks lie within one."""
+        return _Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
+
+
+Layout = TensorLayout | FrameLayout
 
 
 @dataclass(frozen=True)
@@ -79,11 +106,11 @@ class Request:
     `inputs[i]` and `outputs[i]` are views of shared memory, in the manifest's order, valid until `close`.
     """
 
-    def __init__(self, plane: "DataPlane", layout: TensorLayout, rows: int, slot: int, block: int) -> None:
+    def __init__(self, plane: "DataPlane", layout: Layout, rows: int, slot: int, block: int) -> None:
         placement = layout.place(rows)
         view = plane.io.view
         self._plane = plane
-        self._layout = layout
+        self.layout = layout
         self._rows = rows
         self._slot = slot
         self._block = block
@@ -104,13 +131,14 @@ class Request:
         slots.fill(
             self._slot,
             SlotRequest(
-                self._layout.model_id,
+                self.layout.model_id,
                 self._rows,
                 tuple([block + at for at, _ in placement.inputs]),
                 tuple([block + at for at, _ in placement.outputs]),
                 priority,
                 arrival_ns,
                 deadline_ns,
+                self.layout.frame_bytes,
             ),
         )
         self._sequence = slots.submit(self._slot)
@@ -122,10 +150,10 @@ class Request:
         """Wait until the request has ended and return how; None at `until_ns` (CLOCK_MONOTONIC). Releases the GIL."""
         begin_ns = time.monotonic_ns()
         timeout_us = max(0, until_ns - begin_ns) // 1000
-        spin_us = self._plane.spin_for(self._layout.model_id)
+        spin_us = self._plane.spin_for(self.layout.model_id)
         if not self._plane.slots.wait(self._slot, timeout_us, spin_us):
             return None
-        self._plane.last_wait_ns[self._layout.model_id] = time.monotonic_ns() - begin_ns
+        self._plane.last_wait_ns[self.layout.model_id] = time.monotonic_ns() - begin_ns
         return self._plane.slots.outcome(self._slot)
 
     def cancel(self) -> None:
@@ -193,7 +221,7 @@ class DataPlane:
         self._aside: list[Request] = []  # closed by us, not yet let go by the executor
         self._reserved_end = slots.size_bytes  # the system has given memory up to here
 
-    def open(self, layout: TensorLayout, rows: int) -> Request:
+    def open(self, layout: Layout, rows: int) -> Request:
         """Take a slot and buffers. Raises PoolExhaustedError, at once."""
         with self.lock:
             self._release_aside()

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from gangway.artifact.format import TensorSpec
+from gangway.artifact.format import Engine, TensorSpec
 
 MAX_MESSAGE_BYTES = 128 * 1024
 
@@ -18,9 +18,9 @@ MAX_MESSAGE_BYTES = 128 * 1024
 class ModelReady:
     """This version of the model answers requests from now on.
 
-    `config` is the serialised ModelConfig, base64. `inputs` and `outputs` are the manifest's. `max_batch_size` is the
-    config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one request may hold.
-    `qos_us` is the resolved latency target.
+    `config` is the serialised ModelConfig, base64. `inputs`, `outputs`, `batched` and `engine` are the manifest's.
+    `max_batch_size` is the config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one
+    request may hold. `qos_us` is the resolved latency target.
     """
 
     model_id: int
@@ -31,6 +31,8 @@ class ModelReady:
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
     max_rows: int
+    batched: bool
+    engine: Engine = Engine.NATIVE
     qos_us: float | None = None
 
 
@@ -87,6 +89,7 @@ def from_json(data: bytes) -> FrontEndMessage:
         if kind is ModelReady:
             for group in ("inputs", "outputs"):
                 content[group] = tuple(_tensor(item) for item in content[group])
+            content["engine"] = Engine(content["engine"])
         if content.keys() - {field.name for field in fields(kind)}:
             raise ValueError("unknown fields")
         return kind(**content)
@@ -95,4 +98,4 @@ def from_json(data: bytes) -> FrontEndMessage:
 
 
 def _tensor(content: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(**{**content, "shape": tuple(content["shape"])})
+    return TensorSpec(**{**content, "shape": tuple(content["shape"]), "symbols": tuple(content["symbols"])})

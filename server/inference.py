@@ -7,6 +7,7 @@ from typing import Protocol
 
 import grpc
 from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.server.calls import Contents
 from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.models import Models
@@ -84,13 +85,14 @@ class Inference:
     def _run(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
         contents = plan.contents(raws)
         deadline = _Deadline.of(plan, call, arrival_ns)
-        with self._open(plan) as request:
-            for tensor, content in zip(plan.inputs, contents, strict=True):
-                request.inputs[tensor.index][:] = content
-            submitted_ns = time.monotonic_ns()
-            outcome = self._execute(plan, request, call, submitted_ns, deadline)
-            finished_ns = time.monotonic_ns()
-            response = plan.response.fill(request_id, request.outputs)
+        response = None
+        while response is None:  # once more if the answer had too little room: the next attempt has what it needed
+            with self._open(plan, contents) as request:
+                plan.call.write(request, contents)
+                submitted_ns = time.monotonic_ns()
+                outcome = self._execute(plan, request, call, submitted_ns, deadline)
+                finished_ns = time.monotonic_ns()
+                response = plan.call.answer(request_id, request)
         end_ns = time.monotonic_ns()
         infer_ns = int(outcome.compute_us * 1000)
         times = Times(
@@ -100,12 +102,12 @@ class Inference:
             compute_infer=infer_ns,
             compute_output=end_ns - finished_ns,
         )
-        plan.model.statistics.succeeded(plan.rows, times)
+        plan.model.statistics.succeeded(plan.shapes.rows, times)
         return response
 
-    def _open(self, plan: Plan) -> Request:
+    def _open(self, plan: Plan, contents: Contents) -> Request:
         try:
-            return self._plane.open(plan.model.layout, plan.rows)
+            return self._plane.open(plan.call.layout(contents), plan.shapes.rows)
         except PoolExhaustedError as error:
             unavailable(f"Exceeds maximum queue size: {error}")
 

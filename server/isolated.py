@@ -7,14 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.server.calls import Call, Contents, trial_of
 from gangway.server.control import ModelLoadError
-from gangway.server.data_plane import DataPlane, Request, TensorLayout
+from gangway.server.data_plane import DataPlane, Request
+from gangway.server.errors import RequestError
+from gangway.server.models import ServedModel
 
 REQUEST_TIMEOUT_SECONDS = 60.0
 WAIT_STEP_NS = 100_000_000  # how often `stop` is looked at
 WARM_UP_RUNS = 2  # the first ones fault pages in
 MIN_RUNS, MAX_RUNS = 3, 20
 BUDGET_SECONDS = 0.1
+
+
+class TrialError(ModelLoadError):
+    """The model has failed; with other inputs it may not."""
 
 
 @dataclass(frozen=True)
@@ -29,36 +36,44 @@ class Isolated:
     latency_us: float
 
 
-def measure_isolated(plane: DataPlane, layout: TensorLayout, stop: threading.Event) -> Isolated:
+def measure_isolated(plane: DataPlane, model: ServedModel, stop: threading.Event) -> Isolated:
     """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer, or until `stop` is set.
 
-    Raises ModelLoadError when a run fails.
+    Raises TrialError when the model cannot do with zeros, ModelLoadError when a run fails in another way.
     """
-    outcomes = list(_outcomes(plane, layout, stop))
+    outcomes = list(_outcomes(plane, model, stop))
     return Isolated(
         statistics.median(outcome.compute_us for outcome in outcomes),
         statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
     )
 
 
-def _outcomes(plane: DataPlane, layout: TensorLayout, stop: threading.Event) -> Iterator[SlotOutcome]:
+def _outcomes(plane: DataPlane, model: ServedModel, stop: threading.Event) -> Iterator[SlotOutcome]:
+    call, contents = trial_of(model)
     for _ in range(WARM_UP_RUNS):
-        _run_once(plane, layout, stop)
+        _run_once(plane, call, contents, stop)
     end = time.monotonic() + BUDGET_SECONDS
     for run in range(MAX_RUNS):
         if run >= MIN_RUNS and time.monotonic() > end:
             return
-        yield _run_once(plane, layout, stop)
+        yield _run_once(plane, call, contents, stop)
 
 
-def _run_once(plane: DataPlane, layout: TensorLayout, stop: threading.Event) -> SlotOutcome:
-    with plane.open(layout, rows=1) as request:
-        for tensor in request.inputs:
-            tensor[:] = bytes(len(tensor))
-        request.submit()
-        outcome = _await(request, stop)
-    if outcome.status is not SlotStatus.OK:
-        raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
+def _run_once(plane: DataPlane, call: Call, contents: Contents, stop: threading.Event) -> SlotOutcome:
+    response = None
+    while response is None:
+        with plane.open(call.layout(contents), rows=1) as request:
+            call.write(request, contents)
+            request.submit()
+            outcome = _await(request, stop)
+            if outcome.status is SlotStatus.INTERNAL:
+                raise TrialError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
+            if outcome.status is not SlotStatus.OK:
+                raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
+            try:
+                response = call.answer(b"", request)
+            except RequestError as error:
+                raise TrialError(error.message) from error
     return outcome
 
 

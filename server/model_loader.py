@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
@@ -14,11 +14,12 @@ from gangway.scheduler.control import LoadModel
 from gangway.server.auto_complete import complete_config, max_rows, tell_engine
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.control import ModelLoadError, SchedulerControl
-from gangway.server.data_plane import DataPlane, TensorLayout
+from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import ModelReady, ModelUnavailable
-from gangway.server.isolated import Isolated, measure_isolated
+from gangway.server.isolated import Isolated, TrialError, measure_isolated
 from gangway.server.model_config import ConfigError, Qos
+from gangway.server.models import ServedModel
 from gangway.server.repository import BrokenModel, ModelVersion, read_repository
 
 _log = logging.getLogger(__name__)
@@ -26,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that answers requests, and how fast it is when it is alone."""
+    """A model that answers requests, and how fast it is when it is alone, if that is known."""
 
     ready: ModelReady
-    isolated: Isolated
+    isolated: Isolated | None
     engine: Engine
 
 
@@ -86,13 +87,6 @@ class ModelLoader:
         rows = max_rows(config, manifest.batched)
         spec = self._spec(entry, manifest, rows)
         await self._scheduler.load(spec)
-        layout = TensorLayout.of(spec.model_id, manifest.inputs, manifest.outputs)
-        try:
-            isolated = await asyncio.to_thread(measure_isolated, self._plane, layout, self._stop)
-        except ModelLoadError:
-            self._scheduler.unload(spec.model_id)
-            raise
-        self._scheduler.set_isolated(spec.model_id, isolated.compute_us)
         ready = ModelReady(
             model_id=spec.model_id,
             name=entry.name,
@@ -102,9 +96,24 @@ class ModelLoader:
             outputs=manifest.outputs,
             max_batch_size=config.max_batch_size,
             max_rows=rows,
-            qos_us=resolve_qos_us(entry.qos, isolated),
+            batched=manifest.batched,
+            engine=manifest.engine,
         )
-        return LoadedModel(ready, isolated, manifest.engine)
+        isolated = await self._measure(ready)
+        if isolated is not None:
+            self._scheduler.set_isolated(spec.model_id, isolated.compute_us)
+        return LoadedModel(replace(ready, qos_us=resolve_qos_us(entry.qos, isolated)), isolated, manifest.engine)
+
+    async def _measure(self, ready: ModelReady) -> Isolated | None:
+        """Return how fast the model is alone; None for one that onnxruntime executes, but not with zeros."""
+        try:
+            return await asyncio.to_thread(measure_isolated, self._plane, ServedModel.of(ready), self._stop)
+        except ModelLoadError as error:
+            if isinstance(error, TrialError) and ready.engine is Engine.ONNXRUNTIME:
+                _log.warning("%s: not measured: %s", ready.name, error)
+                return None
+            self._scheduler.unload(ready.model_id)
+            raise
 
     def _spec(self, entry: ModelVersion, manifest: Manifest, rows: int) -> LoadModel:
         model_id = self._next_id
@@ -131,8 +140,8 @@ class ModelLoader:
             self._refuse(BrokenModel(model.ready.name, model.ready.version, reason))
 
 
-def resolve_qos_us(qos: Qos, isolated: Isolated) -> float | None:
-    """Return the latency target in microseconds, None for best effort."""
+def resolve_qos_us(qos: Qos, isolated: Isolated | None) -> float | None:
+    """Return the latency target in microseconds, None for best effort, and for a multiple of what is not known."""
     if qos.multiple is not None:
-        return qos.multiple * isolated.latency_us
+        return None if isolated is None else qos.multiple * isolated.latency_us
     return None if qos.milliseconds is None else qos.milliseconds * 1e3

@@ -1,10 +1,12 @@
 """The models a front end serves: what it was told by the supervisor, ready for looking up and for checking requests."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
+from gangway.artifact.datatypes import DTYPES
+from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.data_plane import TensorLayout
 from gangway.server.errors import RequestError, invalid, unavailable
@@ -15,55 +17,131 @@ from gangway.server.statistics import Statistics
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output as clients see it. `index` is its place in the compiled model, -1 in `shape` is any size."""
+    """An input or output as clients see it. `index` is its place in the model, -1 in `shape` is any size.
+
+    `symbols` names the dimensions that are any size, if it is not empty; those of one name must be equal.
+    `own_shape`: the model's, if the config has the server reshape the tensor.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     index: int
-    row_bytes: int
+    symbols: tuple[str, ...] = ()
+    own_shape: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, tensor: ModelInput | ModelOutput, batch: bool, spec: TensorSpec, index: int) -> "Tensor":
+        """Return the tensor of a config; `batch`: its dims leave out the batch dimension."""
+        shape = (-1, *tensor.dims) if batch else tuple(tensor.dims)
+        own_shape = spec.shape if tensor.HasField("reshape") else None
+        symbols = () if own_shape else spec.symbols
+        return cls(tensor.name, datatype_name(tensor.data_type), shape, index, symbols, own_shape)
+
+    def model_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape that the model gets from a client's."""
+        return tuple(shape) if self.own_shape is None else _with_rows(self.own_shape, shape)
+
+    def client_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape that a client gets from the model's."""
+        return tuple(shape) if self.own_shape is None else _with_rows(self.shape, shape)
+
+    def known_shape(self, sizes: Mapping[str, int], rows: int | None) -> tuple[int, ...] | None:
+        """Return the shape for these sizes of symbols and this batch (None: no batch); None if that does not tell."""
+        shape = []
+        for axis, size in enumerate(self.shape):
+            symbol = self.symbols[axis] if self.symbols else ""
+            known = size if size >= 0 else rows if axis == 0 and rows is not None else sizes.get(symbol)
+            if known is None:
+                return None
+            shape.append(known)
+        return tuple(shape)
+
+
+def _with_rows(shape: tuple[int, ...], other: Sequence[int]) -> tuple[int, ...]:
+    return (other[0], *shape[1:]) if shape[:1] == (-1,) else shape
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of one request: rows of the batch, each input's as the client has it, sizes of named dimensions."""
+
+    rows: int
+    inputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What of a model is compiled: the whole of it, or it for certain sizes of its symbolic dimensions."""
+
+    layout: TensorLayout
+    outputs: tuple[TensorSpec, ...]
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One version of a model that answers requests. `batched`: the first dimension of every tensor counts rows."""
+    """One version of a model that answers requests. `batched`: the first dimension of every tensor counts rows.
+
+    `compiled` has what is compiled, by the sizes of `symbols`, the dimensions of its inputs that are neither fixed nor
+    the batch. What is not there is executed by onnxruntime, under the number `model_id`.
+    """
 
     name: str
     version: int
+    model_id: int
     config: ModelConfig
     inputs: Mapping[str, Tensor]
     outputs: Mapping[str, Tensor]
-    layout: TensorLayout
     batched: bool
     max_batch_size: int
     max_rows: int
+    symbols: tuple[str, ...] = ()
+    compiled: Mapping[tuple[int, ...], Compiled] = field(default_factory=dict)
     statistics: Statistics = field(default_factory=Statistics)
 
     @classmethod
     def of(cls, message: ModelReady) -> "ServedModel":
         """Return the model that the supervisor has announced."""
         config = ModelConfig.FromString(base64.b64decode(message.config))
-        inputs = {spec.name: (index, spec.row_bytes) for index, spec in enumerate(message.inputs)}
-        outputs = {spec.name: (index, spec.row_bytes) for index, spec in enumerate(message.outputs)}
+        layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
         return cls(
-            message.name,
-            message.version,
-            config,
-            {tensor.name: _tensor(tensor, config.max_batch_size > 0, *inputs[tensor.name]) for tensor in config.input},
-            {
-                tensor.name: _tensor(tensor, config.max_batch_size > 0, *outputs[tensor.name])
-                for tensor in config.output
-            },
-            TensorLayout.of(message.model_id, message.inputs, message.outputs),
-            any(spec.shape[:1] == (-1,) for spec in message.inputs),
-            message.max_batch_size,
-            message.max_rows,
+            name=message.name,
+            version=message.version,
+            model_id=message.model_id,
+            config=config,
+            inputs=_tensors(config.input, message.inputs, config.max_batch_size > 0),
+            outputs=_tensors(config.output, message.outputs, config.max_batch_size > 0),
+            batched=message.batched,
+            max_batch_size=message.max_batch_size,
+            max_rows=message.max_rows,
+            symbols=open_symbols(message.inputs, message.batched),
+            compiled={} if message.engine is Engine.ONNXRUNTIME else {(): Compiled(layout, message.outputs)},
         )
 
+    def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the sizes of the model's symbols, in their order."""
+        return tuple(sizes[symbol] for symbol in self.symbols)
 
-def _tensor(tensor: ModelInput | ModelOutput, add_batch: bool, index: int, row_bytes: int) -> Tensor:
-    shape = (-1, *tensor.dims) if add_batch else tuple(tensor.dims)
-    return Tensor(tensor.name, datatype_name(tensor.data_type), shape, index, row_bytes)
+
+def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]:
+    """Return the names of the inputs' dimensions that are neither fixed nor the batch, each once."""
+    names = [name for spec in inputs for name in spec.symbols[batched:] if name]
+    return tuple(dict.fromkeys(names))
+
+
+def item_bytes(datatype: str) -> int:
+    """Return the size of one element, 0 for strings."""
+    return 0 if datatype == "BYTES" else DTYPES[datatype].itemsize
+
+
+def _tensors(
+    tensors: Iterable[ModelInput | ModelOutput], specs: Sequence[TensorSpec], batch: bool
+) -> dict[str, Tensor]:
+    places = {spec.name: index for index, spec in enumerate(specs)}
+    return {
+        tensor.name: Tensor.of(tensor, batch, specs[places[tensor.name]], places[tensor.name]) for tensor in tensors
+    }
 
 
 @dataclass(frozen=True)

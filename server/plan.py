@@ -4,13 +4,13 @@ The order of the checks and, where clients may depend on them, the texts of the 
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gangway.executor.frames import split_strings
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.calls import Call, Contents, call_of
 from gangway.server.errors import invalid, unsupported
-from gangway.server.models import Models, ServedModel, Tensor
-from gangway.server.response import ResponseTemplate
+from gangway.server.models import Models, ServedModel, Shapes, Tensor, item_bytes
 from gangway.server.typed_contents import to_bytes
 from google.protobuf.message import DecodeError
 
@@ -26,31 +26,40 @@ OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked request. `inputs` are in the request's order, `typed` their contents if these came in the header."""
+    """A checked request. `typed` are the contents, if these came in the header."""
 
     model: ServedModel
-    rows: int
-    inputs: tuple[Tensor, ...]
+    shapes: Shapes
     typed: tuple[bytes, ...] | None
-    response: ResponseTemplate
+    call: Call
     timeout_us: int  # 0: none
     priority: int
 
-    def contents(self, raws: list[memoryview]) -> Iterable[bytes | memoryview]:
-        """Return the bytes of each input, their sizes checked. Raises RequestError."""
+    def contents(self, raws: list[memoryview]) -> Contents:
+        """Return the bytes of each input, in the request's order, their sizes checked. Raises RequestError."""
         if self.typed is not None:
             return self.typed
         name = self.model.name
-        if len(raws) != len(self.inputs):
-            invalid(f"expected {len(self.inputs)} raw_input_contents but got {len(raws)} for model '{name}'")
-        for tensor, raw in zip(self.inputs, raws, strict=True):
-            expected = self.rows * tensor.row_bytes
-            if len(raw) != expected:
-                invalid(
-                    f"input byte size mismatch for input '{tensor.name}' for model '{name}'."
-                    f" Expected {expected}, got {len(raw)}"
-                )
+        if len(raws) != len(self.shapes.inputs):
+            invalid(f"expected {len(self.shapes.inputs)} raw_input_contents but got {len(raws)} for model '{name}'")
+        for (tensor, shape), raw in zip(self.shapes.inputs, raws, strict=True):
+            _check_contents(tensor, shape, raw, name)
         return raws
+
+
+def _check_contents(tensor: Tensor, shape: tuple[int, ...], content: bytes | memoryview, model: str) -> None:
+    if tensor.datatype == "BYTES":
+        try:
+            split_strings(content, math.prod(shape))
+        except ValueError as error:
+            invalid(f"input '{tensor.name}' for model '{model}': {error}")
+        return
+    expected = math.prod(shape) * item_bytes(tensor.datatype)
+    if len(content) != expected:
+        invalid(
+            f"input byte size mismatch for input '{tensor.name}' for model '{model}'."
+            f" Expected {expected}, got {len(content)}"
+        )
 
 
 class Planner:
@@ -85,16 +94,15 @@ def make_plan(models: Models, header: bytes, has_raws: bool) -> Plan:
     timeout_us = _count(request, "timeout", model)
     priority = _count(request, "priority", model)
     inputs = _named_inputs(request, model)
-    rows = _rows(inputs, model)
-    typed = None if has_raws else _typed(inputs, rows, model)
+    shapes = _shapes(inputs, model)
+    typed = None if has_raws else _typed(inputs, model)
     if has_raws and any(given.HasField("contents") for given, _ in inputs):
         name = next(given.name for given, _ in inputs if given.HasField("contents"))
         invalid(
             f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model.name}'"
         )
-    outputs = _requested_outputs(request, model)
-    response = ResponseTemplate.of(model, outputs, rows)
-    return Plan(model, rows, tuple(tensor for _, tensor in inputs), typed, response, timeout_us, priority)
+    call = call_of(model, shapes, _requested_outputs(request, model))
+    return Plan(model, shapes, typed, call, timeout_us, priority)
 
 
 def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:
@@ -140,47 +148,60 @@ def _refuse_parameters(given: InputTensor | OutputTensor, where: str) -> None:
             unsupported(f"{where}: the classification extension is not supported by this server")
 
 
-def _rows(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> int:
-    """Check types and shapes; return the number of rows, which all inputs share."""
+def _shapes(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> Shapes:
+    """Check types and shapes; return them."""
     rows = 0
+    sizes: dict[str, int] = {}
     for given, tensor in inputs:
         if given.datatype != tensor.datatype:
             invalid(
                 f"inference input '{tensor.name}' data-type is '{given.datatype}', but model '{model.name}'"
                 f" expects '{tensor.datatype}'"
             )
-        shape = list(given.shape)
-        fits = len(shape) == len(tensor.shape) and all(
-            size > 0 if expected == -1 else size == expected for size, expected in zip(shape, tensor.shape, strict=True)
-        )
-        if not fits:
+        shape = tuple(given.shape)
+        if not _fits(shape, tensor, model):
             invalid(
                 f"unexpected shape for input '{tensor.name}' for model '{model.name}'."
-                f" Expected {list(tensor.shape)}, got {shape}"
+                f" Expected {list(tensor.shape)}, got {list(shape)}"
             )
-        if not model.batched:
-            continue
-        if shape[0] > model.max_rows:
-            invalid(f"inference request batch-size must be <= {model.max_rows} for '{model.name}', got {shape[0]}")
-        if rows not in (0, shape[0]):
-            invalid(
-                f"input '{tensor.name}' batch size does not match other inputs for '{model.name}'."
-                f" Expected {rows}, got {shape[0]}"
-            )
-        rows = shape[0]
-    return rows or 1
+        for axis, symbol in enumerate(tensor.symbols):
+            if symbol and sizes.setdefault(symbol, shape[axis]) != shape[axis] and (axis or not model.batched):
+                invalid(
+                    f"input '{tensor.name}' for model '{model.name}': dimension {axis} is '{symbol}', of which the"
+                    f" request has two sizes, {sizes[symbol]} and {shape[axis]}"
+                )
+        if model.batched:
+            rows = _check_rows(rows, shape[0], tensor, model)
+    return Shapes(rows or 1, tuple((tensor, tuple(given.shape)) for given, tensor in inputs), sizes)
 
 
-def _typed(inputs: list[tuple[InputTensor, Tensor]], rows: int, model: ServedModel) -> tuple[bytes, ...]:
+def _fits(shape: tuple[int, ...], tensor: Tensor, model: ServedModel) -> bool:
+    """Whether a tensor may have this shape. A symbolic dimension may be 0, but the batch."""
+    least = [int(model.batched and axis == 0) for axis in range(len(tensor.shape))]
+    return len(shape) == len(tensor.shape) and all(
+        size >= at_least if expected == -1 else size == expected
+        for size, expected, at_least in zip(shape, tensor.shape, least, strict=True)
+    )
+
+
+def _check_rows(rows: int, size: int, tensor: Tensor, model: ServedModel) -> int:
+    """Return the number of rows, which all inputs share; `rows` is that of the inputs before, 0 for the first."""
+    if size > model.max_rows:
+        invalid(f"inference request batch-size must be <= {model.max_rows} for '{model.name}', got {size}")
+    if rows not in (0, size):
+        invalid(
+            f"input '{tensor.name}' batch size does not match other inputs for '{model.name}'."
+            f" Expected {rows}, got {size}"
+        )
+    return size
+
+
+def _typed(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> tuple[bytes, ...]:
     contents = []
     for given, tensor in inputs:
         elements = math.prod(given.shape)
         contents.append(to_bytes(given.contents, tensor.name, tensor.datatype, elements, model.name))
-        if len(contents[-1]) != rows * tensor.row_bytes:
-            invalid(
-                f"input byte size mismatch for input '{tensor.name}' for model '{model.name}'."
-                f" Expected {rows * tensor.row_bytes}, got {len(contents[-1])}"
-            )
+        _check_contents(tensor, tuple(given.shape), contents[-1], model.name)
     return tuple(contents)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import default_cache_dir
-from gangway.artifact.format import Manifest
+from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.profile import Profile, encode_profile, write_profile
 from gangway.executor.cores import available_cores
 from gangway.executor.model_runner import RunError
@@ -33,6 +33,8 @@ def main(argv: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     try:
         manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
+        if manifest.engine is Engine.ONNXRUNTIME:
+            raise CompileError(f"{name} has no layers to measure, onnxruntime serves it: {manifest.fallback_reason}")
         profile = _measure(name, manifest, options, cores)
         written = write_profile(options.cache_dir, profile)
         if options.json:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.models import ServedModel, Tensor
@@ -10,21 +11,28 @@ from gangway.server.wire import REQUEST_ID, length_prefix
 _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
 
+class Answered(NamedTuple):
+    """One output of a response: its shape, as the client shall see it, and the bytes of its contents."""
+
+    tensor: Tensor
+    shape: Sequence[int]
+    size_bytes: int
+
+
 @dataclass(frozen=True)
 class ResponseTemplate:
-    """The response of a model for certain outputs and a number of rows."""
+    """The response of a model for certain outputs of certain shapes."""
 
     header: bytes  # serialised ModelInferResponse without id and tensors
     outputs: tuple[tuple[int, bytes], ...]  # place in the compiled model, and what stands before the raw contents
 
     @classmethod
-    def of(cls, model: ServedModel, outputs: Sequence[Tensor], rows: int) -> "ResponseTemplate":
+    def of(cls, model: ServedModel, outputs: Sequence[Answered]) -> "ResponseTemplate":
         """Return the template for these outputs, in this order."""
         message = pb.ModelInferResponse(model_name=model.name, model_version=str(model.version))
-        for tensor in outputs:
-            shape = (rows, *tensor.shape[1:]) if model.batched else tensor.shape
+        for tensor, shape, _ in outputs:
             message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-        places = [(tensor.index, length_prefix(_RAW_OUTPUT_CONTENTS, rows * tensor.row_bytes)) for tensor in outputs]
+        places = [(tensor.index, length_prefix(_RAW_OUTPUT_CONTENTS, size_bytes)) for tensor, _, size_bytes in outputs]
         return cls(message.SerializeToString(), tuple(places))
 
     def fill(self, request_id: bytes, tensors: Sequence[memoryview]) -> bytes:

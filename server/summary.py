@@ -34,9 +34,8 @@ def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -
     for model in sorted(loaded, key=lambda model: (model.ready.name, model.ready.version)):
         ready = model.ready
         target = "best effort" if ready.qos_us is None else milliseconds(ready.qos_us)
-        table.add_row(
-            ready.name, str(ready.version), milliseconds(model.isolated.latency_us), target, _status(model.engine)
-        )
+        alone = "?" if model.isolated is None else milliseconds(model.isolated.latency_us)
+        table.add_row(ready.name, str(ready.version), alone, target, _status(model.engine))
     for entry in broken:
         table.add_row(entry.name, str(entry.version or "-"), "", "", f"not ready: {entry.reason}")
     return table

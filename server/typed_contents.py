@@ -3,6 +3,7 @@
 from typing import Final
 
 import numpy as np
+from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
 
@@ -19,6 +20,7 @@ _FIELDS: Final = {
     "UINT64": ("uint64_contents", np.uint64),
     "FP32": ("fp32_contents", np.float32),
     "FP64": ("fp64_contents", np.float64),
+    "BYTES": ("bytes_contents", np.object_),
 }
 
 
@@ -33,6 +35,8 @@ def to_bytes(contents: pb.InferTensorContents, name: str, datatype: str, element
     values = getattr(contents, expected)
     if len(values) != elements:
         invalid(f"input '{name}' for model '{model}': expected {elements} elements in {expected}, got {len(values)}")
+    if datatype == "BYTES":
+        return join_strings(values)
     try:
         return np.array(values, dtype=dtype).tobytes()
     except OverflowError as error:

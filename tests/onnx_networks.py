@@ -195,3 +195,22 @@ FOREIGN: dict[str, Callable[[], Foreign]] = {
     "gather": _gather,
     "loop": _loop,
 }
+
+# Shapes that only a request tells, or the answer to it.
+SYMBOLIC: dict[str, Callable[[], Foreign]] = {
+    "running_sum": lambda: Foreign(  # a batch, and a length
+        [node("CumSum", ["x", "axis"], ["s"]), node("Add", ["s", "z"], ["y"])],
+        {"x": ("float32", ["N", "S", 3]), "z": ("float32", ["N", "S", 1])},
+        {"y": ("float32", ["N", "S", 3])},
+        {"axis": np.array(1)},
+    ),
+    "nonzero": lambda: Foreign(  # as many as there are
+        [node("NonZero", ["x"], ["y"])], {"x": ("float32", ["A", "B"])}, {"y": ("int64", [2, "C"])}, {}
+    ),
+    "expand": lambda: Foreign(  # as large as a number in the request says
+        [node("Expand", ["x", "shape"], ["y"])],
+        {"x": ("float32", [1]), "shape": ("int64", ["R"])},
+        {"y": ("float32", None)},
+        {},
+    ),
+}

@@ -2,10 +2,9 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -15,6 +14,8 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
+from gangway.executor.frame_requests import read_answer, write_request
+from gangway.executor.frames import needed_bytes, plan_frame
 from gangway.executor.leases import Control, LeaseSpec
 from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import LeftReason
@@ -26,6 +27,7 @@ from tests.onnx_networks import FOREIGN, Array
 HEAP = 1 << 16
 WAIT_US = 20_000_000
 LONG_STEPS = 60_000
+Outputs = Callable[[], dict[str, bytes]]
 
 
 def compiled(path: Path, name: str, cache_dir: Path) -> Manifest:
@@ -39,6 +41,7 @@ class Runner:
         self.executor = executor
         self.cache_dir = cache_dir
         self.models: list[Manifest] = []
+        self.answer_bytes = 1 << 16
 
     def load(self, path: Path, name: str) -> int:
         self.models.append(compiled(path, name, self.cache_dir))
@@ -46,9 +49,18 @@ class Runner:
         self.executor.load(model_id, self.models[-1].key)
         return model_id
 
-    def begin(self, model_id: int, feeds: dict[str, Array], rows: int) -> tuple[int, LeaseSpec, dict[str, Any]]:
-        """Fill a slot; return it, the lease for it, and views of the outputs."""
+    def begin(self, model_id: int, feeds: dict[str, Array], rows: int) -> tuple[int, LeaseSpec, Outputs]:
+        """Fill a slot; return it, the lease for it, and what reads the outputs."""
         manifest = self.models[model_id - 1]
+        place = self._frames if manifest.engine is Engine.ONNXRUNTIME else self._tensors
+        request, outputs = place(model_id, manifest, feeds, rows)
+        slot, sequence = self.executor.begin(request)
+        spec = LeaseSpec(model_id, 0, slot, sequence, 0, manifest.arena_bytes, rows, 0, len(manifest.layers))
+        return slot, spec, outputs
+
+    def _tensors(
+        self, model_id: int, manifest: Manifest, feeds: dict[str, Array], rows: int
+    ) -> tuple[SlotRequest, Outputs]:
         offset, offsets, outputs = HEAP, [], {}
         for tensor in (*manifest.inputs, *manifest.outputs):
             size = tensor.row_bytes * rows
@@ -56,15 +68,25 @@ class Runner:
             if len(offsets) < len(manifest.inputs):
                 view[:] = np.ascontiguousarray(feeds[tensor.name]).tobytes()
             else:
-                view[:] = bytes(size)
                 outputs[tensor.name] = view
             offsets.append(offset)
             offset += -(-size // 64) * 64
         count = len(manifest.inputs)
         request = SlotRequest(model_id, rows, tuple(offsets[:count]), tuple(offsets[count:]))
-        slot, sequence = self.executor.begin(request)
-        spec = LeaseSpec(model_id, 0, slot, sequence, 0, manifest.arena_bytes, rows, 0, len(manifest.layers))
-        return slot, spec, outputs
+        return request, lambda: {name: bytes(view) for name, view in outputs.items()}
+
+    def _frames(
+        self, model_id: int, manifest: Manifest, feeds: dict[str, Array], rows: int
+    ) -> tuple[SlotRequest, Outputs]:
+        arrays = [feeds[tensor.name] for tensor in manifest.inputs]
+        tensors = [(array.shape, np.ascontiguousarray(array).tobytes()) for array in arrays]
+        request = write_request(self.executor.io, HEAP, model_id, rows, tensors, self.answer_bytes)
+
+        def outputs() -> dict[str, bytes]:
+            contents = [content for _, content in read_answer(self.executor.io, request)]
+            return dict(zip([tensor.name for tensor in manifest.outputs], contents, strict=False))
+
+        return request, outputs
 
     def end(self, slot: int) -> SlotOutcome:
         assert self.executor.slots.wait(slot, WAIT_US)
@@ -72,12 +94,12 @@ class Runner:
         self.executor.slots.release(slot)
         return outcome
 
-    def run(self, model_id: int, feeds: dict[str, Array], rows: int) -> tuple[SlotOutcome, dict[str, Any]]:
+    def run(self, model_id: int, feeds: dict[str, Array], rows: int) -> tuple[SlotOutcome, dict[str, bytes]]:
         slot, spec, outputs = self.begin(model_id, feeds, rows)
         self.executor.start(0, spec, [0])
         outcome = self.end(slot)
         assert [left.reason for left in self.executor.left([0])] == [LeftReason.DONE]
-        return outcome, outputs
+        return outcome, outputs() if outcome.status is SlotStatus.OK else {}
 
 
 @pytest.fixture
@@ -121,6 +143,45 @@ def test_a_failure_concerns_one_request(runner: Runner, tmp_path: Path, capfd: p
             assert np.frombuffer(outputs["y"], np.float32)[0] == 4 * index
     assert runner.executor.workers[0].poll() is None and runner.executor.control.status(0).pid == worker
     assert "worker: picker: onnxruntime: " in capfd.readouterr().err
+
+
+def test_an_answer_without_room_says_how_much_it_needs(runner: Runner, tmp_path: Path) -> None:
+    network = FOREIGN["lstm"]()
+    model_id = runner.load(network.save(tmp_path / "model.onnx"), "lstm")
+    feeds = network.feeds(4)
+    sizes = [array.nbytes for array in answers_of(tmp_path / "model.onnx", feeds).values()]
+    for room in (64, sum(sizes)):
+        runner.answer_bytes = room
+        slot, spec, _ = runner.begin(model_id, feeds, 4)
+        runner.executor.start(0, spec, [0])
+        assert runner.end(slot).status is SlotStatus.OK
+        runner.executor.left([0])
+        offset = HEAP + plan_frame([((4, 7, 6), 4 * 7 * 6 * 4)]).size_bytes
+        answer = runner.executor.io.view[offset : offset + room]
+        assert needed_bytes(answer) == plan_frame([((0,) * 3, size) for size in sizes]).size_bytes > room
+        assert not any(answer[8:])
+        answer[:] = bytes(room)
+
+
+def test_a_frame_that_lies_harms_nobody(runner: Runner, tmp_path: Path) -> None:
+    network = FOREIGN["topk"]()
+    model_id = runner.load(network.save(tmp_path / "model.onnx"), "topk")
+    feeds = network.feeds(2)
+    for word, value in ((0, 1 << 40), (0, 0), (1, 2), (1, 1 << 60), (2, 65), (3, 3), (4, 1 << 62), (5, 161)):
+        slot, spec, _ = runner.begin(model_id, feeds, 2)
+        runner.executor.io.view[HEAP + 8 * word : HEAP + 8 * word + 8] = value.to_bytes(8, "little")
+        runner.executor.start(0, spec, [0])
+        assert runner.end(slot).status is SlotStatus.INTERNAL
+        runner.executor.left([0])
+    outcome, outputs = runner.run(model_id, feeds, 2)
+    assert outcome.status is SlotStatus.OK and len(outputs["values"]) == 24
+    for frames in ((1 << 40, 64), (64, 1 << 62), ((1 << 64) - 64, 64)):
+        request = SlotRequest(model_id, 1, (HEAP,), (HEAP,), frame_bytes=frames)
+        slot, sequence = runner.executor.begin(request)
+        runner.executor.start(0, LeaseSpec(model_id, 0, slot, sequence, 0, 0, 1, 0, 1), [0])
+        assert [left.reason for left in runner.executor.left([0])] == [LeftReason.INVALID]
+        runner.executor.slots.finish(slot, sequence, SlotStatus.INTERNAL)
+        runner.executor.slots.release(slot)
 
 
 def test_native_models_beside_it(runner: Runner, tmp_path: Path) -> None:
@@ -190,11 +251,11 @@ def test_a_stop_before_the_run_keeps_it_from_beginning(runner: Runner, tmp_path:
     lease.set_control(control)
     runner.executor.join(0, 0, 0)
     assert [left.reason for left in runner.executor.left([0])] == [LeftReason.STOPPED]
-    assert not any(outputs["values"])
+    assert not outputs()
     lease.resume(1, 1)
     runner.executor.join(0, 0, 0)
     assert runner.end(slot).status is SlotStatus.OK
-    assert any(outputs["values"])
+    assert any(outputs()["values"])
     assert [left.reason for left in runner.executor.left([0])] == [LeftReason.DONE]
 
 
@@ -206,7 +267,7 @@ def test_an_abort_before_the_run_keeps_it_from_beginning(runner: Runner, tmp_pat
     runner.executor.lease(0).abort()
     runner.executor.join(0, 0, 0)
     assert [left.reason for left in runner.executor.left([0])] == [LeftReason.ABORTED]
-    assert not any(outputs["values"])
+    assert not outputs()
     assert runner.executor.slots.requeue(slot, spec.sequence)
 
 
@@ -251,7 +312,7 @@ def test_a_killed_worker_is_replaced(runner: Runner, tmp_path: Path) -> None:
     assert runner.executor.slots.start(slot, spec.sequence)
     runner.executor.start(0, spec, [0])
     assert runner.end(slot).status is SlotStatus.OK
-    np.testing.assert_array_equal(np.frombuffer(outputs["y"], np.float32), np.eye(32).ravel())
+    np.testing.assert_array_equal(np.frombuffer(outputs()["y"], np.float32), np.eye(32).ravel())
 
 
 def test_a_damaged_copy_is_refused_by_the_worker(runner: Runner, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ struct query {
     char *arena;
     char *inputs[MAX_TENSORS], *outputs[MAX_TENSORS];
     uint64_t arena_stride;
+    uint64_t input_frame_bytes, output_frame_bytes; /* of a whole program: the sizes of inputs[0] and outputs[0] */
     uint32_t rows;
     bool failed; /* the program's whole_call has said so */
 };

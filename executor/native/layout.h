@@ -74,6 +74,7 @@ struct slot {
     int32_t priority;
     uint32_t ranks;
     uint64_t arrival_ns, deadline_ns, compute_start_ns, compute_end_ns;
+    uint64_t input_frame_bytes, output_frame_bytes; /* of a request to a whole program (program.h) */
     _Alignas(128) uint64_t input_offset[MAX_TENSORS];
     uint64_t output_offset[MAX_TENSORS];
 };

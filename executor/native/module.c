@@ -33,6 +33,8 @@ static const struct { const char *name; size_t value; } layout[] = {
     {"slot.deadline_ns", offsetof(struct slot, deadline_ns)},
     {"slot.compute_start_ns", offsetof(struct slot, compute_start_ns)},
     {"slot.compute_end_ns", offsetof(struct slot, compute_end_ns)},
+    {"slot.input_frame_bytes", offsetof(struct slot, input_frame_bytes)},
+    {"slot.output_frame_bytes", offsetof(struct slot, output_frame_bytes)},
     {"slot.input_offset", offsetof(struct slot, input_offset)},
     {"slot.output_offset", offsetof(struct slot, output_offset)},
     {"worker_status.pid", offsetof(struct worker_status, pid)},

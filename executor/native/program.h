@@ -39,7 +39,8 @@ struct layer {
 };
 
 struct query;
-/* Computes all rows of a query in one call, in place of kernels. False: the query has failed. */
+/* Computes a query in one call, in place of kernels, from one block with all inputs to one with all outputs: frames, which say themselves
+ * what is in them (executor/frames.py). Their sizes stand in the request's slot. False: the query has failed. */
 typedef bool (*whole_call)(void *context, const struct query *query);
 
 struct program {

@@ -137,48 +137,30 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     return 0;
 }
 
-/* A tuple of views of a query's inputs or outputs, valid until its answer. */
-static PyObject *make_views(char *const *bases, const uint64_t *row_bytes, uint32_t count, uint32_t rows, int access) {
-    PyObject *views = PyTuple_New(count);
-    for (uint32_t i = 0; views && i < count; i++) {
-        PyObject *view = PyMemoryView_FromMemory(bases[i], (Py_ssize_t)(row_bytes[i] * rows), access);
-        if (view) {
-            PyTuple_SET_ITEM(views, i, view);
-        } else {
-            Py_CLEAR(views);
-        }
-    }
-    return views;
-}
-
 /* The whole_call of a program that is a function in Python. worker_loop runs without the interpreter's lock. */
 static bool call_python(void *run, const struct query *query) {
-    const struct program *program = query->program;
     PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *inputs = make_views(query->inputs, program->input_row_bytes, program->input_count, query->rows, PyBUF_READ);
-    PyObject *outputs = inputs ? make_views(query->outputs, program->output_row_bytes, program->output_count, query->rows, PyBUF_WRITE) : NULL;
-    PyObject *result = outputs ? PyObject_CallFunction(run, "IOO", query->rows, inputs, outputs) : NULL;
+    PyObject *input = PyMemoryView_FromMemory(query->inputs[0], (Py_ssize_t)query->input_frame_bytes, PyBUF_READ);
+    PyObject *output = input ? PyMemoryView_FromMemory(query->outputs[0], (Py_ssize_t)query->output_frame_bytes, PyBUF_WRITE) : NULL;
+    PyObject *result = output ? PyObject_CallFunctionObjArgs(run, input, output, NULL) : NULL;
     bool done = result == Py_True;
     if (!result) PyErr_WriteUnraisable(run);
-    Py_XDECREF(inputs);
-    Py_XDECREF(outputs);
+    Py_XDECREF(input);
+    Py_XDECREF(output);
     Py_XDECREF(result);
     PyGILState_Release(state);
     return done;
 }
 
-/* Program.whole(run, input_row_bytes, output_row_bytes): one layer that is a call of `run`. */
-static PyObject *program_whole(PyObject *type, PyObject *arguments) {
-    PyObject *run, *inputs, *outputs;
-    if (!PyArg_ParseTuple(arguments, "OOO", &run, &inputs, &outputs)) return NULL;
+/* Program.whole(run): one layer that is a call of `run`, with views of two frames. */
+static PyObject *program_whole(PyObject *type, PyObject *run) {
     if (!PyCallable_Check(run)) return PyErr_Format(PyExc_TypeError, "not a function");
     PyObject *self = PyType_GenericAlloc((PyTypeObject *)type, 0);
     if (!self) return NULL;
     struct program *program = &((struct program_object *)self)->program;
     program->layers = calloc(1, sizeof *program->layers);
-    if (!program->layers) PyErr_NoMemory();
-    if (!program->layers || !read_sizes(inputs, program->input_row_bytes, &program->input_count) ||
-        !read_sizes(outputs, program->output_row_bytes, &program->output_count)) {
+    if (!program->layers) {
+        PyErr_NoMemory();
         Py_DECREF(self);
         return NULL;
     }
@@ -198,7 +180,7 @@ static void program_free(PyObject *self) {
 }
 
 static PyMethodDef program_methods[] = {
-    {"whole", program_whole, METH_VARARGS | METH_CLASS, NULL},
+    {"whole", program_whole, METH_O | METH_CLASS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -64,6 +64,12 @@ static bool place(const struct worker *worker, const struct lease *lease, struct
         .arena_stride = stride,
         .rows = rows,
     };
+    if (program->whole) {
+        query->input_frame_bytes = slot->input_frame_bytes;
+        query->output_frame_bytes = slot->output_frame_bytes;
+        return place_tensors(io, slot->input_offset, &query->input_frame_bytes, 1, 1, query->inputs) &&
+               place_tensors(io, slot->output_offset, &query->output_frame_bytes, 1, 1, query->outputs);
+    }
     return place_tensors(io, slot->input_offset, program->input_row_bytes, program->input_count, rows, query->inputs) &&
            place_tensors(io, slot->output_offset, program->output_row_bytes, program->output_count, rows, query->outputs);
 }

@@ -236,19 +236,22 @@ def test_lock_waits_for_its_holder(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
-def test_key_depends_on_bytes_compiler_and_target(tmp_path: Path) -> None:
+def test_key_depends_on_bytes_compiler_target_and_dimensions(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     a.write_bytes(b"model")
     b.write_bytes(b"data")
     keys = {
-        cache_key([a], "1", TARGET),
-        cache_key([b], "1", TARGET),
-        cache_key([a, b], "1", TARGET),
-        cache_key([a], "2", TARGET),
-        cache_key([a], "1", replace(TARGET, lanes=16)),
+        cache_key([a], "1", TARGET, {}),
+        cache_key([b], "1", TARGET, {}),
+        cache_key([a, b], "1", TARGET, {}),
+        cache_key([a], "2", TARGET, {}),
+        cache_key([a], "1", replace(TARGET, lanes=16), {}),
+        cache_key([a], "1", TARGET, {"S": 1}),
+        cache_key([a], "1", TARGET, {"S": 2, "T": 1}),
     }
-    assert len(keys) == 5
-    assert cache_key([a], "1", TARGET) in keys
+    assert len(keys) == 7
+    assert cache_key([a], "1", TARGET, {}) in keys
+    assert cache_key([a], "1", TARGET, {"T": 1, "S": 2}) in keys
 
 
 def test_default_cache_dir_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

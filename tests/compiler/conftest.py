@@ -129,8 +129,9 @@ class Network:
 def compile_file(tmp_path: Path) -> Callable[..., Compiled]:
     """Return the function that compiles an ONNX file into this test's own cache."""
 
-    def compile_file(path: Path, target: str | None = None) -> Compiled:
-        return compile_model(path, "test", Cache(tmp_path / "cache"), detect(target), lambda phase, done, total: None)
+    def compile_file(path: Path, target: str | None = None, dimensions: dict[str, int] | None = None) -> Compiled:
+        cache = Cache(tmp_path / "cache")
+        return compile_model(path, "test", cache, detect(target), lambda phase, done, total: None, dimensions or {})
 
     return compile_file
 

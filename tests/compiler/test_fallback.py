@@ -1,6 +1,7 @@
 """What is left to onnxruntime, what is refused even so, and what is told about it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,32 +78,59 @@ def test_weights_elsewhere_are_refused(tmp_path: Path, compile_file: Callable[[P
         compile_file(path)
 
 
+FLOAT_ROWS = ("float32", ["N", 2])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, and the shapes and symbols of its inputs and outputs as clients shall see them."""
+
+    nodes: list[Any]
+    inputs: dict[str, Any]
+    outputs: dict[str, Any]
+    shapes: list[tuple[int, ...]]
+    batched: bool
+    symbols: tuple[str, ...] = ()  # of the first input
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case([node("Identity", ["x"], ["y"])], {"x": ("object", ["N", 2])}, {"y": ("object", ["N", 2])},
+             [(-1, 2), (-1, 2)], True, ("N", "")),
+        Case([node("Erf", ["x"], ["y"])], {"x": ("float32", ["N", "M"])}, {"y": ("float32", ["N", "M"])},
+             [(-1, -1), (-1, -1)], True, ("N", "M")),
+        Case([node("Erf", ["x"], ["y"])], {"x": ("float32", ["N", "N"])}, {"y": ("float32", ["N", "N"])},
+             [(-1, -1), (-1, -1)], False, ("N", "N")),
+        Case([node("NonZero", ["x"], ["y"])], {"x": FLOAT_ROWS}, {"y": ("int64", [2, "M"])},
+             [(-1, 2), (2, -1)], False, ("N", "")),
+        Case([node("Unique", ["x"], ["y"])], {"x": ("float32", [4, 2])}, {"y": ("float32", None)},
+             [(4, 2), (-1,)], False, ("", "")),
+        Case([node("NonZero", ["x"], ["t"]), node("Transpose", ["t"], ["y"])], {"x": FLOAT_ROWS},
+             {"y": ("int64", ["M", 2])}, [(-1, 2), (-1, 2)], False, ("N", "")),  # the trial shows: M is not N
+        Case([node("Reshape", ["x", "row"], ["y"])], {"x": FLOAT_ROWS}, {"y": FLOAT_ROWS},
+             [(-1, 2), (1, 2)], False, ("N", "")),
+        Case([node("Add", ["x", "z"], ["y"])], {"x": FLOAT_ROWS, "z": ("float32", [2])}, {"y": FLOAT_ROWS},
+             [(-1, 2), (2,), (-1, 2)], False, ("N", "")),
+        Case([node("Reshape", ["x", "four"], ["y"])], {"x": ("float32", ["N", "M"])}, {"y": ("float32", ["N", 2, "M"])},
+             [(-1, -1), (-1, 2, 2)], False, ("N", "M")),  # the trial shows that rows become twice as many
+        Case([node("Erf", ["x"], ["y"])], {"x": ("float32", [None, None])}, {"y": ("float32", [None, None])},
+             [(-1, -1), (-1, -1)], True, ("x.0", "x.1")),
+    ],
+)  # fmt: skip
+def test_what_onnxruntime_can_do_is_left_to_it(tmp_path: Path, compile_file: Callable[[Path], Any], case: Case) -> None:
+    constants = {"row": np.array([1, 2]), "four": np.array([-1, 2, 2])}
+    used = {name: value for name, value in constants.items() if any(name in item.input for item in case.nodes)}
+    manifest = compile_file(Foreign(case.nodes, case.inputs, case.outputs, used).save(tmp_path / "m.onnx")).manifest
+    assert manifest.engine is Engine.ONNXRUNTIME
+    assert [tensor.shape for tensor in (*manifest.inputs, *manifest.outputs)] == case.shapes
+    assert (manifest.batched, manifest.inputs[0].symbols) == (case.batched, case.symbols)
+
+
 @pytest.mark.parametrize(
     ("inputs", "outputs", "operators", "word"),
     [
-        ({"x": ("object", ["N", 2])}, {"y": ("object", ["N", 2])}, [node("Identity", ["x"], ["y"])], "string"),
-        ({"x": ("float32", ["N", "M"])}, {"y": ("float32", ["N", "M"])}, [node("Erf", ["x"], ["y"])], "dimension 1"),
-        ({"x": ("float32", ["N", 2])}, {"y": ("int64", [2, "M"])}, [node("NonZero", ["x"], ["y"])], "dimension 1"),
-        ({"x": ("float32", [4, 2])}, {"y": ("float32", None)}, [node("Unique", ["x"], ["y"])], "first dimension"),
         ({"x": ("float32", [2])}, {"y": ("float32", [2])}, [node("Odd", ["x"], ["y"], domain="o.d")], "onnxruntime"),
-        (
-            {"x": ("float32", ["N", 2])},
-            {"y": ("int64", ["M", 2])},
-            [node("NonZero", ["x"], ["t"]), node("Transpose", ["t"], ["y"])],
-            "output 'y' of 1 rows has the shape [0, 2] instead of [1, 2]",
-        ),
-        (
-            {"x": ("float32", ["N", 2])},
-            {"y": ("float32", ["N", 2])},
-            [node("Reshape", ["x", "row"], ["y"])],
-            "first dimension",
-        ),
-        (
-            {"x": ("float32", ["N", 2]), "z": ("float32", [2])},
-            {"y": ("float32", ["N", 2])},
-            [node("Add", ["x", "z"], ["y"])],
-            "first dimension",
-        ),
         (
             {"x": ("float32", [1 << 10, 1 << 19])},
             {"y": ("float32", [1 << 10, 1 << 19])},
@@ -111,11 +139,38 @@ def test_weights_elsewhere_are_refused(tmp_path: Path, compile_file: Callable[[P
         ),
     ],
 )
-def test_what_a_request_cannot_hold_is_refused(
+def test_what_nobody_can_serve_is_refused(
     refusal: Callable[[Foreign], str], inputs: Any, outputs: Any, operators: list[Any], word: str
 ) -> None:
-    constants = {"row": np.array([1, 2])}
-    assert word in refusal(Foreign(operators, inputs, outputs, constants))
+    assert word in refusal(Foreign(operators, inputs, outputs, {}))
+
+
+def test_dimensions_can_be_given(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
+    path = _symbolic(tmp_path)
+    whole = compile_file(path)
+    assert whole.manifest.engine is Engine.ONNXRUNTIME and "dynamic, 'S'" in whole.manifest.fallback_reason
+    keys = {whole.manifest.key}
+    for size in (3, 5):
+        compiled = compile_file(path, dimensions={"S": size, "z.1": 2})
+        manifest = compiled.manifest
+        assert (manifest.engine, manifest.batched, compiled.cached) == (Engine.NATIVE, True, False)
+        assert [tensor.shape for tensor in (*manifest.inputs, *manifest.outputs)] == [(-1, size), (-1, 2), (-1, size)]
+        keys.add(manifest.key)
+    assert len(keys) == 3
+    assert compile_file(path, dimensions={"S": 5, "z.1": 2}).cached
+    for dimensions, word in (({"S": 3}, "'z.1'"), ({"S": 3, "z.1": 2, "T": 1}, "'T'")):
+        with pytest.raises(UnsupportedModelError, match=word):
+            compile_file(path, dimensions=dimensions)
+
+
+def _symbolic(tmp_path: Path) -> Path:
+    kind = onnx.TensorProto.FLOAT
+    dims = {"x": ["N", "S"], "z": ["N", None], "y": ["N", "S"]}
+    x, z, y = (helper.make_tensor_value_info(name, kind, shape) for name, shape in dims.items())
+    nodes = [node("Relu", ["x"], ["y"])]
+    graph = helper.make_graph(nodes, "symbolic", [x, z], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "s.onnx")
+    return tmp_path / "s.onnx"
 
 
 def test_both_reasons_are_told(refusal: Callable[[Foreign], str]) -> None:

@@ -34,7 +34,7 @@ def announce(model_id: int, name: str, inputs: list[TensorSpec], outputs: list[T
     config = complete_config(ModelConfig(max_batch_size=batch), name, inputs, outputs, batched)
     encoded = base64.b64encode(config.SerializeToString()).decode()
     rows = max_rows(config, batched)
-    return ModelReady(model_id, name, 1, encoded, tuple(inputs), tuple(outputs), config.max_batch_size, rows)
+    return ModelReady(model_id, name, 1, encoded, tuple(inputs), tuple(outputs), config.max_batch_size, rows, batched)
 
 
 INT16 = {"datatype": "INT32", "shape": (-1, 16), "row_bytes": 64}

@@ -9,7 +9,7 @@ TENSOR = TensorSpec("x", "FP32", (-1, 3, 224, 224), 602112)
     "message",
     [
         messages.ModelReady(3, "resnet", 7, "Zm9v", (TENSOR,), (TENSOR, TENSOR), 8, 8, 1500.5),
-        messages.ModelReady(3, "mlp", 1, "", (), (), 0, 1),
+        messages.ModelReady(3, "mlp", 1, "", (), (), 0, 1, True),
         messages.ModelUnavailable("broken", 0, "config.pbtxt:3: é", "LOADING"),
         messages.InitialLoadDone(),
         messages.Drain(),

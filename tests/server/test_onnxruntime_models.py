@@ -1,5 +1,6 @@
 """`gangway serve` with models that only onnxruntime can execute, beside compiled ones."""
 
+import math
 import os
 import signal
 import subprocess
@@ -10,22 +11,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
 from gangway.artifact.cache import Cache
+from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from gangway.executor.frames import join_strings
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos.model_config_pb2 import DataType
 from gangway.zoo import write_model
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.repository import GANGWAY
-from tests.onnx_networks import FOREIGN, Array, Foreign
+from tests.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
 
 TIMEOUT_SECONDS = 30
 LONG_STEPS = 300_000  # half a second
+ONE = join_strings([b"1"])
+NETWORKS = {**FOREIGN, **SYMBOLIC}
 
 
 @dataclass(frozen=True)
@@ -47,15 +55,16 @@ class Served:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("repository")
-    write_model(folder, "simple")
-    for name, make in FOREIGN.items():
+    for name in ("simple", "simple_string"):
+        write_model(folder, name)
+    for name, make in NETWORKS.items():
         make().save(folder / name / "1" / "model.onnx")
     return folder
 
 
 @pytest.fixture(scope="module")
 def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    networks = {name: make() for name, make in FOREIGN.items()}
+    networks = {name: make() for name, make in NETWORKS.items()}
     cache_dir = tmp_path_factory.mktemp("cache")
     for path in repository.glob("*/1/model.onnx"):  # in this process: one import of TVM for all
         compile_model(path, path.parts[-3], Cache(cache_dir), detect(), lambda phase, done, total: None)
@@ -77,6 +86,106 @@ def test_the_server_answers_like_onnxruntime(served: Served, name: str) -> None:
         for key, expected in zip(names, session.run(names, feeds), strict=True):
             assert (answers[key].shape, answers[key].dtype) == (expected.shape, expected.dtype)
             np.testing.assert_array_equal(answers[key], expected)
+
+
+def floats(*shape: int) -> Array:
+    return np.random.default_rng(math.prod(shape)).standard_normal(shape).astype(np.float32)
+
+
+def test_a_symbolic_length(served: Served) -> None:
+    metadata = served.client.get_model_metadata("running_sum")
+    assert [list(tensor.shape) for tensor in (*metadata.inputs, *metadata.outputs)] == [
+        [-1, -1, 3],
+        [-1, -1, 1],
+        [-1, -1, 3],
+    ]
+    config = served.client.get_model_config("running_sum").config
+    assert (config.max_batch_size, list(config.input[0].dims)) == (4, [-1, 3])
+    for rows, length in ((1, 1), (2, 5), (3, 0), (4, 700), (2, 5)):
+        x, z = floats(rows, length, 3), floats(rows, length, 1)
+        answer = served.infer("running_sum", {"x": x, "z": z})["y"]
+        np.testing.assert_allclose(answer, np.cumsum(x, axis=1) + z, rtol=1e-5, atol=1e-5)
+        assert answer.shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("x", "z", "reason"),
+    [
+        (floats(1, 4, 3), floats(1, 5, 1), "'S', of which the request has two sizes, 4 and 5"),
+        (floats(1, 4, 3), floats(2, 4, 1), "batch size does not match"),
+        (floats(5, 4, 3), floats(5, 4, 1), "batch-size must be <= 4"),
+        (floats(0, 4, 3), floats(0, 4, 1), "unexpected shape"),
+        (floats(1, 4, 2), floats(1, 4, 1), "unexpected shape"),
+        (floats(4, 3), floats(1, 4, 1), "unexpected shape"),
+    ],
+)
+def test_wrong_shapes_are_refused(served: Served, x: Array, z: Array, reason: str) -> None:
+    with pytest.raises(InferenceServerException, match=reason) as caught:
+        served.infer("running_sum", {"x": x, "z": z})
+    assert "INVALID_ARGUMENT" in caught.value.status()
+
+
+def test_outputs_as_large_as_they_become(served: Served) -> None:
+    for value in (np.zeros((3, 5)), np.eye(40), np.ones((300, 7))):
+        feeds = {"x": value.astype(np.float32)}
+        np.testing.assert_array_equal(served.infer("nonzero", feeds)["y"], np.array(np.nonzero(value)))
+    for shape in ([1], [1000, 1000], [2, 3, 4, 5, 6, 7, 8], [3]):
+        answer = served.infer("expand", {"x": np.array([2.5], np.float32), "shape": np.array(shape)})["y"]
+        assert answer.shape == tuple(shape) and (answer == 2.5).all()
+
+
+def test_an_answer_too_large_to_be_sent(served: Served) -> None:
+    with pytest.raises(InferenceServerException, match=r"has 33554\d+ bytes, 268435456 are possible") as caught:
+        served.infer("expand", {"x": np.ones(1, np.float32), "shape": np.array([80 << 20])})
+    assert "RESOURCE_EXHAUSTED" in caught.value.status()
+    assert served.infer("expand", {"x": np.ones(1, np.float32), "shape": np.array([2])})["y"].shape == (2,)
+
+
+def test_strings(served: Served) -> None:
+    metadata = served.client.get_model_metadata("simple_string")
+    assert {tensor.datatype for tensor in (*metadata.inputs, *metadata.outputs)} == {"BYTES"}
+    assert served.client.get_model_config("simple_string").config.input[0].data_type == DataType.TYPE_STRING
+    for rows in (1, 5):
+        numbers = np.arange(16 * rows).reshape(rows, 16) * 12345
+        a, b = numbers.astype(str).astype(object), np.full((rows, 16), "-7", object)
+        answers = served.infer("simple_string", {"INPUT0": a, "INPUT1": b})
+        assert answers["OUTPUT0"].astype(str).astype(int).tolist() == (numbers - 7).tolist()
+        assert answers["OUTPUT1"].astype(str).astype(int).tolist() == (numbers + 7).tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (ONE, "the contents end before element 1 of 16"),
+        (bytes([255] * 4) + b"1", "element 0 has 4294967295 bytes, but only 1 follow"),
+        (ONE[:4] + bytes([255]) + ONE * 15, "element 0 is not UTF-8"),
+        (ONE * 17, "5 bytes follow after element 15"),
+    ],
+)
+def test_wrong_strings_are_refused(served: Served, content: bytes, reason: str) -> None:
+    request = pb.ModelInferRequest(model_name="simple_string", raw_input_contents=[ONE * 16, content])
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="BYTES", shape=[1, 16])
+    with grpc.insecure_channel(served.server.url) as channel, pytest.raises(grpc.RpcError) as caught:
+        infer_of(channel)(request)
+    assert (caught.value.code(), reason in caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+def test_typed_strings(served: Served) -> None:
+    request = pb.ModelInferRequest(model_name="simple_string")
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="BYTES", shape=[1, 16]).contents.bytes_contents.extend([b"21"] * 16)
+    with grpc.insecure_channel(served.server.url) as channel:
+        answer = infer_of(channel)(request)
+    assert answer.raw_output_contents[0] == join_strings([b"42"]) * 16
+
+
+def infer_of(channel: grpc.Channel) -> Any:
+    return channel.unary_unary(
+        SERVICE + "ModelInfer",
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelInferResponse.FromString,
+    )
 
 
 def test_native_models_beside_them(served: Served) -> None:

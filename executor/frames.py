@@ -1,0 +1,121 @@
+"""Frames: all inputs, or all outputs, of a request to a model that onnxruntime executes, in one block of memory.
+
+Such a model may take and give tensors whose shapes are known to nobody but the request, and strings. So the block says
+itself what is in it, in words of 64 bits, little endian:
+
+    size of the frame, count of tensors, then for each tensor: rank, dimensions, bytes of its contents
+
+and then the contents, in the same order, each beginning at a multiple of 64 bytes. An answer that has no room in its
+block leaves only the first word, which says how much would have been needed. Contents are row-major numbers; those of
+BYTES are as in Triton's protocol: for each element a length of 4 bytes, little endian, and so many bytes.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gangway.artifact.format import ALIGNMENT_BYTES
+
+WORD_BYTES: Final = 8
+MAX_RANK: Final = 64
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Part(NamedTuple):
+    """One tensor's place in a frame: shape, where its contents begin, how many bytes they are."""
+
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+
+class Frame(NamedTuple):
+    """Where everything lies, and how many bytes that is."""
+
+    parts: tuple[Part, ...]
+    size_bytes: int
+
+
+def plan_frame(tensors: Sequence[tuple[Sequence[int], int]]) -> Frame:
+    """Return the frame for tensors of these (shape, bytes of contents)."""
+    end = WORD_BYTES * (2 + sum(2 + len(shape) for shape, _ in tensors))
+    parts = []
+    for shape, size_bytes in tensors:
+        offset = _aligned(end)
+        parts.append(Part(tuple(shape), offset, size_bytes))
+        end = offset + size_bytes
+    return Frame(tuple(parts), _aligned(end))
+
+
+def write_header(view: memoryview, frame: Frame) -> bool:
+    """Write everything but the contents; False, and only the frame's size written, if it has no room in the block."""
+    if frame.size_bytes > len(view):
+        view[:WORD_BYTES] = struct.pack("<Q", frame.size_bytes)
+        return False
+    words = [frame.size_bytes, len(frame.parts)]
+    for part in frame.parts:
+        words += (len(part.shape), *part.shape, part.size_bytes)
+    struct.pack_into(f"<{len(words)}Q", view, 0, *words)
+    return True
+
+
+def needed_bytes(view: memoryview) -> int:
+    """Return the size of the frame that was to be written into this block."""
+    return int(struct.unpack_from("<Q", view)[0])
+
+
+def read_frame(view: memoryview) -> Frame:
+    """Return what a block holds. Nothing in it is trusted: raises ValueError if it leads outside of the block."""
+    try:
+        size_bytes, count = struct.unpack_from("<2Q", view)
+        at, tensors = 2 * WORD_BYTES, []
+        for _ in range(min(count, len(view))):
+            (rank,) = struct.unpack_from("<Q", view, at)
+            if rank > MAX_RANK:
+                raise ValueError(f"a tensor with {rank} dimensions")
+            *shape, part_bytes = struct.unpack_from(f"<{rank + 1}Q", view, at + WORD_BYTES)
+            at += (2 + rank) * WORD_BYTES
+            tensors.append((shape, part_bytes))
+    except struct.error as error:
+        raise ValueError(f"a frame that is cut off: {error}") from None
+    frame = plan_frame(tensors)
+    if frame.size_bytes != size_bytes or size_bytes > len(view):
+        raise ValueError(f"a frame of {frame.size_bytes} bytes that says {size_bytes}, in a block of {len(view)}")
+    return frame
+
+
+def split_strings(content: memoryview | bytes, count: int) -> list[str]:
+    """Return the elements of BYTES contents. Raises ValueError unless they are `count` strings of UTF-8 and no more."""
+    texts: list[str] = []
+    at, end = 0, len(content)
+    for index in range(count):
+        if end - at < _LENGTH.size:
+            raise ValueError(f"the contents end before element {index} of {count}")
+        begin = at + _LENGTH.size
+        at = begin + _LENGTH.unpack_from(content, at)[0]
+        if at > end:
+            raise ValueError(f"element {index} has {at - begin} bytes, but only {end - begin} follow")
+        try:
+            texts.append(str(content[begin:at], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"element {index} is not UTF-8: {error.reason}") from None
+    if at != end:
+        raise ValueError(f"{end - at} bytes follow after element {count - 1}")
+    return texts
+
+
+def join_strings(texts: Sequence[str | bytes]) -> bytes:
+    """Return BYTES contents of these elements."""
+    pieces = [text if isinstance(text, bytes) else text.encode() for text in texts]
+    return b"".join(part for piece in pieces for part in (_LENGTH.pack(len(piece)), piece))
+
+
+def example_bytes(datatype: str, shape: Sequence[int], item_bytes: int) -> bytes:
+    """Return contents to try a model with: zeros; where strings are wanted, "0", which most models can read."""
+    count = math.prod(shape)
+    return join_strings([b"0"] * count) if datatype == "BYTES" else bytes(count * item_bytes)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

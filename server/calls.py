@@ -1,0 +1,150 @@
+"""How a checked request is carried out: what goes into shared memory, and how the answer comes out of it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+from gangway.executor.frames import example_bytes, needed_bytes, plan_frame, read_frame, write_header
+from gangway.server.data_plane import FrameLayout, Layout, Request, TensorLayout
+from gangway.server.errors import RequestError
+from gangway.server.models import ServedModel, Shapes, Tensor, item_bytes
+from gangway.server.response import Answered, ResponseTemplate
+
+Contents = Sequence[bytes | memoryview]
+
+MAX_ANSWER_BYTES = 256 << 20  # as much as one message may have
+STRING_BYTES = 32  # of one element, where nothing better is known
+_SPARE_RANK = 4  # of an output whose rank may be unknown
+_TRIAL_SIZE = 8  # of symbolic dimensions that are no batch
+
+
+class Call(Protocol):
+    """One way to have a model compute. Safe for threads: equal requests share it."""
+
+    def layout(self, contents: Contents) -> Layout:
+        """Return what memory a request with these contents needs, which are in the request's order."""
+
+    def write(self, request: Request, contents: Contents) -> None:
+        """Copy the contents into the request's memory."""
+
+    def answer(self, request_id: bytes, request: Request) -> bytes | None:
+        """Return the serialised response; None if there was too little room, which another attempt will have."""
+
+
+@dataclass(frozen=True)
+class TensorCall:
+    """A compiled model: every tensor has a place of its own, and a size that is known."""
+
+    memory: TensorLayout
+    places: tuple[int, ...]  # of the request's inputs, in the compiled model
+    response: ResponseTemplate
+
+    def layout(self, contents: Contents) -> TensorLayout:
+        """Return the model's layout, always the same one."""
+        return self.memory
+
+    def write(self, request: Request, contents: Contents) -> None:
+        """Copy each input to its place."""
+        for place, content in zip(self.places, contents, strict=True):
+            request.inputs[place][:] = content
+
+    def answer(self, request_id: bytes, request: Request) -> bytes:
+        """Return the response."""
+        return self.response.fill(request_id, request.outputs)
+
+
+@dataclass
+class Room:
+    """How many bytes to have ready for the answer: what the last one needed, if it was more than thought."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class FrameCall:
+    """A model for onnxruntime: inputs of any shape in one block, outputs in another (`executor/frames.py`)."""
+
+    model: ServedModel
+    inputs: tuple[Tensor, ...]  # in the request's order
+    shapes: tuple[tuple[int, ...], ...]  # of the inputs, as the model has them
+    outputs: tuple[Tensor, ...]
+    room: Room
+
+    def layout(self, contents: Contents) -> FrameLayout:
+        """Return the sizes of both frames."""
+        tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.inputs)
+        for tensor, shape, content in zip(self.inputs, self.shapes, contents, strict=True):
+            tensors[tensor.index] = (shape, len(content))
+        return FrameLayout(self.model.model_id, plan_frame(tensors), self.room.size_bytes)
+
+    def write(self, request: Request, contents: Contents) -> None:
+        """Write the frame of the inputs."""
+        assert isinstance(request.layout, FrameLayout), "made by this call"
+        (view,), frame = request.inputs, request.layout.inputs
+        write_header(view, frame)
+        for tensor, content in zip(self.inputs, contents, strict=True):
+            part = frame.parts[tensor.index]
+            view[part.offset : part.offset + part.size_bytes] = content
+        request.outputs[0][:8] = bytes(8)  # nobody shall read what another request has left there
+
+    def answer(self, request_id: bytes, request: Request) -> bytes | None:
+        """Return the response, with the shapes that the tensors have got.
+
+        Raises RequestError if it would be too large to be sent.
+        """
+        (view,) = request.outputs
+        needed = needed_bytes(view)
+        if needed > len(view):
+            if needed > MAX_ANSWER_BYTES:
+                message = f"the answer of model '{self.model.name}' has {needed} bytes"
+                raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{message}, {MAX_ANSWER_BYTES} are possible")
+            self.room.size_bytes = min(needed + needed // 8, MAX_ANSWER_BYTES)  # other requests may need a bit more
+            return None
+        parts = read_frame(view).parts
+        answered = [
+            Answered(tensor, tensor.client_shape(parts[tensor.index].shape), parts[tensor.index].size_bytes)
+            for tensor in self.outputs
+        ]
+        tensors = [view[part.offset : part.offset + part.size_bytes] for part in parts]
+        return ResponseTemplate.of(self.model, answered).fill(request_id, tensors)
+
+
+def call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor]) -> Call:
+    """Return how the model answers a request with inputs of these shapes: compiled, if it is for them."""
+    compiled = model.compiled.get(model.key_of(shapes.sizes))
+    if compiled is None:
+        own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
+        inputs = tuple(tensor for tensor, _ in shapes.inputs)
+        return FrameCall(model, inputs, own, tuple(outputs), Room(_expected_bytes(model, shapes)))
+    answered = []
+    for tensor in outputs:
+        spec = compiled.outputs[tensor.index]
+        shape = (shapes.rows, *spec.shape[1:]) if model.batched else spec.shape
+        answered.append(Answered(tensor, tensor.client_shape(shape), shapes.rows * spec.row_bytes))
+    places = tuple(tensor.index for tensor, _ in shapes.inputs)
+    return TensorCall(compiled.layout, places, ResponseTemplate.of(model, answered))
+
+
+def trial_of(model: ServedModel) -> tuple[Call, Contents]:
+    """Return a call to try a model with, and its contents: one row of zeros, symbolic dimensions of a small size."""
+    inputs = []
+    for tensor in model.inputs.values():
+        sizes = [_TRIAL_SIZE if size == -1 else size for size in tensor.shape]
+        inputs.append((tensor, (1, *sizes[1:]) if model.batched else tuple(sizes)))
+    shapes = Shapes(1, tuple(inputs), dict.fromkeys(model.symbols, _TRIAL_SIZE))
+    contents = [example_bytes(tensor.datatype, shape, item_bytes(tensor.datatype)) for tensor, shape in inputs]
+    return call_of(model, shapes, list(model.outputs.values())), contents
+
+
+def _expected_bytes(model: ServedModel, shapes: Shapes) -> int:
+    """Return the size of the answer's frame: exact where all is known, generous where not."""
+    largest = max(math.prod(shape) for _, shape in shapes.inputs)
+    tensors = []
+    for tensor in model.outputs.values():
+        shape = tensor.known_shape(shapes.sizes, shapes.rows if model.batched else None)
+        elements = max(largest, 1) if shape is None else math.prod(shape)
+        rank = len(tensor.shape) + (_SPARE_RANK if shape is None else 0)
+        tensors.append(((0,) * rank, elements * (item_bytes(tensor.datatype) or STRING_BYTES)))
+    return min(plan_frame(tensors).size_bytes, MAX_ANSWER_BYTES)
