@@ -14,7 +14,7 @@ a second kernel, for several rows in one call.
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 ALIGNMENT_BYTES = 64
 
 MANIFEST_FILE = "manifest.json"

@@ -109,7 +109,8 @@ def _parse(path: Path) -> tuple[Any, dict[str, Stretch]]:
     try:
         model.ParseFromString(content)
     except DecodeError as error:
-        raise UnreadableModelError(f"{path.name} is not an ONNX file, or it is truncated ({size_bytes} bytes)") from error
+        message = f"{path.name} is not an ONNX file, or it is truncated ({size_bytes} bytes)"
+        raise UnreadableModelError(message) from error
     if not model.HasField("graph") or not model.graph.output:
         raise UnreadableModelError(f"{path.name} holds no ONNX graph ({size_bytes} bytes)")
     return model, weights
