@@ -9,6 +9,7 @@ from gangway.clients.inputs import TensorMetadata, random_tensors
 from gangway.clients.tensors import Array, infer_request
 
 DATATYPES = {"tensor(float)": "FP32", "tensor(int32)": "INT32", "tensor(int64)": "INT64"}
+BINARY_INPUTS = {"attention_mask", "token_type_ids"}  # of transformers
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ def example_of(model: str, path: Path, seed: int = 0, rows: int = 1) -> Example:
         for node in session.get_inputs()
     ]
     inputs = random_tensors(metadata, batch=1, seed=seed)  # the session has fixed the real one already
+    for name in inputs.keys() & BINARY_INPUTS:
+        inputs[name] %= 2
     names = [node.name for node in session.get_outputs()]
     outputs = dict(zip(names, session.run(names, inputs), strict=True))
     request = infer_request(model, "", {tensor.name: (tensor.datatype, inputs[tensor.name]) for tensor in metadata})
