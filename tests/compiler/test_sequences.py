@@ -220,3 +220,57 @@ def test_embeddings(check: Any, network: Any) -> None:
     constants = {"words": weights(40, C), "places": weights(S, C), "w": weights(C, C), "positions": np.arange(S)[None]}
     operators = check(network(nodes, {"ids": ["N", S]}, {"y": None}, constants, TensorProto.INT64, TensorProto.FLOAT))
     assert operators == ["Gather", "Add", "Pack", "MatMul", "Unpack"]
+
+
+def _heads(name: str, perm: list[int]) -> list[Any]:
+    return [node("Reshape", [name, "split"], [f"{name}4"]), node("Transpose", [f"{name}4"], [f"{name}h"], perm=perm)]
+
+
+@pytest.mark.parametrize("target", HERE)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_attention(check: Any, network: Any, target: str, heads: int) -> None:
+    """Heads of 16 channels are attended to in one layer, smaller ones by products of matrices."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["joint"]),
+        node("Split", ["joint", "parts"], ["q", "k", "v"], axis=2),
+        *_heads("q", [0, 2, 1, 3]),
+        *_heads("k", [0, 2, 3, 1]),
+        *_heads("v", [0, 2, 1, 3]),
+        node("MatMul", ["qh", "kh"], ["s"]),
+        node("Mul", ["s", "scale"], ["m"]),
+        node("Add", ["m", "bias"], ["b"]),
+        node("Softmax", ["b"], ["p"], axis=-1),
+        node("MatMul", ["p", "vh"], ["c"]),
+        node("Transpose", ["c"], ["t"], perm=[0, 2, 1, 3]),
+        node("Reshape", ["t", "merge"], ["r"]),
+        node("MatMul", ["r", "o"], ["y"]),
+    ]
+    constants = {
+        "w": weights(C, 3 * C),
+        "o": weights(C, C),
+        "parts": np.array([C, C, C]),
+        "split": np.array([0, S, heads, C // heads]),
+        "merge": np.array([0, S, C]),
+        "scale": number((C // heads) ** -0.5),
+        "bias": np.where(np.tril(np.ones((S, S))), 0, np.finfo(np.float32).min).astype(np.float32),
+    }
+    operators = check(network(nodes, INPUT, {"y": None}, constants), target)
+    assert ("FusedAttention" in operators) == (heads == 2)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [([2, 3, 5, 4], [3, 4, 6]), ([5, 4], [4]), ([4], [4]), ([4], [3, 4, 6]), ([3, 1, 5, 4], [2, 4, 6])],
+)
+def test_products_of_activations(check: Any, network: Any, left: list[int], right: list[int]) -> None:
+    """Stacks of matrices that are broadcast, and vectors on either side."""
+    nodes = [node("MatMul", ["x", "z"], ["y"])]
+    check(network(nodes, {"x": list(left), "z": list(right)}, {"y": None}))
+
+
+@pytest.mark.parametrize(("flags", "summand"), [({"transA": 1, "alpha": 0.5}, "z"), ({"transB": 1, "beta": 2.0}, "c")])
+def test_gemms_of_activations(check: Any, network: Any, flags: dict[str, Any], summand: str) -> None:
+    nodes = [node("Gemm", ["x", "w", summand], ["y"], **flags)]
+    inputs = {"x": [5, 7], "w": [5, 6] if "transA" in flags else [6, 7], "z": [7, 6] if "transA" in flags else [5, 6]}
+    used = {name: dims for name, dims in inputs.items() if name != "z" or summand == "z"}
+    check(network(nodes, used, {"y": None}, {"c": weights(5, 6)} if summand == "c" else {}))
