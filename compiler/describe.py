@@ -1,6 +1,7 @@
 """What people and the scheduler want to know of a step: its shape as text, its traffic, how far it scales."""
 
 from gangway.compiler.buffers import Step
+from gangway.compiler.specs import GatherSpec
 
 # One core of a current server, within a factor of two: only the decision which layers are too small to share needs it.
 _FLOPS_PER_US = 100_000
@@ -16,8 +17,10 @@ def shape_text(step: Step) -> str:
 
 
 def activation_bytes(step: Step) -> int:
-    """Return the bytes of inputs and outputs, without halos and surplus channels."""
+    """Return the bytes of inputs and outputs, without halos and surplus channels; of a table only what is looked up."""
     kinds = [buffer.kind for buffer in (*step.inputs, step.output)]
+    if isinstance(step.spec, GatherSpec):
+        kinds[0] = step.output.kind
     return sum(kind.size_bytes for kind in kinds)
 
 
