@@ -1,5 +1,6 @@
 """One ONNX node by Relax: its importer, legalisation to TIR, fusion; what comes out is a straight line of functions."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,8 @@ def legalise(
     from tvm.relax.frontend.onnx import from_onnx  # noqa: PLC0415 - a second, which most models do not need
 
     model = model_proto([node_proto(node, opset)], inputs, outputs, constants, opset)
-    with tvm.target.Target(_TARGET):
+    with tvm.target.Target(_TARGET), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names of tensors that it changes
         module = from_onnx(model, opset=opset, keep_params_in_input=False)
         module = tvm.ir.transform.Sequential(_PASSES)(module)
     return _Reader(module, node, inputs, outputs).read()
