@@ -2,6 +2,7 @@
 
 Columns are cut into panels a few vectors wide. A panel of B is packed into local memory once, then multiplied by tile
 after tile of A's rows, whose numbers are read where they lie. If there are very few columns, y' = B' A' is computed.
+Very few rows with columns that are contiguous need no panels.
 """
 
 import math
@@ -16,6 +17,7 @@ from ..specs import KernelPlan, MatMulSpec
 from .base import FLOAT_BYTES, UnsupportedSpecError, knob, make_plan
 from .builder import Argument, Buffer, Expr, bind, either, kernel, quotient, remainder
 from .cost import Traffic, tasks_cost
+from .matmul_dots import Dots
 from .matmul_panel import Matrix, Panel
 from .product import most_numbers
 from .spread import Priced, spread
@@ -66,6 +68,13 @@ class Layout:
         """A, B and y of what is computed."""
         a, b, y = self.operands
         return (b.transposed, a.transposed, y.transposed) if self.swapped else (a, b, y)
+
+    @cached_property
+    def dots(self) -> bool:
+        """Whether sums run along vectors: packing so much for so few rows would take most of the time."""
+        a, b, _ = self.matrices
+        contiguous = (a.column, b.row) == (1, 1) and b.column != 1
+        return contiguous and self.rows <= FEW_ROWS and self.spec.inner >= 2 * self.target.lanes
 
     @cached_property
     def vectors(self) -> int:
@@ -122,7 +131,7 @@ def _priced(layout: Layout) -> Iterator[Priced]:
     spec = layout.spec
     b_numbers, a_numbers = (layout.batches * spec.inner * n for n in (layout.columns, layout.rows))
     traffic = Traffic(b_numbers * FLOAT_BYTES, a_numbers * FLOAT_BYTES, layout.elements[2] * FLOAT_BYTES)
-    packing = layout.batches * spec.inner * layout.panels * layout.width * PACKING_OPERATIONS
+    packing = 0 if layout.dots else layout.batches * spec.inner * layout.panels * layout.width * PACKING_OPERATIONS
     for tasks in all_tasks(layout.batches * layout.panels, layout.cut.bands):
         if tasks.ordered:
             cost = tasks_cost(tasks, spec.flops + packing * tasks.parts, traffic, layout.target)
@@ -135,7 +144,8 @@ def _plan(layout: Layout, tasks: Tasks, traffic: Traffic) -> KernelPlan:
         "bands": tasks.bands_per_task,
         "pixels_first": int(tasks.pixels_first),
     }
-    text = f"matmul {layout.cut.row_pixels}x{layout.tile_vectors} {tasks.groups_per_task}x{tasks.bands_per_task}"
+    kind = "dots" if layout.dots else "matmul"
+    text = f"{kind} {layout.cut.row_pixels}x{layout.tile_vectors} {tasks.groups_per_task}x{tasks.bands_per_task}"
     moved = int((traffic.weights + traffic.input) * tasks.largest_share)
     return make_plan(layout.spec, knobs, tasks.count, text, moved, layout.cut.row_pixels * layout.tile_vectors)
 
@@ -158,9 +168,12 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
             origins = [bind(matrix.origin(batch, spec.batch_shape)) for matrix in layout.matrices]
 
             def write(columns: int) -> None:
-                Panel(spec, target, layout.matrices, operands, origins, index * layout.width, columns).write(
-                    layout.cut, layout.tile_vectors, first_band, tasks.bands_per_task
-                )
+                first = index * layout.width
+                if layout.dots:
+                    Dots(spec, target, layout.matrices, operands, origins, layout.rows).write(first, columns)
+                    return
+                writer = Panel(spec, target, layout.matrices, operands, origins, first, columns)
+                writer.write(layout.cut, layout.tile_vectors, first_band, tasks.bands_per_task)
 
             if not full:
                 write(rest)

@@ -84,12 +84,12 @@ class Panel:
 
     def write(self, cut: Cut, tile_vectors: int, first_band: Expr, bands: int) -> None:
         """All tiles, of `tile_vectors`, of up to `bands` bands of rows."""
-        blocks = segments(self._spec.inner, INNER)
+        # One tile of rows uses the panel once: packing it would only cost, if it can be read in vectors.
+        in_place = min(bands, cut.bands) == self._b_matrix.column == 1 and self._columns == self._width
+        blocks = segments(self._spec.inner, self._spec.inner if in_place else INNER)
         vectors = range(self._vectors)
         groups = [vectors[j : j + tile_vectors] for j in vectors[::tile_vectors]]
         pieces = sum(block.count for block in blocks)
-        # One tile of rows uses the panel once: packing it would only cost, if it can be read in vectors.
-        in_place = min(bands, cut.bands) == pieces == self._b_matrix.column == 1 and self._columns == self._width
 
         def rows(inner: tuple[Expr, int], number: Expr, band: Band) -> None:
             self._tiles(number * cut.row_pixels, band.segments[0].width, inner, groups, pieces > 1)

@@ -52,6 +52,8 @@ def operands(rng: np.random.Generator) -> list[tuple[Array, Array, float]]:
         (numbers(2, 1, 1), numbers(2, 1, 2), 1.0),
         (numbers(5, 1, 40), numbers(1, 40, 64), 0.5),
         (numbers(1, 40, 17), numbers(4, 17, 1), 0.5),
+        (numbers(2, 3, 45), numbers(2, 70, 45).transpose(0, 2, 1), 0.5),
+        (numbers(21, 43), numbers(43, 1), 1.0),
         (numbers(45, 35)[:, ::5], numbers(35, 7)[::5, ::3], 1.0),
         (numbers(15, 1024)[:, :700], numbers(700, 70), 2.0),
         (numbers(33, 1100), numbers(3, 1100).T, 2.0),
