@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import onnx
+from gangway.compiler.bodies import own_body
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import Graph, Node, TensorType
 from gangway.compiler.inference import infer_shapes
@@ -45,6 +46,8 @@ def has_body(node: Node, graph: Graph) -> bool:
 
 def _body(node: Node, graph: Graph) -> tuple[Node, ...]:
     """Return the simpler nodes, empty if there are none."""
+    if own := own_body(node, graph):
+        return own
     function = _function(node, graph)
     if function is None or any(inner.op_type in _CONTROL_FLOW for inner in function.node):
         return ()

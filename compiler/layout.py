@@ -143,9 +143,12 @@ def _deliver(memory: Memory, index: int, name: str) -> None:
     if home.layout == "blocked" and home.image:
         memory.steps.append(Step(f"{name}:unpack", "Unpack", unpack_spec(home.image), (home,), target))
     else:
-        whole = (math.prod(kind.shape),)
-        spec = CopySpec(datatype(name, kind), whole, (1,), (1,))
-        memory.steps.append(Step(f"{name}:copy", "Copy", spec, (memory.plain(name),), target))
+        memory.steps.append(_copy(name, kind, memory.plain(name), target))
+
+
+def _copy(name: str, kind: TensorType, source: Buffer, target: Buffer) -> Step:
+    spec = CopySpec(datatype(name, kind), (math.prod(kind.shape),), (1,), (1,))
+    return Step(f"{name}:copy", "Copy", spec, (source,), target)
 
 
 def _can_move_out(memory: Memory, home: Buffer) -> bool:

@@ -8,6 +8,7 @@ from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Concat, Layer, Transpose, geometry_of
 from gangway.compiler.memory import Memory, datatype
 from gangway.compiler.placing import places
+from gangway.compiler.plain import plain_operand
 from gangway.compiler.specs import BlockedElementwiseSpec, ConvSpec, CopySpec, UnpackSpec
 
 
@@ -19,7 +20,11 @@ def place_concat(memory: Memory, layer: Layer) -> None:
     """
     assert isinstance(layer.spec, Concat)
     axis, kind = layer.spec.axis, memory.program.type(layer.output)
-    kinds = [memory.program.type(name) for name in layer.inputs]
+    constants = memory.program.constants
+    kinds = [
+        TensorType(constants[name].shape, kind.dtype) if name in constants else memory.program.type(name)
+        for name in layer.inputs
+    ]
     begins = [sum(part.shape[axis] for part in kinds[:index]) for index in range(len(kinds))]
     if axis == 1 and _stays_blocked(memory, layer, begins):
         whole = Buffer(kind, "blocked", geometry_of(kind))
@@ -30,7 +35,7 @@ def place_concat(memory: Memory, layer: Layer) -> None:
         inner = math.prod(kind.shape[axis + 1 :])
         contiguous = math.prod(kind.shape[:axis]) == 1
         for index, (name, part, begin) in enumerate(zip(layer.inputs, kinds, begins, strict=True)):
-            source = memory.plain(name)
+            source = plain_operand(memory, name)
             if contiguous and _can_move(memory, source):
                 source.parent, source.skipped = whole, begin * inner
             else:
@@ -40,6 +45,8 @@ def place_concat(memory: Memory, layer: Layer) -> None:
 
 def _stays_blocked(memory: Memory, layer: Layer, begins: list[int]) -> bool:
     image = geometry_of(memory.program.type(layer.output))
+    if any(name in memory.program.constants for name in layer.inputs):
+        return False
     if image is None or image.is_vector or any(begin % memory.lanes for begin in begins):
         return False
     return any(memory.home(name).is_blocked(memory.image(name)) for name in layer.inputs)

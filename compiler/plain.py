@@ -7,17 +7,26 @@ from gangway.compiler.activations import NONE
 from gangway.compiler.buffers import Buffer
 from gangway.compiler.expressions import Expression, Value
 from gangway.compiler.graph import TensorType
-from gangway.compiler.layers import Layer, Program
+from gangway.compiler.layers import Layer, Program, geometry_of
 from gangway.compiler.memory import Memory
 from gangway.compiler.placing import places
-from gangway.compiler.specs import ElementwiseSpec, PointwiseSpec
+from gangway.compiler.remapping import Part
+from gangway.compiler.specs import ElementwiseSpec, KernelSpec, PointwiseSpec, ReduceSpec, RemapSpec
 
 
-@places(PointwiseSpec)
+@places(PointwiseSpec, RemapSpec, ReduceSpec)
 def place_pointwise(memory: Memory, layer: Layer) -> None:
     """All operands plain."""
-    assert isinstance(layer.spec, PointwiseSpec)
+    assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(plain_operand(memory, name) for name in layer.inputs), "plain")
+
+
+@places(Part)
+def _place_part(memory: Memory, layer: Layer) -> None:
+    """Nothing is moved."""
+    assert isinstance(layer.spec, Part)
+    kind, whole = memory.program.type(layer.output), memory.plain(layer.inputs[0])
+    memory.homes[layer.output] = Buffer(kind, "plain", geometry_of(kind), parent=whole, skipped=layer.spec.skipped)
 
 
 def plain_operand(memory: Memory, name: str) -> Buffer:

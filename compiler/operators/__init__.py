@@ -11,6 +11,8 @@ from gangway.compiler.operators import (
     pointwise,
     pooling,
     quantisation,
+    reductions,
+    remaps,
     shapes,
     views,
 )
@@ -29,7 +31,9 @@ __all__ = [
     "pointwise",
     "pooling",
     "quantisation",
+    "reductions",
     "refusal",
+    "remaps",
     "shapes",
     "views",
 ]

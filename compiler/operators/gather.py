@@ -7,6 +7,7 @@ import numpy as np
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Pick, Program
 from gangway.compiler.operators.registry import lowers
+from gangway.compiler.operators.remaps import gather_constant
 from gangway.compiler.specs import GatherSpec
 
 
@@ -24,6 +25,9 @@ def gather(program: Program, node: Node) -> None:
         if not -length <= index < length:
             raise node.unsupported(f"index {index} of {length}")
         program.add(node, Pick(outer, length, inner, index % length), (data,))
+        return
+    if indices in constants and data not in constants:
+        gather_constant(program, node, axis, constants[indices])
         return
     index_dtype = np.dtype(kinds[1].dtype).name
     if index_dtype not in ("int32", "int64"):

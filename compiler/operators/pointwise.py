@@ -4,7 +4,7 @@ What can be fused into convolutions, or be applied to blocked images, is tried f
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 from gangway.compiler.expressions import ELEMENT_TYPES, FLOATS, MOST_OPERANDS, Expression, Value, operand_kinds
@@ -66,12 +66,14 @@ _COMPARISONS = {
 _VARIADIC = {"Sum": "add", "Min": "min", "Max": "max"}
 
 
-def lower_pointwise(program: Program, node: Node, recipe: Recipe) -> None:
-    """Add the layer that computes the node's output as the recipe says. Raises UnsupportedModelError."""
+def lower_pointwise(program: Program, node: Node, recipe: Recipe, inputs: Sequence[str] | None = None) -> None:
+    """Add the layer that computes the node's output as the recipe says, of all inputs or of these.
+
+    Raises UnsupportedModelError.
+    """
     result = program.type(node.outputs[0])
     constants = program.graph.constants
-    given = [name for name in node.inputs if name]
-    given = given[:1] if node.operator == "CastLike" else given  # the other one says a type
+    given = [name for name in (node.inputs if inputs is None else inputs) if name]
     for name in given:
         if name not in constants:
             program.type(name)  # known
@@ -155,10 +157,15 @@ def reciprocal(expression: Expression, node: Node, values: list[Value], dtype: s
     return expression.apply("div", expression.constant(1, dtype), *values)
 
 
-@_pointwise("Cast", "CastLike")
 def cast(expression: Expression, node: Node, values: list[Value], dtype: str) -> Value:
     """Another type."""
     return expression.apply("cast", values[0], dtype=dtype)
+
+
+@lowers("Cast", "CastLike")
+def lower_cast(program: Program, node: Node) -> None:
+    """The second operand of CastLike only says a type."""
+    lower_pointwise(program, node, cast, inputs=node.inputs[:1])
 
 
 @_pointwise("IsInf")

@@ -22,7 +22,7 @@ def pool(program: Program, node: Node) -> None:
         program.views[node.outputs[0]] = node.inputs[0]  # an adaptive pooling, exported where it has nothing to do
         return
     if average and window.kernel == (image.height, image.width) and not any(window.pads):
-        program.add(node, _global_pool(image), (node.inputs[0],))
+        program.add(node, global_pool(image), (node.inputs[0],))
         return
     spec = PoolSpec(
         "average" if average else "max",
@@ -41,27 +41,16 @@ def pool(program: Program, node: Node) -> None:
 @lowers("GlobalAveragePool")
 def global_average_pool(program: Program, node: Node) -> None:
     """Mean over all pixels."""
-    program.add(node, _global_pool(program.geometry(node, node.inputs[0])), (node.inputs[0],))
+    program.add(node, global_pool(program.geometry(node, node.inputs[0])), (node.inputs[0],))
 
 
 @lowers("GlobalMaxPool")
 def global_max_pool(program: Program, node: Node) -> None:
     """Maximum of all pixels."""
-    spec = replace(_global_pool(program.geometry(node, node.inputs[0])), mode="max")
+    spec = replace(global_pool(program.geometry(node, node.inputs[0])), mode="max")
     program.add(node, spec, (node.inputs[0],))
 
 
-@lowers("ReduceMean")
-def reduce_mean(program: Program, node: Node) -> None:
-    """Mean over height and width; over other axes it is unsupported."""
-    image = program.geometry(node, node.inputs[0])
-    rank = len(program.type(node.inputs[0]).shape)
-    given = program.optional(node, 1)  # an input since opset 18, before that an attribute
-    axes = node.attributes.get("axes", ()) if given is None else given.tolist()
-    if rank != 4 or {axis % rank for axis in axes} != {2, 3}:
-        raise node.unsupported(f"axes {list(axes)} of {rank}; only height and width")
-    program.add(node, _global_pool(image), (node.inputs[0],))
-
-
-def _global_pool(image: Geometry) -> GlobalPoolSpec:
+def global_pool(image: Geometry) -> GlobalPoolSpec:
+    """The mean of all pixels."""
     return GlobalPoolSpec(image.channels, image.height, image.width)

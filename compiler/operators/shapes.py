@@ -7,11 +7,10 @@ from gangway.compiler.operators.registry import lowers
 
 @lowers("Concat")
 def concat(program: Program, node: Node) -> None:
-    """Tensors beside each other; constants among them are unsupported."""
+    """Tensors beside each other."""
     rank = len(program.type(node.outputs[0]).shape)
-    for index, name in enumerate(node.inputs):
-        if name in program.graph.constants:
-            raise node.unsupported(f"its input {index}, '{name}', is a constant")
+    constants = program.graph.constants
+    program.constants.update((name, constants[name]) for name in node.inputs if name in constants)
     program.add(node, Concat(node.attributes["axis"] % rank), node.inputs)
 
 

@@ -18,6 +18,7 @@ from gangway.compiler.specs.images import (
     UnpackSpec,
     window_output,
 )
+from gangway.compiler.specs.plain import ReduceSpec, RemapSpec, Segment
 from gangway.compiler.specs.pointwise import Instruction, Operand, PointwiseSpec
 from gangway.compiler.specs.sequences import (
     AttentionSpec,
@@ -52,8 +53,11 @@ __all__ = [
     "PointwiseSpec",
     "PoolSpec",
     "RawWeights",
+    "ReduceSpec",
+    "RemapSpec",
     "Role",
     "ScoreBias",
+    "Segment",
     "SequencePackSpec",
     "SoftmaxSpec",
     "TensorProgramSpec",

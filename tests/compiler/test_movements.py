@@ -1,0 +1,91 @@
+"""Slices, padding, repetition and whatever else moves numbers, against ONNX's reference implementation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+node = helper.make_node
+Run = Callable[..., list[str]]
+LAST = np.iinfo(np.int64).max
+
+
+def integers(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+@pytest.fixture
+def x() -> Any:
+    return np.arange(3 * 5 * 6 * 37, dtype=np.float32).reshape(3, 5, 6, 37)
+
+
+def test_slices(same: Run, x: Any) -> None:
+    slices: dict[str, tuple[Any, ...]] = {
+        "whole": ([0], [LAST], [1], [1]),
+        "begin": ([0], [2], [0], [1]),
+        "middle": ([1, 2], [3, -1], [0, 3], [1, 1]),
+        "back": ([LAST, -1], [-LAST, -8], [3, 2], [-1, -2]),
+        "steps": ([1, -30], [5, 100], [1, -1], [3, 7]),
+        "one": ([4, 2, 1, 36], [5, 3, 2, 37], [1, 2, 0, 3], [1, 1, 1, 1]),
+    }
+    constants = {f"{name}{n}": integers(*part) for name, parts in slices.items() for n, part in enumerate(parts)}
+    nodes = [node("Slice", ["x", *(f"{name}{n}" for n in range(4))], [name]) for name in slices]
+    nodes += [
+        node("Split", ["x", "sizes"], ["s0", "s1", "s2"], axis=3),
+        node("Split", ["x"], ["h0", "h1"], axis=2, num_outputs=2),
+    ]
+    nodes += [node("Split", ["x"], ["t0", "t1"], axis=0, num_outputs=2)]
+    operators = same(nodes, {"x": x}, constants | {"sizes": integers(5, 30, 2)})
+    assert operators.count("Slice") == 8  # parts that lie in the input already are copied only as outputs
+    assert operators.count("Copy") == 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool"])
+def test_padding_and_repetition(same: Run, x: Any, dtype: str) -> None:
+    x = (x[:, :4, :5, :19] % 2).astype(dtype)
+    nodes = [node("Pad", ["x", "pads", "one"], ["constant"]), node("Pad", ["x", "inner"], ["inner_only"])]
+    nodes += [node("Pad", ["x", "some", ""], [mode], mode=mode) for mode in ("edge", "reflect", "wrap")]
+    nodes += [node("Tile", ["x", "times"], ["tiled"])]
+    nodes += [node("Expand", ["row", "shape"], ["expanded"]), node("Gather", ["x", "picked"], ["gathered"], axis=3)]
+    nodes += [node("Gather", ["x", "rows"], ["gathered_rows"], axis=1), node("Concat", ["x", "k", "x"], ["c"], axis=2)]
+    constants = {
+        "pads": integers(0, 1, 2, 3, 1, 0, 0, 17),
+        "some": integers(0, 1, 2, 3, 0, 3, 0, 18),
+        "inner": integers(0, 0, 0, 1, 0, 0, 0, 0),
+        "one": np.array(1, dtype),
+        "times": integers(1, 2, 1, 3),
+        "shape": integers(3, 1, 5, 19),
+        "picked": np.array([[3, -1], [0, 18], [7, 7]], np.int64),
+        "rows": integers(2, 0),
+        "k": np.ones((3, 4, 1, 19), dtype),
+    }
+    same(nodes, {"x": x, "row": x[0, 0, :, :1]}, constants)
+
+
+def test_channels_become_pixels_and_back(same: Run, x: Any) -> None:
+    x = x.reshape(1, -1)[:, : 12 * 4 * 6].reshape(1, 12, 4, 6)
+    nodes = [node("DepthToSpace", ["x"], [mode], blocksize=2, mode=mode) for mode in ("DCR", "CRD")]
+    nodes += [node("SpaceToDepth", ["x"], ["depth"], blocksize=2), node("Transpose", ["x"], ["t"], perm=[3, 1, 0, 2])]
+    same(nodes, {"x": x})
+
+
+def test_positions(same: Run) -> None:
+    x = np.arange(42, dtype=np.float32).reshape(6, 7) - 20
+    nodes = [node("Trilu", ["x"], ["upper"]), node("Trilu", ["x", "two"], ["lower"], upper=0)]
+    nodes += [node("EyeLike", ["x"], ["eye"], k=1, dtype=7), node("OneHot", ["i", "depth", "values"], ["hot"], axis=1)]
+    nodes += [
+        node("CumSum", ["x", "first"], ["down"]),
+        node("CumSum", ["x", "two"], ["across"], exclusive=1, reverse=1),
+    ]
+    constants = {"two": np.array(1, np.int64), "depth": np.array(5, np.int64), "values": np.array([2, 7], np.float32)}
+    same(
+        nodes, {"x": x, "i": np.array([[0, 4, -1], [3, -5, 2]], np.int64)}, constants | {"first": np.array(0, np.int64)}
+    )
+
+
+def test_padding_that_cuts_off(check: Run, network: Any) -> None:
+    nodes = [node("Pad", ["x", "cut"], ["y"])]
+    constants = {"cut": integers(0, -1, 0, -3, 0, 2, 0, -2)}
+    check(network(nodes, {"x": ["N", 4, 5, 9]}, {"y": None}, constants))
