@@ -20,15 +20,16 @@ _CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 _MOST_CONSTANT_ELEMENTS = 256  # values that shapes may depend on; of larger ones inference is told the type only
 
 
-def expand(graph: Graph, names: Collection[str]) -> Graph:
+def expand(graph: Graph, names: Collection[str], constants: Mapping[str, Array] | None = None) -> Graph:
     """Return the graph with the bodies of some nodes in their place, given by their first outputs.
 
-    Nodes without a body stay as they are. Types of what is new are inferred.
+    Nodes without a body stay as they are. Types of what is new are inferred. `constants` are those that are known
+    beside the graph's own.
     """
     nodes: list[Node] = []
     types, wide_shapes = dict(graph.types), dict(graph.wide_shapes)
     for node in graph.nodes:
-        body = _body(node, graph) if node.outputs[0] in names else ()
+        body = _body(node, _knowing(graph, constants)) if node.outputs[0] in names else ()
         if body:
             types = _infer(node, body, types, graph) | types
             if graph.batched:
@@ -39,9 +40,13 @@ def expand(graph: Graph, names: Collection[str]) -> Graph:
     return replace(graph, nodes=tuple(nodes), types=types, wide_shapes=wide_shapes)
 
 
-def has_body(node: Node, graph: Graph) -> bool:
+def has_body(node: Node, graph: Graph, constants: Mapping[str, Array] | None = None) -> bool:
     """Whether ONNX defines the node by simpler ones, in straight line."""
-    return bool(_body(node, graph))
+    return bool(_body(node, _knowing(graph, constants)))
+
+
+def _knowing(graph: Graph, constants: Mapping[str, Array] | None) -> Graph:
+    return replace(graph, constants={**graph.constants, **constants}) if constants else graph
 
 
 def _body(node: Node, graph: Graph) -> tuple[Node, ...]:

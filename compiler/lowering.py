@@ -28,11 +28,12 @@ def lower_model(graph: Graph) -> Program:
         program, refusals = lower(simple)
         if not refusals:
             return program
-        defined = {node.outputs[0] for node in graph.nodes if node.outputs[0] in refusals and has_body(node, graph)}
+        refused = [node for node in graph.nodes if node.outputs[0] in refusals]
+        defined = {node.outputs[0] for node in refused if has_body(node, graph, simple.constants)}
         if not defined:
             break
         replaced |= {name: refusals[name] for name in defined}
-        graph = expand(graph, defined)
+        graph = expand(graph, defined, simple.constants)
     from gangway.compiler.relax.lowering import lower_by_relax  # noqa: PLC0415 - TVM's importer takes a second
 
     program, refusals = lower(simple, lower_by_relax)
