@@ -66,7 +66,7 @@ def loss_by_count(evidence: Evidence) -> list[Row]:
 
     Each kernel's loss is the mean over the levels; versions are taken away in the order in which tuning drops them.
     """
-    kernels = [kernel for kernel in evidence.tuning.kernels if len(kernel.finalists) > 1 and mean_table(kernel)]
+    kernels = [kernel for kernel in evidence.tuning.kernels if len(kernel.finalists) > 1 and tables(kernel)]
     if not kernels:
         return []
     losses = [_losses(kernel) for kernel in kernels]
@@ -132,6 +132,11 @@ def mean_table(kernel: TunedKernel) -> Table:
     ]
 
 
+def tables(kernel: TunedKernel) -> list[Table]:
+    """The independent tables: microseconds by finalist and level; none without interference."""
+    return [list(table) for table in zip(*(finalist.disturbed_us for finalist in kernel.finalists), strict=True)]
+
+
 def first_finalist(kernel: TunedKernel) -> int:
     """Return which finalist became the first version."""
     candidates = [kernel.samples[finalist.sample].candidate for finalist in kernel.finalists]
@@ -146,8 +151,8 @@ def most_telling(tuning: Tuning, count: int, telling: Callable[[TunedKernel], fl
 
 def single_loss(kernel: TunedKernel) -> float:
     """Return what it costs, on average over the levels, to have the first version only."""
-    table = mean_table(kernel)
-    return mean_loss([first_finalist(kernel)], table) if table else 0.0
+    found = tables(kernel)
+    return mean_loss([first_finalist(kernel)], found) if found else 0.0
 
 
 def time_share_us(kernel: TunedKernel) -> float:
@@ -157,6 +162,6 @@ def time_share_us(kernel: TunedKernel) -> float:
 
 def _losses(kernel: TunedKernel) -> list[float]:
     """Mean loss with 1, 2, ... versions."""
-    table = mean_table(kernel)
-    sets = [kept for kept, _ in thin_out([table], first_finalist(kernel))]
-    return [mean_loss(kept, table) for kept in reversed(sets)]
+    found = tables(kernel)
+    sets = [kept for kept, _ in thin_out(found, first_finalist(kernel))]
+    return [mean_loss(kept, found) for kept in reversed(sets)]

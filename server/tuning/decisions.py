@@ -119,11 +119,16 @@ def drop_versions(tables: Sequence[Table], always: int, least_loss: float, most:
     return next(kept for kept, loss in thin_out(tables, always) if loss >= least_loss and len(kept) <= most)
 
 
-def mean_loss(kept: Sequence[int], table: Table) -> float:
-    """Return how much slower the best of `kept` is than the best of all, relative, on average over the levels."""
-    everybody = range(len(table))
-    levels = range(len(table[0]))
-    return sum(_best(kept, table, level) / _best(everybody, table, level) - 1 for level in levels) / len(levels)
+def mean_loss(kept: Sequence[int], tables: Sequence[Table]) -> float:
+    """Return how much slower the best of `kept` is than the best of all, relative, on average over the levels.
+
+    As in `absence_loss`, the least of the tables counts at each level.
+    """
+    everybody, levels = range(len(tables[0])), range(len(tables[0][0]))
+    losses = [
+        min(_best(kept, table, level) / _best(everybody, table, level) - 1 for table in tables) for level in levels
+    ]
+    return sum(losses) / len(losses)
 
 
 def _best(versions: Sequence[int], table: Table, level: int) -> float:

@@ -110,5 +110,6 @@ def test_two_alike_do_not_both_go() -> None:
 def test_thinning_and_mean_loss() -> None:
     sets = [kept for kept, _ in thin_out([CROSSING], always=0)]
     assert sets == [(0, 1, 2), (0, 1), (0,)]
-    assert mean_loss((0, 1, 2), CROSSING) == 0.0
-    assert mean_loss((0,), CROSSING) == pytest.approx((0 + 1 / 3 + 1) / 3)
+    assert mean_loss((0, 1, 2), [CROSSING]) == 0.0
+    assert mean_loss((0,), [CROSSING]) == pytest.approx((0 + 1 / 3 + 1) / 3)
+    assert mean_loss((0,), [CROSSING, [[1.0, 2.0, 2.0], [2.0, 1.5, 2.0], [2.0] * 3]]) == pytest.approx(1 / 9)
