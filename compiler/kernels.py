@@ -1,5 +1,6 @@
 """From steps to machine code: a kernel plan for every step, a symbol per distinct plan, packed weights, the library."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,13 +87,17 @@ def write_weights(
 ) -> list[tuple[int, ...]]:
     """Append every step's packed weights to weights.bin; return their offsets in bytes, in the order of the arguments.
 
-    Constant operands of elementwise steps are written too, and their buffers told where they are.
+    Constant inputs are written too, equal ones once, and their buffers told where they are.
     """
-    offsets = []
+    offsets, constants = [], dict[bytes, int]()
     for step, plan in zip(steps, plans, strict=True):
         packed = registry.pack(plan, target, step.weights) if step.weights else ()
         offsets.append(tuple(writer.append_weights(np.ascontiguousarray(array).data) for array in packed))
         for buffer in step.inputs:
             if buffer.constant is not None:
-                buffer.offset_bytes = writer.append_weights(np.ascontiguousarray(buffer.constant).data)
+                value = np.ascontiguousarray(buffer.constant)
+                digest = hashlib.sha256(value.data).digest()
+                if digest not in constants:
+                    constants[digest] = writer.append_weights(value.data)
+                buffer.offset_bytes = constants[digest]
     return offsets

@@ -69,6 +69,14 @@ class Pick(Movement):
 
 
 @dataclass(frozen=True)
+class Cut(Movement):
+    """Number (i, j, ...) of the output is number offset + i strides[0] + ... of the plain input."""
+
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
 class Attention(Movement):
     """Attention whose queries, keys and values are channels of sequences: (all channels, first one) of each."""
 

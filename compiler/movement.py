@@ -5,7 +5,7 @@ import math
 from gangway.artifact.format import Space
 from gangway.compiler.buffers import Buffer, Step
 from gangway.compiler.graph import TensorType
-from gangway.compiler.layers import Concat, Layer, Transpose, geometry_of
+from gangway.compiler.layers import Concat, Cut, Layer, Transpose, geometry_of
 from gangway.compiler.memory import Memory, datatype
 from gangway.compiler.placing import places
 from gangway.compiler.plain import plain_operand
@@ -95,6 +95,16 @@ def place_transpose(memory: Memory, layer: Layer) -> None:
     strides = _strides(kind.shape)
     spec = CopySpec(datatype(name, kind), result.shape, tuple(strides[axis] for axis in order), _strides(result.shape))
     memory.append(layer, spec, (memory.plain(name),), "plain")
+
+
+@places(Cut)
+def place_cut(memory: Memory, layer: Layer) -> None:
+    """Copy the numbers that are needed."""
+    assert isinstance(layer.spec, Cut)
+    (name,), kind = layer.inputs, memory.program.type(layer.output)
+    source = Buffer(kind, "plain", None, parent=memory.plain(name), skipped=layer.spec.offset)
+    spec = CopySpec(datatype(name, kind), kind.shape, layer.spec.strides, _strides(kind.shape))
+    memory.append(layer, spec, (source,), "plain")
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ def _place_attention(memory: Memory, layer: Layer) -> None:
         _channels(memory, name, sequence(whole, positions), begin, channels)
         for name, (whole, begin), positions in zip(layer.inputs, layer.spec.parts, lengths, strict=False)
     ]
-    biases = [plain_or_constant(memory, name) for name in layer.inputs[3:]]
+    biases = [memory.plain(name) for name in layer.inputs[3:]]
     memory.append(layer, spec, (*parts, *biases), "blocked", sequence(channels, spec.queries))
 
 
@@ -55,13 +55,13 @@ def _channels(memory: Memory, name: str, whole: Geometry, begin: int, channels: 
 @places(GatherSpec)
 def _place_gather(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, GatherSpec)
-    memory.append(layer, layer.spec, tuple(plain_or_constant(memory, name) for name in layer.inputs), "plain")
+    memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
 
 
 @places(MatMulSpec)
 def _place_matmul(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, MatMulSpec)
-    memory.append(layer, layer.spec, tuple(plain_or_constant(memory, name) for name in layer.inputs), "plain")
+    memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")
 
 
 @places(Pick)
@@ -126,11 +126,3 @@ def _packed(memory: Memory, value: Array, geometry: Geometry) -> Buffer:
     blocks = rows.reshape(part.width, -1, memory.lanes).transpose(1, 0, 2)
     kind = TensorType((1, part.channels, 1, part.width), value.dtype.name)
     return Buffer(kind, "blocked", part, Space.WEIGHTS, constant=blocks)
-
-
-def plain_or_constant(memory: Memory, name: str) -> Buffer:
-    """Return a tensor in row-major order, which may be a constant."""
-    if name not in memory.program.graph.constants:
-        return memory.plain(name)
-    value = memory.program.graph.constants[name]
-    return Buffer(TensorType(value.shape, value.dtype.name), "plain", None, Space.WEIGHTS, constant=value)

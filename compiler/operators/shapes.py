@@ -1,7 +1,7 @@
 """Operators that move numbers about: concatenation and transposition."""
 
 from gangway.compiler.graph import Node
-from gangway.compiler.layers import Concat, Program, Transpose
+from gangway.compiler.layers import Concat, Cut, Program, Transpose
 from gangway.compiler.operators.registry import lowers
 
 
@@ -12,6 +12,12 @@ def concat(program: Program, node: Node) -> None:
     constants = program.graph.constants
     program.constants.update((name, constants[name]) for name in node.inputs if name in constants)
     program.add(node, Concat(node.attributes["axis"] % rank), node.inputs)
+
+
+@lowers("StridedCopy")
+def strided_copy(program: Program, node: Node) -> None:
+    """What `patterns` has found to be cut out of a tensor."""
+    program.add(node, Cut(tuple(node.attributes["strides"]), node.attributes["offset"]), node.inputs)
 
 
 @lowers("Transpose")

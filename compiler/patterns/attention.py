@@ -63,7 +63,7 @@ def _replace(editor: Editor, softmax: Node) -> None:
         return
     scores = _scores(editor, softmax.inputs[0], 1.0, shape)
     value, result = view_of(editor, context.inputs[1]), _result(editor, context)
-    if scores is None or value is None or result is None or value.scale != 1:
+    if scores is None or value is None or result is None:
         return
     queries, keys = shape[-2:]
     heads, head_size = int(np.prod(shape[:-2])), value.shape[-1]
@@ -114,7 +114,7 @@ def _scores(editor: Editor, name: str, factor: float, shape: Shape) -> _Scores |
         return None
     match node.operator:
         case "MatMul":
-            query, key = (view_of(editor, item) for item in node.inputs)
+            query, key = (view_of(editor, item, scales=True) for item in node.inputs)
             fits = query and key and len(query.shape) == len(key.shape) == len(shape)
             return _Scores(query, key, factor, ()) if query and key and fits else None
         case "Identity":
@@ -188,7 +188,7 @@ def _from(editor: Editor, name: str, root: str) -> View | None:
     if name == root:
         return whole(root, editor.shape(root) or ())
     view = view_of(editor, name)
-    return view if view and view.root == root and view.scale == 1 and view.offset == 0 else None
+    return view if view and view.root == root and view.offset == 0 else None
 
 
 def _biases(

@@ -8,6 +8,7 @@ from gangway.compiler.patterns.editor import Editor, single
 
 Shape = tuple[int, ...]
 _SAME_ORDER = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout")
+VIEWS = (*_SAME_ORDER, "Transpose", "Split", "Slice", "Gather")
 
 
 @dataclass(frozen=True)
@@ -53,23 +54,26 @@ def whole(name: str, shape: Shape) -> View:
     return View(name, shape, tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))))
 
 
-def view_of(editor: Editor, name: str) -> View | None:
-    """Return a tensor as a view of the first one that somebody must compute; None if its shape is not known."""
+def view_of(editor: Editor, name: str, scales: bool = False) -> View | None:
+    """Return a tensor as a view of the first one that somebody must compute; None if its shape is not known.
+
+    `scales`: a product with a constant number is taken as a view, too.
+    """
     shape = editor.shape(name)
     if shape is None:
         return None
     node = editor.producers.get(name)
-    found = _apply(editor, node, name, shape) if node else None
+    found = _apply(editor, node, name, shape, scales) if node else None
     return found or whole(name, shape)
 
 
-def _apply(editor: Editor, node: Node, name: str, shape: Shape) -> View | None:
+def _apply(editor: Editor, node: Node, name: str, shape: Shape, scales: bool) -> View | None:
     """Return what a node makes of the tensor that it reads; None if it computes."""
-    if node.operator in ("Mul", "Div"):
+    if node.operator in ("Mul", "Div") and scales:
         return _scaled(editor, node, shape)
-    if node.operator not in (*_SAME_ORDER, "Transpose", "Split", "Slice", "Gather"):
+    if node.operator not in VIEWS:
         return None
-    source = view_of(editor, node.inputs[0])
+    source = view_of(editor, node.inputs[0], scales)
     if source is None:
         return None
     match node.operator:
@@ -79,6 +83,8 @@ def _apply(editor: Editor, node: Node, name: str, shape: Shape) -> View | None:
         case "Split":
             axis = single(node.attributes, "axis", 0, len(shape))
             before = [editor.shape(output) for output in node.outputs[: node.outputs.index(name)]]
+            if not all(before):
+                return None
             skipped = sum(part[axis] for part in before if part)
             return replace(source, shape=shape, offset=source.offset + skipped * source.strides[axis])
         case "Gather":
@@ -93,7 +99,7 @@ def _scaled(editor: Editor, node: Node, shape: Shape) -> View | None:
     if found is None or (node.operator == "Div" and node.inputs[0] != found[0]):
         return None
     x, value = found
-    source = view_of(editor, x)
+    source = view_of(editor, x, scales=True)
     if source is None or source.shape != shape or value == 0:
         return None
     return replace(source, scale=source.scale * (1 / value if node.operator == "Div" else value))

@@ -274,3 +274,25 @@ def test_gemms_of_activations(check: Any, network: Any, flags: dict[str, Any], s
     inputs = {"x": [5, 7], "w": [5, 6] if "transA" in flags else [6, 7], "z": [7, 6] if "transA" in flags else [5, 6]}
     used = {name: dims for name, dims in inputs.items() if name != "z" or summand == "z"}
     check(network(nodes, used, {"y": None}, {"c": weights(5, 6)} if summand == "c" else {}))
+
+
+def test_what_is_cut_and_turned_is_copied_once(check: Any, network: Any) -> None:
+    """The relative positions of Transformer-XL: [S, 2S] read as [2S, S], less a row, read as [S, 2S - 1], cut to S."""
+    nodes = [
+        node("Reshape", ["x", "rows"], ["a"]),
+        node("Slice", ["a", "one", "all", "first"], ["b"]),
+        node("Reshape", ["b", "columns"], ["c"]),
+        node("Slice", ["c", "zero", "size", "second"], ["d"]),
+        node("Neg", ["d"], ["y"]),
+        node("Split", ["x", "parts"], ["p", "q"], axis=-1),
+        node("Transpose", ["q"], ["t"], perm=[0, 2, 1]),
+        node("Mul", ["t", "t"], ["z"]),
+        node("Reshape", ["t", "flat"], ["u"]),  # needs a copy of its own
+        node("Neg", ["u"], ["v"]),
+    ]
+    integers = {"rows": [0, 2 * S, S], "columns": [0, S, 2 * S - 1], "parts": [7, 2 * S - 7], "flat": [0, -1]}
+    integers |= {"zero": [0], "one": [1], "all": [2 * S], "size": [S], "first": [1], "second": [-1]}
+    constants = {name: np.array(value) for name, value in integers.items()}
+    operators = check(network(nodes, {"x": ["N", S, 2 * S]}, dict.fromkeys("yzv"), constants))
+    assert operators.count("StridedCopy") == 2
+    assert not {"Slice", "Split"} & set(operators)
