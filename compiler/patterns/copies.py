@@ -6,6 +6,7 @@ from gangway.compiler.patterns.editor import Editor
 from gangway.compiler.patterns.strides import VIEWS, view_of
 
 _CUTS = ("Slice", "Split")
+_MOVES = ("Gather", "Transpose")
 
 
 def find_copies(graph: Graph) -> Graph:
@@ -37,7 +38,12 @@ def _looks(editor: Editor, node: Node) -> bool:
 def _copy(editor: Editor, node: Node, name: str) -> Node | None:
     """Return the copy that makes a tensor from the one that it is cut out of."""
     view = view_of(editor, name)
-    if view is None or view.root == name or view.root not in editor.types or not _is_cut(editor, name, view.root):
+    if (
+        view is None
+        or view.root == name
+        or view.root not in editor.types
+        or not _is_worthwhile(editor, name, view.root)
+    ):
         return None
     if editor.types[view.root].dtype not in ELEMENT_TYPES:
         return None
@@ -45,10 +51,10 @@ def _copy(editor: Editor, node: Node, name: str) -> Node | None:
     return Node(node.name, "StridedCopy", (view.root,), (name,), attributes)
 
 
-def _is_cut(editor: Editor, name: str, root: str) -> bool:
+def _is_worthwhile(editor: Editor, name: str, root: str) -> bool:
+    """Whether a tensor is cut, and moved once more: single steps have kernels, or lie in place."""
+    operators = []
     while name != root:
-        node = editor.producers[name]
-        if node.operator in _CUTS:
-            return True
-        name = node.inputs[0]
-    return False
+        operators.append(editor.producers[name].operator)
+        name = editor.producers[name].inputs[0]
+    return any(item in _CUTS for item in operators) and sum(item in (*_CUTS, *_MOVES) for item in operators) > 1
