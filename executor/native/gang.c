@@ -115,7 +115,8 @@ static struct page open_page(const struct query *query, const struct phase *phas
     };
 }
 
-/* Claims from one part: its owner from the front, a thief from the back, half of what is left but at most a chunk.
+/* Claims from one part: its owner from one end, a thief from the other, half of what is left but at most a chunk. Layers take turns with
+ * the owner's end, so that he begins with what he computed last in the layer before: the caches still have it.
  * A word with an older tag was not touched in this page; with a newer one the page is over, and nothing of it is left. */
 static bool claim(struct lease *lease, const struct page *page, uint32_t part, bool owner, uint32_t *begin, uint32_t *end) {
     _Atomic uint64_t *word = &lease->ranges[part].word;
@@ -129,9 +130,10 @@ static bool claim(struct lease *lease, const struct page *page, uint32_t part, b
         }
         if (first >= last) return false;
         uint32_t count = minimum((last - first + 1) / 2, page->chunk);
-        *begin = owner ? first : last - count;
+        bool front = owner == (page->layer % 2 == 0);
+        *begin = front ? first : last - count;
         *end = *begin + count;
-        uint64_t left = owner ? range_pack(page->tag, *end, last) : range_pack(page->tag, first, *begin);
+        uint64_t left = front ? range_pack(page->tag, *end, last) : range_pack(page->tag, first, *begin);
         if (atomic_compare_exchange_weak_explicit(word, &old, left, memory_order_acq_rel, memory_order_acquire)) return true;
     }
 }
