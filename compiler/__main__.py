@@ -24,7 +24,7 @@ from typing import Any
 
 from gangway.artifact.cache import Cache, default_cache_dir
 from gangway.compiler.errors import ModelError, UnsupportedModelError
-from gangway.compiler.jobs import find_models
+from gangway.compiler.jobs import DIMENSION, dimension, find_models
 from gangway.compiler.pipeline import Progress, compile_model
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 
@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
             Cache(options.cache_dir or default_cache_dir()),
             target,
             _progress(report),
+            dict(options.dimension),
         )
     except Exception as error:  # everything becomes a report: the supervisor must not be left guessing
         return _failure(error, report)
@@ -127,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="an .onnx file, or a model directory (newest version)")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=DIMENSION)
     parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--progress-fd", type=int, metavar="N", help="write JSON lines to this file descriptor")

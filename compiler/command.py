@@ -3,13 +3,13 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import Cache, default_cache_dir
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.compiler.errors import ModelError
-from gangway.compiler.jobs import find_models
+from gangway.compiler.jobs import DIMENSION, dimension, find_models
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 from rich.console import Console
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         target = detect(options.target)
         for name, path in find_models(options.path):
             start = time.monotonic()
-            compiled = _compile(name, path, cache, target, console)
+            compiled = _compile(name, path, cache, target, dict(options.dimension), console)
             _show(compiled, time.monotonic() - start, console)
     except (ModelError, UnsupportedTargetError, OSError) as error:
         print(f"gangway compile: {error}", file=sys.stderr)
@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _compile(name: str, path: Path, cache: Cache, target: TargetSpec, console: Console) -> Compiled:
+def _compile(
+    name: str, path: Path, cache: Cache, target: TargetSpec, dimensions: Mapping[str, int], console: Console
+) -> Compiled:
     columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=None)
@@ -44,7 +46,7 @@ def _compile(name: str, path: Path, cache: Cache, target: TargetSpec, console: C
         def progress(phase: str, done: int, total: int) -> None:
             bar.update(task, description=f"{name}: {phase}", completed=done, total=total)
 
-        return compile_model(path, name, cache, target, progress)
+        return compile_model(path, name, cache, target, progress, dimensions)
 
 
 def _show(compiled: Compiled, seconds: float, console: Console) -> None:
@@ -109,5 +111,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="a model directory (all its versions) or an .onnx file")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=DIMENSION)
     parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
     return parser

@@ -5,6 +5,7 @@ from pathlib import Path
 from gangway.compiler.errors import ModelError
 
 MODEL_FILE = "model.onnx"
+DIMENSION = "size of a symbolic dimension; may be given for several ones"
 
 
 def find_models(path: Path) -> list[tuple[str, Path]]:
@@ -25,3 +26,11 @@ def find_models(path: Path) -> list[tuple[str, Path]]:
         raise ModelError(f"{path} does not exist")
     in_repository = path.name == MODEL_FILE and path.resolve().parent.name.isdigit()
     return [(path.resolve().parents[1].name if in_repository else path.stem, path)]
+
+
+def dimension(text: str) -> tuple[str, int]:
+    """Read NAME=SIZE. Raises ValueError."""
+    name, _, size = text.rpartition("=")
+    if not name or not size.isascii() or not size.isdigit():
+        raise ValueError(text)
+    return name, int(size)

@@ -111,13 +111,18 @@ class FrameCall:
         return ResponseTemplate.of(self.model, answered).fill(request_id, tensors)
 
 
+def frame_call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor]) -> FrameCall:
+    """Return how onnxruntime answers a request with inputs of these shapes."""
+    own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
+    inputs = tuple(tensor for tensor, _ in shapes.inputs)
+    return FrameCall(model, inputs, own, tuple(outputs), Room(_expected_bytes(model, shapes)))
+
+
 def call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor]) -> Call:
     """Return how the model answers a request with inputs of these shapes: compiled, if it is for them."""
     compiled = model.compiled.get(model.key_of(shapes.sizes))
     if compiled is None:
-        own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
-        inputs = tuple(tensor for tensor, _ in shapes.inputs)
-        return FrameCall(model, inputs, own, tuple(outputs), Room(_expected_bytes(model, shapes)))
+        return frame_call_of(model, shapes, outputs)
     answered = []
     for tensor in outputs:
         spec = compiled.outputs[tensor.index]

@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gangway.artifact.format import Manifest
@@ -32,11 +33,14 @@ class Compiler:
         self._job: Child | None = None
         self.target = ""
 
-    async def compile(self, name: str, path: Path) -> Manifest:
-        """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError."""
+    async def compile(self, name: str, path: Path, dimensions: Mapping[str, int] = MappingProxyType({})) -> Manifest:
+        """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError.
+
+        `dimensions`: values for symbolic dimensions.
+        """
         begin = time.monotonic()
         with ProgressDisplay(name) as display:
-            report = await self._run(path, display.update)
+            report = await self._run(path, dimensions, display.update)
         if "error" in report:
             raise CompileError(report["error"])
         try:
@@ -56,11 +60,14 @@ class Compiler:
         if self._job is not None and self._job.returncode is None:
             self._job.kill()
 
-    async def _run(self, path: Path, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+    async def _run(
+        self, path: Path, dimensions: Mapping[str, int], progress: Callable[[str, int, int], None]
+    ) -> dict[str, Any]:
         """Run one job; return its last report, which has "folder" or "error"."""
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "gangway.compiler", str(path)]
         command += ["--cache-dir", str(self._cache_dir), "--progress-fd", str(write_fd)]
+        command += [f"--dimension={name}={size}" for name, size in dimensions.items()]
         process = subprocess.Popen(
             command,
             pass_fds=(write_fd,),

@@ -39,6 +39,7 @@ class SchedulerControl:
         self._link: LinkToScheduler | None = None
         self._stopping = False
         self.on_worker_stuck: Callable[[int, int], None] = lambda core, pid: None
+        self.on_model_unloaded: Callable[[int], None] = lambda model_id: None
         self.on_model_lost: Callable[[int, str], None] = lambda model_id, reason: None
 
     def start(self) -> None:
@@ -121,6 +122,7 @@ class SchedulerControl:
                 _log.info("scheduler (process %d) is ready, %d requests taken over", self.pid, requests)
             case slow.ModelUnloaded(model_id):
                 _log.debug("model %d is unloaded", model_id)
+                self.on_model_unloaded(model_id)
             case _:
                 raise ValueError(f"unexpected {message}")
 

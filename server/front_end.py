@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 import gangway.server.grpc_environment  # noqa: F401 - before grpc
 from gangway.executor.control import ControlSegment
@@ -25,6 +26,9 @@ from gangway.server.front_end_messages import (
     Listening,
     ModelReady,
     ModelUnavailable,
+    ShapeWanted,
+    VariantGone,
+    VariantReady,
     from_json,
     to_json,
 )
@@ -33,6 +37,7 @@ from gangway.server.grpc_front_end import GrpcFrontEnd
 from gangway.server.inference import Inference
 from gangway.server.models import Models
 from gangway.server.process import keep_freed_memory
+from gangway.server.shape_watch import ShapeWatch
 
 IDLE_POLL_SECONDS = 0.005
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
@@ -43,8 +48,13 @@ _log = logging.getLogger(__name__)
 class FrontEnd:
     """Inference and answers over one data plane, told by the supervisor what to serve."""
 
-    def __init__(self, plane: DataPlane, max_message_bytes: int) -> None:
-        self._inference = Inference(plane)
+    def __init__(
+        self,
+        plane: DataPlane,
+        max_message_bytes: int,
+        tell: Callable[[ShapeWanted], bool] = lambda message: True,
+    ) -> None:
+        self._inference = Inference(plane, ShapeWatch(tell))
         self._answers = Answers()
         self.server = GrpcFrontEnd(self._inference, self._answers, plane.slots.slots, max_message_bytes)
 
@@ -63,6 +73,8 @@ class FrontEnd:
         match message:
             case ModelReady() | ModelUnavailable():
                 self.models = self.models.updated(message)
+            case VariantReady() | VariantGone():
+                self.models = self.models.with_variant(message)
             case InitialLoadDone():
                 self._answers.ready = True
             case Drain():
@@ -98,10 +110,21 @@ def why_not_listening(address: str) -> str:
     return f"cannot listen on {address}"
 
 
+def tell(supervisor: socket.socket, message: bytes) -> bool:
+    """Send without ever waiting; say whether there was room."""
+    try:
+        supervisor.send(message, socket.MSG_DONTWAIT)
+    except OSError:
+        return False
+    return True
+
+
 def run(options: FrontEndOptions) -> int:
     """Serve until the supervisor says Drain; return the exit status."""
     supervisor = socket.socket(fileno=options.supervisor_fd)
-    front_end = FrontEnd(make_data_plane(options), options.max_message_bytes)
+    front_end = FrontEnd(
+        make_data_plane(options), options.max_message_bytes, lambda message: tell(supervisor, to_json(message))
+    )
     try:
         port = front_end.server.bind(options.address)
     except RuntimeError:  # gRPC does not say why

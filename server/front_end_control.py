@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 
 from gangway.scheduler.packets import packet_pair
@@ -17,6 +18,9 @@ from gangway.server.front_end_messages import (
     Listening,
     ModelReady,
     ModelUnavailable,
+    ShapeWanted,
+    VariantGone,
+    VariantReady,
     from_json,
     to_json,
 )
@@ -53,6 +57,8 @@ class FrontEndControl:
         self._scheduler = scheduler
         self._limit = DeathLimit("front end")
         self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}
+        self._variants: dict[tuple[str, int, tuple[int, ...]], VariantReady] = {}
+        self.on_shape_wanted: Callable[[ShapeWanted], None] = lambda message: None
         self._load_done = False
         self._child: Child | None = None
         self._link: Link[FrontEndMessage] | None = None
@@ -69,7 +75,7 @@ class FrontEndControl:
         os.sched_setaffinity(process.pid, {self._core})
         self._child = Child("front end", process, self._exited)
         self._link = Link[FrontEndMessage](ours, to_json, from_json, self._heard)
-        for message in self._models.values():
+        for message in (*self._models.values(), *self._variants.values()):
             self._send(message)
         if self._load_done:
             self._send(InitialLoadDone())
@@ -89,6 +95,15 @@ class FrontEndControl:
         if message.version:  # an entry without version stands only until there is a real one
             self._models.pop((message.name, 0), None)
         self._models[message.name, message.version] = message
+        self._send(message)
+
+    def announce_variant(self, message: VariantReady | VariantGone) -> None:
+        """Tell what of a model is compiled, or is not any more."""
+        key = (message.name, message.version, message.sizes)
+        if isinstance(message, VariantReady):
+            self._variants[key] = message
+        else:
+            self._variants.pop(key, None)
         self._send(message)
 
     def initial_load_done(self) -> None:
@@ -118,6 +133,8 @@ class FrontEndControl:
                 if not self._listening.done():
                     self._listening.set_result(address)
                 _log.debug("front end %d listens on %s", self.pid, address)
+            case ShapeWanted():
+                self.on_shape_wanted(message)
             case BindFailed(reason) if not self._listening.done():
                 self._stopping = True
                 self._listening.set_exception(BindError(reason))

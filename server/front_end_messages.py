@@ -1,8 +1,9 @@
 """What the supervisor and a front end say to each other: one JSON object per SOCK_SEQPACKET message.
 
 Supervisor to front end: first every model it knows (`ModelReady` or `ModelUnavailable`), `InitialLoadDone` once each of
-them has loaded or failed, changes as they happen, and `Drain` at the end. Front end to supervisor: `Listening` or
-`BindFailed`, once. A later message about the same (name, version) replaces what was known.
+them has loaded or failed, changes as they happen (also `VariantReady` and `VariantGone`), and `Drain` at the end. Front
+end to supervisor: `Listening` or `BindFailed`, once, and `ShapeWanted`. A later message about the same (name, version)
+replaces what was known.
 """
 
 import json
@@ -47,6 +48,40 @@ class ModelUnavailable:
 
 
 @dataclass(frozen=True)
+class VariantReady:
+    """A model that is READY is compiled for these sizes of its symbolic dimensions, under a number of its own.
+
+    `inputs` and `outputs` are those of the compiled model. `sizes` are in the order of `models.open_symbols`.
+    """
+
+    model_id: int
+    name: str
+    version: int
+    sizes: tuple[int, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class VariantGone:
+    """It is not compiled for these sizes any more."""
+
+    name: str
+    version: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShapeWanted:
+    """From a front end: a request of these sizes was answered by onnxruntime. `oldest`: compiled ones, by last use."""
+
+    name: str
+    version: int
+    sizes: tuple[int, ...]
+    oldest: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class InitialLoadDone:
     """Every model of the repository has been loaded or has failed: ServerReady may answer true."""
 
@@ -70,10 +105,18 @@ class BindFailed:
     reason: str
 
 
-FrontEndMessage = ModelReady | ModelUnavailable | InitialLoadDone | Drain | Listening | BindFailed
-_TYPES: dict[str, type[FrontEndMessage]] = {
-    kind.__name__: kind for kind in (ModelReady, ModelUnavailable, InitialLoadDone, Drain, Listening, BindFailed)
-}
+FrontEndMessage = (
+    ModelReady
+    | ModelUnavailable
+    | VariantReady
+    | VariantGone
+    | ShapeWanted
+    | InitialLoadDone
+    | Drain
+    | Listening
+    | BindFailed
+)
+_TYPES: dict[str, type[FrontEndMessage]] = {kind.__name__: kind for kind in FrontEndMessage.__args__}
 
 
 def to_json(message: FrontEndMessage) -> bytes:
@@ -86,9 +129,11 @@ def from_json(data: bytes) -> FrontEndMessage:
     try:
         content: dict[str, Any] = json.loads(data)
         kind = _TYPES[content.pop("type")]
-        if kind is ModelReady:
-            for group in ("inputs", "outputs"):
-                content[group] = tuple(_tensor(item) for item in content[group])
+        for group in {"inputs", "outputs"} & content.keys():
+            content[group] = tuple(_tensor(item) for item in content[group])
+        for group in {"sizes", "oldest"} & content.keys():
+            content[group] = _tuples(content[group])
+        if "engine" in content:
             content["engine"] = Engine(content["engine"])
         if content.keys() - {field.name for field in fields(kind)}:
             raise ValueError("unknown fields")
@@ -99,3 +144,7 @@ def from_json(data: bytes) -> FrontEndMessage:
 
 def _tensor(content: dict[str, Any]) -> TensorSpec:
     return TensorSpec(**{**content, "shape": tuple(content["shape"]), "symbols": tuple(content["symbols"])})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

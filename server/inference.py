@@ -7,11 +7,13 @@ from typing import Protocol
 
 import grpc
 from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.server.calls import Call as Way
 from gangway.server.calls import Contents
 from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.models import Models
 from gangway.server.plan import Plan, Planner
+from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics import Times
 from gangway.server.wire import MalformedRequestError, split_request
 
@@ -47,8 +49,9 @@ class _Deadline:
 class Inference:
     """Serves the models that it was last given. Safe for threads."""
 
-    def __init__(self, plane: DataPlane) -> None:
+    def __init__(self, plane: DataPlane, watch: ShapeWatch) -> None:
         self._plane = plane
+        self._watch = watch
         self._planner = Planner(Models())
         self._refusal = ""
         self._calls: set[Request] = set()  # until the last byte of the answer has been sent
@@ -85,14 +88,21 @@ class Inference:
     def _run(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
         contents = plan.contents(raws)
         deadline = _Deadline.of(plan, call, arrival_ns)
-        response = None
+        way, response = plan.call, None
         while response is None:  # once more if the answer had too little room: the next attempt has what it needed
-            with self._open(plan, contents) as request:
-                plan.call.write(request, contents)
+            with self._open(plan, way, contents) as request:
+                way.write(request, contents)
                 submitted_ns = time.monotonic_ns()
                 outcome = self._execute(plan, request, call, submitted_ns, deadline)
                 finished_ns = time.monotonic_ns()
-                response = plan.call.answer(request_id, request)
+                if outcome.status is SlotStatus.OK:
+                    response = way.answer(request_id, request)
+                elif outcome.status is SlotStatus.UNAVAILABLE and plan.spare is not None and way is not plan.spare:
+                    way = plan.spare  # the variant has been unloaded meanwhile
+                else:
+                    raise _failure(plan, deadline, outcome.status)
+        if plan.model.symbols:
+            self._watch.used(plan.model, plan.model.key_of(plan.shapes.sizes))
         end_ns = time.monotonic_ns()
         infer_ns = int(outcome.compute_us * 1000)
         times = Times(
@@ -105,9 +115,9 @@ class Inference:
         plan.model.statistics.succeeded(plan.shapes.rows, times)
         return response
 
-    def _open(self, plan: Plan, contents: Contents) -> Request:
+    def _open(self, plan: Plan, way: Way, contents: Contents) -> Request:
         try:
-            return self._plane.open(plan.call.layout(contents), plan.shapes.rows)
+            return self._plane.open(way.layout(contents), plan.shapes.rows)
         except PoolExhaustedError as error:
             unavailable(f"Exceeds maximum queue size: {error}")
 
@@ -121,8 +131,8 @@ class Inference:
         if not call.add_callback(lambda: self._ended(request)):
             self._ended(request)
         outcome = request.wait(deadline.ns or now_ns + MAX_WAIT_NS)
-        if outcome is None or outcome.status != SlotStatus.OK:
-            raise _failure(plan, deadline, None if outcome is None else outcome.status)
+        if outcome is None:
+            raise _failure(plan, deadline, SlotStatus.DEADLINE)
         return outcome
 
     def _ended(self, request: Request) -> None:
@@ -131,10 +141,10 @@ class Inference:
         request.cancel()
 
 
-def _failure(plan: Plan, deadline: _Deadline, status: SlotStatus | None) -> RequestError:
+def _failure(plan: Plan, deadline: _Deadline, status: SlotStatus) -> RequestError:
     name = plan.model.name
     match status:
-        case None | SlotStatus.DEADLINE:
+        case SlotStatus.DEADLINE:
             return RequestError(deadline.code, f"Request timeout expired for model '{name}'")
         case SlotStatus.CANCELLED:
             return RequestError(grpc.StatusCode.CANCELLED, f"the request for model '{name}' was cancelled")

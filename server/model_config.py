@@ -1,6 +1,8 @@
 """config.pbtxt: reading it, and what in it this server understands."""
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,6 +14,7 @@ PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX file
 BACKEND = "onnxruntime"
 DEFAULT_MODEL_FILENAME = "model.onnx"
 QOS_PARAMETER = "qos_ms"
+BUCKETS_PARAMETER = "gangway_buckets"  # sizes of symbolic dimensions that are compiled before the model is ready
 ENGINE_PARAMETER = "gangway_engine"  # what executes the model; set by the server
 FALLBACK_PARAMETER = "gangway_fallback_reason"  # why it was not compiled; set by the server
 
@@ -46,6 +49,29 @@ def qos_of(config: ModelConfig) -> Qos:
     if QOS_PARAMETER not in config.parameters:
         return Qos()
     return parse_qos(config.parameters[QOS_PARAMETER].string_value)
+
+
+def buckets_of(config: ModelConfig, symbols: Sequence[str]) -> list[tuple[int, ...]]:
+    """Read the parameter `gangway_buckets`: "S=32,64" or "S=32,64; T=1,2" (then every pair of sizes).
+
+    Returns sizes in the order of `symbols`, each once. Raises ConfigError.
+    """
+    text = config.parameters[BUCKETS_PARAMETER].string_value if BUCKETS_PARAMETER in config.parameters else ""
+    if not text.strip():
+        return []
+    sizes: dict[str, list[int]] = {}
+    for part in text.split(";"):
+        name, _, numbers = part.strip().rpartition("=")
+        values = [number.strip() for number in numbers.split(",")]
+        if name.strip() not in symbols or not all(value.isascii() and value.isdigit() for value in values):
+            known = ", ".join(symbols) or "none"
+            raise ConfigError(
+                f'parameter {BUCKETS_PARAMETER}: expected "NAME=SIZE,SIZE" with a name of {known}: "{part}"'
+            )
+        sizes[name.strip()] = [int(value) for value in values]
+    if missing := [symbol for symbol in symbols if symbol not in sizes]:
+        raise ConfigError(f"parameter {BUCKETS_PARAMETER}: no sizes of '{missing[0]}'")
+    return list(dict.fromkeys(itertools.product(*(sizes[symbol] for symbol in symbols))))
 
 
 def read_config(path: Path) -> ModelConfig:

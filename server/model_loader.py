@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import heapq
 import logging
 import threading
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
+from gangway.executor import _native
 from gangway.scheduler.control import LoadModel
 from gangway.server.auto_complete import complete_config, max_rows, tell_engine
 from gangway.server.compile_jobs import CompileError, Compiler
@@ -18,9 +20,10 @@ from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import ModelReady, ModelUnavailable
 from gangway.server.isolated import Isolated, TrialError, measure_isolated
-from gangway.server.model_config import ConfigError, Qos
-from gangway.server.models import ServedModel
+from gangway.server.model_config import ConfigError, Qos, buckets_of
+from gangway.server.models import ServedModel, open_symbols
 from gangway.server.repository import BrokenModel, ModelVersion, read_repository
+from gangway.server.variants import VariantKeeper
 
 _log = logging.getLogger(__name__)
 
@@ -38,17 +41,25 @@ class ModelLoader:
     """Loads models one after the other: compilation has the machine for itself, and so has each measurement."""
 
     def __init__(
-        self, compiler: Compiler, scheduler: SchedulerControl, front_end: FrontEndControl, plane: DataPlane
+        self,
+        compiler: Compiler,
+        scheduler: SchedulerControl,
+        front_end: FrontEndControl,
+        plane: DataPlane,
+        max_shapes: int,
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
         self._front_end = front_end
         self._plane = plane
-        self._next_id = 0
+        self._max_shapes = max_shapes
+        self._free_ids = list(range(_native.MAX_MODELS))
+        self._variants = VariantKeeper(compiler, scheduler, front_end, self._spec, max_shapes)
         self._stop = threading.Event()
         self.loaded: dict[int, LoadedModel] = {}
         self.broken: list[BrokenModel] = []
         scheduler.on_model_lost = self._lost
+        scheduler.on_model_unloaded = lambda model_id: heapq.heappush(self._free_ids, model_id)
 
     async def load_all(self, repositories: Sequence[Path]) -> None:
         """Load what the repositories hold. A broken model is announced as such and hinders no other one."""
@@ -62,6 +73,10 @@ class ModelLoader:
             if isinstance(entry, ModelVersion):
                 await self._load_or_refuse(entry)
         self._front_end.initial_load_done()
+
+    async def compile_shapes(self) -> None:
+        """From now on compile models for the sizes of symbolic dimensions that requests have. Never returns."""
+        await self._variants.run()
 
     def stop(self) -> None:
         """End what is being compiled or measured."""
@@ -85,7 +100,10 @@ class ModelLoader:
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
         tell_engine(config, manifest.engine, manifest.fallback_reason)
         rows = max_rows(config, manifest.batched)
-        spec = self._spec(entry, manifest, rows)
+        declared = buckets_of(config, open_symbols(manifest.inputs, manifest.batched))
+        if len(declared) > self._max_shapes:
+            raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
+        spec = self._spec(f"{entry.name}, version {entry.version}", manifest, rows)
         await self._scheduler.load(spec)
         ready = ModelReady(
             model_id=spec.model_id,
@@ -100,6 +118,7 @@ class ModelLoader:
             engine=manifest.engine,
         )
         isolated = await self._measure(ready)
+        await self._variants.add(ready, entry.path, declared)
         if isolated is not None:
             self._scheduler.set_isolated(spec.model_id, isolated.compute_us)
         return LoadedModel(replace(ready, qos_us=resolve_qos_us(entry.qos, isolated)), isolated, manifest.engine)
@@ -115,12 +134,12 @@ class ModelLoader:
             self._scheduler.unload(ready.model_id)
             raise
 
-    def _spec(self, entry: ModelVersion, manifest: Manifest, rows: int) -> LoadModel:
-        model_id = self._next_id
-        self._next_id += 1
+    def _spec(self, name: str, manifest: Manifest, rows: int) -> LoadModel:
+        if not self._free_ids:
+            raise ModelLoadError(f"{_native.MAX_MODELS} models are loaded, more are not possible")
         return LoadModel(
-            model_id=model_id,
-            name=f"{entry.name}, version {entry.version}",
+            model_id=heapq.heappop(self._free_ids),
+            name=name,
             key=manifest.key,
             layers=len(manifest.layers),
             max_ranks=max(layer.max_ranks for layer in manifest.layers),
@@ -135,6 +154,8 @@ class ModelLoader:
         self._front_end.announce(ModelUnavailable(broken.name, broken.version, broken.reason))
 
     def _lost(self, model_id: int, reason: str) -> None:
+        if self._variants.lost(model_id):
+            return
         model = self.loaded.pop(model_id, None)
         if model is not None:
             self._refuse(BrokenModel(model.ready.name, model.ready.version, reason))

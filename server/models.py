@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 from gangway.artifact.datatypes import DTYPES
@@ -10,7 +10,7 @@ from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.data_plane import TensorLayout
 from gangway.server.errors import RequestError, invalid, unavailable
-from gangway.server.front_end_messages import ModelReady, ModelUnavailable
+from gangway.server.front_end_messages import ModelReady, ModelUnavailable, VariantGone, VariantReady
 from gangway.server.model_config import datatype_name
 from gangway.server.statistics import Statistics
 
@@ -155,6 +155,18 @@ class Models:
         entries = {key: entry for key, entry in self.entries.items() if key != (message.name, 0)}
         entries[message.name, message.version] = ServedModel.of(message) if isinstance(message, ModelReady) else message
         return Models(dict(sorted(entries.items())))
+
+    def with_variant(self, message: VariantReady | VariantGone) -> "Models":
+        """Return the set with more or less of a model compiled."""
+        key = (message.name, message.version)
+        model = self.entries.get(key)
+        if not isinstance(model, ServedModel):
+            return self
+        compiled = {sizes: part for sizes, part in model.compiled.items() if sizes != message.sizes}
+        if isinstance(message, VariantReady):
+            layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
+            compiled[message.sizes] = Compiled(layout, message.outputs)
+        return Models({**self.entries, key: replace(model, compiled=compiled)})
 
     @property
     def all_ready(self) -> bool:

@@ -35,6 +35,7 @@ class ServeOptions:
     cores: tuple[int, ...]
     cache_dir: Path
     scheduler: str
+    max_shapes: int
     exit_timeout_secs: float
     log_verbose: int
 
@@ -58,6 +59,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR",
         help="where compiled models are kept (~/.cache/gangway)")  # fmt: skip
     add("--scheduler", default=DEFAULT_POLICY, choices=sorted(POLICIES), help=f"scheduling policy ({DEFAULT_POLICY})")
+    add("--max-shapes", type=int, default=8, metavar="N",
+        help="sizes of its symbolic dimensions that a model is compiled for at a time, 0: none (8)")  # fmt: skip
     add("--exit-timeout-secs", type=float, default=30, metavar="SECONDS",
         help="how long running requests may take to finish after SIGTERM (30)")  # fmt: skip
     add("--log-verbose", type=int, default=0, metavar="LEVEL", help="0: events; 1 and more: details (0)")
@@ -74,6 +77,8 @@ def parse_options(argv: list[str]) -> ServeOptions:
         parser.error(f"argument --cores: {error}")
     if not 0 <= arguments.grpc_port < 1 << 16:
         parser.error(f"argument --grpc-port: {arguments.grpc_port} is not a port")
+    if arguments.max_shapes < 0:
+        parser.error(f"argument --max-shapes: {arguments.max_shapes} is negative")
     if missing := [folder for folder in arguments.model_repository if not folder.is_dir()]:
         parser.error(f"argument --model-repository: {missing[0]} is not a folder")
     return ServeOptions(
@@ -83,6 +88,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
         cores=cores,
         cache_dir=arguments.cache_dir,
         scheduler=arguments.scheduler,
+        max_shapes=arguments.max_shapes,
         exit_timeout_secs=arguments.exit_timeout_secs,
         log_verbose=arguments.log_verbose,
     )

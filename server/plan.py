@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gangway.executor.frames import split_strings
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.calls import Call, Contents, call_of
+from gangway.server.calls import Call, Contents, FrameCall, call_of, frame_call_of
 from gangway.server.errors import invalid, unsupported
 from gangway.server.models import Models, ServedModel, Shapes, Tensor, item_bytes
 from gangway.server.typed_contents import to_bytes
@@ -26,7 +26,10 @@ OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
 
 @dataclass(frozen=True)
 class Plan:
-    """A checked request. `typed` are the contents, if these came in the header."""
+    """A checked request. `typed` are the contents, if these came in the header.
+
+    `spare` is another way, for a compiled variant of a model that may be unloaded at any time.
+    """
 
     model: ServedModel
     shapes: Shapes
@@ -34,6 +37,7 @@ class Plan:
     call: Call
     timeout_us: int  # 0: none
     priority: int
+    spare: FrameCall | None = None
 
     def contents(self, raws: list[memoryview]) -> Contents:
         """Return the bytes of each input, in the request's order, their sizes checked. Raises RequestError."""
@@ -101,8 +105,10 @@ def make_plan(models: Models, header: bytes, has_raws: bool) -> Plan:
         invalid(
             f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model.name}'"
         )
-    call = call_of(model, shapes, _requested_outputs(request, model))
-    return Plan(model, shapes, typed, call, timeout_us, priority)
+    outputs = _requested_outputs(request, model)
+    call = call_of(model, shapes, outputs)
+    spare = frame_call_of(model, shapes, outputs) if model.symbols and not isinstance(call, FrameCall) else None
+    return Plan(model, shapes, typed, call, timeout_us, priority, spare)
 
 
 def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:

@@ -40,7 +40,9 @@ class Supervisor:
         address = f"{host}:{options.grpc_port}"
         self._front_end = FrontEndControl(memory, address, placement, options.log_verbose, self._scheduler)
         self._compiler = Compiler(options.cache_dir)
-        self._loader = ModelLoader(self._compiler, self._scheduler, self._front_end, memory.own_data_plane())
+        self._loader = ModelLoader(
+            self._compiler, self._scheduler, self._front_end, memory.own_data_plane(), options.max_shapes
+        )
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises BindError, TooManyDeathsError, OSError."""
@@ -64,6 +66,7 @@ class Supervisor:
         loaded = list(self._loader.loaded.values())
         print_summary(self._options, address, self._compiler.target, loaded, self._loader.broken)
         _log.info("ready: gRPC on %s", address)
+        await self._loader.compile_shapes()
 
     def _started(self, startup: "asyncio.Task[None]") -> None:
         if not startup.cancelled() and (error := startup.exception()) is not None and not self._end.done():

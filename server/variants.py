@@ -1,0 +1,142 @@
+"""Models with symbolic dimensions, compiled for the sizes that requests have: which are loaded, and for how long.
+
+onnxruntime answers all sizes. Each size that has answered a request is compiled once, in the background and one at a
+time; what is loaded takes over the requests of its sizes. At most `limit` per model stay loaded, the least recently
+used one goes first. Sizes that the model's owner declared (`gangway_buckets`) are compiled before the model is ready,
+and stay.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gangway.artifact.format import Engine, Manifest
+from gangway.scheduler.control import LoadModel
+from gangway.server.compile_jobs import CompileError, Compiler
+from gangway.server.control import ModelLoadError, SchedulerControl
+from gangway.server.front_end_control import FrontEndControl
+from gangway.server.front_end_messages import ModelReady, ShapeWanted, VariantGone, VariantReady
+from gangway.server.models import open_symbols
+
+Sizes = tuple[int, ...]
+
+MAX_QUEUED = 16  # sizes that wait to be compiled, of all models; what comes on top asks again later
+MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Shaped:
+    """A model with symbolic dimensions. `loaded` are numbers of models by sizes, the longest unused first."""
+
+    ready: ModelReady
+    path: Path
+    symbols: tuple[str, ...]
+    loaded: dict[Sizes, int] = field(default_factory=dict)
+    declared: set[Sizes] = field(default_factory=set)
+    refused: set[Sizes] = field(default_factory=set)
+
+    def title(self, sizes: Sizes) -> str:
+        """Return the name of one variant, for people."""
+        values = ", ".join(f"{symbol}={size}" for symbol, size in zip(self.symbols, sizes, strict=True))
+        return f"{self.ready.name}, version {self.ready.version}, {values}"
+
+
+class VariantKeeper:
+    """Everything is called in the supervisor's event loop."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        scheduler: SchedulerControl,
+        front_end: FrontEndControl,
+        make_spec: Callable[[str, Manifest, int], LoadModel],
+        limit: int,
+    ) -> None:
+        self._compiler = compiler
+        self._scheduler = scheduler
+        self._front_end = front_end
+        self._make_spec = make_spec
+        self._limit = limit
+        self._models: dict[tuple[str, int], Shaped] = {}
+        self._queue: dict[tuple[str, int, Sizes], None] = {}
+        self._news = asyncio.Event()
+        front_end.on_shape_wanted = self.want
+
+    async def add(self, ready: ModelReady, path: Path, declared: Sequence[Sizes]) -> None:
+        """Take care of a model that is loaded; return when the declared sizes are compiled, or cannot be."""
+        symbols = open_symbols(ready.inputs, ready.batched)
+        if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self._limit:
+            return
+        model = self._models[ready.name, ready.version] = Shaped(ready, path, symbols, declared=set(declared))
+        _log.info("%s: compiled for sizes of %s on first use, at most %d", ready.name, ", ".join(symbols), self._limit)
+        for sizes in declared:
+            await self._make(model, sizes)
+
+    def want(self, message: ShapeWanted) -> None:
+        """A front end has answered a request of sizes that are not compiled."""
+        model = self._models.get((message.name, message.version))
+        if model is None or len(message.sizes) != len(model.symbols):
+            return
+        for sizes in message.oldest:  # in the order of use: whatever was used last goes to the end
+            if sizes in model.loaded:
+                model.loaded[sizes] = model.loaded.pop(sizes)
+        known = message.sizes in model.loaded or message.sizes in model.refused
+        if not known and len(self._queue) < MAX_QUEUED and len(model.refused) < MAX_REFUSED:
+            self._queue[message.name, message.version, message.sizes] = None
+            self._news.set()
+
+    def lost(self, model_id: int) -> bool:
+        """A worker could not load what it had before; say whether that was a variant."""
+        for model in self._models.values():
+            for sizes, number in model.loaded.items():
+                if number == model_id:
+                    del model.loaded[sizes]
+                    model.refused.add(sizes)
+                    self._front_end.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
+                    return True
+        return False
+
+    async def run(self) -> None:
+        """Compile what is wanted, until cancelled."""
+        while True:
+            await self._news.wait()
+            while self._queue:
+                name, version, sizes = next(iter(self._queue))
+                await self._make(self._models[name, version], sizes)
+                del self._queue[name, version, sizes]
+            self._news.clear()
+
+    async def _make(self, model: Shaped, sizes: Sizes) -> None:
+        title = model.title(sizes)
+        try:
+            dimensions = dict(zip(model.symbols, sizes, strict=True))
+            manifest = await self._compiler.compile(title, model.path, dimensions)
+            if manifest.batched != model.ready.batched:
+                raise CompileError("it is another model with these sizes: the first dimension has another meaning")
+            while len(model.loaded) >= self._limit and self._drop_oldest(model):
+                pass
+            spec = self._make_spec(title, manifest, model.ready.max_rows)
+            await self._scheduler.load(spec)
+        except (CompileError, ModelLoadError) as error:
+            _log.warning("%s: left to onnxruntime: %s", title, error)
+            model.refused.add(sizes)
+            return
+        model.loaded[sizes] = spec.model_id
+        ready = model.ready
+        self._front_end.announce_variant(
+            VariantReady(spec.model_id, ready.name, ready.version, sizes, manifest.inputs, manifest.outputs)
+        )
+        _log.info("%s: ready", title)
+
+    def _drop_oldest(self, model: Shaped) -> bool:
+        """Unload the variant that was not used for the longest time; False if all of them are declared."""
+        sizes = next((sizes for sizes in model.loaded if sizes not in model.declared), None)
+        if sizes is None:
+            return False
+        self._front_end.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
+        self._scheduler.unload(model.loaded.pop(sizes))
+        _log.info("%s: unloaded", model.title(sizes))
+        return True

@@ -1,0 +1,165 @@
+"""`gangway serve` with a model whose length is symbolic: onnxruntime at once, compiled for lengths that are used."""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+from gangway.artifact.cache import Cache
+from gangway.artifact.format import TensorSpec
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.front_end_messages import ShapeWanted, VariantGone, VariantReady, from_json, to_json
+from gangway.server.model_config import ConfigError, buckets_of
+from gangway.server.variants import MAX_QUEUED
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.live_server import LiveServer, live_server
+from benchmarks.processes import command_of, descendants_of
+
+TIMEOUT_S = 60
+LIMIT = 2
+
+
+def save(path: Path) -> None:
+    """y = relu(x + b) + z, lengths of x and z symbolic."""
+    path.parent.mkdir(parents=True)
+    names = {"x": ["N", "S", 4], "z": ["N", "S", 4], "y": ["N", "S", 4]}
+    x, z, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in names.items())
+    nodes = [
+        helper.make_node("Add", ["x", "b"], ["s"]),
+        helper.make_node("Relu", ["s"], ["r"]),
+        helper.make_node("Add", ["r", "z"], ["y"]),
+    ]
+    bias = numpy_helper.from_array(np.arange(4, dtype=np.float32), "b")
+    graph = helper.make_graph(nodes, "symbolic", [x, z], [y], [bias])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server with two models of the same file, one of which declares sizes."""
+
+    server: LiveServer
+    client: triton.InferenceServerClient
+
+    def check(self, rows: int, length: int, name: str = "sequence") -> None:
+        """Send a request and compare the answer."""
+        random = np.random.default_rng(rows * 1000 + length)
+        arrays = {key: random.standard_normal((rows, length, 4)).astype(np.float32) for key in ("x", "z")}
+        inputs = [triton.InferInput(key, list(value.shape), "FP32") for key, value in arrays.items()]
+        for given, value in zip(inputs, arrays.values(), strict=True):
+            given.set_data_from_numpy(value)
+        answer = self.client.infer(name, inputs).as_numpy("y")
+        expected = np.maximum(arrays["x"] + np.arange(4, dtype=np.float32), 0) + arrays["z"]
+        assert answer.shape == expected.shape
+        np.testing.assert_allclose(answer, expected, rtol=1e-6)
+
+    def lines(self, pattern: str) -> list[str]:
+        return re.findall(pattern, self.server.log.read_text())
+
+    def wait_for(self, pattern: str, count: int = 1) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(self.lines(pattern)) < count:
+            assert time.monotonic() < deadline, self.server.log.read_text()
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("repository")
+    for name in ("sequence", "declared"):
+        save(folder / name / "1" / "model.onnx")
+    buckets = 'parameters { key: "gangway_buckets" value: { string_value: "S=2,6" } }'
+    (folder / "declared" / "config.pbtxt").write_text(f"max_batch_size: 4 {buckets}")
+    cache_dir = tmp_path_factory.mktemp("cache")
+    for dimensions in ({}, {"S": 2}, {"S": 6}):  # in this process: one import of TVM for all
+        path = folder / "declared" / "1" / "model.onnx"
+        compile_model(path, "declared", Cache(cache_dir), detect(), lambda *progress: None, dimensions)
+    flags = [f"--cache-dir={cache_dir}", f"--max-shapes={LIMIT}"]
+    with live_server(folder, flags) as server, triton.InferenceServerClient(server.url) as client:
+        yield Served(server, client)
+    assert server.process.returncode == 0
+
+
+def test_declared_sizes_are_compiled_before_the_model_is_ready(served: Served) -> None:
+    for size in (2, 6):
+        assert served.lines(rf"declared, version 1, S={size}: ready")
+        served.check(3, size, "declared")
+
+
+def test_a_size_is_compiled_when_it_has_been_used_and_the_oldest_one_goes(served: Served) -> None:
+    shapes = [list(tensor.shape) for tensor in served.client.get_model_metadata("sequence").inputs]
+    assert shapes == [[-1, -1, 4]] * 2
+    for length in (5, 6):
+        for rows in (1, 2, 3):
+            served.check(rows, length)
+        served.wait_for(rf"sequence, version 1, S={length}: ready")
+    assert not served.lines("unloaded")
+    for rows in (1, 4, 2):
+        for length in (6, 5, 6):  # compiled
+            served.check(rows, length)
+    served.check(1, 7)
+    served.wait_for(r"sequence, version 1, S=7: ready")
+    assert served.lines(r"S=(\d+): unloaded") == ["5"]
+    for length in (5, 6, 7):
+        served.check(2, length)
+    assert len(served.lines(r"sequence, version 1, S=5: (?:compiled|found)")) == 1
+    statistics = served.client.get_inference_statistics("sequence").model_stats
+    assert [(entry.name, entry.version) for entry in statistics] == [("sequence", "1")]
+    assert statistics[0].inference_stats.success.count == 6 + 9 + 1 + 3
+    assert statistics[0].inference_stats.fail.count == 0
+
+
+def test_a_storm_of_sizes_is_answered_and_compiles_little(served: Served) -> None:
+    for length in range(100, 200):
+        served.check(1, length)
+    served.check(4, 3000)
+    jobs = [pid for pid in descendants_of(served.server.process.pid) if "gangway.compiler" in command_of(pid)]
+    assert len(jobs) <= 1
+    assert len(served.lines(r"sequence, version 1, S=1\d\d: ready")) <= MAX_QUEUED
+
+
+@pytest.mark.parametrize(
+    ("text", "symbols", "sizes"),
+    [
+        ("", ["S"], []),
+        ("S=8", ["S"], [(8,)]),
+        ("S=8, 16,8", ["S"], [(8,), (16,)]),
+        ("T=1,2; S=8,16", ["S", "T"], [(8, 1), (8, 2), (16, 1), (16, 2)]),
+        ("x.1=3", ["x.1"], [(3,)]),
+    ],
+)
+def test_buckets(text: str, symbols: list[str], sizes: list[tuple[int, ...]]) -> None:
+    assert buckets_of(config_with(text), symbols) == sizes
+
+
+@pytest.mark.parametrize("text", ["S", "S=", "S=a", "S=-1", "T=3", "S=3;", "=3", "S=3;T=4"])
+def test_wrong_buckets(text: str) -> None:
+    with pytest.raises(ConfigError, match="gangway_buckets"):
+        buckets_of(config_with(text), ["S"])
+    with pytest.raises(ConfigError, match="no sizes of 'T'"):
+        buckets_of(config_with("S=3"), ["S", "T"])
+
+
+def config_with(text: str) -> ModelConfig:
+    config = ModelConfig()
+    config.parameters["gangway_buckets"].string_value = text
+    return config
+
+
+def test_messages_about_variants() -> None:
+    tensor = TensorSpec("x", "FP32", (-1, 3), 12)
+    messages: list[Any] = [
+        VariantReady(7, "m", 1, (3, 4), (tensor,), (tensor,)),
+        VariantGone("m", 1, (3,)),
+        ShapeWanted("m", 2, (3,), ((1,), (2,))),
+    ]
+    assert [from_json(to_json(message)) for message in messages] == messages
