@@ -11,6 +11,7 @@ import numpy as np
 from gangway.artifact.format import Space
 from gangway.compiler import movement  # noqa: F401 - its placings
 from gangway.compiler.buffers import Buffer, Step
+from gangway.compiler.chains import fuse_chains
 from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Geometry, Layer, Program, geometry_of, sequence
 from gangway.compiler.memory import Memory, datatype, unpack_spec
@@ -38,7 +39,7 @@ def place(program: Program, layers: list[Layer], lanes: int) -> list[Step]:
     for index, name in enumerate(program.graph.outputs):
         _deliver(memory, index, name)
     _settle_halos(memory.steps)
-    return [_with_halos(step) for step in memory.steps]
+    return [_with_halos(step) for step in fuse_chains(memory.steps)]
 
 
 @places(PoolSpec, GlobalPoolSpec)

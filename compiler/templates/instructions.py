@@ -40,7 +40,13 @@ _COMPARISONS: dict[str, Binary] = {
     "greater_or_equal": tirx.GE,
 }
 _ARITHMETIC: dict[str, Binary] = {"add": tirx.Add, "sub": tirx.Sub, "mul": tirx.Mul}
-_LOGIC: dict[str, Binary] = {"and": tirx.bitwise_and, "or": tirx.bitwise_or, "xor": tirx.bitwise_xor}
+_LOGIC: dict[str, Binary] = {
+    "and": tirx.bitwise_and,
+    "min": tirx.bitwise_and,
+    "or": tirx.bitwise_or,
+    "max": tirx.bitwise_or,
+    "xor": tirx.bitwise_xor,
+}
 _BITS: dict[str, Binary] = {
     "bit_and": tirx.bitwise_and,
     "bit_or": tirx.bitwise_or,

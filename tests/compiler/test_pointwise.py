@@ -105,3 +105,38 @@ def test_broadcasting(same: Run) -> None:
     nodes += [node("Mul", ["g", "row"], ["h"]), node("Div", ["g", "column"], ["i"])]
     constants = {"row": np.arange(40, dtype=np.float32), "column": np.arange(1, 8, dtype=np.float32).reshape(7, 1)}
     same(nodes, feeds, constants)
+
+
+def test_chains_are_one_kernel(same: Run) -> None:
+    """GELU as exporters write it, a mask, and a reader of something in between."""
+    nodes = [
+        node("Div", ["x", "root"], ["a"]),
+        node("Erf", ["a"], ["b"]),
+        node("Add", ["b", "one"], ["c"]),
+        node("Mul", ["x", "c"], ["d"]),
+        node("Mul", ["d", "half"], ["gelu"]),
+        node("Cast", ["m"], ["e"], to=1),
+        node("Unsqueeze", ["e", "zero"], ["f"]),
+        node("Sub", ["one", "f"], ["g"]),
+        node("Mul", ["g", "least"], ["mask"]),
+        node("Exp", ["y"], ["h"]),
+        node("Neg", ["h"], ["i"]),
+        node("Sqrt", ["h"], ["j"]),
+        node("Add", ["i", "j"], ["k"]),
+        node("ReduceSum", ["h"], ["l"], keepdims=0),
+        node("Mul", ["k", "y"], ["m1"]),
+        node("Reshape", ["m1", "flat"], ["n"]),
+        node("Add", ["n", "n"], ["o"]),
+    ]
+    constants = {
+        **{
+            name: np.array(value, np.float32)
+            for name, value in {"root": 1.4142, "one": 1, "half": 0.5, "least": -1e4}.items()
+        },
+        "zero": np.zeros(1, np.int64),
+        "flat": np.array([-1], np.int64),
+    }
+    random = np.random.default_rng(0)
+    x, y = (random.standard_normal((5, 41)).astype(np.float32) for _ in range(2))
+    operators = same(nodes, {"x": x, "y": y, "m": numbers("int64", (3, 7))}, constants, tolerance=1e-5)
+    assert sorted(operators) == ["Cast+Sub+Mul", "Div+Erf+Add+Mul+Mul", "Exp", "ReduceSum", "Sqrt+Neg+Add+Mul+Add"]

@@ -17,6 +17,8 @@ def numbers(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
     random = np.random.default_rng(seed)
     if np.dtype(dtype).kind == "f":
         return random.uniform(0.5, 1.5, shape).astype(dtype)
+    if dtype == "bool":
+        return random.integers(0, 2, shape).astype(bool)
     return random.integers(0 if dtype.startswith("u") else -4, 5, shape).astype(dtype)
 
 
@@ -38,10 +40,11 @@ def test_every_operator(same: Run, axes: str) -> None:
     same(nodes, feeds, {"axes": np.array(AXES[axes], np.int64)}, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "int64", "uint8", "bool"])
 def test_other_types(same: Run, dtype: str) -> None:
-    names = ["Max", "Min"] + (["Sum", "Prod", "Mean", "L1"] if dtype != "uint8" else [])
-    nodes = [node(f"Reduce{name}", ["x", "axes"], [name]) for name in names] + [node("ArgMax", ["x"], ["arg"], axis=1)]
+    names = ["Max", "Min"] + (["Sum", "Prod", "Mean", "L1"] if dtype not in ("uint8", "bool") else [])
+    nodes = [node(f"Reduce{name}", ["x", "axes"], [name]) for name in names]
+    nodes += [node("ArgMax", ["x"], ["arg"], axis=1)] if dtype != "bool" else []
     same(nodes, {"x": numbers(5, 3, 19, dtype=dtype)}, {"axes": np.array([2], np.int64)})
 
 
