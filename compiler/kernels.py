@@ -11,7 +11,7 @@ from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler import codegen
 from gangway.compiler.buffers import Step
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.specs import BatchPlan, KernelPlan
+from gangway.compiler.specs import Array, BatchPlan, KernelPlan
 from gangway.compiler.templates import registry
 
 Plan = KernelPlan | BatchPlan
@@ -87,17 +87,23 @@ def write_weights(
 ) -> list[tuple[int, ...]]:
     """Append every step's packed weights to weights.bin; return their offsets in bytes, in the order of the arguments.
 
-    Constant inputs are written too, equal ones once, and their buffers told where they are.
+    Constant operands of elementwise steps are written too, and their buffers told where they are. Equal bytes are
+    written once: the steps of a recurrent layer share theirs.
     """
-    offsets, constants = [], dict[bytes, int]()
+    known: dict[bytes, int] = {}
+
+    def append(array: Array) -> int:
+        content = np.ascontiguousarray(array).data
+        digest = hashlib.sha256(content).digest()
+        if digest not in known:
+            known[digest] = writer.append_weights(content)
+        return known[digest]
+
+    offsets = []
     for step, plan in zip(steps, plans, strict=True):
         packed = registry.pack(plan, target, step.weights) if step.weights else ()
-        offsets.append(tuple(writer.append_weights(np.ascontiguousarray(array).data) for array in packed))
+        offsets.append(tuple(append(array) for array in packed))
         for buffer in step.inputs:
             if buffer.constant is not None:
-                value = np.ascontiguousarray(buffer.constant)
-                digest = hashlib.sha256(value.data).digest()
-                if digest not in constants:
-                    constants[digest] = writer.append_weights(value.data)
-                buffer.offset_bytes = constants[digest]
+                buffer.offset_bytes = append(buffer.constant)
     return offsets
