@@ -115,6 +115,8 @@ def _yield_to_everybody() -> None:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS"):
         os.environ[variable] = "1"  # read when numpy and TVM are imported, which is later
     os.nice(19)
+    with suppress(OSError):  # if memory runs out, it shall not be a server that is killed
+        Path("/proc/self/oom_score_adj").write_text("1000")
     with suppress(OSError):  # some containers forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from gangway.artifact.cache import cache_key
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.onnx_file import may_have_external_data
+from gangway.compiler.size import refuse_too_large
 
 NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
 
@@ -17,9 +18,12 @@ NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
 def model_key(path: Path, target: TargetSpec, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> str:
     """Return the key of the ONNX file `path` for `target`, with these values of symbolic dimensions.
 
-    Raises OSError, and ModelError for a broken file.
+    Raises OSError, and ModelError for a broken file, or one that is larger than memory.
     """
-    return cache_key([path, *_external_files(path)], compiler_version(), target, dimensions)
+    refuse_too_large([path])
+    files = [path, *_external_files(path)]
+    refuse_too_large(files)
+    return cache_key(files, compiler_version(), target, dimensions)
 
 
 @cache

@@ -11,14 +11,18 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
+import onnx
 import posix_ipc
 import pytest
 import tritonclient.grpc as triton
+from gangway.artifact.reader import verify
+from onnx import helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.faults import RIGHT
 from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import Load, LoadProcess
+from benchmarks.load import Load, LoadProcess, run_for
 from benchmarks.processes import descendants_of, memory_of, shm_names
 from benchmarks.reference import example_of
 from benchmarks.repository import GANGWAY
@@ -212,6 +216,10 @@ def test_a_broken_model_hinders_no_other(repository, compiled_zoo):
     broken.mkdir(parents=True)
     (broken / "model.onnx").write_bytes((repository / "mlp" / "1" / "model.onnx").read_bytes()[:500])
     (repository / "empty").mkdir()
+    for name in ("absent", "enormous"):
+        external_model(repository / name / "1", None if name == "absent" else 1 << 43)
+    contradictory_model(repository / "contradictory" / "1" / "model.onnx")
+    before = set(compiled_zoo.cache_dir.iterdir())
     with started(repository, compiled_zoo.cache_dir) as process:
         lines = []
         for line in process.stdout:
@@ -224,6 +232,10 @@ def test_a_broken_model_hinders_no_other(repository, compiled_zoo):
             index = {model.name: model for model in client.get_model_repository_index().models}
             assert index["broken"].state == "UNAVAILABLE" and "model.onnx" in index["broken"].reason
             assert "version" in index["empty"].reason
+            assert "data.bin" in index["absent"].reason
+            assert re.search(r"has 8388608 MiB, the machine \d+ of memory", index["enormous"].reason)
+            assert "Incompatible dimensions" in index["contradictory"].reason
+            assert "onnxruntime refuses it" in index["contradictory"].reason
             assert index["mlp"].state == "READY"
             with pytest.raises(InferenceServerException, match="not at ready state"):
                 client.infer("broken", [])
@@ -232,3 +244,57 @@ def test_a_broken_model_hinders_no_other(repository, compiled_zoo):
     assert process.returncode == 0
     assert "not ready" in "".join(lines)
     assert "Traceback" not in "".join(lines) + output
+    assert set(compiled_zoo.cache_dir.iterdir()) == before
+
+
+def external_model(folder, size_bytes):
+    """A model whose weights should lie beside it, in a file of holes only; None: there is no such file."""
+    weights = numpy_helper.from_array(np.ones((256, 4), np.float32), "w")
+    save_model(folder / "model.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], 256, weights)
+    model = onnx.load(folder / "model.onnx")
+    (tensor,) = model.graph.initializer
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="data.bin")
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    if size_bytes is not None:
+        with (folder / "data.bin").open("wb") as file:
+            file.truncate(size_bytes)
+
+
+def contradictory_model(path):
+    """A sum of 3 and 4 numbers."""
+    four = numpy_helper.from_array(np.ones((1, 4), np.float32), "w")
+    save_model(path, [helper.make_node("Add", ["x", "w"], ["y"])], 3, four)
+
+
+def save_model(path, nodes, columns, *weights):
+    path.parent.mkdir(parents=True)
+    kind = onnx.TensorProto.FLOAT
+    x = helper.make_tensor_value_info("x", kind, ["N", columns])
+    y = helper.make_tensor_value_info("y", kind, None)
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+
+
+def test_two_servers_share_a_cache_and_its_damaged_entry(repository, compiled_zoo, tmp_path):
+    cache_dir = tmp_path / "cache"
+    key = compiled_zoo.artifact("mlp").name
+    shutil.copytree(compiled_zoo.artifact("mlp"), cache_dir / key)
+    with (cache_dir / key / "weights.bin").open("r+b") as file:
+        file.write(b"damaged")
+    shutil.rmtree(repository / "simple")
+    example = example_of("mlp", compiled_zoo.onnx_file("mlp"))
+    with started(repository, cache_dir) as first, started(repository, cache_dir) as second:
+        for process in (first, second):
+            line = next(line for line in process.stdout if "ready: gRPC" in line or "ERROR" in line)
+            assert "ready: gRPC" in line
+            answers = run_for(Load(line.split()[-1], example.request, example.outputs, 1), seconds=0.1)
+            assert {outcome.result for outcome in answers.outcomes} == {RIGHT}
+        for process in (first, second):
+            process.terminate()
+            process.communicate(timeout=TIMEOUT_SECONDS)
+            assert process.returncode == 0
+    assert verify(cache_dir / key).key == key
+    assert sorted(path.name for path in cache_dir.iterdir()) == sorted([key, "locks"])
