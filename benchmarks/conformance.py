@@ -7,11 +7,13 @@ onnxruntime, or refused; and which of the answers are wrong.
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 from gangway.executor.cores import available_cores
 from rich.progress import Progress
 
 from benchmarks.conformance_cases import NEWEST_OPSET, Case, collect
+from benchmarks.conformance_docs import write_docs
 from benchmarks.conformance_runner import CRASHED, NATIVE, ONNXRUNTIME, RELAX, UNSUPPORTED, Outcome, run_all
 from benchmarks.report import CONSOLE, Report, Row, option_parser, start_report
 
@@ -25,16 +27,24 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(available_cores()), help="processes at a time")
     parser.add_argument("--match", default="", help="only tests whose names contain this")
     parser.add_argument("--later", action="store_true", help=f"also tests of opsets after {NEWEST_OPSET}")
+    parser.add_argument("--write-docs", action="store_true", help="--later, and write docs/operators.md")
     options = parser.parse_args()
     report = start_report("ONNX's node tests")
     cases = [case for case in collect() if options.match in case.name]
     excluded = Counter(case.excluded for case in cases if case.excluded)
     later = f"opset > {NEWEST_OPSET}"
-    chosen = [case for case in cases if not case.excluded or (options.later and case.excluded == later)]
+    chosen = [
+        case
+        for case in cases
+        if not case.excluded or ((options.later or options.write_docs) and case.excluded == later)
+    ]
     with Progress(console=CONSOLE, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task("tests", total=len(chosen))
         outcomes = run_all(chosen, options.jobs, lambda done: bar.update(task, completed=done))
     print_report(report, chosen, outcomes, excluded)
+    if options.write_docs:
+        docs = Path(__file__).parent.parent / "docs" / "operators.md"
+        write_docs(docs, list(zip(chosen, outcomes, strict=True)), excluded)
     return report.finish(options.json)
 
 

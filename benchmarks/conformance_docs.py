@@ -1,0 +1,104 @@
+"""`docs/operators.md`, written from a run of the conformance tests."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+from onnx import defs
+
+from benchmarks.conformance_cases import NEWEST_OPSET, Case
+from benchmarks.conformance_runner import NATIVE, ONNXRUNTIME, RELAX, Outcome
+
+Result = tuple[Case, Outcome]
+_HEAD = f"""# Operators
+
+Written by `python -m benchmarks.conformance --write-docs`, from a run of ONNX's own node tests (onnx {{version}})
+through compiler and executor. A test is in scope if all its tensors are float32, integers or bool, and its model
+imports opset {NEWEST_OPSET} at most. Tests of a function's body (`_expanded`) count for the function.
+
+- **native**: all layers are kernels of our own templates.
+- **Relax**: some layer is a function of TVM's Relax, or a tensor expression, compiled like any other layer. Each was
+  compared with ONNX's reference implementation when the model was compiled; a node that differs is not taken.
+- **onnxruntime**: the whole model is left to onnxruntime, in a worker.
+- **not passing**: no answer, or not the one that the test expects. In brackets: those that onnxruntime alone passes.
+
+An operator that ONNX defines by simpler ones is computed by those where no kernel does it in one piece. Inputs that
+only repeat what a static output shape says (the shape of Reshape, the axes of most reductions, ...) are not read. A
+place that a request's numbers lead to (Gather's indices, ...) is clamped into its tensor.
+"""
+
+
+def write_docs(path: Path, results: Sequence[Result], excluded: Mapping[str, int]) -> None:
+    """Write the page."""
+    scope = [result for result in results if not result[0].excluded]
+    later = [result for result in results if result[0].excluded]
+    parts = [
+        _HEAD.format(version=onnx.__version__),
+        _total(scope),
+        f"## Tests up to opset {NEWEST_OPSET}\n\n{_table(scope)}",
+        f"## Tests of later opsets\n\nNot part of the claim; the same kinds of tensors.\n\n{_table(later)}",
+        f"## Not in scope\n\n{_excluded(excluded)}",
+        f"## Operators without a test in scope\n\n{_untested(results)}",
+    ]
+    path.write_text("\n".join(parts))
+
+
+def _total(scope: Sequence[Result]) -> str:
+    how = Counter(outcome.how for _, outcome in scope if outcome.passed)
+    compiled = how[NATIVE] + how[RELAX]
+    failed = [outcome for _, outcome in scope if not outcome.passed]
+    ours = sum(not outcome.peer_error for outcome in failed)
+    return (
+        f"Of {len(scope)} tests {how[NATIVE]} pass native and {how[RELAX]} with Relax, together"
+        f" {100 * compiled / max(1, len(scope)):.1f} %; {how[ONNXRUNTIME]} pass by onnxruntime;"
+        f" {len(failed)} do not pass, of which onnxruntime alone passes {ours}.\n"
+    )
+
+
+def _table(results: Sequence[Result]) -> str:
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for case, outcome in results:
+        groups[case.operator].append(outcome)
+    head = "| operator | tests | native | Relax | onnxruntime | not passing | why not compiled |"
+    return (
+        "\n".join([head, "|---" * 7 + "|", *(_row(operator, groups[operator]) for operator in sorted(groups))]) + "\n"
+    )
+
+
+def _row(operator: str, outcomes: Sequence[Outcome]) -> str:
+    how = Counter(outcome.how for outcome in outcomes if outcome.passed)
+    failed = [outcome for outcome in outcomes if not outcome.passed]
+    ours = sum(not outcome.peer_error for outcome in failed)
+    failures = f"{len(failed)} ({ours})" if failed else ""
+    reasons = Counter(short_reason(o.reason or o.error) for o in outcomes if not o.is_compiled or not o.passed)
+    why = reasons.most_common(1)[0][0] if reasons else ""
+    cells = [operator, len(outcomes), *(how[each] or "" for each in (NATIVE, RELAX, ONNXRUNTIME)), failures, why]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def short_reason(text: str) -> str:
+    """Return a reason without names of nodes and tensors, in one short piece."""
+    text = text.split("; and not for onnxruntime", maxsplit=1)[0].split("; and onnxruntime refuses", maxsplit=1)[0]
+    text = re.sub(r"^\d+ nodes have unsupported operators: [^(]*\(first ", "", text)
+    text = re.sub(r"node '[^']*' \((\w+)\): ", r"\1: ", text)
+    text = re.sub(r" ?'[^']*'", "", text).removesuffix(")")
+    text = " ".join(text.replace("no kernel computes this operator", "no kernel").split()).replace("|", "/")
+    return text if len(text) <= 110 else f"{text[:107]}..."
+
+
+def _excluded(excluded: Mapping[str, int]) -> str:
+    rows = sorted(excluded.items(), key=lambda item: (-item[1], item[0]))
+    return "\n".join(["| why | tests |", "|---|---|", *(f"| {why} | {count} |" for why, count in rows)]) + "\n"
+
+
+def _untested(results: Iterable[Result]) -> str:
+    tested = {case.operator for case, _ in results}
+    return ", ".join(sorted(set(operators()) - tested)) + ".\n"
+
+
+def operators() -> list[str]:
+    """Return the names of ONNX's own operators up to the newest opset that counts."""
+    schemas = (schema for schema in defs.get_all_schemas_with_history() if not schema.domain and not schema.deprecated)
+    return sorted({schema.name for schema in schemas if schema.since_version <= NEWEST_OPSET})

@@ -1,0 +1,110 @@
+"""Operators without a template: by ONNX's definition, by TVM's Relax, by tensor expressions of our own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.functions import expand, has_body
+from gangway.compiler.graph import Graph, Node, TensorType
+from gangway.compiler.importer import read_graph
+from gangway.compiler.layers import Program
+from gangway.compiler.relax.lowering import lower_by_relax
+from gangway.compiler.stated import state_shapes
+from onnx import TensorProto, helper
+
+node = helper.make_node
+
+
+def one_node(operator: str, inputs: dict[str, TensorType], output: TensorType, **attributes: Any) -> Graph:
+    item = Node("odd", operator, tuple(inputs), ("y",), attributes)
+    return Graph(tuple(inputs), ("y",), False, (item,), {}, {**inputs, "y": output}, opset=21)
+
+
+def test_resize_is_computed_by_several_tasks(check: Any, network: Any, load_artifact: Any) -> None:
+    scales = {"scales": np.array([1, 1, 2.5, 3], np.float32)}
+    resized = node("Resize", ["x", "", "scales"], ["y"], mode="linear")
+    assert check(network([resized], {"x": [1, 3, 40, 50]}, {"y": None}, scales)) == ["Resize"]
+
+
+def test_a_function_keeps_its_large_intermediate_tensors_in_the_arena(check: Any, network: Any) -> None:
+    """Hardmax finds the largest number of each line first, which is another loop over the whole tensor."""
+    check(network([node("Hardmax", ["x"], ["y"], axis=2)], {"x": [2, 30, 100, 90]}, {"y": None}))
+
+
+def test_what_relax_imports_wrongly_is_refused() -> None:
+    """Its importer forgets which of the two infinities is meant."""
+    number, flag = TensorType((40,), "float32"), TensorType((40,), "bool")
+    graph = one_node("IsInf", {"x": number}, flag, detect_positive=0)
+    with pytest.raises(UnsupportedModelError, match="differs from ONNX's reference"):
+        lower_by_relax(Program(graph), graph.nodes[0])
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "output", "word"),
+    [
+        ("NonZero", {"x": TensorType((4,), "float32")}, TensorType((1, 4), "int64"), "Relax"),
+        ("Erf", {"x": TensorType((4,), "float16")}, TensorType((4,), "float16"), "element type float16"),
+        ("Erf", {"x": TensorType((1 << 23,), "float32")}, TensorType((1 << 23,), "float32"), "nobody checks"),
+        (
+            "Pow",
+            {"x": TensorType((4,), "float32"), "e": TensorType((4,), "float32")},
+            TensorType((4,), "float32"),
+            "powf",
+        ),
+    ],
+)
+def test_what_relax_cannot_is_told(operator: str, inputs: dict[str, TensorType], output: TensorType, word: str) -> None:
+    graph = one_node(operator, inputs, output)
+    with pytest.raises(UnsupportedModelError, match=word):
+        lower_by_relax(Program(graph), graph.nodes[0])
+
+
+def test_numbers_of_a_request_lead_nowhere_outside(compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
+    """Scales as a request may have them: the guards around all memory stay whole, and nothing traps."""
+    values = [(name, [1, 1, 2, 2] if name == "x" else [4]) for name in ("x", "scales")]
+    graph = helper.make_graph(
+        [node("Resize", ["x", "", "scales"], ["y"], mode="nearest")],
+        "resize",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4, 6])],
+    )
+    path = tmp_path / "model.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)]).SerializeToString())
+    runner = load_artifact(compile_file(path).folder)
+    x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
+    right = runner({"x": x, "scales": np.array([1, 1, 2, 3], np.float32)})["y"]
+    np.testing.assert_array_equal(right, np.kron(x, np.ones((2, 3), np.float32)))
+    for scale in (0, -1, np.nan, np.inf, 1e-30):
+        odd = runner({"x": x, "scales": np.full(4, scale, np.float32)})["y"]
+        assert np.isin(odd, x).all()
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [("MeanVarianceNormalization", {"axes": [0, 2, 3]}), ("Celu", {"alpha": 2.0}), ("ThresholdedRelu", {"alpha": 0.5})],
+)
+def test_functions_of_simpler_operators(check: Any, network: Any, operator: str, attributes: dict[str, Any]) -> None:
+    check(network([node(operator, ["x"], ["y"], **attributes)], {"x": [2, 3, 4, 5]}, {"y": None}))
+
+
+def test_types_inside_of_a_function_are_known(network: Any, tmp_path: Path) -> None:
+    item = node("GroupNormalization", ["x", "scale", "bias"], ["y"], num_groups=2)
+    weights = {name: np.ones(2, np.float32) for name in ("scale", "bias")}
+    graph = read_graph(network([item], {"x": ["N", 4, 6]}, {"y": None}, weights).save(tmp_path / "model.onnx"))
+    assert has_body(graph.nodes[0], graph)
+    expanded = expand(graph, {"y"})
+    made = {name for item in expanded.nodes for name in item.outputs}
+    assert len(expanded.nodes) > 5
+    assert made <= expanded.types.keys()
+    assert {shape[0] for shape in expanded.wide_shapes.values() if shape} >= {7}
+
+
+def test_inputs_that_repeat_the_shape_become_constants() -> None:
+    number, axes = TensorType((3, 2, 2), "float32"), TensorType((1,), "int64")
+    kept = one_node("ReduceSum", {"x": number, "axes": axes}, TensorType((3, 1, 2), "float32"))
+    unclear = one_node("ReduceSum", {"x": number, "axes": axes}, TensorType((3, 2), "float32"), keepdims=0)
+    assert state_shapes(kept).constants["y:axes"].tolist() == [1]
+    assert state_shapes(kept).nodes[0].inputs == ("x", "y:axes")
+    assert state_shapes(unclear).nodes[0].inputs == ("x", "axes")
