@@ -4,7 +4,6 @@ A crash of the compiler or of onnxruntime ends the process that runs the tests; 
 worker only. Both are failures of the test that was running, and the others go on: see `run_all`.
 """
 
-import math
 import multiprocessing
 import tempfile
 import time
@@ -24,7 +23,6 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
 from gangway.executor.frame_requests import read_answer, write_request
-from gangway.executor.frames import join_strings, split_strings
 from gangway.executor.leases import LeaseSpec
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SlotRequest, SlotStatus
@@ -37,6 +35,9 @@ RUN_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 5
 _HEAP = 1 << 16
 _IO_BYTES = 1 << 26
+_ANSWER_BYTES = 1 << 24
+_MODELS = 64  # numbers of models, used again and again
+Answers = Callable[[], Sequence[tuple[Sequence[int], bytes]]]
 
 
 @dataclass(frozen=True)
@@ -97,56 +98,21 @@ class CaseRunner:
     def _execute(self, case: Case, manifest: Manifest) -> str:
         """Return what is wrong with the answers. Raises RuntimeError and TimeoutError."""
         self._loaded += 1
-        self._executor.load(self._loaded % 64, manifest.key)
+        self._executor.load(self._loaded % _MODELS, manifest.key)
         problems = []
         for inputs, expected in case.data_sets:
             found = self._query(manifest, inputs, batch_of(manifest, inputs))
             problems += [same(value, wanted, case) for value, wanted in zip(found, expected, strict=True)]
-        self._executor.unload(self._loaded % 64)
+        self._executor.unload(self._loaded % _MODELS)
         return "; ".join(filter(None, problems))
 
     def _query(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> list[Array]:
-        if manifest.engine is Engine.ONNXRUNTIME:
-            return self._query_frame(manifest, inputs, rows)
-        executor, offset, offsets = self._executor, _HEAP, []
-        for tensor in (*manifest.inputs, *manifest.outputs):
-            offsets.append(offset)
-            size = tensor.row_bytes * rows
-            executor.io.view[offset : offset + size] = b"\xa5" * size
-            offset += -(-size // 64) * 64
-        count = len(manifest.inputs)
-        for at, tensor, value in zip(offsets, manifest.inputs, inputs, strict=False):
-            executor.io.view[at : at + tensor.row_bytes * rows] = np.ascontiguousarray(value).tobytes()
-        self._run(manifest, SlotRequest(self._loaded % 64, rows, tuple(offsets[:count]), tuple(offsets[count:])))
-        answers = []
-        for at, tensor in zip(offsets[count:], manifest.outputs, strict=True):
-            content = bytes(executor.io.view[at : at + tensor.row_bytes * rows])
-            shape = [rows if size == -1 else size for size in tensor.shape]
-            answers.append(np.frombuffer(content, DTYPES[tensor.datatype]).reshape(shape))
-        return answers
-
-    def _query_frame(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> list[Array]:
-        contents = [
-            (value.shape, join_strings(value.ravel().tolist()) if spec.datatype == "BYTES" else value.tobytes())
-            for spec, value in zip(manifest.inputs, map(np.asarray, inputs), strict=False)
-        ]
-        request = write_request(self._executor.io, _HEAP, self._loaded % 64, rows, contents, _IO_BYTES // 2)
-        self._run(manifest, request)
-        answers = []
-        for spec, (shape, content) in zip(manifest.outputs, read_answer(self._executor.io, request), strict=True):
-            if spec.datatype == "BYTES":
-                flat = np.array(split_strings(content, math.prod(shape)), object)
-            else:
-                flat = np.frombuffer(content, DTYPES[spec.datatype])
-            answers.append(flat.reshape(shape))
-        return answers
-
-    def _run(self, manifest: Manifest, request: SlotRequest) -> None:
-        executor = self._executor
+        """Return the answers to one query. Raises RuntimeError if there are none."""
+        place = self._framed if manifest.engine is Engine.ONNXRUNTIME else self._plain
+        request, answers = place(manifest, inputs, rows)
+        executor, layers = self._executor, len(manifest.layers)
         slot, sequence = executor.begin(request)
-        layers = len(manifest.layers)
-        spec = LeaseSpec(request.model_id, 0, slot, sequence, 0, manifest.arena_bytes, request.rows, 0, layers)
-        executor.start(0, spec, [0])
+        executor.start(0, LeaseSpec(request.model_id, 0, slot, sequence, 0, manifest.arena_bytes, rows, 0, layers), [0])
         if not executor.slots.wait(slot, RUN_TIMEOUT_S * 1_000_000):
             raise RuntimeError(f"no answer; the worker's status is {executor.workers[0].poll()}")
         status = executor.slots.outcome(slot).status
@@ -154,6 +120,35 @@ class CaseRunner:
         executor.left([0])
         if status is not SlotStatus.OK:
             raise RuntimeError(f"answered {status.name}")
+        types = [DTYPES[tensor.datatype] for tensor in manifest.outputs]
+        return [
+            np.frombuffer(content, dtype).reshape(shape)
+            for dtype, (shape, content) in zip(types, answers(), strict=True)
+        ]
+
+    def _plain(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> tuple[SlotRequest, Answers]:
+        """Place tensors of known sizes; return the request, and what reads shapes and contents of the answers."""
+        view, offset, places = self._executor.io.view, _HEAP, []
+        for tensor in (*manifest.inputs, *manifest.outputs):
+            end = offset + tensor.row_bytes * rows
+            view[offset:end] = b"\xa5" * (end - offset)
+            places.append((offset, end))
+            offset = -(-end // 64) * 64
+        count = len(manifest.inputs)
+        for (begin, end), value in zip(places, inputs, strict=False):
+            view[begin:end] = np.ascontiguousarray(value).tobytes()
+        begins = [begin for begin, _ in places]
+        request = SlotRequest(self._loaded % _MODELS, rows, tuple(begins[:count]), tuple(begins[count:]))
+        shapes = [[rows if size == -1 else size for size in tensor.shape] for tensor in manifest.outputs]
+        ends = places[count:]
+        return request, lambda: [(shape, bytes(view[i:j])) for shape, (i, j) in zip(shapes, ends, strict=True)]
+
+    def _framed(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> tuple[SlotRequest, Answers]:
+        """The same for a model of onnxruntime."""
+        io = self._executor.io
+        tensors = [(value.shape, np.ascontiguousarray(value).tobytes()) for value in inputs]
+        request = write_request(io, _HEAP, self._loaded % _MODELS, rows, tensors, _ANSWER_BYTES)
+        return request, lambda: read_answer(io, request)
 
 
 def batch_of(manifest: Manifest, inputs: Sequence[Array]) -> int:
