@@ -26,6 +26,7 @@ from gangway.compiler.specs import (
     GlobalPoolSpec,
     KernelSpec,
     PoolSpec,
+    ScatterSpec,
     SoftmaxSpec,
     TensorProgramSpec,
 )
@@ -48,7 +49,7 @@ def _place_blocked(memory: Memory, layer: Layer) -> None:
     memory.append(layer, layer.spec, tuple(memory.blocked(name) for name in layer.inputs), "blocked")
 
 
-@places(SoftmaxSpec)
+@places(SoftmaxSpec, ScatterSpec)
 def _place_plain(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")

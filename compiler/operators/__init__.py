@@ -13,6 +13,7 @@ from gangway.compiler.operators import (
     quantisation,
     reductions,
     remaps,
+    scatter,
     shapes,
     views,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "reductions",
     "refusal",
     "remaps",
+    "scatter",
     "shapes",
     "views",
 ]

@@ -20,6 +20,7 @@ from gangway.compiler.specs.images import (
 )
 from gangway.compiler.specs.plain import ReduceSpec, RemapSpec, Segment
 from gangway.compiler.specs.pointwise import Instruction, Operand, PointwiseSpec
+from gangway.compiler.specs.scatter import Picked, ScatterReduction, ScatterSpec
 from gangway.compiler.specs.sequences import (
     AttentionSpec,
     GatherSpec,
@@ -50,12 +51,15 @@ __all__ = [
     "Operand",
     "PackSpec",
     "PackedWeights",
+    "Picked",
     "PointwiseSpec",
     "PoolSpec",
     "RawWeights",
     "ReduceSpec",
     "RemapSpec",
     "Role",
+    "ScatterReduction",
+    "ScatterSpec",
     "ScoreBias",
     "Segment",
     "SequencePackSpec",

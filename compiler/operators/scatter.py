@@ -1,0 +1,60 @@
+"""ScatterElements and ScatterND."""
+
+import math
+from typing import Literal, cast
+
+from gangway.compiler.graph import Node, TensorType
+from gangway.compiler.layers import Program
+from gangway.compiler.operators.registry import lowers
+from gangway.compiler.specs import Picked, ScatterReduction, ScatterSpec
+
+
+@lowers("Scatter", "ScatterElements")
+def scatter_elements(program: Program, node: Node) -> None:
+    """Each update goes to its own place, but along `axis`, where the index says it."""
+    data, indices, updates = (_type(program, name) for name in node.inputs)
+    axis = node.attributes.get("axis", 0) % len(data.shape)
+    strides = _strides(data.shape)
+    picked = (Picked(data.shape[axis], strides[axis], 0),)
+    fixed = tuple(0 if at == axis else stride for at, stride in enumerate(strides))
+    _add(program, node, (data, indices), updates.shape, fixed, _strides(indices.shape), picked)
+
+
+@lowers("ScatterND")
+def scatter_nd(program: Program, node: Node) -> None:
+    """The last axis of the indices says where a slice of data begins."""
+    data, indices, updates = (_type(program, name) for name in node.inputs)
+    outer, depth = len(indices.shape) - 1, indices.shape[-1]
+    strides = _strides(data.shape)
+    picked = tuple(Picked(data.shape[axis], strides[axis], axis) for axis in range(depth))
+    places = (0,) * outer + strides[depth:]
+    index_strides = _strides(indices.shape)[:outer] + (0,) * (len(updates.shape) - outer)
+    _add(program, node, (data, indices), updates.shape, places, index_strides, picked)
+
+
+def _add(
+    program: Program,
+    node: Node,
+    kinds: tuple[TensorType, TensorType],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    index_strides: tuple[int, ...],
+    picked: tuple[Picked, ...],
+) -> None:
+    data, indices = kinds
+    if indices.dtype not in ("int32", "int64"):
+        raise node.unsupported(f"indices of type {indices.dtype}")
+    index_dtype = cast(Literal["int32", "int64"], indices.dtype)
+    reduction = cast(ScatterReduction, node.attributes.get("reduction", b"none").decode())
+    count = math.prod(data.shape)
+    spec = ScatterSpec(data.dtype, index_dtype, count, shape, strides, index_strides, picked, reduction)
+    program.add(node, spec, node.inputs)
+
+
+def _type(program: Program, name: str) -> TensorType:
+    value = program.graph.constants.get(name)
+    return program.type(name) if value is None else TensorType(value.shape, value.dtype.name)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
