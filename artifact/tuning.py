@@ -73,6 +73,17 @@ class TunedKernel:
 
 
 @dataclass(frozen=True)
+class Search:
+    """What TVM's own search found for a kernel: both on one core, measured in turns."""
+
+    kernel: int
+    trials: int
+    flops: int  # of the direct convolution
+    template_us: float  # the static choice
+    searched_us: float
+
+
+@dataclass(frozen=True)
 class Tuning:
     """All kernels of a model. `layers[l]` is the number of the kernel that computes layer l."""
 
@@ -90,6 +101,7 @@ class Tuning:
     kernels: tuple[TunedKernel, ...]
     layers: tuple[int, ...]
     seconds: float  # that it took, all together
+    searches: tuple[Search, ...]  # for comparison; nothing is chosen by them
     format_version: int = TUNING_VERSION
 
     @property
@@ -155,6 +167,8 @@ def _check(tuning: Tuning) -> None:
     _require(_KEY.fullmatch(tuning.key) is not None, "the key is not 64 hex digits")
     _require(bool(tuning.layers), "there is no layer")
     _require(all(0 <= kernel < len(tuning.kernels) for kernel in tuning.layers), "a layer has no kernel")
+    _require(all(0 <= search.kernel < len(tuning.kernels) for search in tuning.searches), "a search has no kernel")
+    _require(all(min(s.template_us, s.searched_us) > 0 for s in tuning.searches), "a search has no time")
     for kernel in tuning.kernels:
         _check_kernel(kernel, len(tuning.interference))
 

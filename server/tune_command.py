@@ -7,11 +7,12 @@ from pathlib import Path
 
 from gangway.artifact.cache import default_cache_dir
 from gangway.artifact.reader import MAX_VERSIONS
-from gangway.artifact.tuning import Tuning, encode_tuning, tuning_path
+from gangway.artifact.tuning import Tuning, encode_tuning, tuning_path, write_tuning
 from gangway.executor.cores import available_cores
 from gangway.executor.model_runner import RunError
 from gangway.server.compile_jobs import CompileError
 from gangway.server.model_argument import find_model, positive_integer, positive_number
+from gangway.server.tuning.comparison import KERNELS, TRIALS, compare_searches
 from gangway.server.tuning.table import kernel_table, summary
 from gangway.server.tuning.tuner import USUAL_QOS, TuneOptions, Tuner
 from rich.console import Console
@@ -61,7 +62,11 @@ def _tune(name: str, path: Path, options: argparse.Namespace, cores: Sequence[in
         def progress(phase: str, share: float) -> None:
             bar.update(task, description=f"{name}: {phase}", completed=share)
 
-        return Tuner(path, options.cache_dir, cores, wanted, progress).tune(name)
+        tuning = Tuner(path, options.cache_dir, cores, wanted, progress).tune(name)
+        if options.search == "metaschedule":
+            tuning = compare_searches(path, tuning, progress)
+            write_tuning(options.cache_dir, tuning)
+        return tuning
 
 
 def _versions(text: str) -> int:
@@ -95,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"versions of a layer at most, 1 to {MAX_VERSIONS} ({MAX_VERSIONS})")  # fmt: skip
     add("--least-loss", type=_percent, default=LEAST_LOSS_PERCENT, metavar="PERCENT",
         help=f"drop a version whose absence costs less; 0 drops none ({LEAST_LOSS_PERCENT:.0f})")  # fmt: skip
+    add("--search", choices=("template", "metaschedule"), default="template",
+        help=f"metaschedule: afterwards, for comparison only, TVM's own search, {TRIALS} trials, on the {KERNELS} "
+        "longest convolutions, a minute or two each (template)")  # fmt: skip
     add("--qos-ms", type=positive_number, metavar="X",
         help=f"latency target of the model ({USUAL_QOS:.0f} times its latency alone)")  # fmt: skip
     add("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")

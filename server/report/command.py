@@ -16,6 +16,13 @@ from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.model_argument import find_model
 from gangway.server.report.series import SERIES, Evidence, Row
 
+UNMEASURED = {
+    "interference": "nothing was measured beside interference",
+    "loss_by_count": "no kernel was measured in several versions beside interference",
+    "search": "`gangway tune --search metaschedule` was not asked for",
+}
+"""Why a picture may have nothing to show."""
+
 
 class MissingError(Exception):
     """Something has not been measured; the message says which command does."""
@@ -42,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
                 save(PICTURES[series](evidence, rows), options.output / f"{series}.png")
                 print(options.output / f"{series}.png")
             else:
-                print(f"nothing to show for {series}: only one version of each layer was measured beside interference")
+                print(f"no {series}: {UNMEASURED[series]}")
     except ModuleNotFoundError as error:
         print(f"gangway report: needs {error.name}: pip install 'gangway-serve[report]'", file=sys.stderr)
         return 1

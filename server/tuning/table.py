@@ -45,6 +45,12 @@ def summary(tuning: Tuning) -> list[str]:
     first_us = sum(uses * first for uses, _, first in pairs)
     counts = Counter(len(tuning.kernels[number].versions) for number in tuning.layers)
     layers = ", ".join(f"{counts[count]} with {count}" for count in sorted(counts))
+    searches = [
+        f"MetaSchedule, {search.trials} trials, {tuning.kernels[search.kernel].name}: "
+        f"{search.flops / search.searched_us / 1e3:.1f} GFLOP/s on one core, the template "
+        f"{search.flops / search.template_us / 1e3:.1f}"
+        for search in tuning.searches
+    ]
     samples = sum(len(kernel.samples) for kernel in tuning.kernels)
     points = ", ".join(f"{point.kind} {point.share} %: {point.level:.2f}" for point in tuning.interference)
     return [
@@ -52,5 +58,6 @@ def summary(tuning: Tuning) -> list[str]:
         f"{static_us / 1e3:.4g} ms, first versions {first_us / 1e3:.4g} ms ({static_us / first_us - 1:+.1%})",
         f"layers by number of versions: {layers}",
         f"levels of interference: {points}" if points else "on one core there is no other one to disturb from",
+        *searches,
         f"{samples} samples of {len(tuning.kernels)} kernels in {tuning.seconds:.0f} s",
     ]

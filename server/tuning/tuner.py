@@ -127,6 +127,7 @@ class Tuner:
             kernels=kernels,
             layers=space.layers,
             seconds=time.monotonic() - origin.begin,
+            searches=(),
         )
 
     def _measure_finalists(
