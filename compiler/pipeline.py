@@ -47,13 +47,15 @@ def compile_model(
     If the model has been tuned on this machine, it is the one with the tuning's versions, which has a key of its own.
     `dimensions` gives values to symbolic dimensions; only models without such are tuned. Errors as of `compile_static`.
     """
+    start_ns = time.monotonic_ns()
     progress("key", 0, 1)
-    tuning = None if dimensions else find_tuning(cache.root, model_key(path, target), target.name)
-    if tuning is None:
-        return compile_static(path, model_name, cache, target, progress, dimensions)
-    if manifest := cache.lookup(tuning.tuned_key):
+    key = model_key(path, target, dimensions)
+    tuning = None if dimensions else find_tuning(cache.root, key, target.name)
+    if tuning and (manifest := cache.lookup(tuning.tuned_key)):
         return Compiled(manifest, cache.folder(tuning.tuned_key), True)
-    static = compile_static(path, model_name, cache, target, progress)
+    static = _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions)
+    if tuning is None:
+        return static
     try:
         return _compile_tuned(path, tuning, static, cache, progress)
     except TuningError as error:
@@ -93,6 +95,19 @@ def compile_static(
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
     key = model_key(path, target, dimensions)
+    return _compile_static(path, model_name, key, start_ns, cache, target, progress, dimensions)
+
+
+def _compile_static(
+    path: Path,
+    model_name: str,
+    key: str,
+    start_ns: int,
+    cache: Cache,
+    target: TargetSpec,
+    progress: Progress,
+    dimensions: Mapping[str, int],
+) -> Compiled:
     folder = cache.folder(key)
     if manifest := cache.lookup(key):
         return Compiled(manifest, folder, True)
