@@ -58,6 +58,11 @@ def _at_axes(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]
     return [outputs[0][axis] for axis in axes]
 
 
+def _grid(node: Node, inputs: list[Shape], outputs: list[Shape]) -> list[int]:
+    """Batch, channels, which a grid does not depend on, and pixels."""
+    return [outputs[0][0], 1, *outputs[0][1:-1]]
+
+
 def _at_axis(default: int) -> Rule:
     """Lengths of all outputs along the axis."""
 
@@ -101,6 +106,7 @@ _RULES: dict[str, tuple[int, Rule | None]] = {  # which input, and what it state
     "ConstantOfShape": (0, _whole),
     "Tile": (1, _repeats),
     "CenterCropPad": (1, _at_axes),
+    "AffineGrid": (1, _grid),
     "Resize": (3, _resized),
     "Split": (1, _at_axis(0)),
     "TopK": (1, _count),

@@ -12,6 +12,7 @@ from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.protos import model_proto, node_proto
 from gangway.compiler.relax.expression import Expression
 from gangway.compiler.relax.resize import resize
+from gangway.compiler.relax.steered import count_up, reduce_over, slice_at
 from gangway.compiler.specs import Array
 from tvm import relax, tirx
 
@@ -24,8 +25,13 @@ _PASSES = [
     relax.transform.FuseTIR(),
     relax.transform.DeadCodeElimination(),
 ]
-Own = Callable[[Node, Mapping[str, TensorType], Mapping[str, Array]], Expression]
-OWN: Mapping[str, Own] = {"Resize": resize}  # tensor expressions of our own
+Own = Callable[[Node, Mapping[str, TensorType], Mapping[str, Array]], Expression | None]
+OWN: Mapping[str, Own] = {  # tensor expressions of our own, for some nodes at least
+    "Resize": resize,
+    "Range": count_up,
+    "Slice": slice_at,
+    **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"), reduce_over),
+}
 _TARGET = {"kind": "llvm", "num-cores": 1}
 
 
@@ -59,8 +65,8 @@ def legalise(
 
     Raises UnsupportedModelError if Relax cannot, and whatever its importer and TVM's passes raise.
     """
-    if node.operator in OWN:
-        own = OWN[node.operator](node, {**inputs, **outputs}, constants)
+    own = OWN[node.operator](node, {**inputs, **outputs}, constants) if node.operator in OWN else None
+    if own:
         names = tuple(name for name in node.outputs if name)
         return Line((Call(own.function, own.operands, names),), {}, {}, own.examples)
     from tvm.relax.frontend.onnx import from_onnx  # noqa: PLC0415 - a second, which most models do not need

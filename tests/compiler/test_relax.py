@@ -96,6 +96,50 @@ def test_types_inside_of_a_function_are_known(network: Any, tmp_path: Path) -> N
     assert {shape[0] for shape in expanded.wide_shapes.values() if shape} >= {7}
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_a_request_says_which_axis_is_reduced(compile_file: Any, load_artifact: Any, tmp_path: Path, axis: int) -> None:
+    shapes = {"x": [3, 3, 3], "axes": [1]}
+    runner = _steered("ReduceSum", shapes, [3, 3], compile_file, load_artifact, tmp_path, keepdims=0)
+    x = np.arange(27, dtype=np.float32).reshape(3, 3, 3)
+    np.testing.assert_array_equal(runner({"x": x, "axes": np.array([axis])})["y"], x.sum(axis))
+
+
+def test_a_request_says_where_a_slice_begins(compile_file: Any, load_artifact: Any, tmp_path: Path) -> None:
+    shapes = {"x": [6, 7], "starts": [1], "ends": [1], "axes": [1], "steps": [1]}
+    runner = _steered("Slice", shapes, [6, 3], compile_file, load_artifact, tmp_path)
+    x = np.arange(42, dtype=np.float32).reshape(6, 7)
+
+    def sliced(start: int, end: int, axis: int, step: int) -> Any:
+        values = {"starts": start, "ends": end, "axes": axis, "steps": step}
+        return runner({"x": x, **{name: np.array([value]) for name, value in values.items()}})["y"]
+
+    np.testing.assert_array_equal(sliced(2, 5, 1, 1), x[:, 2:5])
+    np.testing.assert_array_equal(sliced(-3, 100, -1, 1), x[:, 4:])
+    np.testing.assert_array_equal(sliced(6, 0, 1, -2), x[:, 6:0:-2])
+    assert np.isin(sliced(1 << 60, 1 << 61, 1, 1 << 40), x).all()
+
+
+def _steered(
+    operator: str,
+    shapes: dict[str, list[int]],
+    result: list[int],
+    compile_file: Any,
+    load_artifact: Any,
+    folder: Path,
+    **attributes: Any,
+) -> Any:
+    """Return a runner of one node whose inputs but the first are integers of the request."""
+    kinds = {"x": TensorProto.FLOAT}
+    inputs = [helper.make_tensor_value_info(n, kinds.get(n, TensorProto.INT64), s) for n, s in shapes.items()]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, result)
+    graph = helper.make_graph([node(operator, [*shapes], ["y"], **attributes)], "steered", inputs, [output])
+    path = folder / "model.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString())
+    runner = load_artifact(compile_file(path).folder)
+    assert runner.manifest.layers[0].versions[0].description.startswith("relax")
+    return runner
+
+
 def test_inputs_that_repeat_the_shape_become_constants() -> None:
     number, axes = TensorType((3, 2, 2), "float32"), TensorType((1,), "int64")
     kept = one_node("ReduceSum", {"x": number, "axes": axes}, TensorType((3, 1, 2), "float32"))
