@@ -65,7 +65,8 @@ def live_server(repository: Path, flags: Sequence[str] = ()) -> Iterator[LiveSer
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("wb") as log:
         url = f"127.0.0.1:{free_port()}"
         address, port = url.split(":")
-        options = [f"--model-repository={repository}", f"--grpc-address={address}", f"--grpc-port={port}", *flags]
+        options = [f"--model-repository={repository}", f"--grpc-address={address}", f"--grpc-port={port}"]
+        options += ["--no-profile", *flags]  # nothing shall begin in the background unless it is asked for
         begin = time.monotonic()
         process = subprocess.Popen([*GANGWAY, "serve", *options], stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -64,6 +64,14 @@ class SetProfile:
 
 
 @dataclass(frozen=True)
+class UseProfile:
+    """To the scheduler: this file has the model's profile, which policies see from now on."""
+
+    model_id: int
+    path: str
+
+
+@dataclass(frozen=True)
 class WorkerDied:
     """To the scheduler: this process of this core has ended (it is reaped: it writes nothing any more).
 
@@ -120,6 +128,7 @@ ControlMessage = (
     | UnloadModel
     | ModelUnloaded
     | SetProfile
+    | UseProfile
     | WorkerDied
     | WorkerStuck
     | FrontEndDied

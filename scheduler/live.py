@@ -8,7 +8,9 @@ be killed at any time.
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from gangway.artifact.profile import ProfileError, read_profile
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Cancel, Exit, Left, LeftReason, Loaded, Ready, Submit, Unload, Unloaded, unpack
 from gangway.executor.segment import Segment
@@ -84,6 +86,8 @@ class LiveScheduler:
                     self._unload_model(model_id)
                 case slow.SetProfile(model_id, isolated_us):
                     self.models.set_isolated(model_id, isolated_us)
+                case slow.UseProfile(model_id, path):
+                    self._use_profile(model_id, Path(path))
                 case slow.WorkerDied(core, pid):
                     self._worker_died(core, pid)
                 case slow.FrontEndDied(front_end):
@@ -236,6 +240,12 @@ class LiveScheduler:
             self.supervisor.send(slow.ModelFailed(spec.model_id, str(error)))
             return
         self.workers.order_all(self.models.add(spec).load)
+
+    def _use_profile(self, model_id: int, path: Path) -> None:
+        try:
+            self.models.use_profile(model_id, read_profile(path))
+        except ProfileError as error:
+            _log.warning("profile ignored: %s", error)
 
     def _loaded(self, core: int, model_id: int, ok: bool, error: str) -> None:
         self.workers.answer(core, model_id, has_model=ok)

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from gangway.artifact.profile import Profile
 from gangway.executor.messages import Load
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.policy import ModelProfile
+from gangway.scheduler.profiles import policy_profile
 
 
 class ModelState(Enum):
@@ -69,6 +71,14 @@ class ModelTable:
         """Note a model's measured latency."""
         if model_id in self._profiles:
             self._profiles[model_id] = replace(self._profiles[model_id], isolated_us=isolated_us)
+
+    def use_profile(self, model_id: int, profile: Profile) -> None:
+        """Show policies a measured profile; the latency of the whole model stays that of the live server."""
+        known = self._profiles.get(model_id)
+        if known is None or len(profile.layers) != known.layers:
+            return
+        measured = policy_profile(profile, model_id, known.name, known.max_ranks)
+        self._profiles[model_id] = replace(measured, isolated_us=known.isolated_us or measured.isolated_us)
 
     def begin_unload(self, model: Model) -> None:
         """Any state -> UNLOADING."""

@@ -55,6 +55,11 @@ class Compiler:
             _log.warning("%s: cannot be compiled, so onnxruntime serves it: %s", name, manifest.fallback_reason)
         return manifest
 
+    @property
+    def busy(self) -> bool:
+        """Whether a job runs."""
+        return self._job is not None and self._job.returncode is None
+
     def stop(self) -> None:
         """Kill the job that runs, if any."""
         if self._job is not None and self._job.returncode is None:

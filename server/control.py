@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from gangway.scheduler import control as slow
 from gangway.scheduler.packets import packet_pair
@@ -33,6 +34,7 @@ class SchedulerControl:
         self._limit = DeathLimit("scheduler")
         self._specs: dict[int, slow.LoadModel] = {}
         self._profiles: dict[int, slow.SetProfile] = {}
+        self._measured: dict[int, slow.UseProfile] = {}
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._quieting: dict[int, asyncio.Future[None]] = {}  # by front end
         self._child: Child | None = None
@@ -56,6 +58,8 @@ class SchedulerControl:
         self._send(slow.Begin())
         for profile in self._profiles.values():
             self._send(profile)
+        for measured in self._measured.values():
+            self._send(measured)
         for front_end in self._quieting:
             self._send(slow.FrontEndDied(front_end))
 
@@ -79,12 +83,18 @@ class SchedulerControl:
         """Forget a model; queries that wait for it are answered UNAVAILABLE."""
         del self._specs[model_id]
         self._profiles.pop(model_id, None)
+        self._measured.pop(model_id, None)
         self._send(slow.UnloadModel(model_id))
 
     def set_isolated(self, model_id: int, isolated_us: float) -> None:
         """Tell the measured latency of a model."""
         self._profiles[model_id] = slow.SetProfile(model_id, isolated_us)
         self._send(self._profiles[model_id])
+
+    def use_profile(self, model_id: int, path: Path) -> None:
+        """Tell where a model's profile is."""
+        self._measured[model_id] = slow.UseProfile(model_id, str(path))
+        self._send(self._measured[model_id])
 
     def worker_died(self, core: int, pid: int) -> None:
         """Tell that a worker is dead and reaped."""

@@ -22,6 +22,7 @@ from gangway.server.front_end_messages import ModelReady, ModelUnavailable
 from gangway.server.isolated import Isolated, TrialError, measure_isolated
 from gangway.server.model_config import ConfigError, Qos, buckets_of
 from gangway.server.models import ServedModel, open_symbols
+from gangway.server.profile_keeper import ProfileKeeper
 from gangway.server.repository import BrokenModel, ModelVersion, read_repository
 from gangway.server.variants import VariantKeeper
 
@@ -47,12 +48,14 @@ class ModelLoader:
         front_end: FrontEndControl,
         plane: DataPlane,
         max_shapes: int,
+        profiles: ProfileKeeper,
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
         self._front_end = front_end
         self._plane = plane
         self._max_shapes = max_shapes
+        self._profiles = profiles
         self._free_ids = list(range(_native.MAX_MODELS))
         self._variants = VariantKeeper(compiler, scheduler, front_end, self._spec, max_shapes)
         self._stop = threading.Event()
@@ -118,6 +121,7 @@ class ModelLoader:
             engine=manifest.engine,
         )
         isolated = await self._measure(ready)
+        self._profiles.add(spec.model_id, manifest)
         await self._variants.add(ready, entry.path, declared)
         if isolated is not None:
             self._scheduler.set_isolated(spec.model_id, isolated.compute_us)

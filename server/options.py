@@ -36,6 +36,7 @@ class ServeOptions:
     cache_dir: Path
     scheduler: str
     max_shapes: int
+    profile_seconds: float
     exit_timeout_secs: float
     log_verbose: int
 
@@ -61,6 +62,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--scheduler", default=DEFAULT_POLICY, choices=sorted(POLICIES), help=f"scheduling policy ({DEFAULT_POLICY})")
     add("--max-shapes", type=int, default=8, metavar="N",
         help="sizes of its symbolic dimensions that a model is compiled for at a time, 0: none (8)")  # fmt: skip
+    add("--profile-seconds", type=float, default=15, metavar="SECONDS",
+        help="for so long measure a model that has no profile, while there are no requests (15)")  # fmt: skip
+    add("--no-profile", action="store_const", const=0.0, dest="profile_seconds", help="measure none")
     add("--exit-timeout-secs", type=float, default=30, metavar="SECONDS",
         help="how long running requests may take to finish after SIGTERM (30)")  # fmt: skip
     add("--log-verbose", type=int, default=0, metavar="LEVEL", help="0: events; 1 and more: details (0)")
@@ -77,6 +81,8 @@ def parse_options(argv: list[str]) -> ServeOptions:
         parser.error(f"argument --cores: {error}")
     if not 0 <= arguments.grpc_port < 1 << 16:
         parser.error(f"argument --grpc-port: {arguments.grpc_port} is not a port")
+    if not 0 <= arguments.profile_seconds < float("inf"):
+        parser.error(f"argument --profile-seconds: {arguments.profile_seconds} is no time")
     if arguments.max_shapes < 0:
         parser.error(f"argument --max-shapes: {arguments.max_shapes} is negative")
     if missing := [folder for folder in arguments.model_repository if not folder.is_dir()]:
@@ -89,6 +95,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
         cache_dir=arguments.cache_dir,
         scheduler=arguments.scheduler,
         max_shapes=arguments.max_shapes,
+        profile_seconds=arguments.profile_seconds,
         exit_timeout_secs=arguments.exit_timeout_secs,
         log_verbose=arguments.log_verbose,
     )

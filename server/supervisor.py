@@ -14,6 +14,7 @@ from gangway.server.front_end_control import FrontEndControl
 from gangway.server.model_loader import ModelLoader
 from gangway.server.options import ServeOptions, log_level
 from gangway.server.placement import place
+from gangway.server.profile_keeper import ProfileKeeper
 from gangway.server.shared_memory import SharedMemory
 from gangway.server.summary import print_summary
 from gangway.server.worker_set import WorkerSet
@@ -40,8 +41,16 @@ class Supervisor:
         address = f"{host}:{options.grpc_port}"
         self._front_end = FrontEndControl(memory, address, placement, options.log_verbose, self._scheduler)
         self._compiler = Compiler(options.cache_dir)
+        self._profiles = ProfileKeeper(
+            options.cache_dir, options.cores, memory.control, self._compiler, self._scheduler, options.profile_seconds
+        )
         self._loader = ModelLoader(
-            self._compiler, self._scheduler, self._front_end, memory.own_data_plane(), options.max_shapes
+            self._compiler,
+            self._scheduler,
+            self._front_end,
+            memory.own_data_plane(),
+            options.max_shapes,
+            self._profiles,
         )
 
     async def run(self) -> None:
@@ -66,7 +75,7 @@ class Supervisor:
         loaded = list(self._loader.loaded.values())
         print_summary(self._options, address, self._compiler.target, loaded, self._loader.broken)
         _log.info("ready: gRPC on %s", address)
-        await self._loader.compile_shapes()
+        await asyncio.gather(self._loader.compile_shapes(), self._profiles.run())
 
     def _started(self, startup: "asyncio.Task[None]") -> None:
         if not startup.cancelled() and (error := startup.exception()) is not None and not self._end.done():

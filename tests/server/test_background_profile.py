@@ -1,0 +1,48 @@
+"""A server that measures its models when it has nothing to do, and lets go when it has."""
+
+import shutil
+import time
+from pathlib import Path
+
+from gangway.artifact.profile import read_profile
+
+from benchmarks.live_server import live_server
+from benchmarks.load import Load, run_for
+from benchmarks.processes import command_of, descendants_of
+from benchmarks.reference import example_of
+
+TIMEOUT_S = 90
+
+
+def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_path: Path) -> None:
+    shutil.copytree(compiled_zoo.repository / "mlp", tmp_path / "models" / "mlp")
+    cache_dir, artifact = tmp_path / "cache", compiled_zoo.artifact("mlp")
+    shutil.copytree(artifact, cache_dir / artifact.name)
+    example = example_of("mlp", compiled_zoo.onnx_file("mlp"))
+    with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
+        (job,) = await_jobs(server.process.pid, 1)
+        run_for(Load(server.url, example.request, example.outputs, 1), seconds=0.2)
+        deadline = time.monotonic() + 2
+        while Path(f"/proc/{job}/cmdline").exists() and command_of(job):
+            assert time.monotonic() < deadline, "a request ends the measurement"
+        deadline = time.monotonic() + TIMEOUT_S
+        while "mlp: profile measured" not in (text := server.log.read_text()):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.05)
+    (path,) = (cache_dir / "profiles").iterdir()
+    assert read_profile(path).key == artifact.name
+    assert server.process.returncode == 0
+    with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
+        assert "profile ignored" not in server.log.read_text()
+        assert not await_jobs(server.process.pid, 0)
+
+
+def await_jobs(pid: int, count: int) -> list[int]:
+    """The measurements under a server, once there are so many."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        jobs = [child for child in descendants_of(pid) if "profile_job" in command_of(child)]
+        if len(jobs) >= count:
+            return jobs
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
