@@ -25,7 +25,7 @@ def one_node(operator: str, inputs: dict[str, TensorType], output: TensorType, *
 def test_resize_is_computed_by_several_tasks(check: Any, network: Any, load_artifact: Any) -> None:
     scales = {"scales": np.array([1, 1, 2.5, 3], np.float32)}
     resized = node("Resize", ["x", "", "scales"], ["y"], mode="linear")
-    assert check(network([resized], {"x": [1, 3, 40, 50]}, {"y": None}, scales)) == ["Resize"]
+    assert check(network([resized], {"x": ["N", 3, 40, 50]}, {"y": None}, scales)) == ["Resize"]
 
 
 def test_a_function_keeps_its_large_intermediate_tensors_in_the_arena(check: Any, network: Any) -> None:
