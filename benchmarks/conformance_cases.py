@@ -4,9 +4,10 @@ In scope are the tests of float32, integer and bool tensors whose model imports 
 counted under the reason why they are not: nothing is left out silently.
 """
 
+import os
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,10 @@ _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLi
 _EXPANDED = re.compile(r"_expanded(_.*)?$")
 
 
+DataSets = tuple[tuple[tuple[Array, ...], tuple[Array, ...]], ...]  # (inputs, expected outputs)
+_Test = tuple[str, bytes, DataSets, float, float]  # name, model, data, relative and absolute tolerance
+
+
 @dataclass(frozen=True)
 class Case:
     """One test: a model, input sets and the outputs they must give; `excluded` says why our claim is not about it."""
@@ -33,7 +38,7 @@ class Case:
     operator: str
     opset: int
     model: bytes
-    data_sets: tuple[tuple[tuple[Array, ...], tuple[Array, ...]], ...]  # (inputs, expected outputs)
+    data_sets: DataSets
     rtol: float
     atol: float
     excluded: str = ""
@@ -41,37 +46,38 @@ class Case:
 
 def collect() -> list[Case]:
     """Return all node tests of the installed onnx; kept in the user's cache, since making them takes half a minute."""
-    path = default_cache_dir() / f"node-tests-onnx-{onnx.__version__}.pickle"
-    if path.exists():
-        return list(pickle.loads(path.read_bytes()))
-    from onnx.backend.test.loader import load_model_tests  # noqa: PLC0415 - computes the answers of all tests
+    path = default_cache_dir() / f"onnx-{onnx.__version__}-node-tests.pickle"
+    if not path.exists():
+        from onnx.backend.test.loader import load_model_tests  # noqa: PLC0415 - computes the answers of all tests
 
-    cases = cases_of(load_model_tests(kind="node"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".part")
-    temporary.write_bytes(pickle.dumps(cases))
-    temporary.rename(path)
-    return cases
+        tests = [_plain(test) for test in load_model_tests(kind="node")]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(pickle.dumps(tests))
+        temporary.rename(path)
+    return _cases(pickle.loads(path.read_bytes()))
 
 
-def cases_of(tests: list[Any]) -> list[Case]:
+def cases_of(tests: Iterable[Any]) -> list[Case]:
     """Return onnx's test cases as ours. An expanded test, the body of a function, counts for the function."""
-    operators = {test.name: test.model.graph.node[0].op_type for test in tests}
-    return [_case(test, operators) for test in tests]
+    return _cases([_plain(test) for test in tests])
 
 
-def _case(test: Any, operators: dict[str, str]) -> Case:
-    opsets = {entry.domain: entry.version for entry in test.model.opset_import}
-    return Case(
-        test.name,
-        operators.get(_EXPANDED.sub("", test.name), operators[test.name]),
-        opsets.get("", 0),
-        test.model.SerializeToString(),
-        tuple((_arrays(inputs), _arrays(outputs)) for inputs, outputs in test.data_sets),
-        test.rtol,
-        test.atol,
-        _exclusion(test.model, opsets),
-    )
+def _plain(test: Any) -> _Test:
+    data_sets = tuple((_arrays(inputs), _arrays(outputs)) for inputs, outputs in test.data_sets)
+    return test.name, test.model.SerializeToString(), data_sets, test.rtol, test.atol
+
+
+def _cases(tests: Sequence[_Test]) -> list[Case]:
+    models = {name: onnx.load_from_string(model) for name, model, *_ in tests}
+    operators = {name: model.graph.node[0].op_type for name, model in models.items()}
+    cases = []
+    for name, model, data_sets, rtol, atol in tests:
+        operator = operators.get(_EXPANDED.sub("", name), operators[name])
+        opsets = {entry.domain: entry.version for entry in models[name].opset_import}
+        excluded = _exclusion(models[name], opsets)
+        cases.append(Case(name, operator, opsets.get("", 0), model, data_sets, rtol, atol, excluded))
+    return cases
 
 
 def _arrays(values: Any) -> tuple[Any, ...]:
