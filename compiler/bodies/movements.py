@@ -41,7 +41,8 @@ def space_to_depth(body: Body) -> None:
     _, channels, height, width = body.type(0).shape
     size = body.attribute("blocksize", 1)
     parts = [0, channels, height // size, size, width // size, size]
-    moved = body.op("Transpose", body.reshape(body.node.inputs[0], parts), perm=[0, 3, 5, 1, 2, 4])
+    order = [0, 3, 5, 1, 2, 4] if body.attribute("mode", b"DCR") == b"DCR" else [0, 1, 3, 5, 2, 4]
+    moved = body.op("Transpose", body.reshape(body.node.inputs[0], parts), perm=order)
     body.reshape(moved, [0, channels * size**2, height // size, width // size], body.node.outputs[0])
 
 

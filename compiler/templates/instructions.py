@@ -1,7 +1,7 @@
 """What each instruction of a `PointwiseSpec` computes, on vectors, in TIR.
 
 `dtype` is the type of the sources; only cast, comparisons, is_nan and is_inf give another one than they take. Integer
-overflow has no defined result, but does no harm; so have shifts by as many bits as a number has, which give 0 or -1.
+overflow has no defined result, but does no harm.
 """
 
 from collections.abc import Callable
@@ -217,9 +217,14 @@ def _power(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
 
 
 def _shift(name: str, x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
-    """By as many bits as there are, or more, everything is shifted out."""
-    bits = np.iinfo(dtype).bits
-    inside = tirx.And(y >= constant(0, lanes, dtype), y < constant(bits, lanes, dtype))
-    count = keep(tirx.Select(inside, y, constant(0, lanes, dtype)))
+    """By as many bits as there are, by more, or by fewer than none, everything is shifted out; what comes in is 0 or,
+    from the left of a negative number, 1.
+    """
+    bits, zero = np.iinfo(dtype).bits, constant(0, lanes, dtype)
+    inside = tirx.And(y >= zero, y < constant(bits, lanes, dtype))
+    count = keep(tirx.Select(inside, y, zero))
     moved = keep(x << count if name == "shift_left" else x >> count)
-    return tirx.Select(inside, moved, constant(0, lanes, dtype))
+    if name == "shift_left" or np.iinfo(dtype).min == 0:
+        return tirx.Select(inside, moved, zero)
+    emptied = keep(tirx.Select(x < zero, constant(-1, lanes, dtype), zero))
+    return tirx.Select(inside, moved, emptied)
