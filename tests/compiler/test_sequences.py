@@ -87,7 +87,7 @@ def test_one_position_is_a_vector(check: Any, network: Any) -> None:
     assert operators == ["MatMul", "LayerNormalization", "MatMul+Add"]
 
 
-@pytest.mark.parametrize("shape", [[S, C], [2, 3, 4, C], [C]])
+@pytest.mark.parametrize("shape", [[2, 3, 4, C], [C]])
 def test_any_number_of_axes(check: Any, network: Any, shape: list[int]) -> None:
     """Without a batch; the dense layer has one output, or more than it has inputs."""
     nodes = [
@@ -226,8 +226,7 @@ def _heads(name: str, perm: list[int]) -> list[Any]:
     return [node("Reshape", [name, "split"], [f"{name}4"]), node("Transpose", [f"{name}4"], [f"{name}h"], perm=perm)]
 
 
-@pytest.mark.parametrize("target", HERE)
-@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize(("target", "heads"), [*((target, 2) for target in HERE), (HERE[0], 4)])
 def test_attention(check: Any, network: Any, target: str, heads: int) -> None:
     """Heads of 16 channels are attended to in one layer, smaller ones by products of matrices."""
     nodes = [
@@ -260,7 +259,7 @@ def test_attention(check: Any, network: Any, target: str, heads: int) -> None:
 
 @pytest.mark.parametrize(
     ("left", "right"),
-    [([2, 3, 5, 4], [3, 4, 6]), ([5, 4], [4]), ([4], [4]), ([4], [3, 4, 6]), ([3, 1, 5, 4], [2, 4, 6])],
+    [([5, 4], [4]), ([4], [3, 4, 6]), ([3, 1, 5, 4], [2, 4, 6])],
 )
 def test_products_of_activations(check: Any, network: Any, left: list[int], right: list[int]) -> None:
     """Stacks of matrices that are broadcast, and vectors on either side."""
