@@ -14,6 +14,7 @@ from gangway.compiler.specs import MOST_LANES, Array, AttentionSpec, ScoreBias
 
 MOST_BIASES = 2
 HIDDEN = -1e30  # a score this low absorbs whatever is added to it
+LAST_AXIS_OPSET = 13  # since then Softmax is over the last axis if it does not say which
 Shape = tuple[int, ...]
 
 
@@ -101,7 +102,8 @@ def _product_of_shares(editor: Editor, softmax: Node) -> Node | None:
         editor.uses[name] == 1 and editor.readers[name] and editor.readers[name][0].operator in ("Identity", "Dropout")
     ):
         name = editor.readers[name][0].outputs[0]
-    if softmax.attributes.get("axis", -1 if rank > 2 else 1) % rank != rank - 1 or editor.uses[name] != 1:
+    default = -1 if editor.graph.opset >= LAST_AXIS_OPSET else 1
+    if softmax.attributes.get("axis", default) % rank != rank - 1 or editor.uses[name] != 1:
         return None
     context = editor.readers[name][0] if editor.readers[name] else None
     return context if context and context.operator == "MatMul" and context.inputs[0] == name else None
@@ -115,8 +117,10 @@ def _scores(editor: Editor, name: str, factor: float, shape: Shape) -> _Scores |
     match node.operator:
         case "MatMul":
             query, key = (view_of(editor, item, scales=True) for item in node.inputs)
-            fits = query and key and len(query.shape) == len(key.shape) == len(shape)
-            return _Scores(query, key, factor, ()) if query and key and fits else None
+            if query is None or key is None or not editor.is_float(query.root) or not editor.is_float(key.root):
+                return None  # products with constants are biases
+            fits = len(query.shape) == len(key.shape) == len(shape)
+            return _Scores(query, key, factor, ()) if fits else None
         case "Identity":
             return _scores(editor, node.inputs[0], factor, shape)
         case "Add":

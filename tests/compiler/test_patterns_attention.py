@@ -89,6 +89,11 @@ MASKS: dict[str, list[Any]] = {
         node("Mul", ["c", "inverse"], ["d"]),
         node("Add", ["d", "bias"], ["m"]),
     ],
+    "bias that is a product itself": [
+        node("MatMul", ["qh", "places"], ["r"]),
+        node("Add", ["r", "s"], ["d"]),
+        node("Mul", ["d", "inverse"], ["m"]),
+    ],
     "three biases and two scales": [
         node("Add", ["position", "s"], ["c"]),
         node("Mul", ["c", "inverse"], ["d"]),
@@ -116,6 +121,7 @@ CONSTANTS = {
     "lowest": np.array(LOWEST, np.float32),
     "triangle": np.tril(np.ones((1, 1, S, S), np.bool_)),
     "others": ~np.tril(np.ones((1, 1, S, S), np.bool_)),
+    "places": np.random.default_rng(8).standard_normal((SIZE, S)).astype(np.float32),
     "position": np.random.default_rng(7).standard_normal((HEADS, S, S)).astype(np.float32),
 }
 INPUTS: dict[str, list[int | str]] = {"x": ["N", S, C], "bias": ["N", 1, 1, S], "bias2": ["N", HEADS, S, S]}
