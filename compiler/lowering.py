@@ -22,7 +22,7 @@ def lower_model(graph: Graph) -> Program:
     replaced: dict[str, UnsupportedModelError] = {}
     while unknown := [node for node in graph.nodes if not has_lowering(node.operator) and has_body(node, graph)]:
         replaced |= {node.outputs[0]: node.unsupported("no kernel computes this operator") for node in unknown}
-        graph = expand(graph, {node.outputs[0] for node in unknown})
+        graph = state_shapes(expand(graph, {node.outputs[0] for node in unknown}))
     while True:
         simple = find_patterns(simplify(graph))
         program, refusals = lower(simple)
@@ -33,7 +33,7 @@ def lower_model(graph: Graph) -> Program:
         if not defined:
             break
         replaced |= {name: refusals[name] for name in defined}
-        graph = expand(graph, defined, simple.constants)
+        graph = state_shapes(expand(graph, defined, simple.constants))
     from gangway.compiler.relax.lowering import lower_by_relax  # noqa: PLC0415 - TVM's importer takes a second
 
     program, refusals = lower(simple, lower_by_relax)

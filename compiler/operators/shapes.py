@@ -7,11 +7,12 @@ from gangway.compiler.operators.registry import lowers
 
 @lowers("Concat")
 def concat(program: Program, node: Node) -> None:
-    """Tensors beside each other."""
+    """Tensors beside each other; those without numbers add nothing."""
     rank = len(program.type(node.outputs[0]).shape)
     constants = program.graph.constants
-    program.constants.update((name, constants[name]) for name in node.inputs if name in constants)
-    program.add(node, Concat(node.attributes["axis"] % rank), node.inputs)
+    inputs = tuple(name for name in node.inputs if name not in constants or constants[name].size)
+    program.constants.update((name, constants[name]) for name in inputs if name in constants)
+    program.add(node, Concat(node.attributes["axis"] % rank), inputs)
 
 
 @lowers("StridedCopy")
