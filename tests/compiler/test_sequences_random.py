@@ -1,4 +1,4 @@
-"""Random networks of sequences against onnxruntime: views, residuals, parts and layouts in combinations nobody wrote."""
+"""Random networks of sequences against onnxruntime: views, residuals, parts and layouts in odd combinations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
