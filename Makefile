@@ -15,7 +15,7 @@ help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
 	@echo "make test      install what the tests need and run them"
 	@echo "make lint      ruff and mypy --strict"
-	@echo "make bench     measure against onnxruntime and OpenVINO (about ten minutes)"
+	@echo "make bench     measure against onnxruntime and OpenVINO (half an hour)"
 	@echo "make install   only install, into $(VENV)"
 
 # One stamp per set of packages: what changes the build (C, protos, metadata) installs again.
@@ -65,6 +65,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.models
 	$(BIN)/python -m benchmarks.gang
+	$(BIN)/python -m benchmarks.compilation
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.frontend
 	$(BIN)/python -m benchmarks.faults

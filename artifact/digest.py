@@ -1,28 +1,32 @@
-"""Checksums of large files, computed by all cores this process may use: models have gigabytes, a start has seconds.
+"""Digests of large files, computed by all cores this process may use: models have gigabytes, a start has seconds.
 
-A file's digest is the SHA-256 of the SHA-256s of its pieces of PIECE_BYTES, the last of which may be shorter.
+A file is cut into pieces of PIECE_BYTES, the last of which may be shorter. Its *digest*, which tells a model from any
+other, is the SHA-256 of the pieces' SHA-256s. Its *checksum*, which notices damage and is three times as fast, is the
+SHA-256 of the pieces' CRC-32s.
 """
 
 import hashlib
 import os
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PIECE_BYTES = 32 << 20
 _READ_BYTES = 1 << 20
 
 
-class Digest:
-    """The digest of bytes that come one after the other."""
+class Checksum:
+    """The checksum of bytes that come one after the other."""
 
     def __init__(self) -> None:
-        self._whole, self._piece, self._piece_bytes = hashlib.sha256(), hashlib.sha256(), 0
+        self._whole, self._piece, self._piece_bytes = hashlib.sha256(), 0, 0
 
     def update(self, content: bytes | memoryview) -> None:
         """Append C-contiguous `content`."""
         view = memoryview(content).cast("B")
         while len(view):
             part = view[: PIECE_BYTES - self._piece_bytes]
-            self._piece.update(part)
+            self._piece = zlib.crc32(part, self._piece)
             self._piece_bytes += len(part)
             view = view[len(part) :]
             if self._piece_bytes == PIECE_BYTES:
@@ -35,25 +39,48 @@ class Digest:
         return self._whole.hexdigest()
 
     def _end_piece(self) -> None:
-        self._whole.update(self._piece.digest())
-        self._piece, self._piece_bytes = hashlib.sha256(), 0
+        self._whole.update(self._piece.to_bytes(4, "little"))
+        self._piece, self._piece_bytes = 0, 0
 
 
 def file_digest(path: Path) -> str:
     """Return the digest of a file's content, 64 hex digits. Raises OSError."""
+    return _by_pieces(path, _sha256)
+
+
+def file_checksum(path: Path) -> str:
+    """Return the checksum of a file's content, 64 hex digits. Raises OSError."""
+    return _by_pieces(path, _crc32)
+
+
+def _by_pieces(path: Path, of_piece: Callable[[Iterator[memoryview]], bytes]) -> str:
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - workers import this module, but never call it
 
     with path.open("rb") as file:
-        begins = range(0, os.fstat(file.fileno()).st_size, PIECE_BYTES)
+        descriptor = file.fileno()
+        begins = range(0, os.fstat(descriptor).st_size, PIECE_BYTES)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            pieces = list(pool.map(lambda begin: _piece_digest(file.fileno(), begin), begins))
+            pieces = list(pool.map(lambda begin: of_piece(_read(descriptor, begin)), begins))
     return hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
-def _piece_digest(descriptor: int, begin: int) -> bytes:
-    """Read rather than map: a file that gets shorter meanwhile must not kill the process."""
-    digest, end = hashlib.sha256(), begin + PIECE_BYTES
-    while begin < end and (part := os.pread(descriptor, min(_READ_BYTES, end - begin), begin)):
+def _read(descriptor: int, begin: int) -> Iterator[memoryview]:
+    """The content of a piece. Read rather than mapped: a file that gets shorter must not kill the process."""
+    buffer, end = memoryview(bytearray(_READ_BYTES)), begin + PIECE_BYTES
+    while begin < end and (size := os.preadv(descriptor, [buffer[: end - begin]], begin)):
+        yield buffer[:size]
+        begin += size
+
+
+def _sha256(parts: Iterator[memoryview]) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
         digest.update(part)
-        begin += len(part)
     return digest.digest()
+
+
+def _crc32(parts: Iterator[memoryview]) -> bytes:
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part, value)
+    return value.to_bytes(4, "little")

@@ -14,7 +14,7 @@ a second kernel, for several rows in one call.
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 ALIGNMENT_BYTES = 64
 
 MANIFEST_FILE = "manifest.json"
@@ -127,10 +127,10 @@ class TargetSpec:
 
 @dataclass(frozen=True)
 class FileSpec:
-    """Size of a file that lies beside the manifest, and its digest (see `digest.py`)."""
+    """Size of a file that lies beside the manifest, and its checksum (see `digest.py`)."""
 
     size_bytes: int
-    sha256: str
+    checksum: str
 
 
 @dataclass(frozen=True)

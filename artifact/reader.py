@@ -4,7 +4,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from gangway.artifact.codec import decode
-from gangway.artifact.digest import file_digest
+from gangway.artifact.digest import file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     FORMAT_VERSION,
@@ -61,10 +61,10 @@ def verify(folder: Path) -> Manifest:
             size_bytes = path.stat().st_size
             if size_bytes != spec.size_bytes:
                 raise ArtifactError(f"{path}: has {size_bytes} bytes instead of {spec.size_bytes}")
-            digest = file_digest(path)
+            checksum = file_checksum(path)
         except OSError as error:
             raise ArtifactError(f"{path}: {error}") from error
-        if digest != spec.sha256:
+        if checksum != spec.checksum:
             raise ArtifactError(f"{path}: its checksum is not the manifest's")
     return manifest
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from gangway.artifact.codec import encode
-from gangway.artifact.digest import Digest, file_digest
+from gangway.artifact.digest import Checksum, file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     KERNELS_FILE,
@@ -72,7 +72,7 @@ class ArtifactWriter(_Writer):
         super().__init__(folder)
         self._weights = (self._temporary / WEIGHTS_FILE).open("wb")
         self._weights_bytes = 0
-        self._weights_hash = Digest()
+        self._weights_checksum = Checksum()
 
     @property
     def kernels_path(self) -> Path:
@@ -92,7 +92,7 @@ class ArtifactWriter(_Writer):
         padding = bytes(-len(view) % ALIGNMENT_BYTES)
         for part in (view, padding):
             self._weights.write(part)
-            self._weights_hash.update(part)
+            self._weights_checksum.update(part)
         self._weights_bytes += len(view) + len(padding)
         return offset_bytes
 
@@ -100,7 +100,7 @@ class ArtifactWriter(_Writer):
         if not self._weights_bytes:
             self.append_weights(bytes(ALIGNMENT_BYTES))  # an empty file could not be mapped
         self._weights.flush()
-        weights = FileSpec(self._weights_bytes, self._weights_hash.hexdigest())
+        weights = FileSpec(self._weights_bytes, self._weights_checksum.hexdigest())
         return {WEIGHTS_FILE: weights, KERNELS_FILE: _measure(self.kernels_path)}
 
 
@@ -159,7 +159,7 @@ def temporary_prefix(folder: Path) -> str:
 
 
 def _measure(path: Path) -> FileSpec:
-    return FileSpec(path.stat().st_size, file_digest(path))
+    return FileSpec(path.stat().st_size, file_checksum(path))
 
 
 def _sync(path: Path) -> None:

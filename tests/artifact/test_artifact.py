@@ -97,7 +97,7 @@ def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"format_version": 1}, "format version 1 instead of 4"),
+        ({"format_version": 1}, "format version 1 instead of 5"),
         ({"key": "../../etc"}, "hex"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"arena_bytes": "64"}, "manifest.arena_bytes is not an integer"),
@@ -331,6 +331,6 @@ def test_a_wrong_manifest_for_onnxruntime_is_refused(tmp_path: Path, fields: dic
 def test_a_manifest_names_no_files_elsewhere(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "cache" / KEY
     files = json.loads(encode(write_whole(folder, tmp_path)))["files"]
-    change(folder, files={**files, name: {"size_bytes": 1, "sha256": ""}})
+    change(folder, files={**files, name: {"size_bytes": 1, "checksum": ""}})
     with pytest.raises(ArtifactError, match="wrong set of files"):
         read_manifest(folder)
