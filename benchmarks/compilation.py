@@ -1,8 +1,8 @@
 """How long compiling every network of the zoo takes, how much memory, and how long loading it from the cache.
 
 Memory is the largest resident set of `gangway compile`, less that of compiling a model without weights: Python, numpy,
-onnx and TVM, which every job needs. Loading is the job that `gangway serve` runs for a model that the cache has: its key,
-and whether everything is undamaged.
+onnx and TVM, which every job needs. Loading is the job that `gangway serve` runs for a model that the cache has: its
+key, and whether everything is undamaged.
 """
 
 import os
