@@ -27,6 +27,10 @@ imports opset {NEWEST_OPSET} at most. Tests of a function's body (`_expanded`) c
 An operator that ONNX defines by simpler ones is computed by those where no kernel does it in one piece. Inputs that
 only repeat what a static output shape says (the shape of Reshape, the axes of most reductions, ...) are not read. A
 place that a request's numbers lead to (Gather's indices, ...) is clamped into its tensor.
+
+These tests feed weights as inputs. Where weights are constants, as in trained models, Conv of one and two dimensions,
+ConvTranspose, LSTM, GRU, RNN, Gemm, and scales of QuantizeLinear and DequantizeLinear are native, too, and Pad and Slice
+with constant places.
 """
 
 
