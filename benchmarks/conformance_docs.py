@@ -29,8 +29,8 @@ only repeat what a static output shape says (the shape of Reshape, the axes of m
 place that a request's numbers lead to (Gather's indices, ...) is clamped into its tensor.
 
 These tests feed weights as inputs. Where weights are constants, as in trained models, Conv of one and two dimensions,
-ConvTranspose, LSTM, GRU, RNN, Gemm, and scales of QuantizeLinear and DequantizeLinear are native, too, and Pad and Slice
-with constant places.
+ConvTranspose, LSTM, GRU, RNN, Gemm, and QuantizeLinear and DequantizeLinear of several scales are native, too; so are
+Pad and Slice with constant places.
 """
 
 
