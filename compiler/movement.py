@@ -4,6 +4,7 @@ import math
 
 from gangway.artifact.format import Space
 from gangway.compiler.buffers import Buffer, Step
+from gangway.compiler.expressions import contiguous
 from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Concat, Cut, Layer, Transpose, geometry_of
 from gangway.compiler.memory import Memory, datatype
@@ -33,10 +34,10 @@ def place_concat(memory: Memory, layer: Layer) -> None:
     else:
         whole = Buffer(kind, "plain", geometry_of(kind))
         inner = math.prod(kind.shape[axis + 1 :])
-        contiguous = math.prod(kind.shape[:axis]) == 1
+        outermost = math.prod(kind.shape[:axis]) == 1
         for index, (name, part, begin) in enumerate(zip(layer.inputs, kinds, begins, strict=True)):
             source = plain_operand(memory, name)
-            if contiguous and _can_move(memory, source):
+            if outermost and _can_move(memory, source):
                 source.parent, source.skipped = whole, begin * inner
             else:
                 _copy_into(memory, f"{layer.name}:{index}", source, part, whole, begin * inner)
@@ -77,7 +78,7 @@ def _join_blocked(memory: Memory, name: str, source: Buffer, whole: Buffer, begi
 def _copy_into(memory: Memory, name: str, source: Buffer, kind: TensorType, whole: Buffer, skipped: int) -> None:
     """Copy a plain tensor of shape `kind` to where it belongs in a larger one of the same rank."""
     part = Buffer(kind, "plain", None, parent=whole, skipped=skipped)
-    spec = CopySpec(datatype(name, kind), kind.shape, _strides(kind.shape), _strides(whole.kind.shape))
+    spec = CopySpec(datatype(name, kind), kind.shape, contiguous(kind.shape), contiguous(whole.kind.shape))
     memory.steps.append(Step(name, "Copy", spec, (source,), part))
 
 
@@ -92,8 +93,10 @@ def place_transpose(memory: Memory, layer: Layer) -> None:
         unpack = UnpackSpec(home.image.channels, home.image.height, home.image.width, channels_last=True)
         memory.append(layer, unpack, (home,), "plain")
         return
-    strides = _strides(kind.shape)
-    spec = CopySpec(datatype(name, kind), result.shape, tuple(strides[axis] for axis in order), _strides(result.shape))
+    strides = contiguous(kind.shape)
+    spec = CopySpec(
+        datatype(name, kind), result.shape, tuple(strides[axis] for axis in order), contiguous(result.shape)
+    )
     memory.append(layer, spec, (memory.plain(name),), "plain")
 
 
@@ -103,10 +106,5 @@ def place_cut(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, Cut)
     (name,), kind = layer.inputs, memory.program.type(layer.output)
     source = Buffer(kind, "plain", None, parent=memory.plain(name), skipped=layer.spec.offset)
-    spec = CopySpec(datatype(name, kind), kind.shape, layer.spec.strides, _strides(kind.shape))
+    spec = CopySpec(datatype(name, kind), kind.shape, layer.spec.strides, contiguous(kind.shape))
     memory.append(layer, spec, (source,), "plain")
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Distance, in numbers, of neighbours along each axis of a plain tensor."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

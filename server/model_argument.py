@@ -1,7 +1,9 @@
-"""Arguments that several commands share: a model on disk, a positive number."""
+"""Arguments that several commands share: a model on disk and cores to measure it on, a positive number."""
 
+import argparse
 from pathlib import Path
 
+from gangway.executor.cores import available_cores
 from gangway.server.repository import BrokenModel, read_model
 
 
@@ -16,6 +18,15 @@ def find_model(path: Path) -> tuple[str, Path]:
     if isinstance(entry, BrokenModel):
         raise ValueError(f"{path}: {entry.reason}")
     return entry.name, entry.path
+
+
+def model_and_cores(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, Path, list[int]]:
+    """Return name and ONNX file of the model, and the cores; exits with 2, as argparse does, if either is wrong."""
+    try:
+        cores = available_cores(options.cores)
+        return *find_model(options.path), cores
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def positive_number(text: str) -> float:

@@ -9,11 +9,10 @@ from pathlib import Path
 from gangway.artifact.cache import default_cache_dir
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.profile import Profile, encode_profile, write_profile
-from gangway.executor.cores import available_cores
 from gangway.executor.model_runner import RunError
 from gangway.executor.profiler import DEFAULT_SECONDS, profile_model
 from gangway.server.compile_jobs import CompileError, Compiler
-from gangway.server.model_argument import find_model, positive_number
+from gangway.server.model_argument import model_and_cores, positive_number
 from gangway.server.profile_table import layer_table, summary
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,11 +24,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 when a model cannot be measured. Wrong arguments exit with 2 (argparse)."""
     parser = _parser()
     options = parser.parse_args(argv)
-    try:
-        cores = available_cores(options.cores)
-        name, path = find_model(options.path)
-    except ValueError as error:
-        parser.error(str(error))
+    name, path, cores = model_and_cores(parser, options)
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     try:
         manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))

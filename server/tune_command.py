@@ -8,10 +8,9 @@ from pathlib import Path
 from gangway.artifact.cache import default_cache_dir
 from gangway.artifact.reader import MAX_VERSIONS
 from gangway.artifact.tuning import Tuning, encode_tuning, tuning_path, write_tuning
-from gangway.executor.cores import available_cores
 from gangway.executor.model_runner import RunError
 from gangway.server.compile_jobs import CompileError
-from gangway.server.model_argument import find_model, positive_integer, positive_number
+from gangway.server.model_argument import model_and_cores, positive_integer, positive_number
 from gangway.server.tuning.comparison import KERNELS, TRIALS, compare_searches
 from gangway.server.tuning.table import kernel_table, summary
 from gangway.server.tuning.tuner import USUAL_QOS, TuneOptions, Tuner
@@ -28,11 +27,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 when a model cannot be tuned. Wrong arguments exit with 2 (argparse)."""
     parser = _parser()
     options = parser.parse_args(argv)
-    try:
-        cores = available_cores(options.cores)
-        name, path = find_model(options.path)
-    except ValueError as error:
-        parser.error(str(error))
+    name, path, cores = model_and_cores(parser, options)
     console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     try:
         tuning = _tune(name, path, options, cores)

@@ -3,6 +3,7 @@
 import math
 from typing import Literal, cast
 
+from gangway.compiler.expressions import contiguous
 from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.layers import Program
 from gangway.compiler.operators.registry import lowers
@@ -14,10 +15,10 @@ def scatter_elements(program: Program, node: Node) -> None:
     """Each update goes to its own place, but along `axis`, where the index says it."""
     data, indices, updates = (_type(program, name) for name in node.inputs)
     axis = node.attributes.get("axis", 0) % len(data.shape)
-    strides = _strides(data.shape)
+    strides = contiguous(data.shape)
     picked = (Picked(data.shape[axis], strides[axis], 0),)
     fixed = tuple(0 if at == axis else stride for at, stride in enumerate(strides))
-    _add(program, node, (data, indices), updates.shape, fixed, _strides(indices.shape), picked)
+    _add(program, node, (data, indices), updates.shape, fixed, contiguous(indices.shape), picked)
 
 
 @lowers("ScatterND")
@@ -25,10 +26,10 @@ def scatter_nd(program: Program, node: Node) -> None:
     """The last axis of the indices says where a slice of data begins."""
     data, indices, updates = (_type(program, name) for name in node.inputs)
     outer, depth = len(indices.shape) - 1, indices.shape[-1]
-    strides = _strides(data.shape)
+    strides = contiguous(data.shape)
     picked = tuple(Picked(data.shape[axis], strides[axis], axis) for axis in range(depth))
     places = (0,) * outer + strides[depth:]
-    index_strides = _strides(indices.shape)[:outer] + (0,) * (len(updates.shape) - outer)
+    index_strides = contiguous(indices.shape)[:outer] + (0,) * (len(updates.shape) - outer)
     _add(program, node, (data, indices), updates.shape, places, index_strides, picked)
 
 
@@ -54,7 +55,3 @@ def _add(
 def _type(program: Program, name: str) -> TensorType:
     value = program.graph.constants.get(name)
     return program.type(name) if value is None else TensorType(value.shape, value.dtype.name)
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

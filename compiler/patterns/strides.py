@@ -1,8 +1,8 @@
 """Tensors as strided views of others: what Reshape, Transpose, Split, Slice and Gather make of them."""
 
-import math
 from dataclasses import dataclass, replace
 
+from gangway.compiler.expressions import contiguous
 from gangway.compiler.graph import Node
 from gangway.compiler.patterns.editor import Editor, single
 
@@ -51,7 +51,7 @@ class View:
 
 def whole(name: str, shape: Shape) -> View:
     """Return the view of all of a tensor."""
-    return View(name, shape, tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))))
+    return View(name, shape, contiguous(shape))
 
 
 def view_of(editor: Editor, name: str, scales: bool = False) -> View | None:

@@ -11,9 +11,8 @@ from gangway.artifact.cache import default_cache_dir
 from gangway.artifact.machine import cpu_name, machine_id
 from gangway.artifact.profile import ProfileError, profile_path, read_profile
 from gangway.artifact.tuning import find_tuning_by_result
-from gangway.executor.cores import available_cores
 from gangway.server.compile_jobs import CompileError, Compiler
-from gangway.server.model_argument import find_model
+from gangway.server.model_argument import model_and_cores
 from gangway.server.report.series import SERIES, Evidence, Row
 
 UNMEASURED = {
@@ -32,11 +31,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 when something is missing. Wrong arguments exit with 2 (argparse)."""
     parser = _parser()
     options = parser.parse_args(argv)
-    try:
-        cores = available_cores(options.cores)
-        name, path = find_model(options.path)
-    except ValueError as error:
-        parser.error(str(error))
+    name, path, cores = model_and_cores(parser, options)
     try:
         from gangway.server.report.pictures import PICTURES, save  # noqa: PLC0415 - needs an extra package
 
