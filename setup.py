@@ -10,7 +10,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 C_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
-ROOMS = ("artifact", "clients", "compiler", "executor", "protos", "scheduler", "server", "zoo")
+ROOMS = ("artifact", "clients", "compiler", "executor", "protos", "scheduler", "server", "simulator", "workload", "zoo")
 
 
 def generate_protos() -> None:

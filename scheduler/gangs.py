@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gangway.executor.control import ControlSegment
 from gangway.executor.leases import Control, LeaseSpec, PhaseKind
 from gangway.executor.messages import Left, LeftReason, Run
-from gangway.scheduler.policy import Dispatch, RunningBlock
+from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.requests import Request
 
 LEASES_PER_WORKER = 2  # a lease is free only when its last rank has left; the other cores are in the next one by then
@@ -75,7 +75,7 @@ class GangTable:
         del self._gangs[gang.lease]
         self._free.append(gang.lease)
 
-    def send(self, gang: Gang, dispatch: Dispatch, arena_stride: int, layers: int, now_us: float) -> None:
+    def send(self, gang: Gang, dispatch: Start, arena_stride: int, layers: int, now_us: float) -> None:
         """Let the gang run a block of its query on the dispatch's cores."""
         lease = self._control.leases[gang.lease]
         request = gang.request

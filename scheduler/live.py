@@ -20,7 +20,7 @@ from gangway.scheduler.arenas import ArenaPool
 from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.packets import PacketSocket
-from gangway.scheduler.policy import Dispatch, Policy, Snapshot
+from gangway.scheduler.policy import Policy, Snapshot, Start
 from gangway.scheduler.requests import Request, RequestBook
 from gangway.scheduler.stalls import StallWatch
 from gangway.scheduler.workers import WorkerTable
@@ -165,10 +165,11 @@ class LiveScheduler:
         if not free or not waiting:
             return
         snapshot = Snapshot(now_us, waiting, self._gangs.running(), free, self.workers.in_service, profiles)
-        for dispatch in self._policy.decide(snapshot):
-            self._start(dispatch, now_us)
+        for decision in self._policy.decide(snapshot):
+            if isinstance(decision, Start):
+                self._start(decision, now_us)
 
-    def _start(self, dispatch: Dispatch, now_us: float) -> None:
+    def _start(self, dispatch: Start, now_us: float) -> None:
         request = self.requests.get_waiting(dispatch.query_id)
         gang = self._gangs.of_request(request) if request.started else self._form(request)
         if gang is None:

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from gangway.artifact.profile import Profile
 from gangway.executor.messages import Load
 from gangway.scheduler.control import LoadModel
-from gangway.scheduler.policy import ModelProfile
+from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.profiles import policy_profile
 
 

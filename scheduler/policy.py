@@ -1,52 +1,46 @@
 """The policy interface: what a scheduling policy sees, and what it answers. Pure: no process, no clock, no I/O.
 
-The live scheduler and the simulator drive the same policies. Times are microseconds on the driver's clock.
+The live scheduler and the simulator drive the same policies. Times are microseconds on the driver's clock. Cores are
+numbers of workers.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class ModelProfile:
-    """What a policy knows of a model.
-
-    `latency_us[layer][version][ranks - 1]` is the isolated time of a layer of one row; empty until profiled.
-    """
-
-    model_id: int
-    name: str
-    layers: int
-    max_ranks: int  # more cores than this never help any layer
-    isolated_us: float = 0.0  # whole model, all cores, one row; 0 until measured
-    latency_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
+from gangway.scheduler.model_profile import ModelProfile
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Query:
-    """One request as the policy sees it. `query_id` is unique within the driver's lifetime."""
+    """One request as the policy sees it. `query_id` is unique within the driver's lifetime and grows with arrival."""
 
     query_id: int
     model_id: int
     rows: int
     arrival_us: float
-    deadline_us: float | None  # None: best effort
-    priority: int = 0
+    deadline_us: float | None  # when it should be answered: the smaller one of its model's and its own; None: whenever
+    priority: int = 0  # class, across all models: lower ones go first; 0 is normal
     next_layer: int = 0
+    started: bool = False  # it has run before and was stopped: it holds a lease
+    ran_us: float = 0.0  # how long it was on cores, in the blocks before
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RunningBlock:
-    """A layer block on its gang."""
+    """A layer block on its gang: layers [query.next_layer, end_layer) of a query."""
 
     query: Query
     end_layer: int
-    cores: tuple[int, ...]
+    cores: tuple[int, ...]  # by rank
     started_us: float
+    layer: int = 0  # being executed now
+    layer_started_us: float = 0.0
+    stopping: bool = False  # it was told to stop, or to shrink: cores of it come free soon
+    versions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything a decision may depend on."""
 
@@ -56,28 +50,82 @@ class Snapshot:
     free_cores: tuple[int, ...]
     core_count: int  # cores in service, free or not
     models: Mapping[int, ModelProfile]
+    level: float = 0.0  # of interference: 1 means that layers that depend on memory entirely take twice their time
+    free_leases: int = 1_000_000  # so many queries that have not started yet can be started now
 
 
-@dataclass(frozen=True)
-class Dispatch:
-    """Run layers [query.next_layer, end_layer) of a waiting query on these free cores."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run layers [query.next_layer, end_layer) of a waiting query on these free cores.
+
+    `wanted` cores were asked for: fewer granted is VELTAIR's conflict. The driver counts it; growing is the policy's.
+    """
 
     query_id: int
     end_layer: int
     cores: tuple[int, ...]
     versions: tuple[int, ...] = ()  # one per layer of the block; empty: the default version of each
+    wanted: int = 0  # 0: as many as it got
+    reason: str = ""  # of every decision: why, in words, for --trace-decisions
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Take a running query off its cores at the next layer boundary (`at_once`: between two tasks, within some 200 us).
+
+    It comes back as a waiting query; its cores are free then.
+    """
+
+    query_id: int
+    at_once: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Let a running block go on with these cores.
+
+    Growing: its cores, then free ones; they join at once. Shrinking: the first ones of its cores; the others come free
+    at the next layer boundary.
+    """
+
+    query_id: int
+    cores: tuple[int, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Answer UNAVAILABLE to a waiting query whose model `rejects_late`."""
+
+    query_id: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Call `decide` again at this time, if nothing happens before. A later decision's Wake takes its place."""
+
+    at_us: float
+
+
+Decision = Start | Stop | Resize | Reject | Wake
 
 
 class Policy(ABC):
-    """Decides which waiting queries run next, how far, and on which free cores.
+    """Decides which waiting queries run next, how far, on which cores, and which running ones make room.
 
-    Contract: `decide` is deterministic, returns dispatches of distinct waiting queries on disjoint free cores, may
-    return none, and is called whenever a query arrives, a block ends or cores become free. What is left waiting is
-    offered again next time.
+    Contract: `decide` is deterministic, though it may remember what it saw. It returns at most one decision for a query
+    and at most one Wake; starts and growths use disjoint free cores. It may return nothing. It is called when a query
+    arrives, a block ends, cores come free, or the Wake's time has come. What is left is offered again. Decisions
+    about queries that have changed meanwhile (ended, cancelled) are ignored by the driver.
     """
 
     name: str
 
     @abstractmethod
-    def decide(self, snapshot: Snapshot) -> list[Dispatch]:
-        """Return what to start now."""
+    def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
+        """Return what to do now."""
+
+    def finished(self, query: Query, now_us: float) -> None:  # noqa: B027 - most policies learn nothing from it
+        """Note that a query was answered."""

@@ -15,8 +15,8 @@ from gangway.executor.slots import SlotTable
 from gangway.scheduler import control as slow
 from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket
+from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.recovery import quiesce, take_over
-from gangway.scheduler.registry import make_policy
 
 _log = logging.getLogger(__name__)
 

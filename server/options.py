@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gangway.artifact.cache import default_cache_dir
 from gangway.executor.cores import available_cores
-from gangway.scheduler.registry import DEFAULT_POLICY, POLICIES
+from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
 
 DESCRIPTION = """
 Serve every model of a repository over Triton's gRPC protocol.
@@ -59,7 +59,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
     add("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR",
         help="where compiled models are kept (~/.cache/gangway)")  # fmt: skip
-    add("--scheduler", default=DEFAULT_POLICY, choices=sorted(POLICIES), help=f"scheduling policy ({DEFAULT_POLICY})")
+    add("--scheduler", default=DEFAULT_POLICY, metavar="NAME",
+        help=f"scheduling policy: {', '.join(sorted(POLICIES))} ({DEFAULT_POLICY})")  # fmt: skip
     add("--max-shapes", type=int, default=8, metavar="N",
         help="sizes of its symbolic dimensions that a model is compiled for at a time, 0: none (8)")  # fmt: skip
     add("--profile-seconds", type=float, default=15, metavar="SECONDS",
@@ -79,6 +80,10 @@ def parse_options(argv: list[str]) -> ServeOptions:
         cores = tuple(available_cores(arguments.cores))
     except ValueError as error:
         parser.error(f"argument --cores: {error}")
+    try:
+        make_policy(arguments.scheduler)
+    except ValueError as error:
+        parser.error(f"argument --scheduler: {error}")
     if not 0 <= arguments.grpc_port < 1 << 16:
         parser.error(f"argument --grpc-port: {arguments.grpc_port} is not a port")
     if not 0 <= arguments.profile_seconds < float("inf"):

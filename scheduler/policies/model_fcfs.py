@@ -1,6 +1,6 @@
 """Model-wise first come, first served: VELTAIR's simplest baseline (ASPLOS 2022, section 5)."""
 
-from gangway.scheduler.policy import Dispatch, Policy, Query, Snapshot
+from gangway.scheduler.policy import Policy, Query, Snapshot, Start
 
 
 class ModelFcfs(Policy):
@@ -13,7 +13,7 @@ class ModelFcfs(Policy):
 
     name = "model_fcfs"
 
-    def decide(self, snapshot: Snapshot) -> list[Dispatch]:
+    def decide(self, snapshot: Snapshot) -> list[Start]:
         """Start waiting queries from the oldest on, until one does not fit."""
         free = snapshot.free_cores
         dispatches = []
@@ -22,7 +22,7 @@ class ModelFcfs(Policy):
             if not 0 < gang_size <= len(free):
                 break
             gang, free = free[:gang_size], free[gang_size:]
-            dispatches.append(Dispatch(query.query_id, snapshot.models[query.model_id].layers, gang))
+            dispatches.append(Start(query.query_id, snapshot.models[query.model_id].layers, gang))
         return dispatches
 
     def _gang_size(self, query: Query, snapshot: Snapshot) -> int:

@@ -1,0 +1,85 @@
+"""What policies know of a model: how long its layers take, on how many cores, and what is asked of it."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """One model. Times are microseconds.
+
+    `latency_us[layer][version][cores - 1]`: isolated time of a layer of one row. Drivers always fill it: estimated
+    when the model is loaded, measured later (`measured`); for every number of cores from 1 to the machine's.
+    `slope[layer][version]`: at interference level i a layer takes (1 + slope i) times as long; empty: not known.
+    `memory_us[layer]`, `compute_us[layer]`: Layerweaver+'s m and c of one row on one core; empty: not known.
+    `rows_factor[cores - 1][i]`: a query of `batches[i]` rows takes so many times as long as one of one row.
+    """
+
+    model_id: int
+    name: str
+    layers: int
+    max_ranks: int  # more cores than this never help any layer
+    latency_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    slope: tuple[tuple[float, ...], ...] = ()
+    memory_us: tuple[float, ...] = ()
+    compute_us: tuple[float, ...] = ()
+    rows_factor: tuple[tuple[float, ...], ...] = ()
+    batches: tuple[int, ...] = (1,)
+    isolated_us: float = 0.0  # as served: all cores, one row, alone; 0 until measured
+    qos_us: float | None = None  # latency target, from arrival; None: best effort
+    rejects_late: bool = False  # queue policy: a query that is certain to be late is refused instead of served late
+    indivisible: bool = False  # a query is one task on one core: nothing stops it
+    measured: bool = False
+
+    @property
+    def cores(self) -> int:
+        """For how many cores there are times."""
+        return len(self.latency_us[0][0])
+
+    def layer_us(self, layer: int, cores: int, version: int = 0, level: float = 0.0) -> float:
+        """Return the time of one layer of one row."""
+        time_us = self.latency_us[layer][version][min(cores, self.cores) - 1]
+        return time_us * (1 + level * self.slope[layer][version]) if level and self.slope else time_us
+
+    def span_us(self, begin: int, end: int, cores: int, rows: int = 1, level: float = 0.0) -> float:
+        """Return the time of layers [begin, end), version 0 of each. Constant time."""
+        index = min(cores, self.cores) - 1
+        rest = self._rest_us[index]
+        time_us = rest[begin] - rest[end]
+        if level and self.slope:
+            weighted = self._rest_slope_us[index]
+            time_us += level * (weighted[begin] - weighted[end])
+        return time_us * self.rows_scale(cores, rows)
+
+    def remaining_us(self, layer: int, cores: int, rows: int = 1, level: float = 0.0) -> float:
+        """Return the time from the beginning of `layer` to the model's end, version 0 of each. Constant time."""
+        return self.span_us(layer, self.layers, cores, rows, level)
+
+    def rows_scale(self, cores: int, rows: int) -> float:
+        """Return how many times as long as one row `rows` rows take: linear between measured numbers, and beyond."""
+        if rows == 1:
+            return 1.0
+        if len(self.batches) == 1:
+            return float(rows)
+        factors = self.rows_factor[min(cores, len(self.rows_factor)) - 1]
+        upper = min(bisect_left(self.batches, rows), len(self.batches) - 1)
+        below, above = self.batches[upper - 1], self.batches[upper]
+        low, high = factors[upper - 1], factors[upper]
+        return low + (high - low) * (rows - below) / (above - below)
+
+    @cached_property
+    def _rest_us(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(self._suffixes(cores, weighted=False) for cores in range(1, self.cores + 1))
+
+    @cached_property
+    def _rest_slope_us(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(self._suffixes(cores, weighted=True) for cores in range(1, self.cores + 1))
+
+    def _suffixes(self, cores: int, weighted: bool) -> tuple[float, ...]:
+        times = [
+            self.latency_us[layer][0][cores - 1] * (self.slope[layer][0] if weighted else 1.0)
+            for layer in range(self.layers)
+        ]
+        return tuple(reversed(list(accumulate(reversed(times), initial=0.0))))

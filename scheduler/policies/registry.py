@@ -1,0 +1,27 @@
+"""The scheduling policies by name, as `--scheduler` and `gangway simulate --policy` take them."""
+
+from collections.abc import Callable
+
+from gangway.scheduler.policies.model_fcfs import ModelFcfs
+from gangway.scheduler.policy import Policy
+
+# Each makes a policy of the text behind a colon, as in "fixed_block:6" (empty without one). Raises ValueError.
+POLICIES: dict[str, Callable[[str], Policy]] = {
+    ModelFcfs.name: lambda argument: plain(ModelFcfs, argument),
+}
+DEFAULT_POLICY = ModelFcfs.name
+
+
+def make_policy(text: str) -> Policy:
+    """Return a fresh policy for NAME or NAME:ARGUMENT; ValueError names the known ones, or what is wrong."""
+    name, _, argument = text.partition(":")
+    if name not in POLICIES:
+        raise ValueError(f"unknown scheduler {name!r}; known: {', '.join(sorted(POLICIES))}")
+    return POLICIES[name](argument)
+
+
+def plain(policy: type[Policy], argument: str) -> Policy:
+    """Make a policy that takes no argument."""
+    if argument:
+        raise ValueError(f"scheduler {policy.name!r} takes no argument, got {argument!r}")
+    return policy()
