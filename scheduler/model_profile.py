@@ -4,6 +4,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ class ModelProfile:
         below, above = self.batches[upper - 1], self.batches[upper]
         low, high = factors[upper - 1], factors[upper]
         return low + (high - low) * (rows - below) / (above - below)
+
+    @cached_property
+    def derived(self) -> dict[object, Any]:
+        """What is computed of this profile once, by whoever computes it; keys begin with the computing function."""
+        return {}
 
     @cached_property
     def _rest_us(self) -> tuple[tuple[float, ...], ...]:
