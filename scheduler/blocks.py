@@ -187,13 +187,11 @@ def _fractional_cores(of: Demands) -> float:
 
 
 def _fastest_versions(profile: ModelProfile, level: float, cores: int) -> tuple[int, ...]:
-    def time_us(layer: int, version: int) -> float:
-        return profile.layer_us(layer, cores, version, level)
-
-    return tuple(
-        min(range(len(profile.latency_us[layer])), key=lambda version, layer=layer: time_us(layer, version))
+    times_us = [
+        [profile.layer_us(layer, cores, version, level) for version in range(len(profile.latency_us[layer]))]
         for layer in range(profile.layers)
-    )
+    ]
+    return tuple(times.index(min(times)) for times in times_us)
 
 
 def _whole(cores: float) -> int:
