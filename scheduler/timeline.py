@@ -1,0 +1,122 @@
+"""Which core did what when, as a trace that Perfetto and chrome://tracing open. For live servers and simulations alike.
+
+Chrome's trace event format, JSON object form: one row ("thread") per core, one complete event ("X") per stretch of
+work, coloured by model. Written as it comes, so that nothing grows.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+# Colour names that both viewers know; models take turns.
+COLOURS = (
+    "thread_state_running",
+    "rail_response",
+    "rail_animation",
+    "rail_idle",
+    "rail_load",
+    "thread_state_iowait",
+    "cq_build_passed",
+    "cq_build_failed",
+    "startup",
+)
+_HEAD = '{"displayTimeUnit":"ms","traceEvents":[\n'
+
+
+class Stretch(NamedTuple):
+    """One core at work on one block without a change: layers [begin_layer, end_layer) of a query.
+
+    Where a gang grows, shrinks or stops inside a layer, that layer is in two stretches. `versions` are those of these
+    layers; empty: the default ones.
+    """
+
+    core: int
+    begin_us: float
+    end_us: float
+    query_id: int
+    model: str
+    begin_layer: int
+    end_layer: int
+    rank: int
+    ranks: int
+    versions: tuple[int, ...] = ()
+
+
+class TimelineWriter:
+    """Writes stretches to a file; a context manager. Memory does not grow with their number.
+
+    The file is valid JSON only when it has been closed. `limit`: later stretches are counted, not written. Raises
+    OSError when the file cannot be written.
+    """
+
+    def __init__(self, path: Path, cores: int, limit: int = 1_000_000, title: str = "gangway") -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._limit = limit
+        self._colours: dict[str, str] = {}
+        self.written = 0
+        self.dropped = 0
+        self._file.write(_HEAD)
+        self._file.write(_event({"name": "process_name", "ph": "M", "pid": 0, "args": {"name": title}}))
+        for core in range(cores):
+            self._file.write(",\n")
+            self._file.write(_event({**_row(core), "name": "thread_name", "args": {"name": f"core {core}"}}))
+            self._file.write(",\n")
+            self._file.write(_event({**_row(core), "name": "thread_sort_index", "args": {"sort_index": core}}))
+
+    def add(self, stretch: Stretch) -> None:
+        """Write one stretch. A negative duration (clocks of two processes) counts as none."""
+        if self.written >= self._limit:
+            self.dropped += 1
+            return
+        self.written += 1
+        self._file.write(",\n")
+        self._file.write(_event(self._complete_event(stretch)))
+
+    def add_block(self, stretch: Stretch, cores: Sequence[int]) -> None:
+        """Write the same stretch for every core of a gang, by rank; the stretch's own core, rank and ranks are void."""
+        for rank, core in enumerate(cores):
+            self.add(stretch._replace(core=core, rank=rank, ranks=len(cores)))
+
+    def close(self) -> None:
+        """Complete the file."""
+        if not self._file.closed:
+            self._file.write(f'\n],"otherData":{{"written":{self.written},"dropped":{self.dropped}}}}}\n')
+            self._file.close()
+
+    def __enter__(self) -> "TimelineWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _complete_event(self, stretch: Stretch) -> dict[str, object]:
+        colour = self._colours.setdefault(stretch.model, COLOURS[len(self._colours) % len(COLOURS)])
+        return {
+            "name": f"{stretch.model} {stretch.begin_layer}-{stretch.end_layer}",
+            "cat": stretch.model,
+            "ph": "X",
+            "pid": 0,
+            "tid": stretch.core,
+            "ts": round(stretch.begin_us, 3),
+            "dur": round(max(0.0, stretch.end_us - stretch.begin_us), 3),
+            "cname": colour,
+            "args": {
+                "query": stretch.query_id,
+                "rank": stretch.rank,
+                "ranks": stretch.ranks,
+                "layers": f"{stretch.begin_layer}-{stretch.end_layer}",
+                "versions": list(stretch.versions),
+            },
+        }
+
+
+def _row(core: int) -> dict[str, object]:
+    return {"ph": "M", "pid": 0, "tid": core}
+
+
+def _event(fields: dict[str, object]) -> str:
+    return json.dumps(fields, separators=(",", ":"))

@@ -1,0 +1,129 @@
+"""A layer block on its gang, as the simulator keeps it: where it is, and when something will happen to it."""
+
+from bisect import bisect_right
+from enum import IntEnum
+
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policy import Query, RunningBlock
+
+
+class Goal(IntEnum):
+    """What a block does when it has reached its target."""
+
+    END = 0
+    STOP = 1  # at a layer boundary
+    STOP_NOW = 2  # inside a layer
+    SHRINK = 3
+
+
+class Block:
+    """Its progress is a point of a time table (`tables.py`): `offset_us` at time `since_us`, `scale` times as slow.
+
+    `since_us` may lie in the future: until then nothing proceeds (dispatching, ranks that are on their way).
+    """
+
+    __slots__ = (
+        "begin",
+        "cores",
+        "demand",
+        "due_us",
+        "end_layer",
+        "goal",
+        "held_layer",
+        "held_us",
+        "keep",
+        "model",
+        "offset_us",
+        "query",
+        "scale",
+        "since_us",
+        "started_us",
+        "steps",
+        "table",
+        "target",
+        "token",
+        "versions",
+        "view",
+        "view_until_us",
+    )
+
+    def __init__(
+        self, query: Query, model: ModelProfile, end_layer: int, cores: tuple[int, ...], versions: tuple[int, ...]
+    ) -> None:
+        self.query = query
+        self.model = model
+        self.begin = query.next_layer
+        self.end_layer = end_layer
+        self.target = end_layer
+        self.goal = Goal.END
+        self.cores = cores
+        self.keep = 0  # so many cores stay after a shrink
+        self.versions = versions
+        self.scale = 1.0
+        self.started_us = 0.0
+        self.held_us = 0.0  # since when it has had the cores that it has,
+        self.held_layer = query.next_layer  # and where it was then
+        self.since_us = 0.0
+        self.offset_us = 0.0
+        self.due_us = 0.0
+        self.table: list[float] = []
+        self.steps = 0  # of the interference level that it sees
+        self.demand = 0.0
+        self.token = 0  # of its event that counts; older ones are void
+        self.view: RunningBlock | None = None
+        self.view_until_us = 0.0
+
+    def enter(self, fraction: float, now_us: float, delay_us: float) -> None:
+        """Begin at layer `begin`, of which a fraction is done, so much later than now."""
+        table = self.table
+        self.offset_us = table[self.begin] + fraction * (table[self.begin + 1] - table[self.begin])
+        self.started_us = self.held_us = now_us
+        self.since_us = now_us + delay_us
+
+    def position_us(self, now_us: float) -> float:
+        """Return how far it is in its table."""
+        passed_us = now_us - self.since_us
+        return self.offset_us + passed_us / self.scale if passed_us > 0 else self.offset_us
+
+    def layer(self, position_us: float) -> int:
+        """Return the layer at a point of the table; the last one of the block at its end."""
+        return bisect_right(self.table, position_us, self.begin + 1, self.end_layer) - 1
+
+    def fraction(self, layer: int, position_us: float) -> float:
+        """Return which part of this layer is done at a point of the table."""
+        table = self.table
+        layer_us = table[layer + 1] - table[layer]
+        return min(1.0, max(0.0, (position_us - table[layer]) / layer_us)) if layer_us > 0 else 1.0
+
+    def use_table(self, table: list[float], now_us: float, scale: float) -> None:
+        """Go on from where it is at other speeds."""
+        position_us = self.position_us(now_us)
+        layer = self.layer(position_us)
+        fraction = self.fraction(layer, position_us)
+        self.table = table
+        self.offset_us = table[layer] + fraction * (table[layer + 1] - table[layer])
+        self.scale = scale
+        self.since_us = max(self.since_us, now_us)
+
+    def reach_us(self, layer: int) -> float:
+        """Return when the beginning of a layer that lies ahead will be reached, under these conditions."""
+        return self.since_us + (self.table[layer] - self.offset_us) * self.scale
+
+    def see(self, now_us: float) -> RunningBlock:
+        """Return what a policy sees of it. The same object as long as it is in the same layer."""
+        if self.view is not None and now_us < self.view_until_us:
+            return self.view
+        position_us = self.position_us(now_us)
+        layer = self.layer(position_us)
+        self.view = RunningBlock(
+            self.query,
+            self.end_layer,
+            self.cores,
+            self.started_us,
+            layer,
+            self.since_us + (self.table[layer] - self.offset_us) * self.scale,
+            self.goal is not Goal.END,
+            self.versions,
+        )
+        self.view_until_us = self.reach_us(layer + 1)
+        return self.view

@@ -1,0 +1,73 @@
+"""Small machines and models for the simulator's tests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policy import Decision, Policy, Snapshot
+from gangway.simulator.block import Block
+from gangway.simulator.engine import Observer
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Trace:
+    times_us: NDArray[np.float64]
+    models: NDArray[np.int64]
+
+
+def trace(*queries: tuple[float, int]) -> Trace:
+    """Queries as (time, model)."""
+    return Trace(np.array([q[0] for q in queries], float), np.array([q[1] for q in queries], np.int64))
+
+
+def profile(
+    layer_us: Sequence[float], cores: int = 2, model_id: int = 0, qos_us: float | None = None, memory: float = 0.0
+) -> ModelProfile:
+    """Layers that scale perfectly; with `memory`, of that slope and that demand on one core."""
+    return ModelProfile(
+        model_id=model_id,
+        name=f"model {model_id}",
+        layers=len(layer_us),
+        max_ranks=cores,
+        latency_us=tuple((tuple(time_us / count for count in range(1, cores + 1)),) for time_us in layer_us),
+        slope=tuple((memory,) for _ in layer_us),
+        memory_us=tuple(time_us * memory for time_us in layer_us),
+        compute_us=tuple(layer_us),
+        isolated_us=sum(layer_us) / cores,
+        qos_us=qos_us,
+        measured=True,
+    )
+
+
+class Scripted(Policy):
+    """Decides what a function of the situation says, and remembers what it was shown."""
+
+    name = "scripted"
+
+    def __init__(self, script: Callable[[Snapshot], Sequence[Decision]]) -> None:
+        self._script = script
+        self.answered: list[tuple[int, float]] = []
+
+    def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
+        return self._script(snapshot)
+
+    def finished(self, query, now_us):
+        self.answered.append((query.query_id, now_us))
+
+
+class Ledger(Observer):
+    """Every stretch of work: (query, cores, first layer, end layer, begin, end)."""
+
+    def __init__(self) -> None:
+        self.stretches: list[tuple[int, tuple[int, ...], int, int, float, float]] = []
+
+    def ran(self, block: Block, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
+        self.stretches.append((block.query.query_id, block.cores, begin_layer, end_layer, begin_us, end_us))
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()

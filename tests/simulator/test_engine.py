@@ -1,0 +1,158 @@
+"""The engine against traces worked out by hand."""
+
+import pytest
+from gangway.scheduler.policies.registry import make_policy
+from gangway.scheduler.policy import Reject, Resize, Start, Stop, Wake
+from gangway.simulator.engine import ContractError, simulate
+from gangway.simulator.machine import Machine, Overheads
+from gangway.simulator.results import Answer
+
+from tests.simulator.conftest import Scripted, profile, trace
+
+WHOLE = {0: profile([100.0, 200.0, 100.0])}  # 400 us on one core, 200 on two
+
+
+def script(*steps):
+    """One list of decisions for each call of the policy; nothing afterwards."""
+    left = iter(steps)
+    return Scripted(lambda snapshot: next(left, []))
+
+
+def test_two_queries_one_after_the_other():
+    outcomes = simulate(make_policy("model_fcfs"), WHOLE, trace((0, 0), (50, 0)), Machine(2))
+    assert outcomes.latency_us.tolist() == [200, 350]
+    assert outcomes.queue_us.tolist() == [0, 150]
+    assert outcomes.status.tolist() == [Answer.OK] * 2
+    assert (outcomes.counters.blocks, outcomes.counters.core_busy_us, outcomes.end_us) == (2, 800, 400)
+
+
+def test_overheads_are_where_they_belong():
+    overheads = Overheads(submit_us=10, dispatch_us=5, leave_us=7, answer_us=20)
+    outcomes = simulate(make_policy("model_fcfs"), WHOLE, trace((0, 0), (0, 0)), Machine(2, overheads))
+    first = 10 + 5 + 200
+    assert outcomes.latency_us.tolist() == [first + 20, first + 7 + 5 + 200 + 20]
+
+
+def test_stopped_at_a_boundary_and_resumed(ledger):
+    seen = []
+
+    def decide(snapshot):
+        seen.append((snapshot.now_us, [(q.query_id, q.next_layer, q.started, q.ran_us) for q in snapshot.waiting]))
+        match len(seen):
+            case 1:
+                return [Start(0, 3, (0,))]
+            case 2:  # the second comes at 150, in the second layer
+                block = snapshot.running[0]
+                assert (block.layer, block.layer_started_us, block.stopping) == (1, 100, False)
+                return [Stop(0)]
+            case 3:
+                return [Start(1, 3, (0, 1))]
+            case 4:
+                return [Start(0, 3, (1,))]
+        return []
+
+    outcomes = simulate(Scripted(decide), WHOLE, trace((0, 0), (150, 0)), Machine(2), ledger)
+    assert seen == [(0, [(0, 0, False, 0)]), (150, [(1, 0, False, 0)]), (300, [(0, 2, True, 300), (1, 0, False, 0)]),
+                    (500, [(0, 2, True, 300)]), (600, [])]  # fmt: skip
+    assert outcomes.latency_us.tolist() == [600, 350]
+    assert ledger.stretches == [(0, (0,), 0, 2, 0, 300), (1, (0, 1), 0, 3, 300, 500), (0, (1,), 2, 3, 500, 600)]
+    assert outcomes.counters.preemptions == 1
+
+
+def test_stopped_at_once_keeps_what_is_done_of_the_layer():
+    machine = Machine(2, Overheads(stop_us=30))
+    policy = Scripted(lambda s: {0: [Start(0, 3, (0,)), Wake(150)], 150: [Stop(0, at_once=True)],
+                                 180: [Start(0, 3, (0, 1))]}.get(s.now_us, []))  # fmt: skip
+    outcomes = simulate(policy, WHOLE, trace((0, 0)), machine)
+    assert outcomes.latency_us.tolist() == [180 + 120 / 2 + 100 / 2]
+
+
+def test_grown_in_the_middle_of_a_layer(ledger):
+    policy = Scripted(
+        lambda s: {0: [Start(0, 3, (1,), wanted=2), Wake(200)], 200: [Resize(0, (1, 0))]}.get(s.now_us, [])
+    )
+    outcomes = simulate(policy, WHOLE, trace((0, 0)), Machine(2), ledger)
+    assert outcomes.latency_us.tolist() == [300]
+    assert (outcomes.counters.conflicts, outcomes.counters.grown) == (1, 1)
+    assert ledger.stretches == [(0, (1,), 0, 2, 0, 200), (0, (1, 0), 2, 3, 200, 300)]
+
+
+def test_growing_costs_what_the_joining_ranks_would_have_done():
+    policy = Scripted(lambda s: {0: [Start(0, 3, (1,)), Wake(200)], 200: [Resize(0, (1, 0))]}.get(s.now_us, []))
+    outcomes = simulate(policy, WHOLE, trace((0, 0)), Machine(2, Overheads(grow_us=40)))
+    assert outcomes.latency_us.tolist() == [320]  # 40 us on one core are worth 20 on two
+
+
+def test_shrunk_at_the_next_boundary(ledger):
+    def decide(snapshot):
+        if snapshot.now_us == 80:
+            assert snapshot.running[0].stopping and not snapshot.free_cores
+        if snapshot.now_us == 150:
+            assert snapshot.free_cores == (1,) and not snapshot.running[0].stopping
+        return {0: [Start(0, 3, (0, 1)), Wake(60)], 60: [Resize(0, (0,)), Wake(80)]}.get(snapshot.now_us, [])
+
+    outcomes = simulate(Scripted(decide), WHOLE, trace((0, 0)), Machine(2), ledger)
+    assert outcomes.latency_us.tolist() == [250]
+    assert ledger.stretches == [(0, (0, 1), 0, 2, 0, 150), (0, (0,), 2, 3, 150, 250)]
+
+
+def test_blocks_that_share_memory_slow_each_other_down():
+    models = {0: profile([100.0, 100.0], memory=0.5), 1: profile([300.0], model_id=1, memory=1.0)}
+
+    def decide(snapshot):
+        if snapshot.waiting:
+            query = snapshot.waiting[0]
+            return [Start(query.query_id, models[query.model_id].layers, snapshot.free_cores[:1])]
+        return []
+
+    machine = Machine(2, level_per_demand=0.8, level_step=0.1)
+    outcomes = simulate(Scripted(decide), models, trace((0, 0), (80, 1)), machine)
+    # Beside a demand of 1.0 the level is 0.8: slope 0.5 makes layers 1.4 times as long. Beside 0.5 it is 0.4.
+    first_us = 80 + (20 + 100) * 1.4
+    done = (first_us - 80) / 1.4
+    assert outcomes.latency_us == pytest.approx([first_us, first_us - 80 + 300 - done])
+
+
+def test_policies_learn_of_the_level_and_of_answers():
+    models = {0: profile([100.0], memory=0.5)}
+    levels = []
+
+    def decide(snapshot):
+        levels.append(snapshot.level)
+        return [Start(q.query_id, 1, (core,)) for q, core in zip(snapshot.waiting, snapshot.free_cores, strict=False)]
+
+    policy = Scripted(decide)
+    simulate(policy, models, trace((0, 0), (10, 0)), Machine(2, level_per_demand=0.8))
+    assert levels[:2] == [0, 0.4]
+    assert [query_id for query_id, _ in policy.answered] == [0, 1]
+
+
+def test_refused_and_never_answered():
+    outcomes = simulate(script([Reject(0)]), WHOLE, trace((0, 0)), Machine(2))
+    assert outcomes.status.tolist() == [Answer.REJECTED]
+    with pytest.raises(ContractError, match="leaves 1 queries waiting"):
+        simulate(script(), WHOLE, trace((0, 0)), Machine(2))
+
+
+@pytest.mark.parametrize(
+    ("decisions", "message"),
+    [
+        ([Start(0, 3, (0, 0))], "core 0 is not free"),
+        ([Start(0, 4, (0,))], "layers end at 3"),
+        ([Start(0, 0, (0,))], "the query is at 0"),
+        ([Start(0, 3, ())], "no core"),
+        ([Start(7, 3, (0,))], "7"),
+        ([Start(0, 3, (0,)), Resize(0, (1, 0))], "its cores are"),
+        ([Wake(0)], "has passed"),
+    ],
+)
+def test_a_policy_that_breaks_its_contract(decisions, message):
+    with pytest.raises(ContractError, match=message):
+        simulate(script(decisions), WHOLE, trace((0, 0)), Machine(2))
+
+
+def test_without_a_lease_a_query_waits():
+    outcomes = simulate(
+        make_policy("model_fcfs"), {0: profile([100.0], cores=1)}, trace((0, 0), (0, 0)), Machine(1, leases=1)
+    )
+    assert outcomes.latency_us.tolist() == [100, 200]
