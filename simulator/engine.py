@@ -9,31 +9,22 @@ a few operations for each running block.
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, overload
+from typing import overload
 
 import numpy as np
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, RunningBlock, Snapshot, Start, Stop, Wake
 from gangway.simulator.block import Block, Goal
 from gangway.simulator.machine import Machine
-from gangway.simulator.results import Answer, Counters, Outcomes
+from gangway.simulator.results import REFUSED, STATUSES, Counters, Result
 from gangway.simulator.tables import TimeTables
 from gangway.simulator.waiting import FreeCores, WaitingQueue
-from numpy.typing import NDArray
+from gangway.workload.arrivals import Arrivals
+from gangway.workload.outcomes import Outcomes
 
 ARRIVALS_AT_ONCE = 4096  # are made Python numbers
 LEASES_PER_CORE = 2
 NEVER = float("inf")
-
-
-class Arrivals(Protocol):
-    """When queries come (ascending microseconds) and for which model; as `workload.arrivals.Arrivals`."""
-
-    @property
-    def times_us(self) -> NDArray[np.float64]: ...  # noqa: D102
-
-    @property
-    def models(self) -> NDArray[np.int64]: ...  # noqa: D102
 
 
 class Observer:
@@ -90,11 +81,11 @@ def simulate(
     arrivals: Arrivals,
     machine: Machine,
     observer: Observer | None = None,
-) -> Outcomes:
+) -> Result:
     """Let the policy serve the arrivals, to the last query, and return what became of each.
 
-    `models`: by the numbers in `arrivals.models`, with times for every number of cores of the machine. Deterministic.
-    Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle cores for ever.
+    `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of the machine. Same
+    input, same result. Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle cores for ever.
     """
     return Simulation(policy, models, arrivals, machine, observer).run()
 
@@ -110,7 +101,7 @@ class Simulation:
         machine: Machine,
         observer: Observer | None = None,
     ) -> None:
-        for number, model in models.items():
+        for number, model in enumerate(models[number] for number in range(len(models))):
             if model.model_id != number or not model.latency_us or model.cores < machine.cores:
                 raise ValueError(f"the profile of {model.name!r} is not number {number} with {machine.cores} cores")
         self._policy = policy
@@ -134,10 +125,10 @@ class Simulation:
         count = len(arrivals.times_us)
         self._latency_us = np.full(count, np.nan)
         self._queue_us = np.full(count, np.nan)
-        self._status = np.zeros(count, dtype=np.int8)
+        self._status = np.zeros(count, dtype=np.int64)
         self._counters = Counters()
 
-    def run(self) -> Outcomes:
+    def run(self) -> Result:
         """Return what became of each query."""
         stream = self._stream()
         arrival = next(stream, None)
@@ -165,15 +156,9 @@ class Simulation:
                 if self._dirty:
                     self._share_interference()
         arrivals = self._arrivals
-        return Outcomes(
-            arrivals.models,
-            arrivals.times_us,
-            self._latency_us,
-            self._queue_us,
-            self._status,
-            self._counters,
-            self._now_us,
-        )
+        names = tuple(self._models[number].name for number in range(len(self._models)))
+        outcomes = Outcomes(names, arrivals.models, arrivals.times_us, self._latency_us, self._status, STATUSES)
+        return Result(outcomes, self._queue_us, self._counters, self._now_us)
 
     # -- arrivals
 
@@ -239,7 +224,6 @@ class Simulation:
             self._leases += 1
             answered_us = now_us - overheads.leave_us + overheads.answer_us
             self._latency_us[query.query_id] = answered_us - query.arrival_us
-            self._status[query.query_id] = Answer.OK
             self._policy.finished(query, answered_us)
             return
         if fraction > 0:
@@ -429,4 +413,5 @@ class Simulation:
         if query.started:
             self._leases += 1
             self._fractions.pop(query_id, None)
-        self._status[query_id] = Answer.REJECTED
+        self._latency_us[query_id] = self._now_us + self._machine.overheads.answer_us - query.arrival_us
+        self._status[query_id] = REFUSED

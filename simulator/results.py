@@ -1,18 +1,13 @@
-"""What a simulation counts, and the answers it collects."""
+"""What a simulation yields."""
 
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
 
 import numpy as np
+from gangway.workload.outcomes import OK, Outcomes
 from numpy.typing import NDArray
 
-
-class Answer(IntEnum):
-    """What became of a query."""
-
-    NONE = 0  # not answered
-    OK = 1
-    REJECTED = 2
+STATUSES = (OK, "UNAVAILABLE")
+REFUSED = 1  # index of the status of rejected queries
 
 
 @dataclass
@@ -30,17 +25,10 @@ class Counters:
 
 
 @dataclass(frozen=True)
-class Outcomes:
-    """One entry per query, in order of arrival. Times are microseconds.
+class Result:
+    """`queue_us` [Q]: from the scheduled arrival to the first block's start; NaN for a refused query."""
 
-    `latency_us`: from the scheduled arrival to the answer; NaN if it was never answered. `queue_us`: from arrival to
-    the first block's start. `status`: `Answer`.
-    """
-
-    model: NDArray[np.int64]
-    arrival_us: NDArray[np.float64]
-    latency_us: NDArray[np.float64]
+    outcomes: Outcomes
     queue_us: NDArray[np.float64]
-    status: NDArray[np.int8]
-    counters: Counters = field(default_factory=Counters)
-    end_us: float = 0.0  # when the last query was answered
+    counters: Counters
+    end_us: float  # when the last query was answered

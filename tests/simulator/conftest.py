@@ -1,7 +1,6 @@
 """Small machines and models for the simulator's tests."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,18 +8,12 @@ from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Snapshot
 from gangway.simulator.block import Block
 from gangway.simulator.engine import Observer
-from numpy.typing import NDArray
+from gangway.workload.arrivals import Arrivals
 
 
-@dataclass(frozen=True)
-class Trace:
-    times_us: NDArray[np.float64]
-    models: NDArray[np.int64]
-
-
-def trace(*queries: tuple[float, int]) -> Trace:
+def trace(*queries: tuple[float, int]) -> Arrivals:
     """Queries as (time, model)."""
-    return Trace(np.array([q[0] for q in queries], float), np.array([q[1] for q in queries], np.int64))
+    return Arrivals(np.array([q[0] for q in queries], float), np.array([q[1] for q in queries], np.int64))
 
 
 def profile(
