@@ -85,7 +85,8 @@ def simulate(
     """Let the policy serve the arrivals, to the last query, and return what became of each.
 
     `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of the machine. Same
-    input, same result. Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle cores for ever.
+    input, same result. Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle
+    cores for ever.
     """
     return Simulation(policy, models, arrivals, machine, observer).run()
 
