@@ -2,12 +2,24 @@
 
 from collections.abc import Callable
 
+from gangway.scheduler.policies.fixed_block import fixed_block
 from gangway.scheduler.policies.model_fcfs import ModelFcfs
+from gangway.scheduler.policies.planaria import Planaria
+from gangway.scheduler.policies.protean import Protean
+from gangway.scheduler.policies.veltair import Veltair
+from gangway.scheduler.policies.veltair_ac import VeltairAc
+from gangway.scheduler.policies.veltair_as import VeltairAs
 from gangway.scheduler.policy import Policy
 
 # Each makes a policy of the text behind a colon, as in "fixed_block:6" (empty without one). Raises ValueError.
 POLICIES: dict[str, Callable[[str], Policy]] = {
+    "fixed_block": fixed_block,
     ModelFcfs.name: lambda argument: plain(ModelFcfs, argument),
+    Planaria.name: lambda argument: plain(Planaria, argument),
+    Protean.name: lambda argument: plain(Protean, argument),
+    Veltair.name: lambda argument: plain(Veltair, argument),
+    VeltairAc.name: lambda argument: plain(VeltairAc, argument),
+    VeltairAs.name: lambda argument: plain(VeltairAs, argument),
 }
 DEFAULT_POLICY = ModelFcfs.name
 

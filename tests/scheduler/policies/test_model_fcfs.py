@@ -6,11 +6,15 @@ from gangway.scheduler.policies.model_fcfs import ModelFcfs
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Start
 
-WIDE, NARROW, TRIPLE = 1, 2, 3
+WIDE, NARROW, TRIPLE, PROMPT = 1, 2, 3, 4
 MODELS = {
     WIDE: ModelProfile(WIDE, "wide", layers=10, max_ranks=64),
     NARROW: ModelProfile(NARROW, "narrow", layers=3, max_ranks=1),
     TRIPLE: ModelProfile(TRIPLE, "triple", layers=5, max_ranks=3),
+    # 30 ms on one core, 15 on two, 10 on three; of its 14 ms 11.2 are for its layers: three cores
+    PROMPT: ModelProfile(
+        PROMPT, "prompt", 2, 4, ((((10e3, 5e3, 10e3 / 3, 2.5e3),)), ((20e3, 10e3, 20e3 / 3, 5e3),)), qos_us=14e3
+    ),
 }
 
 
@@ -24,19 +28,29 @@ def snapshot(waiting: list[Query], free: tuple[int, ...], core_count: int = 4) -
     return Snapshot(100.0, waiting, running, free, core_count, MODELS)
 
 
+def started(state: Snapshot) -> list[tuple[int, int, tuple[int, ...]]]:
+    decisions = ModelFcfs().decide(state)
+    assert all(isinstance(one, Start) and one.wanted == len(one.cores) and not one.versions for one in decisions)
+    return [(one.query_id, one.end_layer, one.cores) for one in decisions]
+
+
 def test_one_model_has_all_cores() -> None:
-    decided = ModelFcfs().decide(snapshot([query(1, WIDE), query(2, WIDE)], (0, 1, 2, 3)))
-    assert decided == [Start(1, 10, (0, 1, 2, 3))]
+    assert started(snapshot([query(1, WIDE), query(2, WIDE)], (0, 1, 2, 3))) == [(1, 10, (0, 1, 2, 3))]
 
 
 def test_narrow_models_run_side_by_side() -> None:
-    decided = ModelFcfs().decide(snapshot([query(i, NARROW) for i in range(6)], (0, 1, 2, 3)))
-    assert decided == [Start(i, 3, (i,)) for i in range(4)]
+    assert started(snapshot([query(i, NARROW) for i in range(6)], (0, 1, 2, 3))) == [(i, 3, (i,)) for i in range(4)]
 
 
 def test_the_gang_is_what_the_model_can_use() -> None:
     waiting = [query(1, TRIPLE), query(2, NARROW), query(3, NARROW)]
-    assert ModelFcfs().decide(snapshot(waiting, (0, 1, 2, 3))) == [Start(1, 5, (0, 1, 2)), Start(2, 3, (3,))]
+    assert started(snapshot(waiting, (0, 1, 2, 3))) == [(1, 5, (0, 1, 2)), (2, 3, (3,))]
+
+
+def test_a_target_fixes_the_gang() -> None:
+    assert started(snapshot([query(1, PROMPT)], (0, 1, 2, 3))) == [(1, 2, (0, 1, 2))]
+    assert started(snapshot([query(1, PROMPT), query(2, NARROW)], (1, 2))) == []
+    assert started(snapshot([query(1, PROMPT)], (0, 1), core_count=2)) == [(1, 2, (0, 1))]
 
 
 def test_nobody_overtakes_the_oldest() -> None:
@@ -45,7 +59,7 @@ def test_nobody_overtakes_the_oldest() -> None:
 
 def test_a_lost_core_makes_the_gang_smaller() -> None:
     state = Snapshot(1.0, [query(1, WIDE)], [], (0, 3), core_count=2, models=MODELS)
-    assert ModelFcfs().decide(state) == [Start(1, 10, (0, 3))]
+    assert started(state) == [(1, 10, (0, 3))]
 
 
 @pytest.mark.parametrize("state", [snapshot([], (0, 1, 2, 3)), Snapshot(1.0, [query(1, WIDE)], [], (), 0, MODELS)])
