@@ -2,10 +2,16 @@
 
 from collections.abc import Callable
 
+from gangway.scheduler.policies.ai_mt import AiMt
+from gangway.scheduler.policies.edf import EarliestDeadlineFirst
 from gangway.scheduler.policies.fixed_block import fixed_block
+from gangway.scheduler.policies.layerweaver import Layerweaver, LayerweaverPlus
 from gangway.scheduler.policies.model_fcfs import ModelFcfs
+from gangway.scheduler.policies.parties import Parties
 from gangway.scheduler.policies.planaria import Planaria
+from gangway.scheduler.policies.prema import Prema
 from gangway.scheduler.policies.protean import Protean
+from gangway.scheduler.policies.triton import Triton, make_triton
 from gangway.scheduler.policies.veltair import Veltair
 from gangway.scheduler.policies.veltair_ac import VeltairAc
 from gangway.scheduler.policies.veltair_as import VeltairAs
@@ -20,6 +26,13 @@ POLICIES: dict[str, Callable[[str], Policy]] = {
     Veltair.name: lambda argument: plain(Veltair, argument),
     VeltairAc.name: lambda argument: plain(VeltairAc, argument),
     VeltairAs.name: lambda argument: plain(VeltairAs, argument),
+    EarliestDeadlineFirst.name: lambda argument: plain(EarliestDeadlineFirst, argument),
+    Layerweaver.name: lambda argument: plain(Layerweaver, argument),
+    LayerweaverPlus.name: lambda argument: plain(LayerweaverPlus, argument),
+    Prema.name: lambda argument: plain(Prema, argument),
+    AiMt.name: lambda argument: plain(AiMt, argument),
+    Parties.name: lambda argument: plain(Parties, argument),
+    Triton.name: make_triton,
 }
 DEFAULT_POLICY = ModelFcfs.name
 
