@@ -25,10 +25,12 @@ from gangway.executor.segment import Segment
 SLOT_BYTES: Final = 1024
 _CANCEL_OFFSET: Final = 8
 _ATTEMPTS_OFFSET: Final = 12
-_FIELDS: Final = struct.Struct(
-    "<IIiI6Q"
-)  # model_id, rows, priority, ranks, arrival, deadline, compute start, compute end, bytes of two frames
+# model_id, rows, priority, ranks; arrival, deadline, compute start, compute end, bytes of two frames, limit;
+# blocks, conflicts, preemptions, versions, rejects_late, max_queue
+_FIELDS: Final = struct.Struct("<IIiI7Q6I")
 _FIELDS_OFFSET: Final = 16
+_COUNTS: Final = struct.Struct("<4I")
+_COUNTS_OFFSET: Final = 88
 _INPUTS_OFFSET: Final = 128
 _OUTPUTS_OFFSET: Final = _INPUTS_OFFSET + 8 * MAX_TENSORS
 _WORD: Final = struct.Struct("<I")
@@ -52,6 +54,8 @@ class SlotStatus(IntEnum):
     UNAVAILABLE = 2
     DEADLINE = 3
     INTERNAL = 4
+    LATE = 5  # it was certain to be late, and its queue policy is to refuse it then
+    QUEUE_FULL = 6
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class SlotRequest:
     """What a front end asks for. Offsets are bytes from the start of the io segment, one per tensor of the model.
 
     Every tensor has `rows * row_bytes` bytes there. A model for onnxruntime has one input and one output here, frames
-    (`frames.py`) of the sizes `frame_bytes`. Clocks are CLOCK_MONOTONIC; `deadline_ns` 0 means none.
+    (`frames.py`) of the sizes `frame_bytes`. Clocks are CLOCK_MONOTONIC, 0 means none. `deadline_ns` is a target:
+    `rejects_late` says what becomes of a request that misses it. Nobody waits for the answer after `limit_ns`.
+    `max_queue`: as many of its model and priority may wait already (0: any number), or it is refused.
     """
 
     model_id: int
@@ -70,6 +76,19 @@ class SlotRequest:
     arrival_ns: int = 0
     deadline_ns: int = 0
     frame_bytes: tuple[int, int] = (0, 0)
+    limit_ns: int = 0
+    rejects_late: bool = False
+    max_queue: int = 0
+
+
+@dataclass(frozen=True)
+class SlotCounts:
+    """What scheduling did to a request. `versions` is a mask: bit v is set if version v of a layer was used."""
+
+    blocks: int = 0
+    conflicts: int = 0  # blocks that got fewer cores than they wanted
+    preemptions: int = 0  # times it was stopped for another one
+    versions: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +100,7 @@ class SlotOutcome:
     compute_us: float  # first task to last, stops included
     ranks: int  # largest gang that worked on it
     attempts: int
+    counts: SlotCounts = SlotCounts()
 
 
 @dataclass(frozen=True)
@@ -136,6 +156,10 @@ class SlotTable:
             0,
             0,
             *request.frame_bytes,
+            request.limit_ns,
+            *(0, 0, 0, 0),
+            request.rejects_late,
+            request.max_queue,
         )
         _FIELDS.pack_into(self._view, base + _FIELDS_OFFSET, *numbers)
         self._view[base + _CANCEL_OFFSET : base + _FIELDS_OFFSET] = bytes(8)  # cancel and attempts
@@ -160,10 +184,12 @@ class SlotTable:
     def outcome(self, slot: int) -> SlotOutcome:
         """Return how a DONE slot ended."""
         base = slot * SLOT_BYTES
-        _, _, _, ranks, arrival_ns, _, start_ns, end_ns, _, _ = _FIELDS.unpack_from(self._view, base + _FIELDS_OFFSET)
+        fields = _FIELDS.unpack_from(self._view, base + _FIELDS_OFFSET)
+        ranks, arrival_ns, start_ns, end_ns = fields[3], fields[4], fields[6], fields[7]
         queue_us = (start_ns - arrival_ns) / 1e3 if start_ns else 0.0
         attempts = _WORD.unpack_from(self._view, base + _ATTEMPTS_OFFSET)[0]
-        return SlotOutcome(self.entry(slot).status, queue_us, (end_ns - start_ns) / 1e3, ranks, attempts)
+        counts = SlotCounts(*_COUNTS.unpack_from(self._view, base + _COUNTS_OFFSET))
+        return SlotOutcome(self.entry(slot).status, queue_us, (end_ns - start_ns) / 1e3, ranks, attempts, counts)
 
     def release(self, slot: int) -> bool:
         """Make a DONE or still FILLING slot free; False if it is in another state."""
@@ -174,13 +200,27 @@ class SlotTable:
     def request(self, slot: int) -> SlotRequest:
         """Read the request's fields; MAX_TENSORS offsets each, unused ones 0."""
         base = slot * SLOT_BYTES
-        model_id, rows, priority, _, arrival_ns, deadline_ns, _, _, *frame_bytes = _FIELDS.unpack_from(
-            self._view, base + _FIELDS_OFFSET
-        )
+        fields = _FIELDS.unpack_from(self._view, base + _FIELDS_OFFSET)
         inputs = struct.unpack_from(f"<{MAX_TENSORS}Q", self._view, base + _INPUTS_OFFSET)
         outputs = struct.unpack_from(f"<{MAX_TENSORS}Q", self._view, base + _OUTPUTS_OFFSET)
-        frames = (frame_bytes[0], frame_bytes[1])
-        return SlotRequest(model_id, rows, inputs, outputs, priority, arrival_ns, deadline_ns, frames)
+        return SlotRequest(
+            model_id=fields[0],
+            rows=fields[1],
+            input_offsets=inputs,
+            output_offsets=outputs,
+            priority=fields[2],
+            arrival_ns=fields[4],
+            deadline_ns=fields[5],
+            frame_bytes=(fields[8], fields[9]),
+            limit_ns=fields[10],
+            rejects_late=bool(fields[15]),
+            max_queue=fields[16],
+        )
+
+    def count(self, slot: int, counts: SlotCounts) -> None:
+        """Write what has been counted so far. Only while no rank is in: one that answers makes the slot another's."""
+        numbers = (counts.blocks, counts.conflicts, counts.preemptions, counts.versions)
+        _COUNTS.pack_into(self._view, slot * SLOT_BYTES + _COUNTS_OFFSET, *numbers)
 
     def attempts(self, slot: int) -> int:
         """How often the request has been started."""

@@ -62,7 +62,9 @@ struct worker_status {
 /* -- request slots */
 
 enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_SUBMITTED, SLOT_RUNNING, SLOT_DONE };
-enum slot_status { STATUS_OK, STATUS_CANCELLED, STATUS_UNAVAILABLE, STATUS_DEADLINE, STATUS_INTERNAL };
+enum slot_status {
+    STATUS_OK, STATUS_CANCELLED, STATUS_UNAVAILABLE, STATUS_DEADLINE, STATUS_INTERNAL, STATUS_LATE, STATUS_QUEUE_FULL
+};
 
 struct slot {
     /* state (8 bits), status (8), 16 unused, sequence (32). The low half is the futex word. */
@@ -75,6 +77,9 @@ struct slot {
     uint32_t ranks;
     uint64_t arrival_ns, deadline_ns, compute_start_ns, compute_end_ns;
     uint64_t input_frame_bytes, output_frame_bytes; /* of a request to a whole program (program.h) */
+    uint64_t limit_ns;
+    uint32_t blocks, conflicts, preemptions, versions;
+    uint32_t rejects_late, max_queue;
     _Alignas(128) uint64_t input_offset[MAX_TENSORS];
     uint64_t output_offset[MAX_TENSORS];
 };

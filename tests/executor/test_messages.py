@@ -76,10 +76,13 @@ def test_message_fields_lie_where_c_has_them():
 
 def test_slot_fields_lie_where_c_has_them():
     names = ["model_id", "rows", "priority", "ranks", "arrival_ns", "deadline_ns", "compute_start_ns", "compute_end_ns"]
-    sizes = [4, 4, 4, 4, 8, 8, 8, 8]
+    names += ["input_frame_bytes", "output_frame_bytes", "limit_ns"]
+    names += ["blocks", "conflicts", "preemptions", "versions", "rejects_late", "max_queue"]
+    sizes = [4] * 4 + [8] * 7 + [4] * 6
     offsets = [slots._FIELDS_OFFSET + sum(sizes[:index]) for index in range(len(sizes))]
     assert [_native.LAYOUT[f"slot.{name}"] for name in names] == offsets
     assert _native.LAYOUT["slot"] == slots.SLOT_BYTES
+    assert _native.LAYOUT["slot.blocks"] == slots._COUNTS_OFFSET
     assert _native.LAYOUT["slot.cancel"] == slots._CANCEL_OFFSET
     assert _native.LAYOUT["slot.attempts"] == slots._ATTEMPTS_OFFSET
     assert _native.LAYOUT["slot.input_offset"] == slots._INPUTS_OFFSET

@@ -6,9 +6,21 @@ import time
 import pytest
 from gangway.executor import _native
 from gangway.executor.segment import Segment
-from gangway.executor.slots import SlotRequest, SlotState, SlotStatus, SlotTable
+from gangway.executor.slots import SlotCounts, SlotRequest, SlotState, SlotStatus, SlotTable
 
-REQUEST = SlotRequest(3, 2, (4096, 8192), (65536,), priority=-1, arrival_ns=123, deadline_ns=456)
+REQUEST = SlotRequest(
+    3,
+    2,
+    (4096, 8192),
+    (65536,),
+    priority=-1,
+    arrival_ns=123,
+    deadline_ns=456,
+    frame_bytes=(64, 128),
+    limit_ns=789,
+    rejects_late=True,
+    max_queue=5,
+)
 
 
 @pytest.fixture
@@ -30,7 +42,8 @@ def test_life_of_a_request(table):
     assert [(entry.slot, entry.sequence) for entry in table.scan()] == [(slot, sequence)]
     seen = table.request(slot)
     assert (seen.model_id, seen.rows, seen.priority) == (3, 2, -1)
-    assert (seen.arrival_ns, seen.deadline_ns) == (123, 456)
+    assert (seen.arrival_ns, seen.deadline_ns, seen.limit_ns) == (123, 456, 789)
+    assert (seen.frame_bytes, seen.rejects_late, seen.max_queue) == ((64, 128), True, 5)
     assert seen.input_offsets[:3] == (4096, 8192, 0)
     assert seen.output_offsets[:2] == (65536, 0)
     assert table.start(slot, sequence)
@@ -47,6 +60,17 @@ def test_life_of_a_request(table):
     assert table.outcome(slot).status is SlotStatus.CANCELLED
     assert table.release(slot)
     assert not table.release(slot)
+
+
+def test_counts_belong_to_one_request(table):
+    slot = table.acquire()
+    table.fill(slot, REQUEST)
+    table.count(slot, SlotCounts(blocks=3, conflicts=1, preemptions=2, versions=0b101))
+    assert table.outcome(slot).counts == SlotCounts(3, 1, 2, 5)
+    assert table.request(slot).rejects_late, "its neighbours stay"
+    assert table.request(slot).limit_ns == 789
+    table.fill(slot, REQUEST)
+    assert table.outcome(slot).counts == SlotCounts()
 
 
 def test_old_sequence_cannot_touch_the_next_request(table):
