@@ -57,10 +57,15 @@ class ModelUnloaded:
 
 @dataclass(frozen=True)
 class SetProfile:
-    """To the scheduler: the model's isolated latency on all cores, one row, as measured."""
+    """To the scheduler: the model's isolated latency on all cores, one row, as measured (0: not), and its target.
+
+    `qos_us` None: best effort. `rejects_late`: its queue policy is to refuse what is certain to be late.
+    """
 
     model_id: int
     isolated_us: float
+    qos_us: float | None = None
+    rejects_late: bool = False
 
 
 @dataclass(frozen=True)

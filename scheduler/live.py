@@ -84,8 +84,8 @@ class LiveScheduler:
                     self.load_model(message)
                 case slow.UnloadModel(model_id):
                     self._unload_model(model_id)
-                case slow.SetProfile(model_id, isolated_us):
-                    self.models.set_isolated(model_id, isolated_us)
+                case slow.SetProfile():
+                    self.models.set_profile(message)
                 case slow.UseProfile(model_id, path):
                     self._use_profile(model_id, Path(path))
                 case slow.WorkerDied(core, pid):
@@ -329,7 +329,7 @@ class LiveScheduler:
     def _wait_us(self) -> int:
         if self._gangs.any_ending:
             return WATCH_WAIT_US
-        deadline_us = self.requests.next_deadline_us()
-        if deadline_us is None:
+        limit_us = self.requests.next_limit_us()
+        if limit_us is None:
             return IDLE_WAIT_US
-        return max(0, min(IDLE_WAIT_US, int(deadline_us - time.monotonic_ns() / 1e3) + 1))
+        return max(0, min(IDLE_WAIT_US, int(limit_us - time.monotonic_ns() / 1e3) + 1))

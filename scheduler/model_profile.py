@@ -30,7 +30,7 @@ class ModelProfile:
     batches: tuple[int, ...] = (1,)
     isolated_us: float = 0.0  # as served: all cores, one row, alone; 0 until measured
     qos_us: float | None = None  # latency target, from arrival; None: best effort
-    rejects_late: bool = False  # queue policy: a query that is certain to be late is refused instead of served late
+    rejects_late: bool = False  # default queue policy: queries certain to be late are refused instead of served late
     indivisible: bool = False  # a query is one task on one core: nothing stops it
     measured: bool = False
 

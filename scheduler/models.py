@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from gangway.artifact.profile import Profile
 from gangway.executor.messages import Load
-from gangway.scheduler.control import LoadModel
+from gangway.scheduler.control import LoadModel, SetProfile
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.profiles import policy_profile
 
@@ -67,10 +67,16 @@ class ModelTable:
         spec = model.spec
         self._profiles[spec.model_id] = ModelProfile(spec.model_id, spec.name, spec.layers, spec.max_ranks)
 
-    def set_isolated(self, model_id: int, isolated_us: float) -> None:
-        """Note a model's measured latency."""
-        if model_id in self._profiles:
-            self._profiles[model_id] = replace(self._profiles[model_id], isolated_us=isolated_us)
+    def set_profile(self, message: SetProfile) -> None:
+        """Note a model's measured latency, and what is asked of it."""
+        known = self._profiles.get(message.model_id)
+        if known is not None:
+            self._profiles[message.model_id] = replace(
+                known,
+                isolated_us=message.isolated_us,
+                qos_us=message.qos_us,
+                rejects_late=message.rejects_late,
+            )
 
     def use_profile(self, model_id: int, profile: Profile) -> None:
         """Show policies a measured profile; the latency of the whole model stays that of the live server."""
@@ -78,7 +84,12 @@ class ModelTable:
         if known is None or len(profile.layers) != known.layers:
             return
         measured = policy_profile(profile, model_id, known.name, known.max_ranks)
-        self._profiles[model_id] = replace(measured, isolated_us=known.isolated_us or measured.isolated_us)
+        self._profiles[model_id] = replace(
+            measured,
+            isolated_us=known.isolated_us or measured.isolated_us,
+            qos_us=known.qos_us,
+            rejects_late=known.rejects_late,
+        )
 
     def begin_unload(self, model: Model) -> None:
         """Any state -> UNLOADING."""

@@ -24,6 +24,7 @@ class Query:
     next_layer: int = 0
     started: bool = False  # it has run before and was stopped: it holds a lease
     ran_us: float = 0.0  # how long it was on cores, in the blocks before
+    rejects_late: bool = False  # its queue policy: it is refused once it is certain to be late
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer UNAVAILABLE to a waiting query whose model `rejects_late`."""
+    """Answer UNAVAILABLE to a waiting query that `rejects_late`."""
 
     query_id: int
     reason: str = ""

@@ -13,12 +13,13 @@ MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAIL
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request that waits or runs. `dropped`: nobody wants the answer any more."""
+    """A request that waits or runs. `dropped`: nobody wants the answer any more, or may have it after `limit_us`."""
 
     query: Query
     front_end: int
     slot: int
     sequence: int
+    limit_us: float | None = None
     started: bool = False
     dropped: bool = False
 
@@ -30,7 +31,7 @@ class RequestBook:
         self._tables = tables
         self._known: dict[tuple[int, int, int], Request] = {}
         self._waiting: dict[int, Request] = {}  # by query id
-        self._deadlines: list[tuple[float, int]] = []  # heap of (deadline_us, query id)
+        self._limits: list[tuple[float, int]] = []  # heap of (limit_us, query id)
         self._ids = count(1)
 
     @property
@@ -49,11 +50,17 @@ class RequestBook:
             table.finish(slot, sequence, SlotStatus.CANCELLED)
             return None
         fields = table.request(slot)
-        deadline_us = fields.deadline_ns / 1e3 if fields.deadline_ns else None
         query = Query(
-            next(self._ids), fields.model_id, fields.rows, fields.arrival_ns / 1e3, deadline_us, fields.priority
+            query_id=next(self._ids),
+            model_id=fields.model_id,
+            rows=fields.rows,
+            arrival_us=fields.arrival_ns / 1e3,
+            deadline_us=fields.deadline_ns / 1e3 if fields.deadline_ns else None,
+            priority=fields.priority,
+            rejects_late=fields.rejects_late,
         )
-        request = Request(query, front_end, slot, sequence)
+        limit_us = fields.limit_ns / 1e3 if fields.limit_ns else None
+        request = Request(query, front_end, slot, sequence, limit_us)
         self._known[key] = request
         self._queue(request)
         return request
@@ -117,21 +124,21 @@ class RequestBook:
         return self._tables[request.front_end].finish(request.slot, request.sequence, status)
 
     def expire(self, now_us: float, end: Callable[[Request, SlotStatus], None]) -> None:
-        """Call `end` for every waiting request whose deadline has passed."""
-        while self._deadlines and self._deadlines[0][0] <= now_us:
-            _, query_id = heapq.heappop(self._deadlines)
+        """Call `end` for every waiting request whose client is gone by now. (The front end cancels one that runs.)"""
+        while self._limits and self._limits[0][0] <= now_us:
+            _, query_id = heapq.heappop(self._limits)
             if query_id in self._waiting:
                 end(self._waiting[query_id], SlotStatus.DEADLINE)
 
-    def next_deadline_us(self) -> float | None:
+    def next_limit_us(self) -> float | None:
         """When `expire` has something to do, at the earliest."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._limits[0][0] if self._limits else None
 
     def _queue(self, request: Request) -> None:
         query = request.query
         self._waiting[query.query_id] = request
-        if query.deadline_us is not None:
-            heapq.heappush(self._deadlines, (query.deadline_us, query.query_id))
+        if request.limit_us is not None:
+            heapq.heappush(self._limits, (request.limit_us, query.query_id))
 
     def _sort(self) -> None:
         self._waiting = dict(sorted(self._waiting.items(), key=lambda item: (item[1].query.arrival_us, item[0])))

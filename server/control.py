@@ -86,10 +86,10 @@ class SchedulerControl:
         self._measured.pop(model_id, None)
         self._send(slow.UnloadModel(model_id))
 
-    def set_isolated(self, model_id: int, isolated_us: float) -> None:
-        """Tell the measured latency of a model."""
-        self._profiles[model_id] = slow.SetProfile(model_id, isolated_us)
-        self._send(self._profiles[model_id])
+    def set_profile(self, profile: slow.SetProfile) -> None:
+        """Tell the measured latency of a model, and its target."""
+        self._profiles[profile.model_id] = profile
+        self._send(profile)
 
     def use_profile(self, model_id: int, path: Path) -> None:
         """Tell where a model's profile is."""

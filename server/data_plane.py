@@ -121,10 +121,18 @@ class Request:
         self.inputs = [view[block + at : block + at + size] for at, size in placement.inputs]
         self.outputs = [view[block + at : block + at + size] for at, size in placement.outputs]
 
-    def submit(self, deadline_ns: int = 0, priority: int = 0, arrival_ns: int = 0) -> None:
+    def submit(
+        self,
+        deadline_ns: int = 0,
+        priority: int = 0,
+        arrival_ns: int = 0,
+        limit_ns: int = 0,
+        rejects_late: bool = False,
+        max_queue: int = 0,
+    ) -> None:
         """Hand the request to the scheduler; the inputs must not change any more.
 
-        Times are CLOCK_MONOTONIC; a deadline of 0 is none, an arrival of 0 is now.
+        What the parameters mean: `SlotRequest`. Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
         block, placement, slots = self._block, self._placement, self._plane.slots
@@ -139,6 +147,9 @@ class Request:
                 arrival_ns,
                 deadline_ns,
                 self.layout.frame_bytes,
+                limit_ns,
+                rejects_late,
+                max_queue,
             ),
         )
         self._sequence = slots.submit(self._slot)

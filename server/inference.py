@@ -31,19 +31,25 @@ class Call(Protocol):
 
 
 @dataclass(frozen=True)
-class _Deadline:
-    """The earlier one of the client's deadline and of the `timeout` parameter; `ns` is 0 without either."""
+class _Clock:
+    """Instants of one request, CLOCK_MONOTONIC; 0 is none.
 
-    ns: int
-    code: grpc.StatusCode  # what the client is told when it has passed
+    `deadline_ns` is a target: what happens to a request that misses it is for its queue policy to say. After `limit_ns`
+    the client is gone. A limit without a target makes none: whoever wants an answer by some time says so by `timeout`.
+    """
+
+    arrival_ns: int  # of the bytes at the front end
+    deadline_ns: int
+    limit_ns: int
 
     @classmethod
-    def of(cls, plan: Plan, call: Call, arrival_ns: int) -> "_Deadline":
-        limit_ns, code = plan.timeout_us * 1000 or MAX_WAIT_NS, grpc.StatusCode.UNAVAILABLE
+    def of(cls, plan: Plan, call: Call, arrival_ns: int) -> "_Clock":
         remaining_seconds = call.time_remaining()
-        if remaining_seconds is not None and remaining_seconds * 1e9 < limit_ns:
-            limit_ns, code = int(remaining_seconds * 1e9), grpc.StatusCode.DEADLINE_EXCEEDED
-        return cls(arrival_ns + limit_ns if limit_ns < MAX_WAIT_NS else 0, code)
+        limited = remaining_seconds is not None and remaining_seconds * 1e9 < MAX_WAIT_NS
+        limit_ns = time.monotonic_ns() + max(0, int((remaining_seconds or 0) * 1e9)) if limited else 0
+        target_ns = min(int(plan.terms.target_us * 1000), MAX_WAIT_NS)
+        deadline_ns = arrival_ns + target_ns if target_ns else 0
+        return cls(arrival_ns, min(deadline_ns, limit_ns) if limit_ns else deadline_ns, limit_ns)
 
 
 class Inference:
@@ -87,20 +93,20 @@ class Inference:
 
     def _run(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
         contents = plan.contents(raws)
-        deadline = _Deadline.of(plan, call, arrival_ns)
+        clock = _Clock.of(plan, call, arrival_ns)
         way, response = plan.call, None
         while response is None:  # once more if the answer had too little room: the next attempt has what it needed
             with self._open(plan, way, contents) as request:
                 way.write(request, contents)
                 submitted_ns = time.monotonic_ns()
-                outcome = self._execute(plan, request, call, submitted_ns, deadline)
+                outcome = self._execute(plan, request, call, clock)
                 finished_ns = time.monotonic_ns()
                 if outcome.status is SlotStatus.OK:
                     response = way.answer(request_id, request)
                 elif outcome.status is SlotStatus.UNAVAILABLE and plan.spare is not None and way is not plan.spare:
                     way = plan.spare  # the variant has been unloaded meanwhile
                 else:
-                    raise _failure(plan, deadline, outcome.status)
+                    raise _failure(plan, outcome.status)
         if plan.model.symbols:
             self._watch.used(plan.model, plan.model.key_of(plan.shapes.sizes))
         end_ns = time.monotonic_ns()
@@ -121,18 +127,21 @@ class Inference:
         except PoolExhaustedError as error:
             unavailable(f"Exceeds maximum queue size: {error}")
 
-    def _execute(self, plan: Plan, request: Request, call: Call, now_ns: int, deadline: _Deadline) -> SlotOutcome:
+    def _execute(self, plan: Plan, request: Request, call: Call, clock: _Clock) -> SlotOutcome:
+        terms = plan.terms
         try:
-            request.submit(deadline.ns, plan.priority, now_ns)
+            request.submit(
+                clock.deadline_ns, terms.priority, clock.arrival_ns, clock.limit_ns, terms.rejects_late, terms.max_queue
+            )
         except PoolExhaustedError as error:
             unavailable(f"Exceeds maximum queue size: {error}")
         # Only from here on is there something to cancel; a call that has ended meanwhile takes no callback any more.
         self._calls.add(request)
         if not call.add_callback(lambda: self._ended(request)):
             self._ended(request)
-        outcome = request.wait(deadline.ns or now_ns + MAX_WAIT_NS)
+        outcome = request.wait(clock.limit_ns or clock.arrival_ns + MAX_WAIT_NS)
         if outcome is None:
-            raise _failure(plan, deadline, SlotStatus.DEADLINE)
+            raise _failure(plan, SlotStatus.DEADLINE)
         return outcome
 
     def _ended(self, request: Request) -> None:
@@ -141,11 +150,17 @@ class Inference:
         request.cancel()
 
 
-def _failure(plan: Plan, deadline: _Deadline, status: SlotStatus) -> RequestError:
+def _failure(plan: Plan, status: SlotStatus) -> RequestError:
     name = plan.model.name
     match status:
         case SlotStatus.DEADLINE:
-            return RequestError(deadline.code, f"Request timeout expired for model '{name}'")
+            message = f"the call's deadline passed before model '{name}' had answered"
+            return RequestError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+        case SlotStatus.LATE:
+            return RequestError(grpc.StatusCode.UNAVAILABLE, f"Request timeout expired for model '{name}'")
+        case SlotStatus.QUEUE_FULL:
+            message = f"Exceeds maximum queue size: {plan.terms.max_queue} requests wait for model '{name}'"
+            return RequestError(grpc.StatusCode.UNAVAILABLE, message)
         case SlotStatus.CANCELLED:
             return RequestError(grpc.StatusCode.CANCELLED, f"the request for model '{name}' was cancelled")
         case SlotStatus.UNAVAILABLE:

@@ -20,10 +20,11 @@ from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import ModelReady, ModelUnavailable
 from gangway.server.isolated import Isolated, TrialError, measure_isolated
-from gangway.server.model_config import ConfigError, Qos, buckets_of
+from gangway.server.model_config import ConfigError, buckets_of
 from gangway.server.models import ServedModel, open_symbols
 from gangway.server.profile_keeper import ProfileKeeper
 from gangway.server.repository import BrokenModel, ModelVersion, read_repository
+from gangway.server.targets import profile_message, resolve_qos_us
 from gangway.server.variants import VariantKeeper
 
 _log = logging.getLogger(__name__)
@@ -121,11 +122,11 @@ class ModelLoader:
             engine=manifest.engine,
         )
         isolated = await self._measure(ready)
+        ready = replace(ready, qos_us=resolve_qos_us(entry.qos, isolated))
+        self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated))
         self._profiles.add(spec.model_id, manifest)
         await self._variants.add(ready, entry.path, declared)
-        if isolated is not None:
-            self._scheduler.set_isolated(spec.model_id, isolated.compute_us)
-        return LoadedModel(replace(ready, qos_us=resolve_qos_us(entry.qos, isolated)), isolated, manifest.engine)
+        return LoadedModel(ready, isolated, manifest.engine)
 
     async def _measure(self, ready: ModelReady) -> Isolated | None:
         """Return how fast the model is alone; None for one that onnxruntime executes, but not with zeros."""
@@ -163,10 +164,3 @@ class ModelLoader:
         model = self.loaded.pop(model_id, None)
         if model is not None:
             self._refuse(BrokenModel(model.ready.name, model.ready.version, reason))
-
-
-def resolve_qos_us(qos: Qos, isolated: Isolated | None) -> float | None:
-    """Return the latency target in microseconds, None for best effort, and for a multiple of what is not known."""
-    if qos.multiple is not None:
-        return None if isolated is None else qos.multiple * isolated.latency_us
-    return None if qos.milliseconds is None else qos.milliseconds * 1e3

@@ -12,6 +12,7 @@ from gangway.server.data_plane import TensorLayout
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end_messages import ModelReady, ModelUnavailable, VariantGone, VariantReady
 from gangway.server.model_config import datatype_name
+from gangway.server.queue_policy import QueuePolicies
 from gangway.server.statistics import Statistics
 
 
@@ -98,6 +99,8 @@ class ServedModel:
     max_rows: int
     symbols: tuple[str, ...] = ()
     compiled: Mapping[tuple[int, ...], Compiled] = field(default_factory=dict)
+    qos_us: float | None = None
+    policies: QueuePolicies = field(default_factory=QueuePolicies)
     statistics: Statistics = field(default_factory=Statistics)
 
     @classmethod
@@ -117,6 +120,8 @@ class ServedModel:
             max_rows=message.max_rows,
             symbols=open_symbols(message.inputs, message.batched),
             compiled={} if message.engine is Engine.ONNXRUNTIME else {(): Compiled(layout, message.outputs)},
+            qos_us=message.qos_us,
+            policies=QueuePolicies.of(config),
         )
 
     def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.calls import Call, Contents, FrameCall, call_of, frame_call_of
 from gangway.server.errors import invalid, unsupported
 from gangway.server.models import Models, ServedModel, Shapes, Tensor, item_bytes
+from gangway.server.queue_policy import Terms
 from gangway.server.typed_contents import to_bytes
 from google.protobuf.message import DecodeError
 
@@ -35,8 +36,7 @@ class Plan:
     shapes: Shapes
     typed: tuple[bytes, ...] | None
     call: Call
-    timeout_us: int  # 0: none
-    priority: int
+    terms: Terms
     spare: FrameCall | None = None
 
     def contents(self, raws: list[memoryview]) -> Contents:
@@ -108,7 +108,7 @@ def make_plan(models: Models, header: bytes, has_raws: bool) -> Plan:
     outputs = _requested_outputs(request, model)
     call = call_of(model, shapes, outputs)
     spare = frame_call_of(model, shapes, outputs) if model.symbols and not isinstance(call, FrameCall) else None
-    return Plan(model, shapes, typed, call, timeout_us, priority, spare)
+    return Plan(model, shapes, typed, call, model.policies.terms(timeout_us, priority, model.qos_us), spare)
 
 
 def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:

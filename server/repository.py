@@ -14,6 +14,7 @@ from gangway.server.model_config import (
     qos_of,
     read_config,
 )
+from gangway.server.queue_policy import QueuePolicies
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def read_model(folder: Path) -> list[ModelVersion | BrokenModel]:
         config = read_config(config_path) if config_path.exists() else ModelConfig()
         check_supported(config, name)
         qos = qos_of(config)
+        QueuePolicies.of(config)
         versions = _wanted_versions(config, _present_versions(folder))
     except (ConfigError, OSError) as error:
         return [BrokenModel(name, 0, str(error))]

@@ -19,6 +19,7 @@ from gangway.server.control import ModelLoadError, SchedulerControl
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import ModelReady, ShapeWanted, VariantGone, VariantReady
 from gangway.server.models import open_symbols
+from gangway.server.targets import profile_message
 
 Sizes = tuple[int, ...]
 
@@ -124,6 +125,7 @@ class VariantKeeper:
             _log.warning("%s: left to onnxruntime: %s", title, error)
             model.refused.add(sizes)
             return
+        self._scheduler.set_profile(profile_message(spec.model_id, model.ready))
         model.loaded[sizes] = spec.model_id
         ready = model.ready
         self._front_end.announce_variant(

@@ -11,7 +11,7 @@ LOAD = LoadModel(3, 'a "name"\n', "ab" * 32, layers=7, max_ranks=2, arena_bytes=
 
 
 def test_every_message_survives_the_journey() -> None:
-    samples: dict[type, object] = {int: 7, str: "text", float: 1.5, bool: True}
+    samples: dict[object, object] = {int: 7, str: "text", float: 1.5, bool: True, float | None: 2.5}
     for kind in typing.get_args(ControlMessage):
         types = typing.get_type_hints(kind)
         message = kind(**{field.name: samples[types[field.name]] for field in dataclasses.fields(kind)})

@@ -43,9 +43,9 @@ def test_cancelled_while_waiting_and_while_running(server):
     assert server.outcome(server.request()).status is SlotStatus.OK
 
 
-def test_a_deadline_that_passes_in_the_queue(server):
+def test_a_limit_that_passes_in_the_queue(server):
     running = server.request(task_us=500)
-    late = server.request(deadline_ns=time.monotonic_ns() + 5_000_000)
+    late = server.request(limit_ns=time.monotonic_ns() + 5_000_000)
     assert server.outcome(late).status is SlotStatus.DEADLINE
     assert server.outcome(running).status is SlotStatus.OK
 

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from gangway.executor.slots import SlotStatus
+from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
@@ -124,35 +124,39 @@ def test_raw_half_precision(raw_infer: Any) -> None:
     assert raw_infer(request).raw_output_contents[0] == b"12345678"
 
 
-def test_the_timeout_parameter_ends_a_request(server: Any, simple_inputs: Inputs) -> None:
-    server.scheduler.holding = True
-    with pytest.raises(InferenceServerException, match="Request timeout expired for model 'simple'") as caught:
-        server.client.infer("simple", simple_inputs(), timeout=30_000)
-    assert caught.value.status() == "StatusCode.UNAVAILABLE"
-    submitted = server.scheduler.held.get(timeout=10)
-    assert server.scheduler.cancelled.get(timeout=10).slot == submitted.slot
-
-
-def test_deadline_and_priority_reach_the_scheduler(server: Any, simple_inputs: Inputs) -> None:
+def seen_by_the_scheduler(server: Any, inputs: list[triton.InferInput], **parameters: Any) -> SlotRequest:
+    """What is in the slot of a request with these parameters."""
     server.scheduler.holding = True
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(server.client.infer, "simple", simple_inputs(2), timeout=5_000_000, priority=3)
+        answer = pool.submit(server.client.infer, "simple", inputs, **parameters)
         submitted = server.scheduler.held.get(timeout=10)
-        request = server.scheduler.slots.request(submitted.slot)
+        request: SlotRequest = server.scheduler.slots.request(submitted.slot)
         server.scheduler.answer(submitted)
         answer.result(10)
-    assert (request.model_id, request.rows, request.priority) == (0, 2, 3)
-    assert 4e9 < request.deadline_ns - request.arrival_ns <= 5e9
+    return request
+
+
+def test_timeout_and_priority_reach_the_scheduler(server: Any, simple_inputs: Inputs) -> None:
+    request = seen_by_the_scheduler(server, simple_inputs(2), timeout=5_000_000, priority=3)
+    assert (request.model_id, request.rows, request.priority) == (0, 2, 1)
+    assert request.deadline_ns - request.arrival_ns == 5e9
+    assert (request.limit_ns, request.rejects_late, request.max_queue) == (0, False, 0)
+
+
+def test_a_call_s_deadline_is_a_limit_and_no_target(server: Any, simple_inputs: Inputs) -> None:
+    request = seen_by_the_scheduler(server, simple_inputs(), client_timeout=30)
+    assert 29e9 < request.limit_ns - request.arrival_ns < 30.1e9
+    assert request.deadline_ns == 0
+
+
+def test_a_call_s_deadline_bounds_the_target(server: Any, simple_inputs: Inputs) -> None:
+    request = seen_by_the_scheduler(server, simple_inputs(), timeout=60_000_000, client_timeout=30)
+    assert request.deadline_ns == request.limit_ns
 
 
 def test_no_deadline(server: Any, simple_inputs: Inputs) -> None:
-    server.scheduler.holding = True
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(server.client.infer, "simple", simple_inputs())
-        submitted = server.scheduler.held.get(timeout=10)
-        assert server.scheduler.slots.request(submitted.slot).deadline_ns == 0
-        server.scheduler.answer(submitted)
-        answer.result(10)
+    request = seen_by_the_scheduler(server, simple_inputs())
+    assert (request.deadline_ns, request.limit_ns, request.priority) == (0, 0, 0)
 
 
 def test_a_client_that_gives_up_frees_its_request(server: Any, simple_inputs: Inputs) -> None:
@@ -177,7 +181,9 @@ def test_a_client_that_cancels_frees_its_request(server: Any, simple_inputs: Inp
     ("status", "code"),
     [
         (SlotStatus.UNAVAILABLE, "UNAVAILABLE"),
-        (SlotStatus.DEADLINE, "UNAVAILABLE"),
+        (SlotStatus.DEADLINE, "DEADLINE_EXCEEDED"),
+        (SlotStatus.LATE, "UNAVAILABLE"),
+        (SlotStatus.QUEUE_FULL, "UNAVAILABLE"),
         (SlotStatus.INTERNAL, "INTERNAL"),
         (SlotStatus.CANCELLED, "CANCELLED"),
     ],

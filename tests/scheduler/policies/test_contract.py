@@ -62,6 +62,7 @@ def situation(generator: random.Random) -> Snapshot:
             next_layer=next_layer,
             started=next_layer > 0,
             ran_us=100.0 * next_layer,
+            rejects_late=model.rejects_late,
         )
         if wants_gang:
             size = min(generator.randint(1, len(free)), model.max_ranks)
@@ -104,7 +105,7 @@ def check(decisions: list[Decision], state: Snapshot) -> None:
             case Stop(query_id):
                 assert query_id in running
             case Reject(query_id):
-                assert MODELS[waiting[query_id].model_id].rejects_late
+                assert waiting[query_id].rejects_late
             case Wake(at_us):
                 assert at_us > state.now_us
 
