@@ -33,6 +33,7 @@ class ModelProfile:
     rejects_late: bool = False  # default queue policy: queries certain to be late are refused instead of served late
     indivisible: bool = False  # a query is one task on one core: nothing stops it
     measured: bool = False
+    varies: bool = False  # its times depend on the shapes of a request: they are guesses, and bound nothing
 
     @property
     def cores(self) -> int:
@@ -58,6 +59,17 @@ class ModelProfile:
         """Return the time from the beginning of `layer` to the model's end, version 0 of each. Constant time."""
         return self.span_us(layer, self.layers, cores, rows, level)
 
+    def fastest_us(self, layer: int, cores: int, rows: int = 1) -> float:
+        """Return the least time from the beginning of `layer` to the model's end. Constant time for one row.
+
+        Every layer with its best version, on its best number of cores, at most `cores`; 0 if times are not known.
+        """
+        if self.varies or not self.latency_us:
+            return 0.0
+        most = min(cores, self.cores)
+        scale = 1.0 if rows == 1 else min(self.rows_scale(count, rows) for count in range(1, most + 1))
+        return self._least_us[most - 1][layer] * scale
+
     def rows_scale(self, cores: int, rows: int) -> float:
         """Return how many times as long as one row `rows` rows take: linear between measured numbers, and beyond."""
         if rows == 1:
@@ -82,6 +94,14 @@ class ModelProfile:
     @cached_property
     def _rest_slope_us(self) -> tuple[tuple[float, ...], ...]:
         return tuple(self._suffixes(cores, weighted=True) for cores in range(1, self.cores + 1))
+
+    @cached_property
+    def _least_us(self) -> tuple[tuple[float, ...], ...]:
+        def rest(cores: int) -> tuple[float, ...]:
+            times = [min(min(grid[:cores]) for grid in layer) for layer in self.latency_us]
+            return tuple(reversed(list(accumulate(reversed(times), initial=0.0))))
+
+        return tuple(rest(cores) for cores in range(1, self.cores + 1))
 
     def _suffixes(self, cores: int, weighted: bool) -> tuple[float, ...]:
         times = [
