@@ -66,7 +66,11 @@ probes = Extension(
 setup(
     packages=packages(),
     package_dir={f"gangway.{room}": room for room in ROOMS},
-    package_data={"gangway.protos": ["*.proto", "*.pyi"], **{f"gangway.{room}": ["py.typed"] for room in ROOMS}},
+    package_data={
+        **{f"gangway.{room}": ["py.typed"] for room in ROOMS},
+        "gangway.protos": ["*.proto", "*.pyi", "py.typed"],
+        "gangway.simulator": ["measured_models/*.json", "py.typed"],
+    },
     ext_modules=[native, probes],
     cmdclass={"build_py": BuildPy, "build_ext": BuildExt},
 )

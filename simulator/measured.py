@@ -1,0 +1,125 @@
+"""What the simulator keeps of a measured model: one row, every version, on the cores that were measured.
+
+Small files (some 10 KB), so that those of the mixes' models can lie in the repository. Made by
+`python -m gangway.simulator.pack` from profiles and their artifacts.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gangway.artifact.codec import decode_record
+from gangway.artifact.format import Manifest
+from gangway.artifact.profile import Profile, ProfileError, read_profile
+from gangway.artifact.reader import ArtifactError, read_manifest
+
+FOLDER = Path(__file__).parent / "measured_models"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class MeasuredModel:
+    """One model. `latency_us[layer][version][i]`: isolated, one row, on `cores[i]` cores, in microseconds.
+
+    `slope[layer][version]`, `memory_us[layer]`, `compute_us[layer]`: as in the profile (`docs/profile.md`).
+    `tasks[layer][version]`: into how many pieces a gang can share the layer.
+    """
+
+    model_name: str
+    cpu: str
+    target: str
+    cores: tuple[int, ...]  # ascending from 1
+    latency_us: tuple[tuple[tuple[float, ...], ...], ...]
+    slope: tuple[tuple[float, ...], ...]
+    tasks: tuple[tuple[int, ...], ...]
+    memory_us: tuple[float, ...]
+    compute_us: tuple[float, ...]
+    format_version: int = FORMAT_VERSION
+
+
+def measured_model(profile: Profile, manifest: Manifest) -> MeasuredModel:
+    """Return what the simulator needs of a profile and the artifact that was measured. Raises ProfileError."""
+    if profile.key != manifest.key or len(profile.layers) != len(manifest.layers):
+        raise ProfileError(f"the profile of {profile.model_name} is not that of the artifact")
+    disturbed = bool(profile.interference)
+    return MeasuredModel(
+        model_name=profile.model_name,
+        cpu=profile.machine.cpu,
+        target=profile.machine.target,
+        cores=profile.cores,
+        latency_us=tuple(
+            tuple(tuple(row[0] for row in version) for version in layer.latency_us) for layer in profile.layers
+        ),
+        slope=tuple(layer.slope if disturbed else (0.0,) * len(layer.latency_us) for layer in profile.layers),
+        tasks=tuple(tuple(version.tasks for version in layer.versions) for layer in manifest.layers),
+        memory_us=tuple(layer.memory_us for layer in profile.layers),
+        compute_us=tuple(layer.compute_us for layer in profile.layers),
+    )
+
+
+def encode_measured(model: MeasuredModel) -> bytes:
+    """Return JSON text, numbers rounded to four digits."""
+    fields = {name: _rounded(value) for name, value in asdict(model).items()}
+    lines = (f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'))}" for name, value in fields.items())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def read_measured(path: Path) -> MeasuredModel:
+    """Read such a file, or a profile whose artifact lies in the same cache. Raises ProfileError that names the file."""
+    try:
+        text = path.read_bytes()
+        is_profile = "machine" in json.loads(text)
+    except (OSError, ValueError, TypeError) as error:
+        raise ProfileError(f"{path}: {error}") from error
+    if is_profile:
+        return _of_profile(path)
+    try:
+        model = decode_record(MeasuredModel, text, "measured model")
+        _check(model)
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{path}: {error}") from error
+    return model
+
+
+def shipped_models() -> dict[str, Path]:
+    """Return the files that come with the simulator, by model."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.json"))}
+
+
+def _of_profile(path: Path) -> MeasuredModel:
+    profile = read_profile(path)
+    try:
+        manifest = read_manifest(path.resolve().parent.parent / profile.key)
+    except ArtifactError as error:
+        message = (
+            f"{path}: its artifact is needed, too (numbers of tasks); give the file in the cache's folder: {error}"
+        )
+        raise ProfileError(message) from error
+    return measured_model(profile, manifest)
+
+
+def _check(model: MeasuredModel) -> None:
+    layers = len(model.latency_us)
+    _require(model.format_version == FORMAT_VERSION, f"format version {model.format_version} is not {FORMAT_VERSION}")
+    _require(model.cores[:1] == (1,) and list(model.cores) == sorted(set(model.cores)), "cores do not ascend from 1")
+    _require(layers > 0, "there is no layer")
+    lengths = {len(model.slope), len(model.tasks), len(model.memory_us), len(model.compute_us)}
+    _require(lengths == {layers}, f"a field does not have {layers} layers")
+    for times, slopes, tasks in zip(model.latency_us, model.slope, model.tasks, strict=True):
+        _require(len(times) == len(slopes) == len(tasks) > 0, "a layer has no version, or fields differ in versions")
+        for row in times:
+            _require(len(row) == len(model.cores) and min(row) > 0, "a layer lacks a time, or has one that is not > 0")
+    _require(all(count > 0 for layer in model.tasks for count in layer), "a layer has no tasks")
+    _require(min(model.memory_us) >= 0 and min(model.compute_us) >= 0, "a time is negative")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,0 +1,85 @@
+"""From times on one and two cores to times on N: the model that `docs/simulator.md` states. Fixed before any result.
+
+A layer of T tasks on c ranks takes `serial + parallel ceil(T / c) / T + turn (c - 1)`:
+
+- `turn`: what a further rank adds to the turn from one layer to the next, measured by `benchmarks.gang`;
+- `serial` and `parallel`: Amdahl's law through the times on one core and on the most that were measured, after tasks
+  and turns are taken into account. What a gang loses for whatever reason (memory, kernel, other ranks) is `serial`: the
+  pessimistic reading of two points;
+- not below the compulsory traffic at the bandwidth of all cores together;
+- more ranks than are best take no part, as in the executor (`max_ranks`), so no time grows with the cores.
+
+Where times were measured they are kept as they are.
+"""
+
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.simulator.measured import MeasuredModel
+
+TURN_US = 0.7  # benchmarks.gang: 0.05 us on one rank, 0.72 to 0.76 on two
+
+
+def scale_model(
+    model: MeasuredModel, cores: int, model_id: int, qos_us: float | None = None, memory_share: float = 1.0
+) -> ModelProfile:
+    """Return the profile of a model on `cores` cores.
+
+    `memory_share`: bandwidth per core, as a part of what the measured machine has per core.
+    """
+    curves = [
+        tuple(
+            layer_curve(dict(zip(model.cores, row, strict=True)), tasks, cores, memory_us, memory_share)
+            for row, tasks in zip(times, counts, strict=True)
+        )
+        for times, counts, memory_us in zip(model.latency_us, model.tasks, model.memory_us, strict=True)
+    ]
+    return ModelProfile(
+        model_id=model_id,
+        name=model.model_name,
+        layers=len(curves),
+        max_ranks=max(_useful(versions[0]) for versions in curves),
+        latency_us=tuple(curves),
+        slope=tuple(tuple(max(0.0, slope) for slope in layer) for layer in model.slope),
+        memory_us=model.memory_us,
+        compute_us=model.compute_us,
+        isolated_us=sum(versions[0][-1] for versions in curves),
+        qos_us=qos_us,
+        measured=True,
+    )
+
+
+def layer_curve(
+    measured_us: dict[int, float], tasks: int, cores: int, memory_us: float = 0.0, memory_share: float = 1.0
+) -> tuple[float, ...]:
+    """Return a layer's time on 1 to `cores` cores. `measured_us`: by number of cores, 1 among them."""
+    most = max(measured_us)
+    serial_us, parallel_us = _amdahl(measured_us[1], most, measured_us[most], tasks)
+    floor_us = min(memory_us, measured_us[1]) / (cores * memory_share)  # less than m: its data come from a cache
+    curve: list[float] = []
+    for count in range(1, cores + 1):
+        time_us = measured_us.get(count)
+        if time_us is None:
+            time_us = max(floor_us, serial_us + parallel_us * _largest_part(tasks, count) + TURN_US * (count - 1))
+            time_us = min(time_us, curve[-1])
+        curve.append(time_us)
+    return tuple(curve)
+
+
+def _amdahl(alone_us: float, most: int, together_us: float, tasks: int) -> tuple[float, float]:
+    """Return (serial, parallel) so that one core and `most` cores take what was measured."""
+    part = _largest_part(tasks, most)
+    if part == 1:
+        return alone_us, 0.0
+    worked_us = max(0.0, together_us - TURN_US * (most - 1))
+    serial_us = (worked_us - part * alone_us) / (1 - part)
+    if serial_us < 0:
+        return 0.0, worked_us / part  # caches: more than twice as fast on two
+    serial_us = min(serial_us, alone_us)
+    return serial_us, alone_us - serial_us
+
+
+def _largest_part(tasks: int, ranks: int) -> float:
+    return -(-tasks // ranks) / tasks
+
+
+def _useful(curve: tuple[float, ...]) -> int:
+    return curve.index(min(curve)) + 1

@@ -1,0 +1,90 @@
+"""A mix of models on a machine of N cores, ready to be simulated."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangway.artifact.profile import ProfileError
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.simulator.machine import Machine, Overheads
+from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
+from gangway.simulator.scaling import scale_model
+from gangway.workload.mix import Mix
+from gangway.workload.qos import WorkloadError
+
+# docs/simulator.md says how these were measured.
+LEVEL_OF_A_FULL_CORE = 0.8
+SPARE_CORES = Overheads(submit_us=60.0, answer_us=60.0, dispatch_us=25.0, leave_us=20.0, grow_us=25.0, stop_us=100.0)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`models` by index of the mix, which is resolved: targets in milliseconds, shares as weights."""
+
+    mix: Mix
+    models: Mapping[int, ModelProfile]
+    machine: Machine
+
+    @property
+    def targets_us(self) -> tuple[float | None, ...]:
+        """Each model's latency target."""
+        return tuple(model.qos_us for model in self.models.values())
+
+    @property
+    def isolated_us(self) -> tuple[float, ...]:
+        """Each model's latency alone on all cores."""
+        return tuple(model.isolated_us for model in self.models.values())
+
+
+def make_scenario(
+    mix: Mix,
+    cores: int,
+    measured: Mapping[str, MeasuredModel] | None = None,
+    overheads: Overheads = SPARE_CORES,
+    memory_share: float = 1.0,
+) -> Scenario:
+    """Scale the mix's models to a machine of `cores` cores.
+
+    `measured`: in place of, and beside, the models that come with the simulator. `memory_share`: bandwidth and shared
+    cache per core, as a part of what the measured machine has. Raises WorkloadError for a model that nobody measured or
+    a target that cannot be resolved, ProfileError for a file that is wrong, ValueError for a machine that cannot be.
+    """
+    if not memory_share > 0:
+        raise ValueError(f"the share of memory must be positive, not {memory_share}")
+    machine = Machine(cores, overheads, level_per_demand(cores, memory_share))
+    sources = [_measured(name, measured or {}) for name in mix.names]
+    alone = {model.model_name: scale_model(model, cores, 0, memory_share=memory_share).isolated_us for model in sources}
+    resolved = mix.resolve(alone)
+    models = {
+        index: scale_model(source, cores, index, entry.qos.resolve_us(None) if entry.qos else None, memory_share)
+        for index, (source, entry) in enumerate(zip(sources, resolved.models, strict=True))
+    }
+    return Scenario(resolved, models, machine)
+
+
+def level_per_demand(cores: int, memory_share: float = 1.0) -> float:
+    """Return the interference level per demand of other blocks: that of one full core among `cores`.
+
+    A machine of N cores has N / 2 times the shared cache and bandwidth of the measured one of two, for all its cores in
+    common: so what counts is the mean demand of the other cores.
+    """
+    return LEVEL_OF_A_FULL_CORE / max(1, cores - 1) / memory_share
+
+
+def read_models(paths: list[Path]) -> dict[str, MeasuredModel]:
+    """Return the measured models in these files by name. Raises ProfileError."""
+    models = [read_measured(path) for path in paths]
+    return {model.model_name: model for model in models}
+
+
+def _measured(name: str, given: Mapping[str, MeasuredModel]) -> MeasuredModel:
+    if name in given:
+        return given[name]
+    shipped = shipped_models()
+    if name not in shipped:
+        known = ", ".join(sorted({*shipped, *given}))
+        raise WorkloadError(f"nobody measured '{name}'; known: {known}; `gangway profile` and --profile add others")
+    model = read_measured(shipped[name])
+    if model.model_name != name:
+        raise ProfileError(f"{shipped[name]}: it is of {model.model_name}")
+    return model
