@@ -9,7 +9,6 @@ turn). Merging and eviction of blocks manage the paper's on-chip buffer, and hav
 """
 
 from gangway.scheduler.policies.kinds import Piece, Pieces
-from gangway.scheduler.policies.urgency import sort_out_late
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start
 
 
@@ -23,10 +22,9 @@ class AiMt(Policy):
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         """Start the oldest piece of each kind that does not run yet, and make room for a memory-bound one."""
-        waiting, refused = sort_out_late(snapshot)
         running = self._running(snapshot)
-        ready = self._ready(waiting, running, snapshot)
-        decisions: list[Decision] = list(refused)
+        ready = self._ready(running, snapshot)
+        decisions: list[Decision] = []
         free = snapshot.free_cores
         for memory_bound, (query, piece) in ready.items():
             beside_other = (not memory_bound) in ready or (not memory_bound) in running
@@ -54,11 +52,11 @@ class AiMt(Policy):
             for block in snapshot.running
         }
 
-    def _ready(self, waiting: list[Query], running: set[bool], snapshot: Snapshot) -> dict[bool, tuple[Query, Piece]]:
+    def _ready(self, running: set[bool], snapshot: Snapshot) -> dict[bool, tuple[Query, Piece]]:
         """Return the oldest of each kind that does not run, memory-bound first: it takes the fewer cores."""
         ready: dict[bool, tuple[Query, Piece]] = {}
         leases = snapshot.free_leases
-        for query in waiting:
+        for query in snapshot.waiting:
             piece = self._pieces.piece(snapshot.models[query.model_id], query.next_layer)
             if piece.memory_bound in running or piece.memory_bound in ready or (not query.started and leases == 0):
                 continue

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop
 
 from gangway.scheduler.policies.sharing import Work, query_of, share_out, work
-from gangway.scheduler.policies.urgency import due_us, sort_out_late
+from gangway.scheduler.policies.urgency import due_us
 from gangway.scheduler.policy import Decision, Policy, Snapshot
 
 
@@ -20,8 +20,7 @@ class EarliestDeadlineFirst(Policy):
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         """Start, grow, shrink and stop so that the earliest deadlines have the cores."""
-        waiting, refused = sort_out_late(snapshot)
-        return [*refused, *share_out(snapshot, _by_deadline(work(snapshot, waiting)), reason="earliest deadline")]
+        return share_out(snapshot, _by_deadline(work(snapshot, snapshot.waiting)), reason="earliest deadline")
 
 
 def _by_deadline(items: list[Work]) -> Iterator[Work]:

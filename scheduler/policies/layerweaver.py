@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from gangway.scheduler.policies.kinds import Piece, Pieces
-from gangway.scheduler.policies.urgency import due_us, sort_out_late
+from gangway.scheduler.policies.urgency import due_us
 from gangway.scheduler.policies.weaving import Candidate, Choice, least_idle, two_modes
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot, Start
 
@@ -32,12 +32,13 @@ class Layerweaver(Policy):
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         """Start pieces while there are cores."""
-        waiting, refused = sort_out_late(snapshot)
-        decisions: list[Decision] = list(refused)
-        memory_us, compute_us = self._load(snapshot)
         free = snapshot.free_cores
-        lane = self._lane(snapshot, len(waiting))
-        waiting = _startable(waiting, snapshot.free_leases)
+        if not free:
+            return []
+        decisions: list[Decision] = []
+        memory_us, compute_us = self._load(snapshot)
+        lane = self._lane(snapshot)
+        waiting = _startable(snapshot.waiting, snapshot.free_leases)
         while free and waiting:
             candidates = [self._candidate(query, snapshot, memory_us, compute_us, lane) for query in waiting]
             choice = self._choose(candidates)
@@ -62,8 +63,9 @@ class Layerweaver(Policy):
             compute_us += piece.compute_us * block.query.rows
         return memory_us, compute_us
 
-    def _lane(self, snapshot: Snapshot, waiting: int) -> int:
-        return snapshot.core_count if waiting + len(snapshot.running) == 1 else ceil(snapshot.core_count / 2)
+    def _lane(self, snapshot: Snapshot) -> int:
+        alone = len(snapshot.waiting) + len(snapshot.running) == 1
+        return snapshot.core_count if alone else ceil(snapshot.core_count / 2)
 
     def _piece(self, query: Query, snapshot: Snapshot) -> Piece:
         return self._pieces.piece(snapshot.models[query.model_id], query.next_layer)
@@ -89,7 +91,7 @@ class LayerweaverPlus(Layerweaver):
         return two_modes(candidates)
 
 
-def _startable(waiting: list[Query], leases: int) -> list[Query]:
+def _startable(waiting: Sequence[Query], leases: int) -> list[Query]:
     """Return the queries that may be started: of the new ones, the oldest as many as there are leases."""
     fresh = 0
     startable = []

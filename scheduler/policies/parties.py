@@ -14,8 +14,7 @@ order of arrival, each with all of the model's cores. Models without deadlines a
 
 from collections import defaultdict
 
-from gangway.scheduler.policies.urgency import sort_out_late
-from gangway.scheduler.policy import Decision, Policy, Query, Snapshot, Start
+from gangway.scheduler.policy import Policy, Query, Snapshot, Start
 
 INTERVAL_US = 500_000.0
 UPSIZE_BELOW = 0.05
@@ -33,14 +32,13 @@ class Parties(Policy):
         self._slacks: defaultdict[int, list[float]] = defaultdict(list)
         self._adjusted_us = 0.0
 
-    def decide(self, snapshot: Snapshot) -> list[Decision]:
+    def decide(self, snapshot: Snapshot) -> list[Start]:
         """Adjust the shares if it is time, then start what fits into them."""
         if self._shares.keys() != snapshot.models.keys() or self._cores != snapshot.core_count:
             self._divide(snapshot)
         elif snapshot.now_us - self._adjusted_us >= INTERVAL_US:
             self._adjust(snapshot)
-        waiting, refused = sort_out_late(snapshot)
-        return [*refused, *self._starts(waiting, snapshot)]
+        return self._starts(snapshot)
 
     def finished(self, query: Query, now_us: float) -> None:
         """Note which part of its time the query left."""
@@ -86,7 +84,7 @@ class Parties(Policy):
         self._shares[max(donors, key=slack.__getitem__)] -= 1
         return True
 
-    def _starts(self, waiting: list[Query], snapshot: Snapshot) -> list[Start]:
+    def _starts(self, snapshot: Snapshot) -> list[Start]:
         free = snapshot.free_cores
         leases = snapshot.free_leases
         left = {model_id: share + self._bonus(model_id, snapshot) for model_id, share in self._shares.items()}
@@ -94,7 +92,7 @@ class Parties(Policy):
         for block in snapshot.running:
             left[block.query.model_id] -= len(block.cores)
         starts = []
-        for query in waiting:
+        for query in snapshot.waiting:
             gang_size = min(snapshot.models[query.model_id].max_ranks, whole[query.model_id])
             if not free or left[query.model_id] < gang_size or (not query.started and leases == 0):
                 left[query.model_id] = 0  # the next ones of this model wait for this one

@@ -13,7 +13,6 @@ every 2.5 ms, ten times the paper's quota, because layers take that much longer 
 """
 
 from gangway.scheduler.policies.sharing import Work, query_of, share_out, work
-from gangway.scheduler.policies.urgency import sort_out_late
 from gangway.scheduler.policy import Decision, Policy, Query, RunningBlock, Snapshot, Wake
 
 LEVELS = (9.0, 3.0, 1.0)  # tokens of high, medium and low priority
@@ -27,10 +26,9 @@ class Prema(Policy):
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         """Give the machine to the shortest candidate, unless the one that runs had better end first."""
-        waiting, refused = sort_out_late(snapshot)
-        ranking = self._ranking(work(snapshot, waiting), snapshot)
-        decisions = [*refused, *share_out(snapshot, ranking, at_most=1, reason="shortest of those with tokens")]
-        if waiting:
+        ranking = self._ranking(work(snapshot, snapshot.waiting), snapshot)
+        decisions = share_out(snapshot, ranking, at_most=1, reason="shortest of those with tokens")
+        if snapshot.waiting:
             decisions.append(Wake(snapshot.now_us + QUOTA_US))
         return decisions
 

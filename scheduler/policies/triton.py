@@ -12,7 +12,6 @@ Triton's own dynamic batching is off by default, and so it is here; priorities a
 
 from dataclasses import dataclass
 
-from gangway.scheduler.policies.urgency import sort_out_late
 from gangway.scheduler.policy import Decision, Policy, Query, RunningBlock, Snapshot, Start, Stop, Wake
 
 SLICE_US = 3000.0
@@ -38,9 +37,8 @@ class Triton(Policy):
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
         """Give free cores to whoever is first in line; end slices that are over while somebody waits."""
-        waiting, refused = sort_out_late(snapshot)
-        line = self._line(waiting, snapshot)
-        decisions: list[Decision] = list(refused)
+        line = self._line(snapshot)
+        decisions: list[Decision] = []
         free = snapshot.free_cores
         wanted = 0
         for query in line:
@@ -53,9 +51,10 @@ class Triton(Policy):
                 wanted += threads
         return decisions + self._end_slices(wanted, snapshot)
 
-    def _line(self, waiting: list[Query], snapshot: Snapshot) -> list[Query]:
+    def _line(self, snapshot: Snapshot) -> list[Query]:
         """Return the queries that instances hold and that are off the cores, those first that are longest."""
         busy: dict[int, int] = {}
+        waiting = snapshot.waiting
         for query in [*(block.query for block in snapshot.running), *(query for query in waiting if query.started)]:
             busy[query.model_id] = busy.get(query.model_id, 0) + 1
         line = []

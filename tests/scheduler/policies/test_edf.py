@@ -2,23 +2,20 @@
 
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.edf import EarliestDeadlineFirst
-from gangway.scheduler.policy import Query, Reject, Resize, RunningBlock, Snapshot, Start, Stop
+from gangway.scheduler.policy import Query, Resize, RunningBlock, Snapshot, Start, Stop
 
-WIDE, TRIPLE, STRICT, WHOLE = 1, 2, 3, 4
+WIDE, TRIPLE, WHOLE = 1, 2, 3
 
 
-def model(model_id: int, max_ranks: int, rejects_late: bool = False, indivisible: bool = False) -> ModelProfile:
+def model(model_id: int, max_ranks: int, indivisible: bool = False) -> ModelProfile:
     """Four layers of 400 us on one core, that scale perfectly."""
     layer = (tuple(400.0 / min(cores, max_ranks) for cores in range(1, 5)),)
-    return ModelProfile(
-        model_id, "", 4, max_ranks, (layer,) * 4, rejects_late=rejects_late, indivisible=indivisible, measured=True
-    )
+    return ModelProfile(model_id, "", 4, max_ranks, (layer,) * 4, indivisible=indivisible, measured=True)
 
 
 MODELS = {
     WIDE: model(WIDE, 8),
     TRIPLE: model(TRIPLE, 3),
-    STRICT: model(STRICT, 4, True),
     WHOLE: model(WHOLE, 1, indivisible=True),
 }
 
@@ -39,8 +36,8 @@ def _plain(decision: object) -> object:
     match decision:
         case Start(query_id, end_layer, cores):
             return Start(query_id, end_layer, cores)
-        case Stop(query_id) | Reject(query_id):
-            return type(decision)(query_id)
+        case Stop(query_id):
+            return Stop(query_id)
         case Resize(query_id, cores):
             return Resize(query_id, cores)
     return decision
@@ -72,14 +69,6 @@ def test_priority_goes_before_deadlines_and_best_effort_ages() -> None:
     assert decide([query(1, WIDE, None, priority=-1), query(2, WIDE, 5000.0)], []) == [Start(1, 4, (0, 1, 2, 3))]
     second_later = query(2, WIDE, 1_005_000.0)
     assert decide([idle, second_later], [], now_us=1_000_500.0) == [Start(1, 4, (0, 1, 2, 3))]
-
-
-def test_late_queries_are_refused_where_their_model_says_so() -> None:
-    # Alone, 4 layers of 100 us on 4 cores: from 1000 to 1400.
-    assert decide([query(1, STRICT, 1399.0)], []) == [Reject(1)]
-    assert decide([query(1, STRICT, 1401.0)], []) == [Start(1, 4, (0, 1, 2, 3))]
-    assert decide([query(1, STRICT, 1299.0, next_layer=1)], []) == [Reject(1)]
-    assert decide([query(1, WIDE, 1399.0)], []) == [Start(1, 4, (0, 1, 2, 3))]
 
 
 def test_leases_and_what_cannot_be_stopped() -> None:
