@@ -59,13 +59,15 @@ class ModelUnloaded:
 class SetProfile:
     """To the scheduler: the model's isolated latency on all cores, one row, as measured (0: not), and its target.
 
-    `qos_us` None: best effort. `rejects_late`: its queue policy is to refuse what is certain to be late.
+    `qos_us` None: best effort. `rejects_late`: its queue policy is to refuse what is certain to be late. `varies`: the
+    latency is that of some shapes; requests may have others.
     """
 
     model_id: int
     isolated_us: float
     qos_us: float | None = None
     rejects_late: bool = False
+    varies: bool = False
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class ModelTable:
                 isolated_us=message.isolated_us,
                 qos_us=message.qos_us,
                 rejects_late=message.rejects_late,
+                varies=message.varies,
             )
 
     def use_profile(self, model_id: int, profile: Profile) -> None:
@@ -89,6 +90,7 @@ class ModelTable:
             isolated_us=known.isolated_us or measured.isolated_us,
             qos_us=known.qos_us,
             rejects_late=known.rejects_late,
+            varies=known.varies,
         )
 
     def begin_unload(self, model: Model) -> None:

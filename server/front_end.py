@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -38,6 +39,7 @@ from gangway.server.inference import Inference
 from gangway.server.models import Models
 from gangway.server.process import keep_freed_memory
 from gangway.server.shape_watch import ShapeWatch
+from gangway.server.statistics_log import StatisticsLog
 
 IDLE_POLL_SECONDS = 0.005
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
@@ -56,6 +58,7 @@ class FrontEnd:
     ) -> None:
         self._inference = Inference(plane, ShapeWatch(tell))
         self._answers = Answers()
+        self.log = StatisticsLog(lambda: self.models)
         self.server = GrpcFrontEnd(self._inference, self._answers, plane.slots.slots, max_message_bytes)
 
     @property
@@ -81,6 +84,7 @@ class FrontEnd:
                 self._answers.ready = False
                 self._inference.refuse("the server is stopping")
                 self._await_idle()
+                self.log.write_all()
             case _:
                 raise ValueError(f"{message} is not for a front end")
 
@@ -131,6 +135,7 @@ def run(options: FrontEndOptions) -> int:
         supervisor.send(to_json(BindFailed(why_not_listening(options.address))))
         return 1
     front_end.server.start()
+    threading.Thread(target=front_end.log.run, name="statistics", daemon=True).start()
     supervisor.send(to_json(Listening(f"{options.address.rpartition(':')[0]}:{port}")))
     while data := supervisor.recv(MAX_MESSAGE_BYTES):
         message = from_json(data)

@@ -13,6 +13,7 @@ from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.models import Models
 from gangway.server.plan import Plan, Planner
+from gangway.server.response import report_of
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics import Times
 from gangway.server.wire import MalformedRequestError, split_request
@@ -87,8 +88,9 @@ class Inference:
         plan = self._planner.plan(header, bool(raws))
         try:
             return self._run(plan, request_id, raws, call, arrival_ns)
-        except RequestError:
-            plan.model.statistics.failed(time.monotonic_ns() - arrival_ns)
+        except RequestError as error:
+            had_target = plan.terms.target_us > 0
+            plan.model.statistics.failed(time.monotonic_ns() - arrival_ns, error.code, had_target)
             raise
 
     def _run(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
@@ -118,8 +120,9 @@ class Inference:
             compute_infer=infer_ns,
             compute_output=end_ns - finished_ns,
         )
-        plan.model.statistics.succeeded(plan.shapes.rows, times)
-        return response
+        in_time = end_ns <= clock.deadline_ns if clock.deadline_ns else None
+        plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts)
+        return response + report_of(outcome, plan.terms.target_us) if plan.wants_report else response
 
     def _open(self, plan: Plan, way: Way, contents: Contents) -> Request:
         try:

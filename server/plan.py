@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 MAX_CACHED_PLANS = 1024
 MAX_CACHED_HEADER_BYTES = 4096
 
+REPORT_PARAMETER = "gangway_stats"  # the answer shall say how the request was served
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 MAX_INT64 = 2**63 - 1
 
@@ -38,6 +39,7 @@ class Plan:
     call: Call
     terms: Terms
     spare: FrameCall | None = None
+    wants_report: bool = False
 
     def contents(self, raws: list[memoryview]) -> Contents:
         """Return the bytes of each input, in the request's order, their sizes checked. Raises RequestError."""
@@ -108,7 +110,8 @@ def make_plan(models: Models, header: bytes, has_raws: bool) -> Plan:
     outputs = _requested_outputs(request, model)
     call = call_of(model, shapes, outputs)
     spare = frame_call_of(model, shapes, outputs) if model.symbols and not isinstance(call, FrameCall) else None
-    return Plan(model, shapes, typed, call, model.policies.terms(timeout_us, priority, model.qos_us), spare)
+    terms = model.policies.terms(timeout_us, priority, model.qos_us)
+    return Plan(model, shapes, typed, call, terms, spare, _flag(request, REPORT_PARAMETER, model))
 
 
 def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:
@@ -122,6 +125,16 @@ def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:
     if not 0 <= value <= MAX_INT64:
         invalid(f"parameter '{name}' for model '{model.name}': expected 0 to {MAX_INT64}, got {value}")
     return value
+
+
+def _flag(request: pb.ModelInferRequest, name: str, model: ServedModel) -> bool:
+    """Return a request parameter that is yes or no, no without it."""
+    if name not in request.parameters:
+        return False
+    choice = request.parameters[name].WhichOneof("parameter_choice")
+    if choice != "bool_param":
+        invalid(f"parameter '{name}' for model '{model.name}': expected bool_param, got {choice}")
+    return request.parameters[name].bool_param
 
 
 def _named_inputs(request: pb.ModelInferRequest, model: ServedModel) -> list[tuple[InputTensor, Tensor]]:

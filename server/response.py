@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gangway.executor.slots import SlotOutcome
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.models import ServedModel, Tensor
+from gangway.server.statistics import versions_of
 from gangway.server.wire import REQUEST_ID, length_prefix
 
 _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
@@ -17,6 +19,24 @@ class Answered(NamedTuple):
     tensor: Tensor
     shape: Sequence[int]
     size_bytes: int
+
+
+def report_of(outcome: SlotOutcome, target_us: float) -> bytes:
+    """Return parameters to append to a serialised response: how the request was served (docs/deadlines.md)."""
+    numbers = {
+        "queue_us": outcome.queue_us,
+        "compute_us": outcome.compute_us,
+        "target_us": target_us,
+        "ranks": outcome.ranks,
+        "blocks": outcome.counts.blocks,
+        "conflicts": outcome.counts.conflicts,
+        "preemptions": outcome.counts.preemptions,
+    }
+    message = pb.ModelInferResponse()
+    for name, number in numbers.items():
+        message.parameters[name].int64_param = round(number)
+    message.parameters["versions"].string_param = ",".join(map(str, versions_of(outcome.counts.versions)))
+    return message.SerializeToString()
 
 
 @dataclass(frozen=True)

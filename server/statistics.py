@@ -1,11 +1,18 @@
-"""What ModelStatistics answers: counts and times since the model was loaded, as Triton counts them."""
+"""What ModelStatistics answers: counts and times since the model was loaded, as Triton counts them, and ours beside."""
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import grpc
+from gangway.executor.slots import SlotCounts
 from gangway.protos import grpc_service_pb2 as pb
+
+OWN_PREFIX = "gangway_"
+OWN_KEYS = ("qos_met", "qos_missed", "refused", "blocks", "conflicts", "preemptions")  # also version_N
+MISSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL)
 
 
 @dataclass(frozen=True)
@@ -17,6 +24,34 @@ class Times:
     compute_input: int  # checking the request and copying its inputs
     compute_infer: int
     compute_output: int  # copying the outputs and building the response
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Everything counted until an instant, or between two. Nanoseconds. `own` has OWN_KEYS and `version_N`."""
+
+    answered: int
+    failed: int
+    total_ns: int  # of the answered ones, from arrival to answer
+    queue_ns: int
+    compute_ns: int
+    own: Counter[str]
+
+    def since(self, before: "Totals") -> "Totals":
+        """Return what was counted after `before`."""
+        return Totals(
+            self.answered - before.answered,
+            self.failed - before.failed,
+            self.total_ns - before.total_ns,
+            self.queue_ns - before.queue_ns,
+            self.compute_ns - before.compute_ns,
+            self.own - before.own,
+        )
+
+
+def versions_of(mask: int) -> Iterator[int]:
+    """Yield the numbers of the bits that are set."""
+    return (number for number in range(mask.bit_length()) if mask >> number & 1)
 
 
 class _Duration:
@@ -51,9 +86,13 @@ class Statistics:
         self._queue = _Duration()
         self._batches: defaultdict[int, _BatchStatistics] = defaultdict(_BatchStatistics)
         self._last_inference_ms = 0
+        self._own: Counter[str] = Counter(dict.fromkeys(OWN_KEYS, 0))
 
-    def succeeded(self, rows: int, times: Times) -> None:
-        """Count a request that was answered. Every request is an execution of its own."""
+    def succeeded(self, rows: int, times: Times, in_time: bool | None, counts: SlotCounts) -> None:
+        """Count a request that was answered; `in_time` None: it had no target.
+
+        Every request is an execution of its own.
+        """
         with self._lock:
             self._success.add(times.total)
             self._queue.add(times.queue)
@@ -62,11 +101,32 @@ class Statistics:
             batch.compute_infer.add(times.compute_infer)
             batch.compute_output.add(times.compute_output)
             self._last_inference_ms = time.time_ns() // 1_000_000
+            if in_time is not None:
+                self._own["qos_met" if in_time else "qos_missed"] += 1
+            self._own["blocks"] += counts.blocks
+            self._own["conflicts"] += counts.conflicts
+            self._own["preemptions"] += counts.preemptions
+            for version in versions_of(counts.versions):
+                self._own[f"version_{version}"] += 1
 
-    def failed(self, total_ns: int) -> None:
-        """Count a request that reached the model and was not answered."""
+    def failed(self, total_ns: int, code: grpc.StatusCode, had_target: bool) -> None:
+        """Count a request that reached the model and was not answered. A client that cancels misses nothing."""
         with self._lock:
             self._fail.add(total_ns)
+            self._own["refused"] += code is grpc.StatusCode.UNAVAILABLE
+            self._own["qos_missed"] += had_target and code in MISSES
+
+    def totals(self) -> Totals:
+        """Return the counters as they are now."""
+        with self._lock:
+            return Totals(
+                answered=self._success.count,
+                failed=self._fail.count,
+                total_ns=self._success.ns,
+                queue_ns=self._queue.ns,
+                compute_ns=sum(batch.compute_infer.ns for batch in self._batches.values()),
+                own=self._own.copy(),
+            )
 
     def message(self, name: str, version: int) -> pb.ModelStatistics:
         """Return the counters as the protocol has them."""
@@ -87,6 +147,8 @@ class Statistics:
                     for part in ("compute_input", "compute_infer", "compute_output")
                 }
                 message.batch_stats.add(batch_size=rows, **parts)
+            for key, count in self._own.items():
+                message.response_stats[OWN_PREFIX + key].success.count = count
         for part in ("compute_input", "compute_infer", "compute_output"):
             whole = getattr(message.inference_stats, part)
             whole.count = sum(getattr(batch, part).count for batch in message.batch_stats)

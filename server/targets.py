@@ -7,6 +7,7 @@ from gangway.scheduler.control import SetProfile
 from gangway.server.front_end_messages import ModelReady
 from gangway.server.isolated import Isolated
 from gangway.server.model_config import Qos
+from gangway.server.models import open_symbols
 from gangway.server.queue_policy import QueuePolicies
 
 
@@ -21,4 +22,5 @@ def profile_message(model_id: int, ready: ModelReady, isolated: Isolated | None 
     """Return what the scheduler is to know of a model, or of it compiled for certain sizes (`model_id` is its own)."""
     policies = QueuePolicies.of(ModelConfig.FromString(base64.b64decode(ready.config)))
     isolated_us = 0.0 if isolated is None else isolated.compute_us
-    return SetProfile(model_id, isolated_us, ready.qos_us, policies.default.rejects_late)
+    varies = model_id == ready.model_id and bool(open_symbols(ready.inputs, ready.batched))
+    return SetProfile(model_id, isolated_us, ready.qos_us, policies.default.rejects_late, varies)

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 import tritonclient.grpc as triton
+from gangway.executor.slots import SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.front_end_messages import ModelUnavailable
@@ -92,22 +93,29 @@ def test_statistics_count_what_happened(server: Any, simple_inputs: Callable[...
         server.client.infer("simple", simple_inputs(rows))
     with pytest.raises(InferenceServerException):
         server.client.infer("simple", simple_inputs(9))
-    server.scheduler.holding = True
+    server.client.infer("simple", simple_inputs(), timeout=600_000_000)
+    server.client.infer("simple", simple_inputs(), timeout=1)
+    server.scheduler.status = SlotStatus.LATE
     with pytest.raises(InferenceServerException, match="timeout"):
         server.client.infer("simple", simple_inputs(), timeout=1000)
     after = statistics()
-    assert after.inference_count - before.inference_count == 7
-    assert after.execution_count - before.execution_count == 3
+    assert after.inference_count - before.inference_count == 9
+    assert after.execution_count - before.execution_count == 5
     assert after.last_inference > before.last_inference
     for part in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
-        assert getattr(after.inference_stats, part).count - getattr(before.inference_stats, part).count == 3
+        assert getattr(after.inference_stats, part).count - getattr(before.inference_stats, part).count == 5
     assert after.inference_stats.fail.count - before.inference_stats.fail.count == 1
-    assert after.inference_stats.fail.ns - before.inference_stats.fail.ns >= 1_000_000
+    assert after.inference_stats.fail.ns > before.inference_stats.fail.ns
     parts = ("queue", "compute_input", "compute_infer", "compute_output")
     assert 0 < sum(getattr(after.inference_stats, part).ns for part in parts) <= after.inference_stats.success.ns
     batches = {batch.batch_size: batch.compute_infer.count for batch in after.batch_stats}
     batches_before = {batch.batch_size: batch.compute_infer.count for batch in before.batch_stats}
     assert batches[3] - batches_before.get(3, 0) == 2
+    own = {
+        name: after.response_stats[name].success.count - own_before.success.count
+        for name, own_before in before.response_stats.items()
+    }
+    assert (own["gangway_qos_met"], own["gangway_qos_missed"], own["gangway_refused"]) == (1, 2, 1)
     assert len(server.client.get_inference_statistics().model_stats) > 1
 
 

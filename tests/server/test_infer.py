@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from gangway.executor.slots import SlotRequest, SlotStatus
+from gangway.executor.slots import SlotCounts, SlotRequest, SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
@@ -157,6 +157,29 @@ def test_a_call_s_deadline_bounds_the_target(server: Any, simple_inputs: Inputs)
 def test_no_deadline(server: Any, simple_inputs: Inputs) -> None:
     request = seen_by_the_scheduler(server, simple_inputs())
     assert (request.deadline_ns, request.limit_ns, request.priority) == (0, 0, 0)
+
+
+def test_an_answer_says_how_it_was_made_if_asked(server: Any, simple_inputs: Inputs) -> None:
+    server.scheduler.holding = True
+    parameters = {"gangway_stats": True}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(
+            server.client.infer, "simple", simple_inputs(), request_id="7", timeout=9_000_000, parameters=parameters
+        )
+        submitted = server.scheduler.held.get(timeout=10)
+        counts = SlotCounts(blocks=3, conflicts=1, preemptions=2, versions=0b101)
+        server.scheduler.slots.count(submitted.slot, counts)
+        server.scheduler.answer(submitted)
+        result = answer.result(10)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), [EXPECTED_SUM])
+    response = result.get_response()
+    assert response.id == "7"
+    report = {name: parameter.int64_param for name, parameter in response.parameters.items() if name != "versions"}
+    assert report.keys() == {"queue_us", "compute_us", "target_us", "ranks", "blocks", "conflicts", "preemptions"}
+    assert (report["target_us"], report["blocks"], report["conflicts"], report["preemptions"]) == (9_000_000, 3, 1, 2)
+    assert response.parameters["versions"].string_param == "0,2"
+    server.scheduler.holding = False
+    assert not server.client.infer("simple", simple_inputs()).get_response().parameters
 
 
 def test_a_client_that_gives_up_frees_its_request(server: Any, simple_inputs: Inputs) -> None:

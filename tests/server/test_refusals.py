@@ -204,6 +204,11 @@ CASES: dict[str, tuple[bytes, str, str]] = {
         "INVALID_ARGUMENT",
         "parameter 'priority' for model 'simple': expected 0 to",
     ),
+    "a report that is neither wanted nor not": (
+        changed(lambda request: setattr(request.parameters["gangway_stats"], "string_param", "yes")),
+        "INVALID_ARGUMENT",
+        "parameter 'gangway_stats' for model 'simple': expected bool_param, got string_param",
+    ),
     "shared memory": (
         changed(
             lambda request: setattr(request.inputs[0].parameters["shared_memory_region"], "string_param", "region")

@@ -1,0 +1,63 @@
+"""The front end's account of itself in the log: a line per model that was asked something, every minute and at the end.
+
+Everything in it can be had from ModelStatistics at any time (docs/deadlines.md).
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from gangway.server.models import Models, ServedModel
+from gangway.server.statistics import Totals
+
+PERIOD_S = 60.0
+NOTHING = Totals(0, 0, 0, 0, 0, Counter())
+_log = logging.getLogger(__name__)
+
+
+class StatisticsLog:
+    """`models` tells what is being served now."""
+
+    def __init__(self, models: Callable[[], Models]) -> None:
+        self._models = models
+        self._written: dict[tuple[str, int], Totals] = {}
+
+    def run(self) -> None:
+        """Write a line per model and period, for ever."""
+        while True:
+            time.sleep(PERIOD_S)
+            self.write_news()
+
+    def write_news(self) -> None:
+        """Write what has happened since the last time."""
+        for model in self._models().served():
+            key = (model.name, model.version)
+            totals = model.statistics.totals()
+            self._write(model, totals.since(self._written.get(key, NOTHING)), f"in {PERIOD_S:.0f} s")
+            self._written[key] = totals
+
+    def write_all(self) -> None:
+        """Write what has happened since the models were loaded."""
+        for model in self._models().served():
+            self._write(model, model.statistics.totals(), "in all")
+
+    def _write(self, model: ServedModel, totals: Totals, when: str) -> None:
+        if totals.answered or totals.failed:
+            _log.info("%s, version %d, %s: %s", model.name, model.version, when, describe(totals))
+
+
+def describe(totals: Totals) -> str:
+    """Return the counters for people. Times are means over the answered requests."""
+    own, answered = totals.own, totals.answered
+    parts = [f"{answered} answered, {own['refused']} refused, {totals.failed - own['refused']} failed"]
+    if with_target := own["qos_met"] + own["qos_missed"]:
+        parts.append(f"QoS met {own['qos_met']}, missed {own['qos_missed']} ({own['qos_met'] / with_target:.1%} met)")
+    if answered:
+        mean, queue, compute = (ns / answered / 1e6 for ns in (totals.total_ns, totals.queue_ns, totals.compute_ns))
+        parts.append(f"mean {mean:.2f} ms (queue {queue:.2f}, compute {compute:.2f})")
+        scheduling = [f"{own[key] / answered:.3g} {key}" for key in ("blocks", "conflicts", "preemptions")]
+        parts.append(f"{', '.join(scheduling)} per request")
+        versions = sorted(int(key.removeprefix("version_")) for key in own if key.startswith("version_"))
+        parts.append(f"versions {', '.join(map(str, versions)) or '-'}")
+    return "; ".join(parts)
