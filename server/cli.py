@@ -18,6 +18,7 @@ COMMANDS = {
     "compile": Command("gangway.compiler.command", "compile a model and show its layers"),
     "profile": Command("gangway.server.profile_command", "measure a model's layers on this machine"),
     "tune": Command("gangway.server.tune_command", "find versions of a model's layers worth having on this machine"),
+    "simulate": Command("gangway.simulator.command", "run scheduling policies on a modelled machine of N cores"),
     "report": Command("gangway.server.report.command", "draw what was measured of a model"),
     "zoo": Command("gangway.zoo.command", "write example models with random weights"),
     "client": Command("gangway.clients.command", "send one inference and show the answer and its times"),

@@ -16,7 +16,7 @@ from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, RunningBlock, Snapshot, Start, Stop, Wake
 from gangway.simulator.block import Block, Goal
 from gangway.simulator.machine import Machine
-from gangway.simulator.results import REFUSED, STATUSES, Counters, Result
+from gangway.simulator.results import REFUSED, STATUSES, UNFINISHED, Counters, Limits, Result
 from gangway.simulator.tables import TimeTables
 from gangway.simulator.waiting import FreeCores, WaitingQueue
 from gangway.workload.arrivals import Arrivals
@@ -81,14 +81,15 @@ def simulate(
     arrivals: Arrivals,
     machine: Machine,
     observer: Observer | None = None,
+    limits: Limits | None = None,
 ) -> Result:
     """Let the policy serve the arrivals, to the last query, and return what became of each.
 
     `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of the machine. Same
-    input, same result. Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle
-    cores for ever.
+    input, same result. Beyond `limits` it gives up. Raises ContractError when the policy breaks its contract, or leaves
+    queries waiting on idle cores for ever.
     """
-    return Simulation(policy, models, arrivals, machine, observer).run()
+    return Simulation(policy, models, arrivals, machine, observer, limits).run()
 
 
 class Simulation:
@@ -101,6 +102,7 @@ class Simulation:
         arrivals: Arrivals,
         machine: Machine,
         observer: Observer | None = None,
+        limits: Limits | None = None,
     ) -> None:
         for number, model in enumerate(models[number] for number in range(len(models))):
             if model.model_id != number or not model.latency_us or model.cores < machine.cores:
@@ -110,6 +112,9 @@ class Simulation:
         self._arrivals = arrivals
         self._machine = machine
         self._observer = observer
+        self._limits = limits
+        self._late = [0] * len(models)
+        self._gave_up = False
         self._tables = TimeTables(machine.level_step)
         self._waiting = WaitingQueue()
         self._free = FreeCores(machine.cores)
@@ -133,7 +138,7 @@ class Simulation:
         """Return what became of each query."""
         stream = self._stream()
         arrival = next(stream, None)
-        while arrival is not None or self._running or self._waiting:
+        while (arrival is not None or self._running or self._waiting) and not self._gave_up:
             arrival_us = arrival[1] if arrival is not None else NEVER
             event_us = self._events[0][0] if self._events else NEVER
             now_us = min(arrival_us, event_us, self._wake_us)
@@ -157,9 +162,13 @@ class Simulation:
                 if self._dirty:
                     self._share_interference()
         arrivals = self._arrivals
+        if self._gave_up:
+            unfinished = np.isnan(self._latency_us)
+            self._latency_us[unfinished] = 0.0
+            self._status[unfinished] = UNFINISHED
         names = tuple(self._models[number].name for number in range(len(self._models)))
         outcomes = Outcomes(names, arrivals.models, arrivals.times_us, self._latency_us, self._status, STATUSES)
-        return Result(outcomes, self._queue_us, self._counters, self._now_us)
+        return Result(outcomes, self._queue_us, self._counters, self._now_us, self._gave_up)
 
     # -- arrivals
 
@@ -179,6 +188,8 @@ class Simulation:
         self._waiting.add(Query(number, model_id, 1, arrival_us, deadline_us))
         if self._machine.overheads.stolen_us:
             self._steal()
+        if self._limits is not None and len(self._waiting) > self._limits.waiting:
+            self._gave_up = True
 
     def _steal(self) -> None:
         """Front end and scheduler take their time from the gang on the first core; the block proceeds so much later."""
@@ -225,12 +236,20 @@ class Simulation:
             self._leases += 1
             answered_us = now_us - overheads.leave_us + overheads.answer_us
             self._latency_us[query.query_id] = answered_us - query.arrival_us
+            if query.deadline_us is not None and answered_us > query.deadline_us:
+                self._count_late(query.model_id)
             self._policy.finished(query, answered_us)
             return
         if fraction > 0:
             self._fractions[query.query_id] = fraction
         ran_us = query.ran_us + now_us - block.started_us
         self._waiting.add(replace(query, next_layer=layer, started=True, ran_us=ran_us))
+
+    def _count_late(self, model_id: int) -> None:
+        self._late[model_id] += 1
+        limits = self._limits
+        if limits is not None:
+            self._gave_up |= self._late[model_id] > limits.late_of[model_id] or sum(self._late) > limits.late
 
     def _shrink(self, block: Block) -> None:
         self._ran(block, block.target)

@@ -6,8 +6,9 @@ import numpy as np
 from gangway.workload.outcomes import OK, Outcomes
 from numpy.typing import NDArray
 
-STATUSES = (OK, "UNAVAILABLE")
+STATUSES = (OK, "UNAVAILABLE", "UNFINISHED")
 REFUSED = 1  # index of the status of rejected queries
+UNFINISHED = 2  # of those that were not answered when a simulation was given up
 
 
 @dataclass
@@ -25,10 +26,26 @@ class Counters:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """When a simulation is given up, because what one wants to know is certain: more queries late, or waiting.
+
+    `late`: over all models; `late_of[m]`: of model m.
+    """
+
+    late: int
+    late_of: tuple[int, ...]
+    waiting: int
+
+
+@dataclass(frozen=True)
 class Result:
-    """`queue_us` [Q]: from the scheduled arrival to the first block's start; NaN for a refused query."""
+    """`queue_us` [Q]: from the scheduled arrival to the first block's start; NaN for a refused query.
+
+    `gave_up`: a limit was exceeded; the status of what was not answered is UNFINISHED, and its latency 0.
+    """
 
     outcomes: Outcomes
     queue_us: NDArray[np.float64]
     counters: Counters
     end_us: float  # when the last query was answered
+    gave_up: bool = False

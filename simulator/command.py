@@ -1,0 +1,172 @@
+"""`gangway simulate`: the scheduling policies on a virtual clock and a machine of any number of cores."""
+
+import argparse
+import importlib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gangway.artifact.profile import ProfileError
+from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
+from gangway.simulator.engine import ContractError
+from gangway.simulator.figures import FIGURES, FigureRequest
+from gangway.simulator.observers import Recorder
+from gangway.simulator.report import counters_table, draw, file_stem, table, write_csv, write_probes
+from gangway.simulator.runs import Goal, PolicyRun, run_policy, search_rate
+from gangway.simulator.scenario import Scenario, make_scenario, read_models
+from gangway.workload.mix import parse_mix, read_mix
+from gangway.workload.qos import WorkloadError, parse_qos
+from gangway.workload.search import Probe
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+PIPE_COLUMNS = 150
+SEARCH = "search"
+ALL = "all"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return 0, or 1 when it cannot be done. Wrong arguments exit with 2 (argparse)."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        if options.figures:
+            return _figures(options, console)
+        return _simulate(options, console)
+    except ModuleNotFoundError as error:
+        print(f"gangway simulate: needs {error.name}: pip install 'gangway-serve[report]'", file=sys.stderr)
+    except (WorkloadError, ProfileError, ContractError, OSError) as error:
+        print(f"gangway simulate: {error}", file=sys.stderr)
+    return 1
+
+
+def _simulate(options: argparse.Namespace, console: Console) -> int:
+    scenario = _scenario(options)
+    title = f"{scenario.mix.name}, {options.cores} cores, {options.queries} queries, seed {options.seed}"
+    runs = [_run(policy, scenario, options) for policy in options.policy]
+    for run in runs:
+        write_csv(options.output / f"{file_stem(run.policy)}.csv", run)
+    if options.rate is None:
+        write_probes(options.output / "search.csv", runs)
+    draw(options.output / "policies.png", runs, title)
+    console.print(table(runs, title))
+    console.print(counters_table(runs))
+    console.print(f"written to {options.output}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _run(policy: str, scenario: Scenario, options: argparse.Namespace) -> PolicyRun:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(policy)
+        rate: float | None = options.rate
+        probes: tuple[Probe, ...] = ()
+        if rate is None:
+            goal = Goal(options.satisfied / 100, options.each)
+            rate, probes = search_rate(policy, scenario, goal, options.queries, options.seed)
+            if rate == 0:  # it fails everywhere: show by how much at the lowest rate that was tried
+                rate = min(probe.rate_per_s for probe in probes)
+                progress.console.print(
+                    f"{policy} reaches the goal at no rate; the lowest tried follows", highlight=False
+                )
+        stem = options.output / file_stem(policy)
+        timeline = stem.with_name(f"{stem.name}.trace.json") if options.timeline else None
+        decisions = stem.with_name(f"{stem.name}.decisions.csv") if options.trace_decisions else None
+        with Recorder(options.cores, timeline, decisions, policy) as recorder:
+            observer = recorder if timeline or decisions else None
+            run = run_policy(policy, scenario, rate, options.queries, options.seed, observer)
+    return replace(run, probes=probes)
+
+
+def _scenario(options: argparse.Namespace) -> Scenario:
+    mix = parse_mix(options.mix) if "=" in options.mix else read_mix(options.mix)
+    if options.qos is not None:
+        mix = mix.with_qos(parse_qos(options.qos))
+    measured = read_models(options.profile)
+    return make_scenario(mix, options.cores, measured, memory_share=options.memory_share)
+
+
+def _figures(options: argparse.Namespace, console: Console) -> int:
+    names = list(FIGURES) if options.figures == ALL else options.figures.split(",")
+    if unknown := [name for name in names if name not in FIGURES]:
+        known = ", ".join((ALL, *FIGURES))
+        print(f"gangway simulate: unknown figure {unknown[0]!r}; known: {known}", file=sys.stderr)
+        return 2
+    request = FigureRequest(options.output, options.queries, options.seed, console)
+    for name in names:
+        importlib.import_module(FIGURES[name]).draw(request)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangway simulate",
+        description="Run scheduling policies, the very ones that serve, on a virtual clock and a modelled machine of N "
+        "cores. Models are those measured here, scaled (docs/simulator.md). Writes CSV files and a picture, prints a "
+        "table.",
+    )
+    add = parser.add_argument
+    add("--cores", type=_count, default=64, metavar="N", help="of the machine (64)")
+    add("--policy", type=_policies, default=[DEFAULT_POLICY], metavar="P[,P...]",
+        help=f"{ALL}, or some of: {', '.join(POLICIES)} ({DEFAULT_POLICY})")  # fmt: skip
+    add("--mix", default="mix", metavar="NAME|FILE", help="light, medium, heavy, mix, MODEL=WEIGHT,... or a file (mix)")
+    add(
+        "--qos", metavar="MS|Nx", help="the same target for all models: milliseconds, or times isolated (the mix's own)"
+    )
+    add("--rate", type=_rate, default=None, metavar="R|search",
+        help="queries per second, or the highest rate that reaches the goal (search)")  # fmt: skip
+    add("--satisfied", type=_percent, default=95.0, metavar="%", help="the goal: so many queries in time (95)")
+    add("--each", action="store_true", help="the goal holds for each model, not for all queries together")
+    add("--queries", type=_count, default=20_000, metavar="N", help="in one run (20000)")
+    add("--seed", type=int, default=1, metavar="S", help="of the arrivals (1)")
+    add("--profile", type=Path, nargs="+", default=[], metavar="FILE",
+        help="other measured models: files of `gangway profile` in its cache")  # fmt: skip
+    add("--memory-share", type=_positive, default=1.0, metavar="X",
+        help="bandwidth and shared cache per core, as a part of the measured machine's (1)")  # fmt: skip
+    add("--trace-decisions", action="store_true", help="write why each decision was made")
+    add("--timeline", action="store_true", help="write which core did what, for Perfetto")
+    add("--figures", metavar="NAME", help=f"draw figures of the papers instead: {', '.join((ALL, *FIGURES))}")
+    add("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
+    return parser
+
+
+def _policies(text: str) -> list[str]:
+    names = sorted(POLICIES) if text == ALL else text.split(",")
+    for name in names:
+        try:
+            make_policy(name)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return names
+
+
+def _rate(text: str) -> float | None:
+    return None if text == SEARCH else _positive(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"a positive number was expected, not {text!r}")
+    return value
+
+
+def _percent(text: str) -> float:
+    value = _positive(text)
+    if value > 100:
+        raise argparse.ArgumentTypeError(f"at most 100 percent, not {text!r}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = _positive(text)
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"a whole number was expected, not {text!r}")
+    return int(value)

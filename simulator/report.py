@@ -1,0 +1,108 @@
+"""Tables, CSV files and pictures of simulated policies."""
+
+import csv
+import itertools
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from gangway.simulator.results import Counters
+from gangway.simulator.runs import TARGET, PolicyRun
+from gangway.workload.outcomes import Row
+from rich.table import Table
+
+COLUMNS = ("qps", "satisfied", "mean_ms", "p50_ms", "p95_ms", "p99_ms", "over_isolated", "errors")
+
+
+def file_stem(policy: str) -> str:
+    """Return a policy's name as part of a file's."""
+    return policy.replace(":", "-")
+
+
+def write_csv(path: Path, run: PolicyRun) -> None:
+    """Write a row per model and one for all, then what was counted. Raises OSError."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("policy", "rate_per_s", "model", "queries", *COLUMNS))
+        for row in (*run.summary.models, run.summary.total):
+            writer.writerow((run.policy, f"{run.rate_per_s:.6g}", row.name, row.queries, *_cells(row, "")))
+    counters = run.result.counters
+    with path.with_suffix(".counters.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow((*(field.name for field in fields(Counters)), "core_use"))
+        values = (getattr(counters, field.name) for field in fields(Counters))
+        writer.writerow((*(round(value, 1) for value in values), f"{run.core_use:.4f}"))
+
+
+def write_probes(path: Path, runs: Sequence[PolicyRun]) -> None:
+    """Write what the searches tried. Raises OSError."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("policy", "rate_per_s", "share"))
+        for run in runs:
+            writer.writerows((run.policy, f"{p.rate_per_s:.6g}", f"{p.share:.5f}") for p in run.probes)
+
+
+def table(runs: Sequence[PolicyRun], title: str) -> Table:
+    """Return a row per policy and model."""
+    result = Table(title=title, title_justify="left")
+    result.add_column("policy")
+    result.add_column("model")
+    for name in ("rate/s", "in time %", "mean ms", "p50", "p95", "p99", "x isolated", "errors"):
+        result.add_column(name, justify="right")
+    for run in runs:
+        for row in (*run.summary.models, run.summary.total):
+            _, *cells = _cells(row, "-")
+            total = row is run.summary.total
+            rate = f"{run.rate_per_s:.4g}" if total else ""
+            result.add_row(run.policy, row.name, rate, *cells, style="bold" if total else None, end_section=total)
+    return result
+
+
+def counters_table(runs: Sequence[PolicyRun]) -> Table:
+    """Return what happened, per policy and query."""
+    result = Table(title="per query", title_justify="left")
+    result.add_column("policy")
+    names = ("decisions", "blocks", "conflicts", "preemptions", "grown", "shrunk", "versions")
+    for name in (*names, "cores busy %"):
+        result.add_column(name, justify="right")
+    for run in runs:
+        count = len(run.result.outcomes)
+        cells = (f"{getattr(run.result.counters, name) / count:.3g}" for name in names)
+        result.add_row(run.policy, *cells, f"{100 * run.core_use:.1f}")
+    return result
+
+
+def draw(path: Path, runs: Sequence[PolicyRun], title: str) -> None:
+    """Draw rate, share in time and latency by policy. Raises OSError; ModuleNotFoundError without matplotlib."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra package
+
+    figure = Figure(figsize=(10, 0.8 + 0.5 * max(4, len(runs))), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(1, 3, sharey=True)
+    names = [run.policy for run in runs]
+    totals = [run.summary.total for run in runs]
+    values = (
+        ("queries per second", [run.rate_per_s for run in runs]),
+        ("in time, %", [100 * (row.satisfied[TARGET] or 0) for row in totals]),
+        ("mean latency over isolated", [row.over_isolated or 0 for row in totals]),
+    )
+    for axis, (label, numbers), colour in zip(axes, values, ("C0", "C2", "C3"), strict=True):
+        axis.bar_label(axis.barh(names, numbers, color=colour), fmt="%.4g", padding=2)
+        axis.set_xlabel(label)
+        axis.margins(x=0.2)
+    axes[0].invert_yaxis()
+    figure.savefig(path, dpi=120)
+
+
+def _cells(row: Row, missing: str) -> Sequence[str]:
+    share = row.satisfied[TARGET]
+    latencies = (row.mean_us, row.p50_us, row.p95_us, row.p99_us)
+    errors = " ".join(itertools.chain.from_iterable((name, str(count)) for name, count in row.errors.items()))
+    return (
+        f"{row.qps:.5g}",
+        missing if share is None else f"{100 * share:.2f}",
+        *(missing if value is None else f"{value / 1000:.4g}" for value in latencies),
+        missing if row.over_isolated is None else f"{row.over_isolated:.3g}",
+        errors,
+    )

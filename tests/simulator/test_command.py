@@ -1,0 +1,91 @@
+"""`gangway simulate` as a user runs it."""
+
+import csv
+import json
+
+import pytest
+from gangway.scheduler.policies.registry import DEFAULT_POLICY
+from gangway.server.cli import main
+from gangway.simulator.measured import shipped_models
+
+
+def simulate(*arguments):
+    return main(["simulate", *map(str, arguments)])
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_at_a_rate(tmp_path, capsys):
+    arguments = ("--cores", 4, "--policy", f"{DEFAULT_POLICY},model_fcfs", "--mix", "light", "--rate", 60)
+    assert simulate(*arguments, "--queries", 200, "--timeline", "--trace-decisions", "-o", tmp_path) == 0
+    assert "light, 4 cores, 200 queries, seed 1" in capsys.readouterr().out
+    found = rows(tmp_path / "model_fcfs.csv")
+    assert [row["model"] for row in found] == ["efficientnet_b0", "mobilenetv2", "tiny_yolov2", "total"]
+    assert sum(int(row["queries"]) for row in found[:-1]) == int(found[-1]["queries"]) == 200
+    assert 0 < float(found[-1]["satisfied"]) <= 100
+    assert (tmp_path / "policies.png").read_bytes().startswith(b"\x89PNG")
+    events = json.loads((tmp_path / "model_fcfs.trace.json").read_text())["traceEvents"]
+    busy_us = sum(event["dur"] for event in events if event["ph"] == "X")
+    assert busy_us == pytest.approx(float(rows(tmp_path / "model_fcfs.counters.csv")[0]["core_busy_us"]), rel=1e-3)
+    starts = [row for row in rows(tmp_path / "model_fcfs.decisions.csv") if row["decision"] == "Start"]
+    assert len({row["query"] for row in starts}) == 200
+
+
+def test_the_highest_rate(tmp_path):
+    arguments = ("--cores", 2, "--mix", "resnet50=1,googlenet=3", "--qos", "3x", "--policy", "model_fcfs")
+    assert simulate(*arguments, "--queries", 300, "--each", "-o", tmp_path) == 0
+    found = rows(tmp_path / "model_fcfs.csv")
+    assert all(float(row["satisfied"]) >= 95 for row in found)
+    probes = rows(tmp_path / "search.csv")
+    best = float(found[-1]["rate_per_s"])
+    higher = [float(row["share"]) for row in probes if float(row["rate_per_s"]) > best * 1.001]
+    assert higher and max(higher) < 0.95
+
+
+def test_other_profiles(tmp_path):
+    fields = json.loads(shipped_models()["tiny_yolov2"].read_text())
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**fields, "model_name": "mine"}))
+    arguments = ("--mix", "mine=1", "--qos", "50", "--rate", 5, "--queries", 20, "-o", tmp_path / "out")
+    assert simulate("--profile", path, "--cores", 1, *arguments) == 0
+    assert [row["model"] for row in rows(tmp_path / "out" / f"{DEFAULT_POLICY}.csv")] == ["mine", "total"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mix", "absent"), "unknown mix 'absent'"),
+        (("--mix", "absent.toml"), "absent.toml"),
+        (("--mix", "other=1"), "nobody measured 'other'"),
+        (("--profile", "absent.json"), "absent.json"),
+        (("--qos", "soon"), "soon"),
+    ],
+)
+def test_what_cannot_be_done(tmp_path, capsys, arguments, message):
+    assert simulate(*arguments, "-o", tmp_path) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("gangway simulate: ") and message in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "absent"), "unknown scheduler 'absent'"),
+        (("--cores", 0), "positive"),
+        (("--queries", 1.5), "whole"),
+        (("--rate", "fast"), "positive number"),
+        (("--satisfied", 101), "100 percent"),
+    ],
+)
+def test_wrong_usage(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_info:
+        simulate(*arguments, "-o", tmp_path)
+    assert exit_info.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_an_unknown_figure(tmp_path, capsys):
+    assert simulate("--figures", "absent", "-o", tmp_path) == 2
+    assert "unknown figure 'absent'; known: all" in capsys.readouterr().err
