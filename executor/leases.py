@@ -91,9 +91,13 @@ class Lease:
             spec.timeout_us,
         )
 
-    def resume(self, end_layer: int, wanted: int) -> None:
-        """Go on after STOP, STOP_NOW or the end of a block. Only while no rank is in the lease; Run messages follow."""
-        _native.lease_resume(self._view, self._offset, end_layer, wanted)
+    def resume(self, end_layer: int, wanted: int, versions: bytes = b"") -> None:
+        """Go on after STOP, STOP_NOW or the end of a block. Only while no rank is in the lease; Run messages follow.
+
+        `versions` has one byte per layer from the next one on (beyond them: version 0). A layer that was stopped in its
+        middle goes on in the version that it has. Raises ValueError for numbers that no lease can have.
+        """
+        _native.lease_resume(self._view, self._offset, end_layer, wanted, versions)
 
     def set_control(self, control: Control) -> None:
         """Ask the gang to stop. To be taken back by `resume` only, when all have left."""
@@ -111,6 +115,10 @@ class Lease:
         """Read how far the gang is."""
         kind, next_layer, finished, present, aborted = _native.lease_progress(self._view, self._offset)
         return LeaseProgress(PhaseKind(kind), next_layer, finished, present, aborted)
+
+    def position(self) -> tuple[int, int, int]:
+        """Return kind (a PhaseKind) and number of the present layer, and when it began (ns; 0: nobody has come yet)."""
+        return _native.lease_position(self._view, self._offset)
 
     def term(self) -> int:
         """Number of the present term."""

@@ -4,13 +4,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.leases import Control, LeaseSpec, PhaseKind
+from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind
 from gangway.executor.messages import Left, LeftReason, Run
 from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.requests import Request
 
-LEASES_PER_WORKER = 2  # a lease is free only when its last rank has left; the other cores are in the next one by then
+LEAST_LEASES = 16
+LEASES_PER_WORKER = 4
 STUCK_AFTER_US = 1_000_000.0  # a rank that has not left so long after its gang has ended does not run at all
+
+
+def lease_count(workers: int) -> int:
+    """Return how many queries can be under way: some at work, the others stopped; and an urgent one finds a lease."""
+    return max(LEAST_LEASES, LEASES_PER_WORKER * workers)
 
 
 @dataclass(slots=True, eq=False)
@@ -19,14 +25,18 @@ class Gang:
 
     request: Request
     lease: int
+    shared: Lease
     arena_offset: int
     indivisible: bool = False  # its query is one task, which may last long
     term: int = 0
     end_layer: int = 0
-    cores: tuple[int, ...] = ()  # by rank
+    versions: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()  # by rank; those of a shrinking gang until they have left
+    wanted: int = 0  # ranks beyond have been told to leave
     outstanding: set[int] = field(default_factory=set)  # ranks that have not left
     reasons: set[LeftReason] = field(default_factory=set)
     started_us: float = 0.0
+    stopping: bool = False  # all have been told to leave
     ended_us: float | None = None  # when the first rank left because the gang's work had ended: the others follow
 
     @property
@@ -34,78 +44,108 @@ class Gang:
         """Whether a rank died or made no progress: what was computed is of no use."""
         return bool(self.reasons & {LeftReason.ABORTED, LeftReason.TIMEOUT})
 
+    @property
+    def leaving(self) -> int:
+        """How many ranks are still in, but have been told to leave or will leave on their own."""
+        if self.stopping or self.ended_us is not None:
+            return len(self.outstanding)
+        return sum(rank >= self.wanted for rank in self.outstanding)
+
+    def block(self) -> RunningBlock:
+        """Return what the policy sees of a gang at work."""
+        _, layer, began_ns = self.shared.position()
+        leaving = self.leaving
+        return RunningBlock(
+            query=self.request.query,
+            end_layer=self.end_layer,
+            cores=tuple([self.cores[rank] for rank in sorted(self.outstanding)]),
+            started_us=self.started_us,
+            layer=min(layer, self.end_layer - 1),
+            layer_started_us=max(self.started_us, began_ns / 1e3),
+            stopping=leaving > 0,
+            versions=self.versions,
+            leaving=leaving,
+        )
+
 
 class GangTable:
-    """The gangs by lease. Knows nothing of queues or models."""
+    """The gangs by lease and by query. Knows nothing of queues or models."""
 
     def __init__(self, control: ControlSegment) -> None:
         self._control = control
         self._free = list(range(len(control.leases)))
         self._gangs: dict[int, Gang] = {}
+        self._by_query: dict[int, Gang] = {}
 
     def running(self) -> list[RunningBlock]:
-        """Return what the policy sees of the gangs at work."""
+        """Return what the policy sees of the gangs whose queries are not yet answered."""
         return [
-            RunningBlock(gang.request.query, gang.end_layer, gang.cores, gang.started_us)
-            for gang in self._gangs.values()
-            if gang.outstanding
+            gang.block() for gang in self._gangs.values() if gang.outstanding and LeftReason.DONE not in gang.reasons
         ]
 
     def all(self) -> Sequence[Gang]:
         """Return every gang, paused ones included."""
         return list(self._gangs.values())
 
-    def of_request(self, request: Request) -> Gang | None:
-        """Return the gang that has this request."""
-        return next((gang for gang in self._gangs.values() if gang.request is request), None)
+    def of_query(self, query_id: int) -> Gang | None:
+        """Return the gang that has this query, at work or paused."""
+        return self._by_query.get(query_id)
 
     def open(self, request: Request, arena_offset: int, indivisible: bool) -> Gang:
-        """Take a free lease; there is one (see `has_free`)."""
-        gang = Gang(request, self._free.pop(), arena_offset, indivisible)
-        self._gangs[gang.lease] = gang
+        """Take a free lease; there is one (see `free`)."""
+        index = self._free.pop()
+        gang = Gang(request, index, self._control.leases[index], arena_offset, indivisible)
+        self._gangs[index] = gang
+        self._by_query[request.query.query_id] = gang
         return gang
 
     @property
-    def has_free(self) -> bool:
-        """Whether a lease is free."""
-        return bool(self._free)
+    def free(self) -> int:
+        """How many leases are free."""
+        return len(self._free)
 
     def close(self, gang: Gang) -> None:
         """Give the lease back. No rank may be in it."""
         del self._gangs[gang.lease]
+        del self._by_query[gang.request.query.query_id]
         self._free.append(gang.lease)
 
-    def send(self, gang: Gang, dispatch: Start, arena_stride: int, layers: int, now_us: float) -> None:
-        """Let the gang run a block of its query on the dispatch's cores."""
-        lease = self._control.leases[gang.lease]
-        request = gang.request
+    def send(self, gang: Gang, start: Start, arena_stride: int, now_us: float) -> None:
+        """Let the gang run a block of its query on the decision's cores."""
+        ranks = len(start.cores)
         if gang.term == 0:
-            gang.term = lease.initialise(
-                LeaseSpec(
-                    model_id=request.query.model_id,
-                    front_end=request.front_end,
-                    slot=request.slot,
-                    sequence=request.sequence,
-                    arena_offset=gang.arena_offset,
-                    arena_stride=arena_stride,
-                    rows=request.query.rows,
-                    first_layer=0,
-                    end_layer=dispatch.end_layer,
-                    versions=bytes(dispatch.versions).ljust(layers, b"\0") if dispatch.versions else b"",
-                    wanted=len(dispatch.cores),
-                )
-            )
+            gang.term = gang.shared.initialise(_lease_spec(gang, start, arena_stride))
         else:
-            lease.resume(dispatch.end_layer, len(dispatch.cores))
-        gang.end_layer = dispatch.end_layer
-        gang.cores = dispatch.cores
-        gang.outstanding = set(range(len(dispatch.cores)))
+            gang.shared.resume(start.end_layer, ranks, bytes(start.versions))
+        gang.end_layer = start.end_layer
+        gang.versions = start.versions
+        gang.cores = start.cores
+        gang.wanted = ranks
+        gang.outstanding = set(range(ranks))
         gang.reasons = set()
-        gang.ended_us = None
         gang.started_us = now_us
-        for rank, core in enumerate(dispatch.cores):
-            if not self._control.command(core, Run(gang.lease, rank, gang.term).pack()):
-                raise RuntimeError(f"the command ring of worker {core} is full")
+        gang.stopping = False
+        gang.ended_us = None
+        self._run(gang, 0)
+
+    def grow(self, gang: Gang, cores: tuple[int, ...]) -> None:
+        """Let more cores join at once. The gang's are the first of `cores`; none of it may be leaving."""
+        first = gang.wanted
+        gang.cores = cores
+        gang.wanted = len(cores)
+        gang.outstanding.update(range(first, gang.wanted))
+        gang.shared.set_wanted(gang.wanted)
+        self._run(gang, first)
+
+    def shrink(self, gang: Gang, ranks: int) -> None:
+        """Have all but the first ranks leave at the next layer boundary."""
+        gang.wanted = ranks
+        gang.shared.set_wanted(ranks)
+
+    def stop(self, gang: Gang, at_once: bool = False) -> None:
+        """Have all leave at the next layer boundary, or between two tasks."""
+        gang.stopping = True
+        gang.shared.set_control(Control.STOP_NOW if at_once else Control.STOP)
 
     def leave(self, message: Left, now_us: float) -> Gang | None:
         """Note that a rank has left; return its gang, None for one of an earlier term."""
@@ -113,29 +153,32 @@ class GangTable:
         if gang is None or gang.term != message.term or message.rank not in gang.outstanding:
             return None
         gang.outstanding.discard(message.rank)
+        if message.reason is LeftReason.SHRUNK:
+            # A number of a rank is given again only when none beyond it is still in.
+            if gang.wanted < len(gang.cores) and not gang.leaving:
+                gang.cores = gang.cores[: gang.wanted]
+            return gang
         gang.reasons.add(message.reason)
-        if gang.ended_us is None and message.reason is not LeftReason.SHRUNK:
+        if gang.ended_us is None and self._has_ended(gang, message.reason):
             gang.ended_us = now_us
         return gang
 
-    def lose_core(self, core: int) -> Gang | None:
-        """The worker of this core is dead: abort the lease it was in; return that gang."""
+    def lose_core(self, core: int) -> list[Gang]:
+        """The worker of this core is dead: abort the leases it was to work on; return those gangs."""
+        lost = []
         for gang in self._gangs.values():
-            if core in gang.cores and gang.cores.index(core) in gang.outstanding:
-                gang.outstanding.discard(gang.cores.index(core))
+            ranks = [rank for rank in gang.outstanding if gang.cores[rank] == core]
+            if ranks:
+                gang.outstanding.difference_update(ranks)
                 gang.reasons.add(LeftReason.ABORTED)
-                self._control.leases[gang.lease].abort()
-                return gang
-        return None
-
-    def stop(self, gang: Gang) -> None:
-        """Ask the gang to stop at the next layer boundary."""
-        self._control.leases[gang.lease].set_control(Control.STOP)
+                gang.shared.abort()
+                lost.append(gang)
+        return lost
 
     def stopped_at(self, gang: Gang) -> int | None:
         """Return the next layer of a gang that all have left before the query's end; None if the query is answered."""
-        progress = self._control.leases[gang.lease].progress()
-        return progress.next_layer if progress.kind != PhaseKind.END else None
+        kind, layer, _ = gang.shared.position()
+        return layer if kind != PhaseKind.END else None
 
     def stuck_cores(self, now_us: float) -> list[int]:
         """Return the cores of ranks that have not left although their gang ended long ago; each once."""
@@ -153,3 +196,30 @@ class GangTable:
 
     def _ending(self) -> Iterator[Gang]:
         return (gang for gang in self._gangs.values() if gang.ended_us is not None and gang.outstanding)
+
+    def _has_ended(self, gang: Gang, reason: LeftReason) -> bool:
+        """Whether the other ranks leave, too, as soon as they look: one that has nothing to do leaves a STOP early."""
+        return reason is not LeftReason.STOPPED or gang.shared.position()[0] != PhaseKind.OPEN
+
+    def _run(self, gang: Gang, first: int) -> None:
+        for rank in range(first, gang.wanted):
+            if not self._control.command(gang.cores[rank], Run(gang.lease, rank, gang.term).pack()):
+                raise RuntimeError(f"the command ring of worker {gang.cores[rank]} is full")
+
+
+def _lease_spec(gang: Gang, start: Start, arena_stride: int) -> LeaseSpec:
+    request = gang.request
+    query = request.query
+    return LeaseSpec(
+        model_id=query.model_id,
+        front_end=request.front_end,
+        slot=request.slot,
+        sequence=request.sequence,
+        arena_offset=gang.arena_offset,
+        arena_stride=arena_stride,
+        rows=query.rows,
+        first_layer=0,
+        end_layer=start.end_layer,
+        versions=bytes(start.versions),
+        wanted=len(start.cores),
+    )

@@ -38,6 +38,7 @@ class ModelTable:
     def __init__(self) -> None:
         self._models: dict[int, Model] = {}
         self._profiles: dict[int, ModelProfile] = {}
+        self.any_loading = False  # a query may wait for a model without a profile
 
     @property
     def profiles(self) -> Mapping[int, ModelProfile]:
@@ -47,6 +48,7 @@ class ModelTable:
     def add(self, spec: LoadModel) -> Model:
         """Begin with a model."""
         model = self._models[spec.model_id] = Model(spec)
+        self._review()
         return model
 
     def get(self, model_id: int) -> Model | None:
@@ -64,6 +66,7 @@ class ModelTable:
     def serve(self, model: Model) -> None:
         """LOADING -> SERVING."""
         model.state = ModelState.SERVING
+        self._review()
         spec = model.spec
         self._profiles[spec.model_id] = ModelProfile(spec.model_id, spec.name, spec.layers, spec.max_ranks)
 
@@ -96,8 +99,12 @@ class ModelTable:
     def begin_unload(self, model: Model) -> None:
         """Any state -> UNLOADING."""
         model.state = ModelState.UNLOADING
+        self._review()
         self._profiles.pop(model.spec.model_id, None)
 
     def remove(self, model: Model) -> None:
         """Forget it."""
         del self._models[model.spec.model_id]
+
+    def _review(self) -> None:
+        self.any_loading = any(model.state is ModelState.LOADING for model in self._models.values())

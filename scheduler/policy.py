@@ -37,8 +37,9 @@ class RunningBlock:
     started_us: float
     layer: int = 0  # being executed now
     layer_started_us: float = 0.0
-    stopping: bool = False  # it was told to stop, or to shrink: cores of it come free soon
+    stopping: bool = False  # it was told to stop, or to shrink: cores of it come free soon; no Resize until then
     versions: tuple[int, ...] = ()
+    leaving: int = 0  # so many of its last cores come free at the next boundary: all, or those that shrinking takes
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def _learn_models(scheduler: LiveScheduler) -> None:
             case slow.Begin():
                 return
             case slow.LoadModel() as spec:
-                scheduler.load_model(spec)
+                scheduler.model_life.load(spec)
             case None:
                 bell.wait(seen, 0)
             case other:

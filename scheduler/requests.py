@@ -1,6 +1,7 @@
 """The scheduler's index of the requests in the slot tables. The tables are the truth; a successor builds this again."""
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -31,13 +32,20 @@ class RequestBook:
         self._tables = tables
         self._known: dict[tuple[int, int, int], Request] = {}
         self._waiting: dict[int, Request] = {}  # by query id
+        self._order: list[tuple[float, int]] = []  # the keys of `queries`
+        self._queries: list[Query] = []
         self._limits: list[tuple[float, int]] = []  # heap of (limit_us, query id)
         self._ids = count(1)
 
     @property
     def waiting(self) -> Iterable[Request]:
-        """The waiting requests, oldest first."""
+        """The waiting requests, in no particular order."""
         return self._waiting.values()
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        """The waiting queries in order of arrival. It changes with the queue."""
+        return self._queries
 
     def admit(self, front_end: int, slot: int, sequence: int) -> Request | None:
         """Queue what a slot holds; None when the message is stale or a double, or nobody wants the answer any more."""
@@ -88,24 +96,28 @@ class RequestBook:
         """Whether it is in the queue."""
         return request.query.query_id in self._waiting
 
-    def get_waiting(self, query_id: int) -> Request:
-        """Return a waiting request by its query's number."""
-        return self._waiting[query_id]
+    def get_waiting(self, query_id: int) -> Request | None:
+        """Return a waiting request by its query's number, None if none waits under that."""
+        return self._waiting.get(query_id)
 
     def start(self, request: Request) -> bool:
         """Take it out of the queue to be run; False if its slot has moved on (it is forgotten then)."""
-        del self._waiting[request.query.query_id]
+        self._unqueue(request)
         if not request.started and not self._tables[request.front_end].start(request.slot, request.sequence):
             self._forget(request)
             return False
         request.started = True
         return True
 
-    def pause(self, request: Request, next_layer: int) -> None:
-        """Queue a started request again, to go on with `next_layer`; it keeps its place."""
-        request.query = replace(request.query, next_layer=next_layer)
+    def pause(self, request: Request, next_layer: int, ran_us: float) -> None:
+        """Queue a started request again, to go on with `next_layer`, after so long on cores; it keeps its place."""
+        query = request.query
+        request.query = replace(query, next_layer=next_layer, started=True, ran_us=query.ran_us + ran_us)
         self._queue(request)
-        self._sort()
+
+    def answered(self, request: Request) -> None:
+        """Forget a request that a worker has answered."""
+        self._forget(request)
 
     def run_again(self, request: Request) -> None:
         """Its gang was lost: queue it again from its first layer, or answer UNAVAILABLE when that happens too often."""
@@ -113,13 +125,13 @@ class RequestBook:
             self._forget(request)
             return
         request.started = False
-        request.query = replace(request.query, next_layer=0)
+        request.query = replace(request.query, next_layer=0, started=False, ran_us=0.0)
         self._queue(request)
-        self._sort()
 
     def finish(self, request: Request, status: SlotStatus) -> bool:
         """Answer it and forget it; False if a worker has answered. No rank may be working on it."""
-        self._waiting.pop(request.query.query_id, None)
+        if self.is_waiting(request):
+            self._unqueue(request)
         self._forget(request)
         return self._tables[request.front_end].finish(request.slot, request.sequence, status)
 
@@ -137,11 +149,19 @@ class RequestBook:
     def _queue(self, request: Request) -> None:
         query = request.query
         self._waiting[query.query_id] = request
-        if request.limit_us is not None:
+        key = (query.arrival_us, query.query_id)
+        place = bisect_left(self._order, key)
+        self._order.insert(place, key)
+        self._queries.insert(place, query)
+        if request.limit_us is not None and not request.started:
             heapq.heappush(self._limits, (request.limit_us, query.query_id))
 
-    def _sort(self) -> None:
-        self._waiting = dict(sorted(self._waiting.items(), key=lambda item: (item[1].query.arrival_us, item[0])))
+    def _unqueue(self, request: Request) -> None:
+        query = request.query
+        del self._waiting[query.query_id]
+        place = bisect_left(self._order, (query.arrival_us, query.query_id))
+        del self._order[place]
+        del self._queries[place]
 
     def _revive(self, front_end: int, slot: int, sequence: int) -> bool:
         """Make the slot SUBMITTED if it is not; False if it is answered."""

@@ -10,13 +10,18 @@ from gangway.executor.messages import Load, Unload
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker. `pid` 0: none is there. `lease`: what it was told to run and has not left."""
+    """One worker. `pid` 0: none is there.
+
+    `lease`: what it works on, as far as others are concerned: None already when it is sure to leave at once. `owed`: so
+    many leases that it was told to run has it not left.
+    """
 
     index: int
     pid: int = 0
     models: set[int] = field(default_factory=set)
     jobs: deque[Load | Unload] = field(default_factory=deque)  # the first one has been sent
     lease: int | None = None
+    owed: int = 0
     in_service: bool = False
 
 
@@ -30,6 +35,8 @@ class WorkerTable:
         self._control = control
         self.workers = [Worker(index) for index in range(control.layout.workers)]
         self._served: set[int] = set()
+        self._free: tuple[int, ...] | None = ()  # None: to be found again
+        self._in_service = 0
 
     def __getitem__(self, index: int) -> Worker:
         return self.workers[index]
@@ -37,29 +44,52 @@ class WorkerTable:
     @property
     def free(self) -> tuple[int, ...]:
         """Indices of workers that can be given work now: a gang would wait for one that is still loading a model."""
-        idle = (worker for worker in self.workers if worker.in_service and worker.lease is None)
-        return tuple(worker.index for worker in idle if not worker.jobs)
+        if self._free is None:
+            idle = [worker for worker in self.workers if worker.in_service and worker.lease is None]
+            self._free = tuple([worker.index for worker in idle if not worker.jobs])
+        return self._free
 
     @property
     def in_service(self) -> int:
         """How many workers take part in gangs."""
-        return sum(worker.in_service for worker in self.workers)
+        return self._in_service
+
+    def occupy(self, index: int, lease: int) -> None:
+        """It is told to run this lease."""
+        worker = self.workers[index]
+        worker.lease = lease
+        worker.owed += 1
+        self._free = None
+
+    def left(self, index: int, lease: int) -> bool:
+        """It has left this lease; return whether it came free by that."""
+        worker = self.workers[index]
+        worker.owed = max(worker.owed - 1, 0)
+        return self._release(worker, lease)
+
+    def leaves(self, index: int, lease: int) -> bool:
+        """It will leave this lease at once; return whether it may be given work now: not twice, in case it hangs."""
+        worker = self.workers[index]
+        return worker.owed == 1 and self._release(worker, lease)
 
     def start(self, index: int, pid: int, loads: Iterable[Load]) -> None:
         """A new process introduced itself: it has no model; give it these."""
-        worker = self.workers[index] = Worker(index, pid)
-        self._review(worker)
+        self.workers[index] = Worker(index, pid)
+        self._review()
+        worker = self.workers[index]
         for load in loads:
             self.order(worker, load)
 
     def lose(self, index: int) -> None:
         """The process is gone."""
         self.workers[index] = Worker(index)
+        self._review()
 
     def order(self, worker: Worker, job: Load | Unload) -> None:
         """Send a job now or after those before it."""
         if worker.pid:
             worker.jobs.append(job)
+            self._free = None
             if len(worker.jobs) == 1:
                 self._send_job(worker)
 
@@ -75,7 +105,7 @@ class WorkerTable:
             return  # the answer to a job of a scheduler before this one
         worker.jobs.popleft()
         (worker.models.add if has_model else worker.models.discard)(model_id)
-        self._review(worker)
+        self._review()
         if worker.jobs:
             self._send_job(worker)
 
@@ -92,11 +122,20 @@ class WorkerTable:
     def serve(self, model_id: int, served: bool) -> None:
         """From now on a worker in service must have this model, or need not."""
         (self._served.add if served else self._served.discard)(model_id)
-        for worker in self.workers:
-            self._review(worker)
+        self._review()
 
-    def _review(self, worker: Worker) -> None:
-        worker.in_service = worker.pid != 0 and self._served <= worker.models
+    def _review(self) -> None:
+        for worker in self.workers:
+            worker.in_service = worker.pid != 0 and self._served <= worker.models
+        self._in_service = sum(worker.in_service for worker in self.workers)
+        self._free = None
+
+    def _release(self, worker: Worker, lease: int) -> bool:
+        if worker.lease != lease:
+            return False
+        worker.lease = None
+        self._free = None
+        return True
 
     def _send_job(self, worker: Worker) -> None:
         if not self._control.command(worker.index, worker.jobs[0].pack()):

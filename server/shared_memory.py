@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
-from gangway.scheduler.gangs import LEASES_PER_WORKER
+from gangway.scheduler.gangs import lease_count
 from gangway.server.data_plane import DataPlane
 
 SUPERVISOR = 0  # the supervisor's own io segment, for measuring; the front end that clients talk to is FRONT_END
@@ -28,8 +28,8 @@ class SharedMemory:
     @classmethod
     def create(cls, workers: int) -> "SharedMemory":
         """Make all segments. Raises OSError when the system refuses."""
-        control = ControlSegment.create(ControlLayout(workers, FRONT_ENDS, workers * LEASES_PER_WORKER))
-        arenas = Segment.create(4 * _memory_bytes(), "arenas")  # address space: few arenas are ever used at once
+        control = ControlSegment.create(ControlLayout(workers, FRONT_ENDS, lease_count(workers)))
+        arenas = Segment.create(16 * _memory_bytes(), "arenas")  # address space: few arenas are ever used at once
         io = tuple(Segment.create(SLOTS * SLOT_BYTES + HEAP_BYTES, f"io{index}") for index in range(FRONT_ENDS))
         tables = tuple(SlotTable(segment, SLOTS) for segment in io)
         for segment, table in zip(io, tables, strict=True):

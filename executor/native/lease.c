@@ -4,6 +4,12 @@
 
 #include "wait.h"
 
+static void forget_times(struct lease *lease, uint32_t first, uint32_t end) {
+    for (uint32_t layer = first; layer < end; layer++) {
+        atomic_store_explicit(&lease->layer_end_ns[layer], 0, memory_order_relaxed);
+    }
+}
+
 uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     struct phase phase = phase_unpack(atomic_load(&lease->phase));
     uint32_t term = atomic_load(&lease->term) + 1;
@@ -18,9 +24,7 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     lease->arena_stride = spec->arena_stride;
     memset(lease->versions, 0, sizeof lease->versions);
     if (spec->version_count) memcpy(lease->versions, spec->versions, spec->version_count);
-    for (uint32_t layer = spec->first_layer; layer < spec->end_layer; layer++) {
-        atomic_store_explicit(&lease->layer_end_ns[layer], 0, memory_order_relaxed);
-    }
+    forget_times(lease, spec->first_layer, spec->end_layer);
     /* A part counts as untouched when its tag is OLDER than the page's, so none may be so old that it looks newer. */
     for (int rank = 0; rank < MAX_RANKS; rank++) {
         atomic_store_explicit(&lease->ranges[rank].word, range_pack(phase.tag, 0, 0), memory_order_relaxed);
@@ -46,14 +50,21 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
 }
 
 /* Ranges and `finished` stay as they are: after STOP_NOW the page goes on with what is left, after a boundary it is untouched. */
-void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted) {
+void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, const uint8_t *versions, uint32_t version_count) {
     struct phase phase = phase_unpack(atomic_load(&lease->phase));
+    for (uint32_t layer = phase.layer; layer < end_layer; layer++) {
+        uint32_t index = layer - phase.layer;
+        lease->versions[layer] = index < version_count ? versions[index] : 0;
+    }
+    if (phase.kind == PHASE_OPEN) lease->versions[phase.layer] = (uint8_t)phase.version;
+    forget_times(lease, phase.layer, end_layer);
     lease->end_layer = end_layer;
     atomic_store(&lease->control, CONTROL_RUN);
     atomic_store(&lease->wanted, wanted);
     if (phase.kind == PHASE_STOPPED) {
         phase.kind = PHASE_OPEN;
         phase.parts = wanted;
+        phase.version = lease->versions[phase.layer];
         atomic_store(&lease->phase, phase_pack(phase));
     }
 }

@@ -13,7 +13,9 @@ struct lease_spec {
 
 /* Both only while no rank is in the lease, that is, while every Run has been answered (or its worker is dead). */
 uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec); /* returns the new term */
-void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted);
+/* `versions`: one for each layer from the one that comes next; layers of the block beyond `version_count` use version 0. A layer in whose
+ * middle the gang was stopped keeps its version. */
+void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, const uint8_t *versions, uint32_t version_count);
 
 void lease_set_control(struct lease *lease, enum control control);
 void lease_set_wanted(struct lease *lease, uint32_t wanted);

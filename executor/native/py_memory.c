@@ -199,10 +199,16 @@ FUNCTION(py_slot_wake) {
     FINISH;
 }
 
+static bool versions_are_sound(const uint8_t *versions, size_t count) {
+    bool sound = count <= MAX_LAYERS;
+    for (size_t i = 0; sound && i < count; i++) sound = versions[i] < MAX_VERSIONS;
+    return sound;
+}
+
 static bool spec_is_sound(const struct lease_spec *spec) {
-    bool layers = spec->first_layer < spec->end_layer && spec->end_layer <= MAX_LAYERS && spec->version_count <= MAX_LAYERS;
+    bool layers = spec->first_layer < spec->end_layer && spec->end_layer <= MAX_LAYERS;
     bool ranks = spec->wanted >= 1 && spec->wanted <= MAX_RANKS;
-    for (uint32_t i = 0; layers && i < spec->version_count; i++) layers = spec->versions[i] < MAX_VERSIONS;
+    layers = layers && versions_are_sound(spec->versions, spec->version_count);
     if (!layers || !ranks || spec->rows == 0) {
         PyErr_Format(PyExc_ValueError, "no such lease: layers [%u, %u), %u rows, %u ranks", spec->first_layer, spec->end_layer,
                      spec->rows, spec->wanted);
@@ -227,14 +233,18 @@ FUNCTION(py_lease_initialise) {
 }
 
 FUNCTION(py_lease_resume) {
-    Py_ssize_t offset;
+    Py_ssize_t offset, version_count;
     unsigned int end_layer, wanted;
-    PARSE("nII", &offset, &end_layer, &wanted);
+    const char *versions;
+    PARSE("nIIy#", &offset, &end_layer, &wanted, &versions, &version_count);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
-    if (lease && (end_layer > MAX_LAYERS || wanted < 1 || wanted > MAX_RANKS)) {
-        PyErr_Format(PyExc_ValueError, "cannot resume to layer %u with %u ranks", end_layer, wanted);
+    const uint8_t *numbers = (const uint8_t *)versions;
+    bool sound = lease && phase_unpack(atomic_load(&lease->phase)).layer < end_layer && end_layer <= MAX_LAYERS;
+    sound = sound && wanted >= 1 && wanted <= MAX_RANKS;
+    if (lease && !(sound && versions_are_sound(numbers, (size_t)version_count))) {
+        PyErr_Format(PyExc_ValueError, "cannot resume to layer %u with %u ranks and %zd versions", end_layer, wanted, version_count);
     } else if (lease) {
-        lease_resume(lease, end_layer, wanted);
+        lease_resume(lease, end_layer, wanted, numbers, (uint32_t)version_count);
         result = Py_NewRef(Py_None);
     }
     FINISH;
@@ -305,6 +315,20 @@ FUNCTION(py_lease_start_ns) {
     FINISH;
 }
 
+/* (kind, layer, when that layer began: 0 if no rank has come yet) */
+FUNCTION(py_lease_position) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) {
+        struct phase phase = phase_unpack(atomic_load(&lease->phase));
+        uint32_t before = phase.layer < MAX_LAYERS ? phase.layer : MAX_LAYERS;
+        uint64_t began_ns = before ? atomic_load(&lease->layer_end_ns[before - 1]) : atomic_load(&lease->start_ns);
+        result = Py_BuildValue("IIK", phase.kind, phase.layer, (unsigned long long)began_ns);
+    }
+    FINISH;
+}
+
 FUNCTION(py_lease_layer_end_ns) {
     Py_ssize_t offset;
     unsigned int first, end;
@@ -329,5 +353,6 @@ PyMethodDef memory_methods[] = {
     METHOD(slot_reset),       METHOD(slot_acquire),     METHOD(slot_read),    METHOD(slot_change),
     METHOD(slot_wait),        METHOD(slot_wake),        METHOD(lease_initialise), METHOD(lease_resume),
     METHOD(lease_set_control), METHOD(lease_set_wanted), METHOD(lease_abort), METHOD(lease_progress),
-    METHOD(lease_term),       METHOD(lease_start_ns),   METHOD(lease_layer_end_ns), {NULL, NULL, 0, NULL},
+    METHOD(lease_term),       METHOD(lease_start_ns),   METHOD(lease_layer_end_ns),
+    METHOD(lease_position),   {NULL, NULL, 0, NULL},
 };

@@ -4,7 +4,8 @@
  *
  * Each round is one query of a random model. While it runs the scheduler stops it (both ways), resumes, grows, shrinks and aborts it at
  * random. Afterwards every task must have been executed exactly once since the last abort, each layer after the whole of the one before.
- * Some layers have a batch kernel, which must be used for two rows and more, with groups of rows that cover each row once.
+ * Layers have versions, chosen anew with each block. Some have a batch kernel, which must be used for two rows and more, with groups
+ * of rows that cover each row once.
  * Some programs are one call for all rows; it must be begun once, and what it returns must become the answer.
  * Cells are plain memory on purpose: ThreadSanitizer reports them if the protocol does not order their accesses. */
 #include <pthread.h>
@@ -19,7 +20,7 @@
 #include "../../executor/native/wait.h"
 #include "../../executor/native/worker.h"
 
-enum { LAYERS = 8, TASKS = 48, ROWS = 7, WORKERS = 8, RING = 64, HANG_S = 100, ARENA_BYTES = 4096 };
+enum { LAYERS = 8, TASKS = 48, ROWS = 7, WORKERS = 8, VERSIONS = 3, RING = 64, HANG_S = 100, ARENA_BYTES = 4096 };
 
 static struct { int runs; } cells[LAYERS][ROWS * TASKS];
 static int numbers[LAYERS * 16]; /* the "weights": layer l's number at byte 64 l */
@@ -53,7 +54,7 @@ static uint32_t random_below(uint32_t limit) {
 
 /* Tasks of each row; a batch kernel's task is one of every row in the group. */
 static uint32_t tasks_of(uint32_t layer) {
-    const struct version *version = &layers[layer].versions[0];
+    const struct version *version = &layers[layer].versions[lease.versions[layer]];
     return is_batch(version, query_rows) ? version->batch.tasks : version->one.tasks;
 }
 
@@ -76,7 +77,7 @@ static void run_tasks(int layer, int first_row, int64_t rows, int32_t begin, int
 static void kernel_of_layer(int *number, int *row, int32_t begin, int32_t end) { run_tasks(*number, *row, 1, begin, end); }
 
 static void batch_kernel_of_layer(int *number, int *row, const int64_t *batch, int32_t begin, int32_t end) {
-    const struct implementation *kernel = &layers[*number].versions[0].batch;
+    const struct implementation *kernel = &layers[*number].versions[lease.versions[*number]].batch;
     CHECK(query_rows > 1 && batch[0] >= 1 && batch[0] <= kernel->rows, "%ld rows", (long)batch[0]);
     CHECK(batch[1] == 0 && batch[2] == 64, "strides %ld %ld", (long)batch[1], (long)batch[2]);
     run_tasks(*number, *row, batch[0], begin, end);
@@ -97,14 +98,16 @@ static void make_program(uint32_t rows) {
         numbers[i * 16] = (int)i;
         layers[i] = (struct layer){
             .argument_count = 2,
-            .version_count = 1,
+            .version_count = VERSIONS,
             .max_ranks = 1 + random_below(WORKERS),
             .arguments = {{SPACE_WEIGHTS, 0, i * 64}, {SPACE_ARENA, 0, 0}},
             .row_ns = random_below(8000),
-            .versions = {{.one = {(kernel)kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12), 1}}},
         };
-        if (random_below(2)) {
-            layers[i].versions[0].batch = (struct implementation){
+        for (int v = 0; v < VERSIONS; v++) {
+            struct version *version = &layers[i].versions[v];
+            version->one = (struct implementation){(kernel)kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12), 1};
+            if (random_below(2)) continue;
+            version->batch = (struct implementation){
                 (kernel)batch_kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12), 1 + random_below(ROWS)};
         }
     }
@@ -165,13 +168,28 @@ static void wait_until_empty(void) {
 }
 
 static void begin(struct slot *slot, uint32_t sequence, uint32_t rows) {
+    uint8_t versions[LAYERS];
     wanted = 1 + random_below(count);
+    for (int i = 0; i < LAYERS; i++) versions[i] = (uint8_t)random_below(VERSIONS);
     struct lease_spec spec = {.model_id = 3, .sequence = sequence, .rows = rows, .end_layer = 1 + random_below(program.layer_count),
-                              .wanted = wanted, .timeout_us = HANG_S * 2000000u, .arena_stride = 64};
+                              .wanted = wanted, .timeout_us = HANG_S * 2000000u, .arena_stride = 64, .versions = versions,
+                              .version_count = program.whole ? 0 : LAYERS};
     CHECK(slot_change(slot, sequence, 1u << SLOT_SUBMITTED, SLOT_RUNNING, STATUS_OK), "start");
     memset(cells, 0, sizeof cells);
     term = lease_initialise(&lease, &spec);
     for (uint32_t rank = 0; rank < wanted; rank++) send_rank(rank);
+}
+
+/* With some versions: fewer than layers, or more. A layer in its middle keeps its own. */
+static void resume(uint32_t next) {
+    struct phase before = phase_unpack(atomic_load(&lease.phase));
+    uint8_t chosen[LAYERS];
+    uint32_t chosen_count = program.whole ? 0 : random_below(LAYERS + 1);
+    for (uint32_t i = 0; i < LAYERS; i++) chosen[i] = (uint8_t)random_below(VERSIONS);
+    lease_resume(&lease, next + 1 + random_below(program.layer_count - next), wanted, chosen, chosen_count);
+    struct phase phase = phase_unpack(atomic_load(&lease.phase));
+    uint32_t expected = before.kind == PHASE_OPEN ? before.version : chosen_count ? chosen[0] : 0;
+    CHECK(phase.kind == PHASE_OPEN && phase.version == expected, "kind %u version %u", phase.kind, phase.version);
 }
 
 /* One random act of the scheduler upon a running lease. */
@@ -226,7 +244,7 @@ static void play_round(void) {
         }
         wanted = 1 + random_below(count);
         uint32_t next = phase_unpack(atomic_load(&lease.phase)).layer;
-        lease_resume(&lease, next + 1 + random_below(program.layer_count - next), wanted);
+        resume(next);
         for (uint32_t rank = 0; rank < wanted; rank++) send_rank(rank);
     }
     wait_until_empty();

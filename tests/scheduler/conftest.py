@@ -4,8 +4,9 @@ import importlib.util
 import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.slots import SlotOutcome
 from gangway.scheduler import control as slow
+from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket, packet_pair
+from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.data_plane import DataPlane, Request, TensorLayout
-from gangway.server.shared_memory import FRONT_END, SLOTS, SharedMemory
+from gangway.server.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 
 TIMEOUT_SECONDS = 20.0
 LAYERS, TASKS = 6, 24
@@ -145,8 +148,71 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return made.cache_dir, made.key
 
 
+class Script(Policy):
+    """Does what the test says: `answer` is called with each snapshot, which is kept in `seen`."""
+
+    name = "script"
+
+    def __init__(self) -> None:
+        self.seen: list[Snapshot] = []
+        self.answer: Callable[[Snapshot], Sequence[Decision]] = lambda snapshot: []
+        self.done: list[int] = []
+
+    def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
+        kept = replace(snapshot, waiting=list(snapshot.waiting), models=dict(snapshot.models))
+        self.seen.append(kept)
+        return self.answer(kept)
+
+    def finished(self, query: Query, now_us: float) -> None:
+        self.done.append(query.query_id)
+
+
+class ScriptedServer(Server):
+    """The scheduler is a thread here, so that the test is its policy, too. Workers are processes as ever."""
+
+    def start_scheduler(self) -> None:
+        self.script = Script()
+        ours, theirs = (PacketSocket[slow.ControlMessage](end, slow.encode, slow.decode) for end in packet_pair())
+        self.link = ours
+        self._theirs = theirs
+        live = LiveScheduler(self.memory.control, self.memory.tables, self.memory.arenas, theirs, self.script)
+        self.tell(self.specs[0])
+        self._thread = threading.Thread(target=live.run)
+        self._thread.start()
+
+    def ask(self) -> None:
+        """Have the policy asked again, by a message that changes nothing."""
+        self.tell(slow.FrontEndDied(SUPERVISOR))
+
+    def await_snapshot(self, condition: Callable[[Snapshot], bool]) -> Snapshot:
+        """Wait for a snapshot like that, from the first one on."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            for snapshot in list(self.script.seen):
+                if condition(snapshot):
+                    return snapshot
+            time.sleep(0.0005)
+        raise TimeoutError(f"not among {len(self.script.seen)} snapshots")
+
+    def kill_all(self) -> None:
+        self.tell(slow.Stop())
+        self._thread.join(TIMEOUT_SECONDS)
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+        self.link.close()
+        self._theirs.close()
+
+
 @pytest.fixture
 def server(tiny_model: tuple[Path, str]) -> Iterator[Server]:
     server = Server(*tiny_model)
+    yield server
+    server.kill_all()
+
+
+@pytest.fixture
+def scripted(tiny_model: tuple[Path, str]) -> Iterator[ScriptedServer]:
+    server = ScriptedServer(*tiny_model)
     yield server
     server.kill_all()

@@ -29,5 +29,15 @@ def test_no_gang_waits_for_a_worker_that_is_loading(table):
 
 
 def test_a_worker_in_a_gang_is_not_free(table):
-    table[1].lease = 0
+    table.occupy(1, lease=0)
     assert table.free == (0,)
+    assert table.left(1, lease=0) and table.free == (0, 1)
+
+
+def test_a_worker_that_will_leave_takes_work_ahead_but_once(table):
+    table.occupy(1, lease=0)
+    assert table.leaves(1, lease=0) and table.free == (0, 1)
+    table.occupy(1, lease=1)
+    assert not table.leaves(1, lease=1) and table.free == (0,)
+    assert not table.left(1, lease=0), "it is in the next one"
+    assert table.left(1, lease=1) and table.free == (0, 1)

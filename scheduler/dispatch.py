@@ -1,0 +1,62 @@
+"""When the policy is asked, and what it is shown."""
+
+from gangway.scheduler.apply import Execution
+from gangway.scheduler.models import ModelTable
+from gangway.scheduler.policy import Decision, Policy, Reject, Resize, Snapshot, Start, Stop, Wake
+from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.workers import WorkerTable
+
+
+class Dispatcher:
+    """Asks the policy when something has changed, or at the time that it asked for, and has its decisions applied."""
+
+    def __init__(
+        self, policy: Policy, execution: Execution, requests: RequestBook, workers: WorkerTable, models: ModelTable
+    ) -> None:
+        self._policy = policy
+        self._execution = execution
+        self._requests = requests
+        self._workers = workers
+        self._models = models
+        self.wake_us: float | None = None  # when the policy wants to be asked, if nothing happens before
+
+    def dispatch(self, now_us: float) -> None:
+        """Ask the policy if there may be something to decide."""
+        execution = self._execution
+        if not execution.changed and (self.wake_us is None or now_us < self.wake_us):
+            return
+        execution.changed = False
+        self.wake_us = None
+        snapshot = self._snapshot(now_us)
+        if snapshot.waiting or (snapshot.running and snapshot.free_cores):
+            for decision in self._policy.decide(snapshot):
+                self._apply(decision, now_us)
+
+    def _snapshot(self, now_us: float) -> Snapshot:
+        profiles = self._models.profiles
+        waiting = self._requests.queries
+        if self._models.any_loading:
+            waiting = [query for query in waiting if query.model_id in profiles]
+        gangs = self._execution.gangs
+        return Snapshot(
+            now_us=now_us,
+            waiting=waiting,
+            running=gangs.running(),
+            free_cores=self._workers.free,
+            core_count=self._workers.in_service,
+            models=profiles,
+            free_leases=gangs.free,
+        )
+
+    def _apply(self, decision: Decision, now_us: float) -> None:
+        match decision:
+            case Start():
+                self._execution.start(decision, now_us)
+            case Stop():
+                self._execution.stop(decision)
+            case Resize():
+                self._execution.resize(decision)
+            case Reject():
+                self._execution.reject(decision)
+            case Wake(at_us):
+                self.wake_us = at_us

@@ -1,0 +1,189 @@
+"""Every decision of the policy interface on real gangs: two workers, and the test as policy."""
+
+import time
+
+from gangway.executor.slots import SlotStatus
+from gangway.scheduler import control as slow
+from gangway.scheduler.policy import Reject, Resize, Start, Stop, Wake
+
+LAYERS = 6
+
+
+def begin(snapshot, end_layer=LAYERS, cores=(0, 1), versions=()):
+    """Start the oldest query on these cores if they are free."""
+    if not snapshot.waiting or not set(cores) <= set(snapshot.free_cores):
+        return []
+    return [Start(snapshot.waiting[0].query_id, end_layer, cores, versions)]
+
+
+def once(decisions):
+    """A policy that starts whole queries on both cores, and makes these decisions first, as soon as it can."""
+    left = list(decisions)
+
+    def answer(snapshot):
+        return left.pop(0)(snapshot) if left else begin(snapshot)
+
+    return answer
+
+
+def is_complete(server, request):
+    return server.outcome(request).status is SlotStatus.OK and server.counters(request) == {1}
+
+
+def test_a_query_runs_in_blocks_and_waits_between_them(scripted):
+    def answer(snapshot):
+        waiting = snapshot.waiting
+        return begin(snapshot, waiting[0].next_layer + 2, (waiting[0].next_layer // 2 % 2,)) if waiting else []
+
+    scripted.script.answer = answer
+    for _ in range(20):
+        with scripted.request(task_us=20, rows=2) as request:
+            assert is_complete(scripted, request)
+    queries = [snapshot.waiting[0] for snapshot in scripted.script.seen if snapshot.waiting]
+    assert [(query.next_layer, query.started) for query in queries[:3]] == [(0, False), (2, True), (4, True)]
+    assert queries[2].ran_us > queries[1].ran_us > 2 * 24 * 2 * 20
+    assert queries[0].arrival_us == queries[2].arrival_us
+    assert scripted.script.done == [queries[0].query_id + index for index in range(len(scripted.script.done))]
+    assert len(scripted.script.done) >= 19
+
+
+def test_stop_at_a_boundary_and_go_on_elsewhere(scripted):
+    scripted.script.answer = lambda snapshot: begin(snapshot, cores=(0,))
+    request = scripted.request(task_us=500)
+    scripted.await_running(request)
+    query_id = scripted.script.seen[-1].waiting[0].query_id
+    scripted.script.answer = lambda snapshot: (
+        [Stop(query_id)] if snapshot.running and not snapshot.running[0].stopping else []
+    )
+    scripted.ask()
+    paused = scripted.await_snapshot(lambda snapshot: any(query.started for query in snapshot.waiting))
+    assert paused.free_cores == (0, 1) and not paused.running
+    assert 0 < paused.waiting[0].next_layer < LAYERS
+    assert not scripted.memory.tables[1].wait(request.slot, 0)
+    scripted.script.answer = lambda snapshot: begin(snapshot, cores=(1,))
+    scripted.ask()
+    assert is_complete(scripted, request)
+
+
+def test_stop_at_once_inside_a_layer(scripted):
+    scripted.script.answer = begin
+    request = scripted.request(task_us=5000)
+    scripted.await_running(request)
+    query_id = scripted.script.seen[-1].waiting[0].query_id
+    scripted.script.answer = lambda snapshot: [Stop(query_id, at_once=True)] if snapshot.running else []
+    scripted.ask()
+    paused = scripted.await_snapshot(lambda snapshot: any(query.started for query in snapshot.waiting))
+    assert paused.waiting[0].next_layer == 0
+    request.inputs[0][:4] = bytes(4)  # the tasks that are left take no time
+    scripted.script.answer = lambda snapshot: begin(snapshot, cores=(1,))
+    scripted.ask()
+    assert is_complete(scripted, request)
+
+
+def test_a_gang_grows_and_shrinks_and_grows_again(scripted):
+    steps = iter([(0, 1), (0,), (0, 1), (0,), (0, 1)])
+    wanted = [next(steps)]
+
+    def answer(snapshot):
+        if not snapshot.running:
+            return begin(snapshot, cores=(0,))
+        block = snapshot.running[0]
+        if block.stopping:
+            return []
+        if block.cores == wanted[0]:
+            wanted[0] = next(steps, (0, 1))
+        return [Resize(block.query.query_id, wanted[0])] if block.cores != wanted[0] else [Wake(snapshot.now_us + 500)]
+
+    scripted.script.answer = answer
+    request = scripted.request(task_us=1000)
+    assert is_complete(scripted, request)
+    blocks = [snapshot.running[0] for snapshot in scripted.script.seen if snapshot.running]
+    assert {block.cores for block in blocks} == {(0,), (0, 1)}
+    assert any(block.leaving == 1 and block.cores == (0, 1) for block in blocks)
+    assert scripted.outcome(request).ranks == 2
+    layers = [block.layer for block in blocks]
+    assert layers == sorted(layers) and layers[-1] > 2
+    assert all(
+        block.layer_started_us <= snapshot.now_us for snapshot in scripted.script.seen for block in snapshot.running
+    )
+
+
+def test_an_urgent_query_takes_the_cores_of_another(scripted):
+    def answer(snapshot):
+        if snapshot.free_cores == (0, 1):
+            urgent = min(snapshot.waiting, key=lambda query: query.priority, default=None)
+            return [Start(urgent.query_id, LAYERS, (0, 1))] if urgent else []
+        if any(query.priority < block.query.priority for query in snapshot.waiting for block in snapshot.running):
+            return [Stop(snapshot.running[0].query.query_id)]
+        return []
+
+    scripted.script.answer = answer
+    long = scripted.request(task_us=1000)
+    scripted.await_running(long)
+    urgent = scripted.request(priority=-1)
+    assert is_complete(scripted, urgent)
+    assert not scripted.memory.tables[1].wait(long.slot, 0), "the other one has not ended"
+    assert is_complete(scripted, long)
+
+
+def test_a_waiting_query_is_rejected(scripted):
+    request = scripted.request()
+    scripted.script.answer = lambda snapshot: [Reject(query.query_id) for query in snapshot.waiting]
+    scripted.ask()
+    assert scripted.outcome(request).status is SlotStatus.UNAVAILABLE
+    assert not any(request.outputs[0])
+
+
+def test_the_policy_is_asked_when_something_has_changed_and_when_it_wanted_to_be(scripted):
+    begin_us = time.monotonic_ns() / 1e3
+    scripted.script.answer = once([lambda snapshot: [Wake(begin_us + 30_000)]])
+    request = scripted.request()
+    assert is_complete(scripted, request)
+    asked = len(scripted.script.seen)
+    assert scripted.script.seen[1].now_us >= begin_us + 30_000
+    assert asked == 2, "no free core or waiting query came after that"
+    scripted.memory.control.scheduler_bell.ring()
+    scripted.ask()
+    scripted.expect(slow.FrontEndQuiet)
+    assert len(scripted.script.seen) == asked, "nothing runs, nothing waits"
+
+
+def test_decisions_that_come_too_late_or_make_no_sense_are_ignored(scripted):
+    wrong = [Stop(99), Resize(99, (0,)), Reject(99), Start(99, LAYERS, (0,))]
+
+    def answer(snapshot):
+        for query in snapshot.waiting:
+            wrong.append(Start(query.query_id, LAYERS + 1, (0,)))
+            wrong.append(Start(query.query_id, LAYERS, (0, 0)))
+            wrong.append(Start(query.query_id, LAYERS, (7,)))
+            wrong.append(Start(query.query_id, LAYERS, ()))
+            wrong.append(Start(query.query_id, LAYERS, (0,), versions=(1,)))
+        for block in snapshot.running:
+            wrong.append(Resize(block.query.query_id, (1, 0)))
+            wrong.append(Reject(block.query.query_id))
+        return [*wrong, *begin(snapshot, cores=(0,))]
+
+    scripted.script.answer = answer
+    requests = [scripted.request(task_us=20) for _ in range(5)]
+    for request in requests:
+        assert is_complete(scripted, request)
+
+
+def test_without_free_leases_what_has_begun_goes_on(scripted):
+    """One query after the other is begun and stopped after a layer, until there is no lease."""
+
+    def answer(snapshot):
+        fresh = [query for query in snapshot.waiting if not query.started]
+        if fresh and snapshot.free_cores == (0, 1):
+            return [Start(fresh[0].query_id, 1, (0, 1))]
+        return []
+
+    scripted.script.answer = answer
+    leases = len(scripted.memory.control.leases)
+    requests = [scripted.request() for _ in range(leases + 4)]
+    full = scripted.await_snapshot(lambda snapshot: snapshot.free_leases == 0 and not snapshot.running)
+    assert sum(query.started for query in full.waiting) == leases
+    scripted.script.answer = begin
+    scripted.ask()
+    for request in requests:
+        assert is_complete(scripted, request)
