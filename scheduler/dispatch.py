@@ -23,12 +23,13 @@ class Dispatcher:
     def dispatch(self, now_us: float) -> None:
         """Ask the policy if there may be something to decide."""
         execution = self._execution
-        if not execution.changed and (self.wake_us is None or now_us < self.wake_us):
+        woken = self.wake_us is not None and now_us >= self.wake_us
+        if not execution.changed and not woken:
             return
         execution.changed = False
         self.wake_us = None
         snapshot = self._snapshot(now_us)
-        if snapshot.waiting or (snapshot.running and snapshot.free_cores):
+        if woken or snapshot.waiting or (snapshot.running and snapshot.free_cores):
             for decision in self._policy.decide(snapshot):
                 self._apply(decision, now_us)
 

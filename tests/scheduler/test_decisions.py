@@ -59,14 +59,14 @@ def test_stop_at_a_boundary_and_go_on_elsewhere(scripted):
     paused = scripted.await_snapshot(lambda snapshot: any(query.started for query in snapshot.waiting))
     assert paused.free_cores == (0, 1) and not paused.running
     assert 0 < paused.waiting[0].next_layer < LAYERS
-    assert not scripted.memory.tables[1].wait(request.slot, 0)
+    assert request.wait(time.monotonic_ns()) is None
     scripted.script.answer = lambda snapshot: begin(snapshot, cores=(1,))
     scripted.ask()
     assert is_complete(scripted, request)
 
 
 def test_stop_at_once_inside_a_layer(scripted):
-    scripted.script.answer = begin
+    scripted.script.answer = lambda snapshot: begin(snapshot, cores=(0,))
     request = scripted.request(task_us=5000)
     scripted.await_running(request)
     query_id = scripted.script.seen[-1].waiting[0].query_id
@@ -84,7 +84,7 @@ def test_a_gang_grows_and_shrinks_and_grows_again(scripted):
     steps = iter([(0, 1), (0,), (0, 1), (0,), (0, 1)])
     wanted = [next(steps)]
 
-    def answer(snapshot):
+    def resize(snapshot):
         if not snapshot.running:
             return begin(snapshot, cores=(0,))
         block = snapshot.running[0]
@@ -92,7 +92,10 @@ def test_a_gang_grows_and_shrinks_and_grows_again(scripted):
             return []
         if block.cores == wanted[0]:
             wanted[0] = next(steps, (0, 1))
-        return [Resize(block.query.query_id, wanted[0])] if block.cores != wanted[0] else [Wake(snapshot.now_us + 500)]
+        return [Resize(block.query.query_id, wanted[0])] if block.cores != wanted[0] else []
+
+    def answer(snapshot):
+        return [*resize(snapshot), Wake(snapshot.now_us + 500)]
 
     scripted.script.answer = answer
     request = scripted.request(task_us=1000)
@@ -122,7 +125,7 @@ def test_an_urgent_query_takes_the_cores_of_another(scripted):
     scripted.await_running(long)
     urgent = scripted.request(priority=-1)
     assert is_complete(scripted, urgent)
-    assert not scripted.memory.tables[1].wait(long.slot, 0), "the other one has not ended"
+    assert long.wait(time.monotonic_ns()) is None, "the other one has not ended"
     assert is_complete(scripted, long)
 
 

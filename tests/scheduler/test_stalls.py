@@ -21,7 +21,7 @@ def make_gang(control, outstanding=frozenset({0}), indivisible=False):
     spec = LeaseSpec(0, 0, 0, 1, arena_offset=0, arena_stride=64, rows=1, first_layer=0, end_layer=3)
     term = control.leases[0].initialise(spec)
     request = Request(Query(1, 0, 1, 0.0, None), 0, 0, 1)
-    return Gang(request, 0, 0, indivisible, term, cores=(1,), outstanding=set(outstanding))
+    return Gang(request, 0, control.leases[0], 0, indivisible, term, cores=(1,), outstanding=set(outstanding))
 
 
 def reports(watch, gang, until_us, start_us=0.0):
