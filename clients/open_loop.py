@@ -1,0 +1,237 @@
+"""Open-loop load: requests leave when the schedule says so, however slowly answers come.
+
+Latency counts from the scheduled arrival, so neither a late sender nor a server that stands still hides queueing.
+"""
+
+import gc
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from gangway.clients.connection import SERVICE
+from gangway.clients.errors import UnreachableError
+from gangway.clients.http2_frames import ProtocolError
+from gangway.clients.raw_channel import Ended, RawChannel, message_body
+from gangway.workload.arrivals import Arrivals, Floats
+from gangway.workload.outcomes import OK, Outcomes
+
+INFER_METHOD = SERVICE + "ModelInfer"
+LEAD_S = 0.02  # from the connection to the schedule's beginning
+MOST_OUTSTANDING = 4096
+NOT_SENT = "NOT_SENT"  # as many as allowed were outstanding already
+TIMED_OUT = "DEADLINE_EXCEEDED"
+LOST = "UNAVAILABLE"
+RECONNECT_S = 0.1  # between attempts
+LONGEST_CONNECT_S = 1.0  # in the middle of a run
+MOST_IN_VAIN = 10
+
+
+@dataclass(frozen=True)
+class OpenLoopRun:
+    """What happened, and how well the sender kept to the schedule.
+
+    `lag_us` [Q]: how much later than scheduled a request left. `cpu_s`: of this process during the run. `messages`:
+    the first error of each status in the server's words.
+    """
+
+    outcomes: Outcomes
+    lag_us: Floats
+    cpu_s: float
+    seconds: float
+    messages: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_open_loop(url: str, requests: Mapping[str, bytes], arrivals: Arrivals, timeout_s: float = 30) -> Outcomes:
+    """Send serialised ModelInfer requests, by model in the order that `arrivals` indexes; return how each ended.
+
+    A request without an answer after `timeout_s` counts as DEADLINE_EXCEEDED. Raises UnreachableError if nobody
+    speaks HTTP/2 at `url`, or if ten requests in a row are not answered, and no other one meanwhile.
+    """
+    return drive(url, requests, arrivals, timeout_s).outcomes
+
+
+def drive(
+    url: str,
+    requests: Mapping[str, bytes],
+    arrivals: Arrivals,
+    timeout_s: float = 30,
+    most_outstanding: int = MOST_OUTSTANDING,
+) -> OpenLoopRun:
+    """Do what `run_open_loop` does; say more of it. More than `most_outstanding` at once are not sent (NOT_SENT)."""
+    bodies = [message_body(request) for request in requests.values()]
+    loop = _Loop(url, [bodies[model] for model in arrivals.models.tolist()], arrivals, timeout_s, most_outstanding)
+    begin_cpu_s, begin_s = time.process_time(), time.monotonic()
+    with _without_collector():
+        loop.run()
+    cpu_s, seconds = time.process_time() - begin_cpu_s, time.monotonic() - begin_s
+    statuses = list(loop.statuses)
+    scheduled_ns = np.array(loop.due_ns, dtype=np.float64)
+    outcomes = Outcomes(
+        tuple(requests),
+        arrivals.models,
+        arrivals.times_us,
+        (np.array(loop.ended_ns, dtype=np.float64) - scheduled_ns) / 1000,
+        np.array(loop.status, dtype=np.int64),
+        tuple(statuses),
+    )
+    lag_us = (np.array(loop.sent_ns, dtype=np.float64) - scheduled_ns) / 1000
+    return OpenLoopRun(outcomes, lag_us, cpu_s, seconds, loop.messages)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep Python from looking for garbage in cycles meanwhile: the loop makes none."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Loop:
+    """One run. Lists are indexed by query; times are CLOCK_MONOTONIC nanoseconds."""
+
+    def __init__(
+        self, url: str, bodies: Sequence[bytes], arrivals: Arrivals, timeout_s: float, most_outstanding: int
+    ) -> None:
+        self._url = url
+        self._bodies = bodies
+        self._timeout_ns = int(timeout_s * 1e9)
+        self._most = most_outstanding
+        self._offsets_ns = (arrivals.times_us * 1000).astype(np.int64).tolist()
+        self.due_ns: list[int] = []
+        self.sent_ns = [0] * len(bodies)
+        self.ended_ns = [0] * len(bodies)
+        self.status = [-1] * len(bodies)
+        self.statuses = {OK: 0}
+        self.messages: dict[str, str] = {}
+        self._channel: RawChannel | None = None
+        self._outstanding = 0
+        self._oldest = 0  # no query before it is outstanding
+        self._in_vain = 0  # requests without an answer since the last answer
+        self._retry_ns = 0
+
+    def run(self) -> None:
+        count, sent = len(self._bodies), 0
+        self._connect(self._timeout_ns / 1e9)
+        begin_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
+        self.due_ns = [begin_ns + offset for offset in self._offsets_ns]
+        due_ns = self.due_ns
+        try:
+            while sent < count or self._outstanding:
+                now_ns = time.monotonic_ns()
+                while sent < count and due_ns[sent] <= now_ns:
+                    self._send(sent)
+                    sent += 1
+                    now_ns = time.monotonic_ns()
+                self._give_up(now_ns, sent)
+                if sent < count or self._outstanding:
+                    self._wait(due_ns[sent] if sent < count else None, now_ns)
+        finally:
+            self._close()
+
+    def _connect(self, patience_s: float) -> None:
+        self._channel = RawChannel(self._url, INFER_METHOD, self._timeout_ns / 1e9, patience_s)
+
+    def _send(self, query: int) -> None:
+        now_ns = self.sent_ns[query] = time.monotonic_ns()
+        if self._outstanding >= self._most:
+            self._note(query, NOT_SENT, f"{self._most} requests were outstanding", now_ns)
+            return
+        channel = self._usable_channel(now_ns)
+        if channel is None:
+            self._note(query, LOST, "no connection", now_ns)
+            return
+        self._outstanding += 1
+        try:
+            channel.start(query, self._bodies[query])
+        except OSError as error:
+            self._lose(str(error))
+
+    def _usable_channel(self, now_ns: int) -> RawChannel | None:
+        """Return the connection; if it is lost, try again now and then."""
+        if self._channel is not None and not self._channel.usable and not self._outstanding:
+            self._close()
+        if self._channel is None and now_ns >= self._retry_ns:
+            self._retry_ns = now_ns + int(RECONNECT_S * 1e9)
+            try:
+                self._connect(LONGEST_CONNECT_S)
+            except UnreachableError:
+                return None
+        return self._channel if self._channel is not None and self._channel.usable else None
+
+    def _wait(self, until_ns: int | None, now_ns: int) -> None:
+        """Wait for the next arrival or an answer. `select` keeps time to the microsecond; poll knows milliseconds."""
+        ends_ns = [until_ns] if until_ns is not None else []
+        if self._outstanding:
+            ends_ns.append(self.sent_ns[self._oldest] + self._timeout_ns)
+        wait_s = max(min(ends_ns) - now_ns, 0) / 1e9
+        channel = self._channel
+        if channel is None:
+            time.sleep(wait_s)
+            return
+        readable, writable, _ = select.select([channel], [channel] if channel.wants_write else [], [], wait_s)
+        try:
+            if writable:
+                channel.flush()
+            if readable:
+                self._take(channel.receive())
+        except (OSError, ProtocolError) as error:
+            self._lose(str(error))
+
+    def _take(self, ended: Sequence[Ended]) -> None:
+        if ended:
+            now_ns, self._in_vain = time.monotonic_ns(), 0
+            for call, status, message in ended:
+                self._outstanding -= 1
+                self._note(call, status, message, now_ns)
+
+    def _give_up(self, now_ns: int, sent: int) -> None:
+        """Cancel what waits too long. Raises UnreachableError if the server answers nothing any more."""
+        if not self._outstanding:
+            return
+        while self._oldest < sent and (
+            self.status[self._oldest] >= 0 or now_ns - self.sent_ns[self._oldest] >= self._timeout_ns
+        ):
+            if self.status[self._oldest] < 0:
+                self._time_out(self._oldest, now_ns)
+            self._oldest += 1
+
+    def _time_out(self, query: int, now_ns: int) -> None:
+        seconds = self._timeout_ns / 1e9
+        self._in_vain += 1
+        if self._in_vain >= MOST_IN_VAIN:
+            raise UnreachableError(f"{self._url} answered nothing for {seconds:g} s; {self._outstanding} requests wait")
+        self._outstanding -= 1
+        self._note(query, TIMED_OUT, f"no answer within {seconds:g} s", now_ns)
+        assert self._channel is not None
+        try:
+            self._channel.cancel(query)
+        except OSError as error:
+            self._lose(str(error))
+
+    def _lose(self, why: str) -> None:
+        """Count what was under way as unavailable: its connection is gone."""
+        self._close()
+        now_ns = time.monotonic_ns()
+        for query in range(self._oldest, len(self.status)):
+            if self.status[query] < 0 and self.sent_ns[query]:
+                self._note(query, LOST, f"connection lost: {why}", now_ns)
+        self._outstanding = 0
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.__exit__(None, None, None)
+            self._channel = None
+
+    def _note(self, query: int, status: str, message: str, now_ns: int) -> None:
+        self.status[query] = self.statuses.setdefault(status, len(self.statuses))
+        self.ended_ns[query] = now_ns
+        if status != OK:
+            self.messages.setdefault(status, message)

@@ -1,0 +1,233 @@
+"""Open-loop load over our own HTTP/2 against real servers: gangway's, and grpcio's with handlers that misbehave."""
+
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+import numpy as np
+import pytest
+from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
+from gangway.clients.errors import UnreachableError
+from gangway.clients.inputs import random_tensors
+from gangway.clients.open_loop import drive, run_open_loop
+from gangway.clients.tensors import infer_request
+from gangway.workload.arrivals import Arrivals, poisson
+from gangway.workload.mix import Mix, MixModel
+
+from benchmarks.live_server import LiveServer, free_port
+
+NARROW = {"bdp_probe": 0, "lookahead_bytes": 20_000, "max_frame_size": 16_384}
+Handler = Callable[[bytes, grpc.ServicerContext], bytes]
+
+
+@contextmanager
+def serving(
+    handler: Handler, options: Sequence[tuple[str, int]] = (), port: int = 0, threads: int = 8
+) -> Iterator[str]:
+    """Serve ModelInfer on raw bytes with a handler of the test's."""
+    method = grpc.unary_unary_rpc_method_handler(handler)
+    with ThreadPoolExecutor(threads) as pool:
+        server = grpc.server(pool, options=[*UNLIMITED_MESSAGES, ("grpc.so_reuseport", 0), *options])
+        name = SERVICE.strip("/")
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, {"ModelInfer": method}),))
+        url = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+        server.start()
+        try:
+            yield url
+        finally:
+            server.stop(0).wait()
+
+
+def evenly(count: int, gap_ms: float, models: int = 1) -> Arrivals:
+    return Arrivals(np.arange(count) * gap_ms * 1000.0, np.arange(count) % models)
+
+
+def test_a_real_server_answers_all_and_latency_is_counted_from_the_schedule(gangway_server: LiveServer):
+    names = ("mlp", "simple", "mobilenetv2")
+    with Connection(gangway_server.url, 10) as connection:
+        requests = {}
+        for name in names:
+            inputs = connection.model_metadata(name).inputs
+            values = random_tensors(inputs, 1, 0)
+            tensors = {tensor.name: (tensor.datatype, values[tensor.name]) for tensor in inputs}
+            requests[name] = infer_request(name, "", tensors).SerializeToString()
+        before = [connection.model_statistics(name).model_stats[0].inference_stats.success.count for name in names]
+        mix = Mix("three", tuple(MixModel(name, weight) for name, weight in zip(names, (5, 4, 1), strict=True)))
+        arrivals = poisson(mix, 200, 150, seed=1)
+        run = drive(gangway_server.url, requests, arrivals, timeout_s=20)
+        after = [connection.model_statistics(name).model_stats[0].inference_stats.success.count for name in names]
+    outcomes = run.outcomes
+    assert (outcomes.names, outcomes.statuses, run.messages) == (names, ("OK",), {})
+    assert outcomes.answered.all()
+    assert [b - a for a, b in zip(before, after, strict=True)] == np.bincount(arrivals.models).tolist()
+    assert (run.lag_us >= 0).all()
+    assert (outcomes.latency_us > run.lag_us).all()
+    assert run.seconds > arrivals.times_us[-1] / 1e6
+
+
+def test_a_server_that_stands_still_is_charged_for_all_who_wait():
+    first = threading.Semaphore(1)
+
+    def stalled(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if first.acquire(blocking=False):
+            time.sleep(0.4)
+        return b""
+
+    with serving(stalled, threads=1) as url:
+        outcomes = run_open_loop(url, {"m": b"x"}, evenly(20, 10))  # all are scheduled while it stands still
+    # Nobody is spared by leaving late: who was scheduled at t has waited for at least what was left of the standstill.
+    assert outcomes.answered.all()
+    assert (outcomes.latency_us >= 400_000 - outcomes.scheduled_us).all()
+
+
+def test_errors_are_counted_by_status_with_the_first_message():
+    def refusing(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if request == b"good":
+            return b""
+        context.abort(grpc.StatusCode.UNAVAILABLE, "100 % full: später")
+
+    with serving(refusing) as url:
+        run = drive(url, {"a": b"good", "b": b"bad"}, evenly(20, 1, models=2))
+    assert run.outcomes.statuses == ("OK", "UNAVAILABLE")
+    assert run.outcomes.status.tolist() == [0, 1] * 10
+    assert run.messages == {"UNAVAILABLE": "100 % full: später"}
+
+
+def test_large_messages_pass_both_ways_unchanged_through_small_windows():
+    seen = []
+
+    def digest(request: bytes, context: grpc.ServicerContext) -> bytes:
+        seen.append(hashlib.sha256(request).digest())
+        return bytes(3_000_000)
+
+    narrow = [
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 20_000),
+        ("grpc.http2.max_frame_size", 16_384),
+    ]
+    generator = np.random.default_rng(0)
+    requests = {"a": generator.bytes(5_000_001), "b": generator.bytes(70_000), "c": b""}
+    with serving(digest, narrow) as url:
+        outcomes = run_open_loop(url, requests, evenly(12, 1, models=3))
+    assert outcomes.answered.all()
+    assert sorted(seen) == sorted([hashlib.sha256(request).digest() for request in requests.values()] * 4)
+
+
+def test_a_servers_limit_of_streams_is_kept():
+    lock, running, most = threading.Lock(), [0], [0]
+
+    def watching(request: bytes, context: grpc.ServicerContext) -> bytes:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.002)
+        with lock:
+            running[0] -= 1
+        return b""
+
+    with serving(watching, [("grpc.max_concurrent_streams", 2)]) as url:
+        outcomes = run_open_loop(url, {"m": b"x"}, evenly(30, 0.1))
+    assert outcomes.answered.all()
+    assert most[0] <= 2
+
+
+def test_what_gets_no_answer_in_time_is_an_error_and_others_go_on():
+    release = threading.Event()
+
+    def choosy(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if request == b"hang":
+            release.wait(10)
+        return b""
+
+    with serving(choosy) as url:
+        run = drive(url, {"a": b"go", "b": b"hang"}, Arrivals(np.arange(30) * 20e3, np.arange(30) % 10 // 9), 0.3)
+        release.set()
+    assert run.outcomes.statuses == ("OK", "DEADLINE_EXCEEDED")
+    assert np.flatnonzero(run.outcomes.status).tolist() == [9, 19, 29]
+    assert (run.outcomes.latency_us[[9, 19, 29]] >= 300e3).all()
+
+
+def test_a_server_that_hangs_ends_the_run():
+    release = threading.Event()
+
+    def hanging(request: bytes, context: grpc.ServicerContext) -> bytes:
+        release.wait(10)
+        return b""
+
+    with serving(hanging) as url:
+        begin = time.monotonic()
+        with pytest.raises(UnreachableError, match=r"answered nothing for 0.3 s; \d+ requests wait"):
+            run_open_loop(url, {"m": b"x"}, evenly(1000, 10), timeout_s=0.3)
+        assert time.monotonic() - begin < 5
+        release.set()
+
+
+def test_more_than_allowed_at_once_are_not_sent():
+    release = threading.Event()
+
+    def hanging(request: bytes, context: grpc.ServicerContext) -> bytes:
+        release.wait(10)
+        return b""
+
+    with serving(hanging) as url:
+        threading.Timer(0.3, release.set).start()
+        run = drive(url, {"m": b"x"}, evenly(10, 1), most_outstanding=4)
+    assert run.outcomes.status.tolist() == [0] * 4 + [1] * 6
+    assert run.outcomes.statuses[1] == "NOT_SENT"
+
+
+def test_a_lost_server_costs_what_was_under_way_and_its_successor_is_found():
+    port, stop = free_port(), threading.Event()
+
+    def serve_twice() -> None:
+        for _ in range(2):
+            with serving(lambda request, context: b"", port=port):
+                started.set()
+                stop.wait(10)
+                stop.clear()
+
+    started = threading.Event()
+    thread = threading.Thread(target=serve_twice)
+    thread.start()
+    started.wait(10)
+    threading.Timer(0.3, stop.set).start()
+    run = drive(f"127.0.0.1:{port}", {"m": b"x"}, evenly(100, 10))
+    stop.set()
+    thread.join(10)
+    assert set(run.outcomes.statuses) <= {"OK", "UNAVAILABLE"}
+    answered = run.outcomes.answered
+    assert answered[:20].all()
+    assert answered[-20:].all()
+
+
+def test_nobody_listens():
+    with pytest.raises(UnreachableError, match="no server answers at"):
+        run_open_loop(f"127.0.0.1:{free_port()}", {"m": b"x"}, evenly(1, 1))
+
+
+def test_a_server_that_speaks_something_else_is_said_plainly():
+    def talk(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+            connection.recv(1000)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=talk, args=(listener,))
+        thread.start()
+        with pytest.raises(UnreachableError, match="does not speak HTTP/2"):
+            run_open_loop(f"127.0.0.1:{listener.getsockname()[1]}", {"m": b"x"}, evenly(1, 1))
+        thread.join(5)
+
+
+def test_a_listener_that_says_nothing_is_given_up():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.raises(UnreachableError, match="does not speak HTTP/2"),
+    ):
+        run_open_loop(f"127.0.0.1:{listener.getsockname()[1]}", {"m": b"x"}, evenly(1, 1), timeout_s=0.2)
