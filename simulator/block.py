@@ -105,6 +105,11 @@ class Block:
         self.scale = scale
         self.since_us = max(self.since_us, now_us)
 
+    def pause(self, now_us: float, delay_us: float) -> None:
+        """Stand still for some time from now on."""
+        self.offset_us = self.position_us(now_us)
+        self.since_us = max(now_us, self.since_us) + delay_us
+
     def reach_us(self, layer: int) -> float:
         """Return when the beginning of a layer that lies ahead will be reached, under these conditions."""
         return self.since_us + (self.table[layer] - self.offset_us) * self.scale

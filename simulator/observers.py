@@ -8,7 +8,7 @@ from types import TracebackType
 from gangway.scheduler.policy import Decision, Reject, Resize, Start, Stop, Wake
 from gangway.scheduler.timeline import Stretch, TimelineWriter
 from gangway.simulator.block import Block
-from gangway.simulator.engine import Observer
+from gangway.simulator.floor import Observer
 
 
 class Recorder(Observer):

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 from gangway.scheduler.policies.registry import make_policy
-from gangway.simulator.engine import Observer, simulate
+from gangway.simulator.engine import simulate
+from gangway.simulator.floor import Observer
 from gangway.simulator.results import Limits, Result
 from gangway.simulator.scenario import Scenario
 from gangway.workload.arrivals import poisson

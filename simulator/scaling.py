@@ -15,6 +15,7 @@ Where times were measured they are kept as they are.
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.simulator.measured import MeasuredModel
 
+MAX_SLOPE = 4.0  # larger ones, and negative ones, are of layers of some microseconds: noise
 TURN_US = 0.7  # benchmarks.gang: 0.05 us on one rank, 0.72 to 0.76 on two
 
 
@@ -38,7 +39,7 @@ def scale_model(
         layers=len(curves),
         max_ranks=max(_useful(versions[0]) for versions in curves),
         latency_us=tuple(curves),
-        slope=tuple(tuple(max(0.0, slope) for slope in layer) for layer in model.slope),
+        slope=tuple(tuple(min(max(0.0, slope), MAX_SLOPE) for slope in layer) for layer in model.slope),
         memory_us=model.memory_us,
         compute_us=model.compute_us,
         isolated_us=sum(versions[0][-1] for versions in curves),

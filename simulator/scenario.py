@@ -13,7 +13,7 @@ from gangway.workload.mix import Mix
 from gangway.workload.qos import WorkloadError
 
 # docs/simulator.md says how these were measured.
-LEVEL_OF_A_FULL_CORE = 0.8
+LEVEL_OF_A_FULL_CORE = 0.36
 SPARE_CORES = Overheads(submit_us=60.0, answer_us=60.0, dispatch_us=25.0, leave_us=20.0, grow_us=25.0, stop_us=100.0)
 
 

@@ -7,7 +7,7 @@ import pytest
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Snapshot
 from gangway.simulator.block import Block
-from gangway.simulator.engine import Observer
+from gangway.simulator.floor import Observer
 from gangway.workload.arrivals import Arrivals
 
 

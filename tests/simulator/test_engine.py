@@ -1,5 +1,7 @@
 """The engine against traces worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Reject, Resize, Start, Stop, Wake
@@ -149,6 +151,20 @@ def test_refused_and_never_answered():
 def test_a_policy_that_breaks_its_contract(decisions, message):
     with pytest.raises(ContractError, match=message):
         simulate(script(decisions), WHOLE, trace((0, 0)), Machine(2))
+
+
+def test_queries_that_are_certain_to_be_late_are_refused(ledger):
+    # 200 us on two cores. The first has one core only and is at 300 when its last layer cannot be in time any more; it
+    # is refused at the boundary. The second never gets a core, the third could not be in time when it came.
+    models = {
+        0: replace(WHOLE[0], qos_us=320.0, rejects_late=True),
+        1: replace(WHOLE[0], model_id=1, qos_us=150.0, rejects_late=True),
+    }
+    policy = Scripted(lambda s: {0: [Start(0, 3, (0,))]}.get(s.now_us, []))
+    result = simulate(policy, models, trace((0, 0), (10, 0), (20, 1)), Machine(2), ledger)
+    assert result.outcomes.status.tolist() == [REFUSED] * 3
+    assert result.outcomes.latency_us == pytest.approx([300, 120, 0])
+    assert ledger.stretches == [(0, (0,), 0, 2, 0, 300)]
 
 
 def test_without_a_lease_a_query_waits():
