@@ -5,6 +5,7 @@ from collections.abc import Callable
 from gangway.scheduler.policies.ai_mt import AiMt
 from gangway.scheduler.policies.edf import EarliestDeadlineFirst
 from gangway.scheduler.policies.fixed_block import fixed_block
+from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.layerweaver import Layerweaver, LayerweaverPlus
 from gangway.scheduler.policies.model_fcfs import ModelFcfs
 from gangway.scheduler.policies.parties import Parties
@@ -21,6 +22,7 @@ from gangway.scheduler.policy import Policy
 POLICIES: dict[str, Callable[[str], Policy]] = {
     "fixed_block": fixed_block,
     ModelFcfs.name: lambda argument: plain(ModelFcfs, argument),
+    Gangway.name: lambda argument: plain(Gangway, argument),
     Planaria.name: lambda argument: plain(Planaria, argument),
     Protean.name: lambda argument: plain(Protean, argument),
     Veltair.name: lambda argument: plain(Veltair, argument),

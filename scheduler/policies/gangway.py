@@ -1,0 +1,35 @@
+"""The default policy: gangs that grow and yield, by deadlines. docs/scheduling.md explains it."""
+
+from collections.abc import Sequence
+
+from gangway.scheduler.policies.gangway_aging import Aging
+from gangway.scheduler.policies.gangway_moves import moves
+from gangway.scheduler.policies.gangway_order import classify, in_order
+from gangway.scheduler.policies.gangway_shares import ask, share_out
+from gangway.scheduler.policy import Decision, Policy, Snapshot
+from gangway.scheduler.prediction import Work
+
+MARGIN = 1.1  # predictions are stretched by this where a deadline depends on them
+
+
+class Gangway(Policy):
+    """How much and how long by VELTAIR's profile (ASPLOS 2022), who next by Layerweaver+'s slack (IEICE 2022)."""
+
+    name = "gangway"
+
+    def __init__(self) -> None:
+        self._aging = Aging()
+
+    def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
+        """Order all queries, share out the cores in this order, and move from what is to what should be."""
+        if not snapshot.waiting and (not snapshot.free_cores or not snapshot.running):
+            return ()
+        works = [Work(query, None, snapshot) for query in snapshot.waiting]
+        works += [Work(block.query, block, snapshot) for block in snapshot.running]
+        classify(works)
+        self._aging.promote(works, snapshot)
+        for work in works:
+            ask(work, snapshot, MARGIN)
+        ordered = in_order(works, snapshot.core_count, MARGIN) if len(works) > 1 else works
+        share_out(ordered, snapshot, MARGIN)
+        return moves(ordered, snapshot, MARGIN)

@@ -1,0 +1,126 @@
+"""From what is to what should be: which queries start, stop, grow and shrink now.
+
+A running query makes room only if that is worth it: see `worth_it`.
+"""
+
+from collections.abc import Sequence
+
+from gangway.scheduler.policies.gangway_order import AGED, BEHIND, IN_TIME
+from gangway.scheduler.policy import Decision, Resize, Snapshot, Start, Stop, Wake
+from gangway.scheduler.prediction import Work
+
+SWITCH_US = 300.0  # what it costs to stop a query and to start it again
+FAR_US = 300.0  # a layer boundary that is farther away is not waited for
+LEAST_GAIN_US = 150.0  # growing must save so much,
+LEAST_GAIN = 0.03  # and such a share of the rest
+EARLIEST_WAKE_US = 50.0
+
+
+def moves(ordered: Sequence[Work], snapshot: Snapshot, margin: float) -> list[Decision]:
+    """Return the decisions that lead to the grants, as far as they are worth it."""
+    decisions: list[Decision] = []
+    free, short = _starts(ordered, snapshot, decisions)
+    if short:
+        _make_room(ordered, short, snapshot, margin, decisions)
+    elif free:
+        _grow(ordered, free, decisions)
+    return decisions
+
+
+def _starts(
+    ordered: Sequence[Work], snapshot: Snapshot, decisions: list[Decision]
+) -> tuple[tuple[int, ...], list[Work]]:
+    """Start waiting queries on free cores; return the cores left and those that got too few, most urgent first."""
+    free, leases = snapshot.free_cores, snapshot.free_leases
+    short = []
+    for work in ordered:
+        query = work.query
+        if work.block is not None or not work.grant or (not query.started and leases == 0):
+            continue
+        gang, free = free[: work.grant], free[work.grant :]
+        if gang:
+            leases -= not query.started
+            decisions.append(_start(work, gang))
+        if len(gang) < work.grant:
+            short.append(work)
+    return free, short
+
+
+def _start(work: Work, gang: tuple[int, ...]) -> Start:
+    query, table = work.query, work.table
+    versions = table.versions[query.next_layer :]
+    reason = "next by deadline" if work.tier == IN_TIME else "nobody with a deadline to meet needs the cores"
+    return Start(
+        query.query_id, table.layers, gang, versions if any(versions) else (), wanted=work.grant, reason=reason
+    )
+
+
+def _make_room(
+    ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapshot, margin: float, decisions: list[Decision]
+) -> None:
+    """Let running queries yield cores to those that got too few, the least urgent ones first."""
+    missing = sum(work.grant for work in short) - len(snapshot.free_cores)
+    missing -= sum(len(block.cores) for block in snapshot.running if block.stopping)
+    first = short[0]
+    for victim in reversed(ordered):
+        if missing <= 0:
+            break
+        if victim.block is None or victim.fixed or victim.grant >= victim.cores:
+            continue
+        if worth_it(first, victim, margin):
+            decisions.append(_yield(victim))
+            missing -= victim.cores - victim.grant
+    wake_us = min(
+        (work.slack_us - work.least_us * margin - SWITCH_US for work in short if work.tier == IN_TIME),
+        default=float("inf"),
+    )
+    if EARLIEST_WAKE_US < wake_us < float("inf"):
+        decisions.append(Wake(snapshot.now_us + wake_us))
+
+
+def _yield(victim: Work) -> Decision:
+    block = victim.block
+    assert block is not None
+    far = victim.boundary_us() > FAR_US
+    if victim.grant and not far:
+        return Resize(block.query.query_id, block.cores[: victim.grant], "others need the cores")
+    return Stop(block.query.query_id, far, "others go first")
+
+
+def worth_it(first: Work, victim: Work, margin: float) -> bool:
+    """Return whether taking cores from a running query now is better than waiting for its end.
+
+    For a higher class it always is, and for a query that can be in time if the other cannot. Otherwise it must save
+    more deadlines than it costs; if it costs none, shorter latencies count, each in proportion to the isolated one.
+    """
+    if first.query.priority != victim.query.priority:
+        return first.query.priority < victim.query.priority
+    wait_us = victim.remaining_us(victim.cores)
+    if wait_us <= SWITCH_US or first.tier > IN_TIME:
+        return False
+    if first.tier == AGED or victim.tier == BEHIND:
+        return victim.tier != AGED
+    if victim.tier != IN_TIME:
+        return False
+    first_us = first.remaining_us(first.grant)
+    delay_us = 0.0 if victim.grant else first_us + SWITCH_US
+    if delay_us + victim.remaining_us(victim.grant or victim.cores) * margin > victim.slack_us:
+        return False
+    saves = wait_us + first_us * margin > first.slack_us
+    return saves or wait_us * victim.isolated_us > delay_us * first.isolated_us
+
+
+def _grow(ordered: Sequence[Work], free: tuple[int, ...], decisions: list[Decision]) -> None:
+    """Let running queries have more cores where that pays."""
+    for work in ordered:
+        if not free:
+            return
+        block = work.block
+        if block is None or work.fixed or work.grant <= work.cores:
+            continue
+        joining = free[: work.grant - work.cores]
+        rest_us = work.remaining_us(work.cores)
+        gain_us = rest_us - work.remaining_us(work.cores + len(joining))
+        if gain_us > max(LEAST_GAIN_US, LEAST_GAIN * rest_us):
+            free = free[len(joining) :]
+            decisions.append(Resize(block.query.query_id, block.cores + joining, "idle cores"))

@@ -1,0 +1,80 @@
+"""Who goes first: the order in which the `gangway` policy hands out cores.
+
+Priority classes go strictly first. Within a class:
+
+- `AGED`: one query that has been `BEHIND` for long, within a bounded share of the machine (`gangway_aging.py`);
+- `IN_TIME`: those that will be in time if they are run in order of their deadlines;
+- `AT_RISK`: those that have to be given up for that: as few as possible (Moore and Hodgson's algorithm, 1968: whenever
+  the next in order of deadlines would be late, the longest one so far is given up);
+- `BEHIND`: best effort, and those that are certain to be late. They have a virtual deadline.
+"""
+
+import heapq
+from collections.abc import Sequence
+
+from gangway.scheduler.policy import Query
+from gangway.scheduler.prediction import Work
+
+AGED, IN_TIME, AT_RISK, BEHIND = range(4)
+
+LATE_FACTOR = 10.0  # virtual deadline of a late query: so many times its target after its arrival
+BEST_EFFORT_FACTOR = 30.0  # of one without a deadline: so many times its isolated latency,
+BEST_EFFORT_LEAST_US = 1_000_000.0  # and not less than this
+LOOK_AHEAD = 64  # so many queries, those with the earliest deadlines, are planned
+
+
+def virtual_due_us(query: Query, isolated_us: float) -> float:
+    """Return when a query that has no deadline, or cannot meet it, should be answered all the same."""
+    if query.deadline_us is None:
+        return query.arrival_us + max(BEST_EFFORT_LEAST_US, BEST_EFFORT_FACTOR * isolated_us)
+    return query.arrival_us + LATE_FACTOR * max(query.deadline_us - query.arrival_us, isolated_us)
+
+
+def classify(works: Sequence[Work]) -> None:
+    """Set tier and due time of each: behind, or (so far) in time."""
+    for work in works:
+        deadline_us = work.query.deadline_us
+        if deadline_us is not None and work.slack_us >= work.least_us:
+            work.tier, work.due_us = IN_TIME, deadline_us
+        else:
+            work.tier, work.due_us = BEHIND, virtual_due_us(work.query, work.isolated_us)
+
+
+def rank(work: Work) -> tuple[int, int, float, int]:
+    """Return the key by which queries are served."""
+    return (work.query.priority, work.tier, work.due_us, work.query.query_id)
+
+
+def in_order(works: Sequence[Work], core_count: int, margin: float) -> list[Work]:
+    """Return the queries most urgent first, after giving up those that cannot be saved together with the others.
+
+    Only the first `LOOK_AHEAD` are planned, the others follow behind in any order: the cost is linear in their number.
+    """
+    if len(works) > LOOK_AHEAD:
+        works = heapq.nsmallest(LOOK_AHEAD, works, key=rank)
+    ordered = sorted(works, key=rank)
+    if _give_up(ordered, core_count, margin):
+        ordered.sort(key=rank)
+    return ordered
+
+
+def _give_up(ordered: Sequence[Work], core_count: int, margin: float) -> bool:
+    """Move queries to `AT_RISK`, the longest first, until the others are in time; return whether there were any.
+
+    Works through cores x time: a query begins when all before it have had theirs.
+    """
+    planned_us = 0.0  # of the whole machine
+    kept: list[tuple[float, int, Work]] = []  # heap, the longest on top
+    found = False
+    for index, work in enumerate(ordered):
+        if work.tier != IN_TIME:
+            continue
+        area_us = work.remaining_us(work.gang) * margin * work.gang / core_count
+        planned_us += area_us
+        heapq.heappush(kept, (-area_us, index, work))
+        if planned_us > work.slack_us:
+            longest_us, _, longest = heapq.heappop(kept)
+            planned_us += longest_us
+            longest.tier = AT_RISK
+            found = True
+    return found

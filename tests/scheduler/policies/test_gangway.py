@@ -1,0 +1,152 @@
+"""The default policy in situations whose numbers can be worked out by hand. Times are microseconds."""
+
+import random
+
+import pytest
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policies.gangway import Gangway
+from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, Stop, Wake
+
+SHORT, LONG, LAZY = 0, 1, 2
+
+
+def model(model_id: int, layer_us: float, layers: int, qos_us: float | None, cores: int = 2) -> ModelProfile:
+    """Layers that scale perfectly: `layer_us` on one core, half of it on two."""
+    grid = tuple(layer_us / count for count in range(1, cores + 1))
+    return ModelProfile(
+        model_id=model_id,
+        name=f"model {model_id}",
+        layers=layers,
+        max_ranks=cores,
+        latency_us=((grid,),) * layers,
+        isolated_us=layers * grid[-1],
+        qos_us=qos_us,
+        measured=True,
+    )
+
+
+# On both cores: SHORT takes 4000, LONG 40000 (20 layers of 2000), LAZY 50000 without a target.
+MODELS = {
+    SHORT: model(SHORT, 1000.0, 8, 12_000.0),
+    LONG: model(LONG, 4000.0, 20, 120_000.0),
+    LAZY: model(LAZY, 2000.0, 50, None),
+}
+
+
+def query(query_id: int, model_id: int, arrival_us: float, layer: int = 0, priority: int = 0) -> Query:
+    target_us = MODELS[model_id].qos_us
+    deadline_us = None if target_us is None else arrival_us + target_us
+    return Query(query_id, model_id, 1, arrival_us, deadline_us, priority, layer, layer > 0)
+
+
+def running(
+    of: Query, now_us: float, layer: int = 0, cores: tuple[int, ...] = (0, 1), in_layer_us: float = 0.0
+) -> RunningBlock:
+    layers = MODELS[of.model_id].layers
+    return RunningBlock(of, layers, cores, now_us - in_layer_us - 1e-3, layer, now_us - in_layer_us)
+
+
+def decide(
+    now_us: float, waiting: list[Query], blocks: list[RunningBlock], policy: Gangway | None = None
+) -> list[Decision]:
+    used = {core for block in blocks for core in block.cores}
+    free = tuple(core for core in range(2) if core not in used)
+    return list((policy or Gangway()).decide(Snapshot(now_us, waiting, blocks, free, 2, MODELS)))
+
+
+def test_a_lone_query_has_the_machine_to_its_end() -> None:
+    [start] = decide(0.0, [query(1, SHORT, 0.0)], [])
+    assert isinstance(start, Start)
+    assert (start.cores, start.end_layer, start.wanted) == ((0, 1), 8, 2)
+
+
+def test_an_urgent_query_stops_one_that_has_time() -> None:
+    # LONG needs 40000 of its 120000; SHORT would wait 40000 and has 12000.
+    [stop, *_] = decide(0.0, [query(2, SHORT, 0.0)], [running(query(1, LONG, 0.0), 0.0)])
+    assert isinstance(stop, Stop) and stop.query_id == 1
+
+
+@pytest.mark.parametrize(("in_layer_us", "at_once"), [(1900.0, False), (200.0, True)])
+def test_it_waits_for_a_layer_boundary_that_is_near(in_layer_us: float, at_once: bool) -> None:
+    block = running(query(1, LONG, 0.0), 2000.0, in_layer_us=in_layer_us)
+    [stop, *_] = decide(2000.0, [query(2, SHORT, 2000.0)], [block])
+    assert isinstance(stop, Stop) and stop.at_once == at_once
+
+
+def test_nobody_is_stopped_who_is_nearly_done() -> None:
+    # LONG is in its last layer with 200 to go: a switch costs more.
+    block = running(query(1, LONG, 0.0), 39_800.0, layer=19, in_layer_us=1800.0)
+    assert not any(isinstance(each, Stop) for each in decide(39_800.0, [query(2, SHORT, 39_800.0)], [block]))
+
+
+def test_nobody_is_stopped_if_that_costs_as_many_deadlines_as_it_saves() -> None:
+    # LONG, with half of its work (20000) to do, has 21000 left: 4000 for SHORT make it late.
+    # SHORT has 12000, and would be late if it waited for LONG.
+    late_start = query(1, LONG, -99_000.0, layer=10)
+    decisions = decide(0.0, [query(2, SHORT, 0.0)], [running(late_start, 0.0, layer=10)])
+    assert not any(isinstance(each, Stop | Resize) for each in decisions)
+
+
+def test_best_effort_yields_to_a_deadline() -> None:
+    [stop, *_] = decide(0.0, [query(2, SHORT, 0.0)], [running(query(1, LAZY, -100.0), 0.0)])
+    assert isinstance(stop, Stop) and stop.query_id == 1
+
+
+def test_a_query_certain_to_be_late_yields_to_one_that_can_be_in_time() -> None:
+    # SHORT number 1 has 1000 left and needs 4000.
+    [stop, *_] = decide(11_000.0, [query(2, SHORT, 11_000.0)], [running(query(1, SHORT, 0.0), 11_000.0)])
+    assert isinstance(stop, Stop) and stop.query_id == 1
+
+
+def test_late_queries_wait_behind_those_that_can_be_in_time() -> None:
+    [start] = decide(11_000.0, [query(1, SHORT, 0.0), query(2, SHORT, 11_000.0)], [])
+    assert isinstance(start, Start) and start.query_id == 2
+
+
+def test_as_few_as_possible_are_given_up() -> None:
+    # LONG, due at 45000, needs 44000 with the margin; after it no SHORT (4400 each) would be in time. Without it all are.
+    first = Query(1, LONG, 1, -79_000.0, 45_000.0)
+    shorts = [Query(number, SHORT, 1, 0.0, 46_000.0 + number) for number in (2, 3, 4)]
+    [start] = decide(0.0, [first, *shorts], [])
+    assert isinstance(start, Start) and start.query_id == 2
+
+
+def test_a_higher_class_goes_first_whatever_the_deadlines() -> None:
+    soon, higher = query(1, SHORT, 0.0), query(2, LONG, 0.0, priority=-1)
+    [start] = decide(0.0, [soon, higher], [])
+    assert isinstance(start, Start) and start.query_id == 2
+    [stop, *_] = decide(0.0, [higher], [running(soon, 0.0)])
+    assert isinstance(stop, Stop) and stop.query_id == 1
+
+
+def test_idle_cores_are_used_and_given_back() -> None:
+    of = query(1, LONG, 0.0)
+    [grow] = decide(0.0, [], [running(of, 0.0, cores=(0,))])
+    assert grow == Resize(1, (0, 1), grow.reason)
+    nearly_done = running(of, 0.0, layer=19, cores=(0,), in_layer_us=3900.0)
+    assert decide(0.0, [], [nearly_done]) == []
+
+
+def test_a_waiting_query_is_looked_at_again_when_it_gets_urgent() -> None:
+    # SHORT can wait 5000 for the end of LONG, but not much longer: 12000 - 4400 - 300 from now.
+    block = running(query(1, LONG, -35_000.0), 0.0, layer=17, in_layer_us=1000.0)
+    decisions = decide(0.0, [query(2, SHORT, 0.0)], [block])
+    [wake] = [each for each in decisions if isinstance(each, Wake)]
+    assert wake.at_us == pytest.approx(7300.0)
+
+
+def test_nothing_starves() -> None:
+    # A stream of SHORT that fills the machine, and one LAZY: a driver of one machine, without overheads.
+    policy, now_us, served_us = Gangway(), 0.0, 0.0
+    lazy = query(0, LAZY, 0.0)
+    generator = random.Random(1)
+    for number in range(1, 4000):
+        short = query(number, SHORT, now_us)
+        decisions = decide(now_us, [lazy, short], [], policy)
+        [start] = [each for each in decisions if isinstance(each, Start)]
+        ran_us = 4000.0
+        if start.query_id == 0:
+            decide(now_us, [short], [running(lazy, now_us)], policy)
+            served_us += ran_us
+        now_us += ran_us * generator.uniform(0.9, 1.1)
+    assert 0.02 < served_us / (now_us - 1e6) < 0.1
