@@ -104,7 +104,7 @@ def test_late_queries_wait_behind_those_that_can_be_in_time() -> None:
 
 
 def test_as_few_as_possible_are_given_up() -> None:
-    # LONG, due at 45000, needs 44000 with the margin; after it no SHORT (4400 each) would be in time. Without it all are.
+    # LONG, due at 45000, needs 44000 with the margin; after it no SHORT (4400) would be in time. Without it all are.
     first = Query(1, LONG, 1, -79_000.0, 45_000.0)
     shorts = [Query(number, SHORT, 1, 0.0, 46_000.0 + number) for number in (2, 3, 4)]
     [start] = decide(0.0, [first, *shorts], [])
