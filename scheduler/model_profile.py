@@ -62,12 +62,14 @@ class ModelProfile:
     def fastest_us(self, layer: int, cores: int, rows: int = 1) -> float:
         """Return the least time from the beginning of `layer` to the model's end. Constant time for one row.
 
-        Every layer with its best version, on its best number of cores, at most `cores`; 0 if times are not known.
+        Every layer with its best version, on its best number of cores, at most `cores`. What is not known is left out:
+        without measured batches all rows count as one, without times it is 0.
         """
         if self.varies or not self.latency_us:
             return 0.0
-        most = min(cores, self.cores)
-        scale = 1.0 if rows == 1 else min(self.rows_scale(count, rows) for count in range(1, most + 1))
+        most = max(1, min(cores, self.cores))
+        as_one = rows == 1 or len(self.batches) == 1
+        scale = 1.0 if as_one else min(self.rows_scale(count, rows) for count in range(1, most + 1))
         return self._least_us[most - 1][layer] * scale
 
     def rows_scale(self, cores: int, rows: int) -> float:

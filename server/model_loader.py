@@ -24,7 +24,7 @@ from gangway.server.model_config import ConfigError, buckets_of
 from gangway.server.models import ServedModel, open_symbols
 from gangway.server.profile_keeper import ProfileKeeper
 from gangway.server.repository import BrokenModel, ModelVersion, read_repository
-from gangway.server.targets import profile_message, resolve_qos_us
+from gangway.server.targets import profile_message, resolve_qos_us, warn_of_target
 from gangway.server.variants import VariantKeeper
 
 _log = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ class ModelLoader:
         )
         isolated = await self._measure(ready)
         ready = replace(ready, qos_us=resolve_qos_us(entry.qos, isolated))
+        warn_of_target(ready, entry.qos, isolated)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated))
         self._profiles.add(spec.model_id, manifest)
         await self._variants.add(ready, entry.path, declared)

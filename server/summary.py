@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from gangway.artifact.format import Engine
 from gangway.server.model_loader import LoadedModel
 from gangway.server.options import ServeOptions
+from gangway.server.queue_policy import Terms
 from gangway.server.repository import BrokenModel
+from gangway.server.targets import policies_of
 from rich.console import Console
 from rich.table import Table
 
@@ -33,12 +35,19 @@ def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -
     table.add_column("status", overflow="fold")
     for model in sorted(loaded, key=lambda model: (model.ready.name, model.ready.version)):
         ready = model.ready
-        target = "best effort" if ready.qos_us is None else milliseconds(ready.qos_us)
+        target = _target(policies_of(ready).terms(0, 0, ready.qos_us))
         alone = "?" if model.isolated is None else milliseconds(model.isolated.latency_us)
         table.add_row(ready.name, str(ready.version), alone, target, _status(model.engine))
     for entry in broken:
         table.add_row(entry.name, str(entry.version or "-"), "", "", f"not ready: {entry.reason}")
     return table
+
+
+def _target(terms: Terms) -> str:
+    """Return what requests that state no target get."""
+    if not terms.target_us:
+        return "best effort"
+    return milliseconds(terms.target_us) + " or refused" * terms.rejects_late
 
 
 def _status(engine: Engine) -> str:

@@ -1,6 +1,7 @@
 """Latency targets: from what a configuration asks for to what the scheduler is told."""
 
 import base64
+import logging
 
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.control import SetProfile
@@ -9,6 +10,8 @@ from gangway.server.isolated import Isolated
 from gangway.server.model_config import Qos
 from gangway.server.models import open_symbols
 from gangway.server.queue_policy import QueuePolicies
+
+_log = logging.getLogger(__name__)
 
 
 def resolve_qos_us(qos: Qos, isolated: Isolated | None) -> float | None:
@@ -20,7 +23,30 @@ def resolve_qos_us(qos: Qos, isolated: Isolated | None) -> float | None:
 
 def profile_message(model_id: int, ready: ModelReady, isolated: Isolated | None = None) -> SetProfile:
     """Return what the scheduler is to know of a model, or of it compiled for certain sizes (`model_id` is its own)."""
-    policies = QueuePolicies.of(ModelConfig.FromString(base64.b64decode(ready.config)))
     isolated_us = 0.0 if isolated is None else isolated.compute_us
     varies = model_id == ready.model_id and bool(open_symbols(ready.inputs, ready.batched))
-    return SetProfile(model_id, isolated_us, ready.qos_us, policies.default.rejects_late, varies)
+    return SetProfile(model_id, isolated_us, ready.qos_us, policies_of(ready).default.rejects_late, varies)
+
+
+def policies_of(ready: ModelReady) -> QueuePolicies:
+    """Return a model's queue policies."""
+    return QueuePolicies.of(ModelConfig.FromString(base64.b64decode(ready.config)))
+
+
+def warn_of_target(ready: ModelReady, qos: Qos, isolated: Isolated | None) -> None:
+    """Say in the log if the target of a model is out of reach, or not known."""
+    policy = policies_of(ready).default
+    target_us = min((limit for limit in (ready.qos_us, policy.timeout_us) if limit), default=None)
+    fate = "refused" if policy.rejects_late else "late"
+    if isolated is None and qos.multiple is not None:
+        _log.warning(
+            "%s: a target of %gx is not known without a measured latency: best effort", ready.name, qos.multiple
+        )
+    elif isolated is not None and target_us is not None and target_us < isolated.latency_us:
+        _log.warning(
+            "%s: the target of %.3f ms is below the latency alone, %.3f ms: every request will be %s",
+            ready.name,
+            target_us / 1e3,
+            isolated.latency_us / 1e3,
+            fate,
+        )

@@ -33,6 +33,10 @@ def test_certain_from_the_deadline_less_the_fastest_rest(
     assert certain_to_be_late(query, MODEL, 2000.0 - rest_us + 1, cores)
 
 
+def test_batches_that_were_not_measured_count_as_one_row() -> None:
+    assert certain_from_us(replace(QUERY, rows=3), replace(MODEL, rows_factor=(), batches=(1,)), 2) == 1820.0
+
+
 def test_the_layer_being_executed_may_end_at_once() -> None:
     assert certain_from_us(QUERY, MODEL, 2, layer=1) == 1970.0
     assert certain_from_us(QUERY, MODEL, 2, layer=2) == 2000.0
