@@ -81,10 +81,10 @@ class Execution:
             _log.error("no such resize: %s of cores %s", resize, gang.cores)
 
     def reject(self, reject: Reject) -> None:
-        """Answer UNAVAILABLE to a waiting query."""
+        """Refuse a waiting query, if that is its queue policy."""
         request = self._requests.get_waiting(reject.query_id)
-        if request is not None:
-            self.end(request, SlotStatus.UNAVAILABLE)
+        if request is not None and request.query.rejects_late:
+            self.end(request, SlotStatus.LATE)
 
     # -- ends
 
@@ -96,11 +96,12 @@ class Execution:
         self._requests.finish(request, status)
         self.changed = True
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: Request, status: SlotStatus = SlotStatus.CANCELLED) -> None:
         """Nobody wants the answer any more: end a waiting request now, a running one when its gang has stopped."""
         request.dropped = True
+        request.drop_status = status
         if self._requests.is_waiting(request):
-            self.end(request, SlotStatus.CANCELLED)
+            self.end(request, status)
         elif (gang := self.gangs.of_query(request.query.query_id)) is not None and not gang.stopping:
             self.gangs.stop(gang)
 
@@ -138,7 +139,7 @@ class Execution:
         self.changed |= not self.gangs.free
         self._close(gang)
         if request.dropped:
-            self._requests.finish(request, SlotStatus.CANCELLED)
+            self._requests.finish(request, request.drop_status)
         elif invalid:
             if self._requests.finish(request, SlotStatus.INTERNAL):
                 _log.error("a worker could not run %s", self._spec(request).name)

@@ -22,6 +22,7 @@ from gangway.scheduler.model_life import ModelLife
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.packets import PacketSocket
 from gangway.scheduler.policy import Policy
+from gangway.scheduler.refusals import Refusals
 from gangway.scheduler.requests import Request, RequestBook
 from gangway.scheduler.stalls import StallWatch
 from gangway.scheduler.workers import WorkerTable
@@ -53,6 +54,7 @@ class LiveScheduler:
         self.model_life = ModelLife(
             supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases)
         )
+        self._refusals = Refusals(self._execution, self.requests, self.workers, self._models)
         self._dispatcher = Dispatcher(policy, self._execution, self.requests, self.workers, self._models)
         self._stalls = StallWatch(control)
         self._spin_us = spin_us
@@ -76,6 +78,7 @@ class LiveScheduler:
         self._hear_front_ends()
         now_us = time.monotonic_ns() / 1e3
         self.requests.expire(now_us, self._execution.end)
+        self._refusals.act(now_us)
         self._report_stuck(now_us)
         self._dispatcher.dispatch(now_us)
 
@@ -137,13 +140,16 @@ class LiveScheduler:
         request = self.requests.admit(front_end, slot, sequence)
         if request is not None:
             self._execution.changed = True
-            self.refuse_unknown(request)
+            self._refusals.refuse_if_full(request)
+            self.accept(request)
 
-    def refuse_unknown(self, request: Request) -> None:
-        """Answer UNAVAILABLE to a request for a model that is not there any more."""
+    def accept(self, request: Request) -> None:
+        """Answer UNAVAILABLE to a request for a model that is not there any more; keep an eye on others."""
         model = self._models.get(request.query.model_id)
         if model is None or model.state is ModelState.UNLOADING:
             self.requests.finish(request, SlotStatus.UNAVAILABLE)
+        else:
+            self._refusals.watch(request)
 
     def _cancel(self, front_end: int, slot: int, sequence: int) -> None:
         request = self.requests.find(front_end, slot, sequence)
@@ -199,7 +205,8 @@ class LiveScheduler:
         if self._execution.changed:
             return 0
         wait_us: float = WATCH_WAIT_US if self._execution.gangs.any_ending else IDLE_WAIT_US
-        times = [at_us for at_us in (self.requests.next_limit_us(), self._dispatcher.wake_us) if at_us is not None]
+        wakes = (self.requests.next_limit_us(), self._refusals.next_us, self._dispatcher.wake_us)
+        times = [at_us for at_us in wakes if at_us is not None]
         if times:
             wait_us = min(wait_us, min(times) - time.monotonic_ns() / 1e3 + 1)
         return max(0, int(wait_us))

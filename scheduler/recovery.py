@@ -34,7 +34,7 @@ def take_over(scheduler: LiveScheduler, pids: list[int]) -> int:
             scheduler.worker_ready(core, pid)
     requests = scheduler.requests.recover()
     for request in list(scheduler.requests.waiting):
-        scheduler.refuse_unknown(request)
+        scheduler.accept(request)
     return requests
 
 

@@ -2,6 +2,7 @@
 
 import heapq
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -14,15 +15,20 @@ MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAIL
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request that waits or runs. `dropped`: nobody wants the answer any more, or may have it after `limit_us`."""
+    """A request that waits or runs. `dropped`: it is to end, as `drop_status` says, and gets no core any more.
+
+    After `limit_us` nobody waits for the answer. It is refused if `max_queue` others like it wait (0: any number may).
+    """
 
     query: Query
     front_end: int
     slot: int
     sequence: int
     limit_us: float | None = None
+    max_queue: int = 0
     started: bool = False
     dropped: bool = False
+    drop_status: SlotStatus = SlotStatus.CANCELLED
 
 
 class RequestBook:
@@ -35,6 +41,7 @@ class RequestBook:
         self._order: list[tuple[float, int]] = []  # the keys of `queries`
         self._queries: list[Query] = []
         self._limits: list[tuple[float, int]] = []  # heap of (limit_us, query id)
+        self._unstarted: Counter[tuple[int, int]] = Counter()  # waiting, by model and priority
         self._ids = count(1)
 
     @property
@@ -68,7 +75,7 @@ class RequestBook:
             rejects_late=fields.rejects_late,
         )
         limit_us = fields.limit_ns / 1e3 if fields.limit_ns else None
-        request = Request(query, front_end, slot, sequence, limit_us)
+        request = Request(query, front_end, slot, sequence, limit_us, fields.max_queue)
         self._known[key] = request
         self._queue(request)
         return request
@@ -87,6 +94,10 @@ class RequestBook:
     def find(self, front_end: int, slot: int, sequence: int) -> Request | None:
         """Return the request that waits or runs under this name."""
         return self._known.get((front_end, slot, sequence))
+
+    def queued_like(self, request: Request) -> int:
+        """Return how many requests of its model and priority wait and have not begun, itself included."""
+        return self._unstarted[_kind(request)]
 
     def of_front_end(self, front_end: int) -> list[Request]:
         """Return the waiting and running requests of a front end."""
@@ -153,6 +164,7 @@ class RequestBook:
         place = bisect_left(self._order, key)
         self._order.insert(place, key)
         self._queries.insert(place, query)
+        self._unstarted[_kind(request)] += not request.started
         if request.limit_us is not None and not request.started:
             heapq.heappush(self._limits, (request.limit_us, query.query_id))
 
@@ -162,6 +174,7 @@ class RequestBook:
         place = bisect_left(self._order, (query.arrival_us, query.query_id))
         del self._order[place]
         del self._queries[place]
+        self._unstarted[_kind(request)] -= not request.started
 
     def _revive(self, front_end: int, slot: int, sequence: int) -> bool:
         """Make the slot SUBMITTED if it is not; False if it is answered."""
@@ -175,3 +188,7 @@ class RequestBook:
 
     def _forget(self, request: Request) -> None:
         self._known.pop((request.front_end, request.slot, request.sequence), None)
+
+
+def _kind(request: Request) -> tuple[int, int]:
+    return request.query.model_id, request.query.priority

@@ -129,14 +129,6 @@ def test_an_urgent_query_takes_the_cores_of_another(scripted):
     assert is_complete(scripted, long)
 
 
-def test_a_waiting_query_is_rejected(scripted):
-    request = scripted.request()
-    scripted.script.answer = lambda snapshot: [Reject(query.query_id) for query in snapshot.waiting]
-    scripted.ask()
-    assert scripted.outcome(request).status is SlotStatus.UNAVAILABLE
-    assert not any(request.outputs[0])
-
-
 def test_the_policy_is_asked_when_something_has_changed_and_when_it_wanted_to_be(scripted):
     begin_us = time.monotonic_ns() / 1e3
     scripted.script.answer = once([lambda snapshot: [Wake(begin_us + 30_000)]])

@@ -1,0 +1,119 @@
+"""Queue policies on real gangs: full queues, and queries that are certain to be late, waiting or running."""
+
+import time
+
+from gangway.executor.slots import SlotStatus
+from gangway.scheduler.policy import Reject, Start, Stop
+
+LAYERS = 6
+
+
+def run_all(snapshot):
+    """Start the oldest query on both cores."""
+    if not snapshot.waiting or snapshot.free_cores != (0, 1):
+        return []
+    return [Start(snapshot.waiting[0].query_id, LAYERS, (0, 1))]
+
+
+def run_one(snapshot):
+    """Start the oldest query on core 0: the policy is asked only while a core is free."""
+    return [Start(snapshot.waiting[0].query_id, LAYERS, (0,))] if snapshot.waiting and not snapshot.running else []
+
+
+def in_ms(milliseconds):
+    return time.monotonic_ns() + int(milliseconds * 1e6)
+
+
+def executed(request):
+    """Tasks of the query that have been executed."""
+    return sum(request.outputs[0].cast("i"))
+
+
+def test_a_queue_that_is_full_refuses(scripted):
+    waiting = [scripted.request(max_queue=2) for _ in range(2)]
+    refused = scripted.request(max_queue=2)
+    other_class = scripted.request(max_queue=2, priority=1)
+    patient = scripted.request()
+    assert scripted.outcome(refused).status is SlotStatus.QUEUE_FULL
+    assert not executed(refused)
+    scripted.script.answer = run_all
+    scripted.ask()
+    for request in (*waiting, other_class, patient):
+        assert scripted.outcome(request).status is SlotStatus.OK
+    assert scripted.outcome(scripted.request(max_queue=2)).status is SlotStatus.OK
+
+
+def test_what_has_begun_waits_in_no_queue(scripted):
+    scripted.script.answer = run_one
+    first = scripted.request(task_us=500, max_queue=1)
+    scripted.await_running(first)
+    query_id = scripted.script.seen[-1].waiting[0].query_id
+    scripted.script.answer = lambda snapshot: [Stop(query_id)] if snapshot.running else []
+    scripted.ask()
+    scripted.await_snapshot(lambda snapshot: any(query.started for query in snapshot.waiting))
+    second = scripted.request(max_queue=1)
+    third = scripted.request(max_queue=1)
+    assert scripted.outcome(third).status is SlotStatus.QUEUE_FULL
+    scripted.script.answer = run_all
+    scripted.ask()
+    assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
+
+
+def test_a_late_query_is_refused_in_the_queue_if_that_is_its_policy(scripted):
+    begin_ns = time.monotonic_ns()
+    refused = scripted.request(deadline_ns=in_ms(20), rejects_late=True)
+    patient = scripted.request(deadline_ns=in_ms(20))
+    assert scripted.outcome(refused).status is SlotStatus.LATE
+    assert time.monotonic_ns() - begin_ns >= 20e6
+    assert not executed(refused)
+    scripted.script.answer = run_all
+    scripted.ask()
+    assert scripted.outcome(patient).status is SlotStatus.OK
+
+
+def test_a_late_query_is_stopped_at_the_next_layer(scripted):
+    scripted.script.answer = run_all
+    refused = scripted.request(task_us=2000, deadline_ns=in_ms(40), rejects_late=True)
+    scripted.await_running(refused)
+    assert scripted.outcome(refused).status is SlotStatus.LATE
+    done = executed(refused)
+    assert 0 < done < 24 * LAYERS
+    assert done % 24 == 0, "not inside a layer"
+    following = scripted.request()
+    assert scripted.outcome(following).status is SlotStatus.OK
+    assert executed(refused) == done, "nobody went on with it"
+    assert not scripted.script.seen[-1].running
+
+
+def test_a_late_query_that_was_stopped_is_refused_while_it_waits(scripted):
+    scripted.script.answer = run_one
+    refused = scripted.request(task_us=500, deadline_ns=in_ms(60), rejects_late=True)
+    scripted.await_running(refused)
+    query_id = scripted.script.seen[-1].waiting[0].query_id
+    scripted.script.answer = lambda snapshot: [Stop(query_id)] if snapshot.running else []
+    scripted.ask()
+    assert scripted.outcome(refused).status is SlotStatus.LATE
+    scripted.script.answer = run_all
+    assert scripted.outcome(scripted.request()).status is SlotStatus.OK
+    assert scripted.script.seen[-1].free_leases == scripted.script.seen[0].free_leases
+
+
+def test_a_policy_may_refuse_only_what_rejects_late(scripted):
+    scripted.script.answer = lambda snapshot: [Reject(query.query_id) for query in snapshot.waiting]
+    patient = scripted.request()
+    refused = scripted.request(deadline_ns=in_ms(60_000), rejects_late=True)
+    assert scripted.outcome(refused).status is SlotStatus.LATE
+    assert not executed(refused)
+    scripted.script.answer = run_all
+    scripted.ask()
+    assert scripted.outcome(patient).status is SlotStatus.OK
+
+
+def test_a_successor_refuses_what_its_predecessor_would_have(server):
+    running = server.request(task_us=4000)
+    server.await_running(running)
+    refused = server.request(deadline_ns=in_ms(400), rejects_late=True)
+    patient = server.request(deadline_ns=in_ms(400))
+    server.kill_scheduler()
+    assert server.outcome(refused).status is SlotStatus.LATE
+    assert [server.outcome(request).status for request in (running, patient)] == [SlotStatus.OK] * 2
