@@ -81,8 +81,7 @@ def test_tritonclient_with_asyncio(server: LiveServer, mlp: Example) -> None:
         assert_right(result, mlp)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("model", ["mlp", "simple"])
+@pytest.mark.parametrize(("model", "mode"), [*(("mlp", mode) for mode in MODES), ("simple", "sync")])
 def test_perf_analyzer_measures_without_special_flags(server: LiveServer, model: str, mode: str) -> None:
     assert BINARY.exists(), "run `make tools` first"
     result = run_one(server.url, model, mode, MODES[mode], INTERVAL_MS)

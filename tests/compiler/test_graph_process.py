@@ -46,9 +46,9 @@ def test_progress_and_result(mlp: Path, tmp_path: Path) -> None:
 
 
 def test_two_at_once_compile_once(mlp: Path, tmp_path: Path) -> None:
-    processes = [start([mlp, "--cache-dir", tmp_path / "cache", "--json"]) for _ in range(3)]
+    processes = [start([mlp, "--cache-dir", tmp_path / "cache", "--json"]) for _ in range(2)]
     results = [lines(process.communicate(timeout=TIMEOUT_S)[0])[-1] for process in processes]
-    assert sorted(result["cached"] for result in results) == [False, True, True]
+    assert sorted(result["cached"] for result in results) == [False, True]
     assert len({result["folder"] for result in results}) == 1
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted([results[0]["key"], "locks"])
 

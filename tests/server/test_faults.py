@@ -33,8 +33,8 @@ def test_killed_under_load(server, example, victim):
 
 @pytest.mark.parametrize("pause_s", [0.01, 0.15], ids=["while it starts", "while it works"])
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_twenty_kills_in_a_row_leak_nothing(server, example, victim, pause_s):
-    trial = try_kills(server, example, victim, kills=20, clients=CLIENTS, pause_s=pause_s)
+def test_many_kills_in_a_row_leak_nothing(server, example, victim, pause_s):
+    trial = try_kills(server, example, victim, kills=10, clients=CLIENTS, pause_s=pause_s)
     assert wrong_answers(trial) == 0, {outcome.result for outcome in trial.outcomes}
     assert leaks(trial) == 0
     assert trial.after.memory_mb < trial.before.memory_mb * 1.1

@@ -18,6 +18,7 @@ from gangway.compiler.specs import (
     PoolSpec,
     UnpackSpec,
 )
+from gangway.compiler.target import detect
 from gangway.compiler.templates import registry
 from gangway.compiler.templates.registry import UnsupportedSpecError
 from gangway.compiler.trial import Array, Library, aligned
@@ -63,6 +64,10 @@ WINOGRAD: Mapping[str, ConvSpec] = {
     "no padding": ConvSpec(64, 47, 60, 64, (3, 3)),
     "small image, many channels": ConvSpec(512, 8, 9, 512, (3, 3), pads=(1, 1, 1, 1), input_halo=1),
 }
+ODD_WINOGRAD = (
+    "tiles that overlap, surplus channels",
+    "padding on two sides",
+)  # for targets that are not this machine's
 
 POOLS: Mapping[str, PoolSpec] = {
     "max 3x3": PoolSpec("max", 40, 13, 17, (3, 3), (2, 2), (1, 1, 1, 1), input_halo=1, output_halo=1),
@@ -149,7 +154,8 @@ def test_convolutions(target: TargetSpec, library_path: Path, blocked: Convert, 
 
 
 def test_winograd_convolutions(target: TargetSpec, library_path: Path, blocked: Convert, plain: Convert) -> None:
-    plans = {f"k{index}": registry.plan(spec, target) for index, spec in enumerate(WINOGRAD.values())}
+    specs = list(WINOGRAD.values()) if target == detect() else [WINOGRAD[name] for name in ODD_WINOGRAD]
+    plans = {f"k{index}": registry.plan(spec, target) for index, spec in enumerate(specs)}
     assert all(plan.description.startswith("winograd") for plan in plans.values())
     library = compile_plans(plans, target, library_path)
     for symbol, plan in plans.items():
@@ -160,7 +166,7 @@ def test_winograd_convolutions(target: TargetSpec, library_path: Path, blocked: 
 def test_versions_share_weights_and_layouts(
     name: str, target: TargetSpec, library_path: Path, blocked: Convert, plain: Convert
 ) -> None:
-    found = registry.versions(CONVOLUTIONS[name], target, most=8)
+    found = registry.versions(CONVOLUTIONS[name], target, most=8 if target == detect() else 3)
     assert found[0] == registry.plan(CONVOLUTIONS[name], target)
     assert len(set(found)) == len(found) > 1
     plans = {f"k{i}": plan for i, plan in enumerate(found)}
