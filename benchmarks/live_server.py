@@ -70,7 +70,7 @@ def live_server(repository: Path, flags: Sequence[str] = ()) -> Iterator[LiveSer
         begin = time.monotonic()
         process = subprocess.Popen([*GANGWAY, "serve", *options], stdout=log, stderr=subprocess.STDOUT)
         try:
-            _wait_until_ready(url, process, Path(log.name))
+            wait_until_ready(url, process, Path(log.name))
             yield LiveServer(url, process, Path(log.name), time.monotonic() - begin)
         finally:
             stop(process)
@@ -99,7 +99,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return as soon as a server is ready. Raises RuntimeError with the log's end when that is not to be expected."""
     deadline = time.monotonic() + START_TIMEOUT_S
     with raw_channel(url) as channel:
         while not _is_ready(channel):

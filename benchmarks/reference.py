@@ -21,10 +21,12 @@ class Example:
     request: bytes
 
 
-def open_session(path: Path, threads: int, rows: int = 1) -> ort.InferenceSession:
-    """Load a model into onnxruntime for batches of so many rows, spinning as it does by default."""
+def open_session(path: Path, threads: int, rows: int = 1, spinning: bool = True) -> ort.InferenceSession:
+    """Load a model into onnxruntime for batches of so many rows; its threads spin by default."""
     options = ort.SessionOptions()
-    for name in _symbolic_dimensions(path):
+    if not spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for name in symbolic_dimensions(path):
         options.add_free_dimension_override_by_name(name, rows)
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -47,7 +49,8 @@ def example_of(model: str, path: Path, seed: int = 0, rows: int = 1) -> Example:
     return Example(inputs, outputs, request.SerializeToString())
 
 
-def _symbolic_dimensions(path: Path) -> set[str]:
+def symbolic_dimensions(path: Path) -> set[str]:
+    """Return the names of a model's input sizes that are not fixed; the zoo's have only the batch."""
     graph = onnx.load(path, load_external_data=False).graph
     return {size.dim_param for node in graph.input for size in node.type.tensor_type.shape.dim if size.dim_param}
 

@@ -22,16 +22,26 @@ Row = Mapping[str, Cell]
 
 @dataclass(frozen=True)
 class Target:
-    """A bound that the project sets itself; `measured` and `at_most` in the unit that `what` names."""
+    """A bound that the project sets itself, from above or from below, in the unit that `what` names."""
 
     what: str
     measured: float
-    at_most: float
+    at_most: float | None = None
+    at_least: float | None = None
 
     @property
     def met(self) -> bool:
-        """Whether the measurement keeps the bound."""
-        return self.measured <= self.at_most
+        """Whether the measurement keeps the bound. What could not be measured (NaN) does not."""
+        if self.at_most is not None:
+            return self.measured <= self.at_most
+        return self.at_least is not None and self.measured >= self.at_least
+
+    @property
+    def bound(self) -> str:
+        """As the table shows it."""
+        return (
+            f"<= {format_cell(self.at_most)}" if self.at_most is not None else f">= {format_cell(self.at_least or 0.0)}"
+        )
 
 
 @dataclass
@@ -58,11 +68,15 @@ class Report:
         """Note a bound and what was measured against it."""
         self.targets.append(Target(what, measured, at_most))
 
+    def goal(self, what: str, measured: float, at_least: float) -> None:
+        """Note a bound from below and what was measured against it."""
+        self.targets.append(Target(what, measured, at_least=at_least))
+
     def finish(self, json_path: Path | None) -> int:
         """Print the targets, write the JSON file if one was asked for; return 0 if every target was met, else 1."""
         if self.targets:
             rows = [
-                {"target": t.what, "measured": t.measured, "at most": t.at_most, "": "met" if t.met else "MISSED"}
+                {"target": t.what, "measured": t.measured, "bound": t.bound, "": "met" if t.met else "MISSED"}
                 for t in self.targets
             ]
             self.table("targets", rows)

@@ -30,3 +30,11 @@ def compile_model(repository: Path, model: str) -> Path:
     command = [sys.executable, "-m", "gangway.compiler", "--json", str(onnx_file(repository, model))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=COMPILE_TIMEOUT_S)
     return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
+
+
+def ensure_profiles(repository: Path, models: Sequence[str]) -> None:
+    """Compile models and measure their layers (`gangway profile`), unless the user's cache has that."""
+    for name in models:
+        folder = compile_model(repository, name)
+        if not any((folder.parent / "profiles").glob(f"{folder.name}-*.json")):
+            subprocess.run([*GANGWAY, "profile", str(repository / name)], check=True, timeout=COMPILE_TIMEOUT_S)

@@ -1,0 +1,228 @@
+"""Several models on shared cores: Gangway under its policies and Triton, the same open-loop load, in one run.
+
+For every mix a ladder of rates, as shares of capacity = 1 / mean isolated latency of onnxruntime on two cores. Each
+point is one run of Poisson arrivals; latency counts from the scheduled arrival. It says how many queries were answered
+within 3, 4 and 5 times the isolated latency, so all criteria are judged by the same runs. A ladder ends where none of
+them holds any more. Points go to --points as they are measured; --resume goes on where a run ended.
+"""
+
+import argparse
+import json
+import multiprocessing as mp
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gangway.clients.open_loop import drive
+from gangway.workload.arrivals import poisson_for
+from gangway.workload.mix import Mix, capacity_per_s, read_mix
+from gangway.workload.outcomes import summarise
+from gangway.workload.qos import Qos
+
+from benchmarks.fetching import FetchError
+from benchmarks.isolated import Reference
+from benchmarks.reference import Example, example_of
+from benchmarks.report import add_repository_option, option_parser, start_report
+from benchmarks.repository import ensure_profiles, ensure_zoo, onnx_file
+from benchmarks.serving_points import Point, counts_of, decode, encode, models_of
+from benchmarks.serving_servers import Served, known_servers, serving, warm_up
+from benchmarks.serving_table import MULTIPLES, add_tables, anything_holds, describe
+
+OURS = "gangway"
+CALL_TIMEOUT_S = 30
+REFERENCE_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. `seconds` is stretched until `least_queries` are to be expected."""
+
+    repository: Path
+    servers: Sequence[str]
+    mixes: Sequence[str]
+    shares: Sequence[float]
+    seeds: Sequence[int]
+    seconds: float
+    least_queries: int
+    target: float
+    climb_on: bool
+
+
+@dataclass
+class Bench:
+    """What all points share: isolated latencies, examples, the process that sends, and the file of points."""
+
+    plan: Plan
+    examples: Mapping[str, Example]
+    reference: Reference
+    isolated_us: Mapping[str, float]
+    client: ProcessPoolExecutor
+    points_file: Path | None
+    points: list[Point] = field(default_factory=list)
+
+    def mix(self, name: str) -> Mix:
+        """Return a mix with targets of so many times isolated, and so with weights inverse to isolated latencies."""
+        return read_mix(name).with_qos(Qos(multiple=self.plan.target)).resolve(self.isolated_us)
+
+    def climb(self, server: str, mix_name: str) -> None:
+        """Measure the ladder of one server, from below."""
+        mix = self.mix(mix_name)
+        if not self._missing_shares(server, mix_name):
+            return
+        targets_ms = {model.name: model.qos.value for model in mix.models if model.qos}
+        with serving(server, self.plan.repository, targets_ms) as served:
+            warm_up(served.url, {name: self.examples[name] for name in mix.names})
+            for share in self._missing_shares(server, mix_name):
+                here = [self._point(served, server, mix, share, seed) for seed in self.plan.seeds]
+                if not self.plan.climb_on and not anything_holds(here):
+                    return
+
+    def _missing_shares(self, server: str, mix: str) -> list[float]:
+        """Return the steps of a ladder from the first one on that a former run left out."""
+        for step, share in enumerate(self.plan.shares):
+            keys = {(server, mix, share, seed) for seed in self.plan.seeds}
+            here = [point for point in self.points if point.key in keys]
+            if len(here) < len(keys):
+                return list(self.plan.shares[step:])
+            if not self.plan.climb_on and not anything_holds(here):
+                return []
+        return []
+
+    def _point(self, served: Served, server: str, mix: Mix, share: float, seed: int) -> Point:
+        known = [point for point in self.points if point.key == (server, mix.name, share, seed)]
+        if known:
+            return known[0]
+        rate_per_s = share * capacity_per_s(mix, self.isolated_us)
+        seconds = max(self.plan.seconds, self.plan.least_queries / rate_per_s)
+        arrivals = poisson_for(mix, rate_per_s, seconds, seed)
+        quickest = min(mix.names, key=lambda name: self.isolated_us[name])
+        now_us = self.reference.isolated_us([quickest], REFERENCE_ROUNDS)[quickest]
+        requests = {name: self.examples[name].request for name in mix.names}
+        before_s = served.cpu_s()
+        run = self.client.submit(drive, served.url, requests, arrivals, CALL_TIMEOUT_S).result()
+        isolated = [self.isolated_us[name] for name in mix.names]
+        targets = {f"{k:g}x": [k * one for one in isolated] for k in MULTIPLES}
+        summary = summarise(run.outcomes, targets, isolated, seconds)
+        point = Point(
+            server=server,
+            mix=mix.name,
+            share=share,
+            seed=seed,
+            target=self.plan.target,
+            rate_per_s=rate_per_s,
+            seconds=seconds,
+            models=models_of(summary),
+            total=counts_of(summary.total),
+            server_cpu_s=served.cpu_s() - before_s,
+            client_cpu_s=run.cpu_s,
+            latest_us=float(run.lag_us.max(initial=0.0)),
+            slowness=now_us / self.isolated_us[quickest],
+        )
+        self._keep(point)
+        return point
+
+    def _keep(self, point: Point) -> None:
+        self.points.append(point)
+        if self.points_file:
+            with self.points_file.open("a") as file:
+                file.write(encode(point) + "\n")
+        print(describe(point), flush=True)
+
+
+@contextmanager
+def open_bench(plan: Plan, points_file: Path | None, resume: bool) -> Iterator[Bench]:
+    """Make ready what all points need. What a former run measured is taken over, its isolated latencies too."""
+    models = list(dict.fromkeys(name for mix in plan.mixes for name in read_mix(mix).names))
+    ensure_zoo(plan.repository, models)
+    if any(not server.startswith("triton ") for server in plan.servers):
+        ensure_profiles(plan.repository, models)
+    examples = {name: example_of(name, onnx_file(plan.repository, name)) for name in models}
+    reference = Reference(plan.repository, examples)
+    isolated_us, points = _read(points_file) if resume and points_file else ({}, [])
+    if missing := [name for name in models if name not in isolated_us]:
+        isolated_us = {**isolated_us, **reference.isolated_us(missing)}
+        if points_file:
+            with points_file.open("a" if resume else "w") as file:
+                file.write(json.dumps({"isolated_us": isolated_us}) + "\n")
+    with ProcessPoolExecutor(1, mp_context=mp.get_context("spawn")) as client:
+        yield Bench(plan, examples, reference, isolated_us, client, points_file, points)
+
+
+def _read(path: Path) -> tuple[dict[str, float], list[Point]]:
+    """Read a file of points; the last isolated latencies count. A line that was not finished ends it."""
+    isolated_us: dict[str, float] = {}
+    points: list[Point] = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        if '"isolated_us"' in line[:16]:
+            isolated_us = json.loads(line)["isolated_us"]
+        else:
+            points.append(decode(line))
+    return isolated_us, points
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def _names(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = option_parser(__doc__ or "")
+    add_repository_option(parser)
+    add = parser.add_argument
+    add("--mixes", type=_names, default="light,medium,heavy,mix", help="names or files")
+    add("--schedulers", type=_names, default=OURS, help="Gangway's policies; empty: none")
+    add("--triton", type=_names, default="1x2,2x1,1x1", help="instances x threads; empty: none")
+    add("--shares", type=_numbers, default=".25,.35,.45,.55,.7", help="of capacity")
+    add("--seeds", type=_names, default="1,2")
+    add("--seconds", type=float, default=40, help="of each point")
+    add("--least-queries", type=int, default=100, help="a point lasts until so many are to be expected")
+    add("--target", type=float, default=3, help="times isolated: what Gangway is told to aim at")
+    add("--climb-on", action="store_true", help="measure all shares, even where no criterion holds any more")
+    add("--points", type=Path, metavar="FILE", help="write each point to this file as it is measured")
+    add("--resume", action="store_true", help="keep the points that are in the file; measure what is missing")
+    return parser
+
+
+def main() -> int:
+    """Run the benchmark; return 1 when a goal is missed, 2 when it cannot be run."""
+    parser = _parser()
+    options = parser.parse_args()
+    try:
+        servers = known_servers(options.schedulers, options.triton)
+    except ValueError as error:
+        parser.error(str(error))
+    plan = Plan(
+        repository=options.repository,
+        servers=servers,
+        mixes=options.mixes,
+        shares=sorted(options.shares),
+        seeds=[int(seed) for seed in options.seeds],
+        seconds=options.seconds,
+        least_queries=options.least_queries,
+        target=options.target,
+        climb_on=options.climb_on,
+    )
+    report = start_report("Several models on shared cores: what share of capacity is served in time")
+    try:
+        with open_bench(plan, options.points, options.resume) as bench:
+            report.table(
+                "isolated, onnxruntime", [{"model": n, "ms": us / 1000} for n, us in bench.isolated_us.items()]
+            )
+            for mix in plan.mixes:
+                for server in plan.servers:
+                    bench.climb(server, mix)
+    except FetchError as error:
+        print(f"serving: {error}", file=sys.stderr)
+        return 2
+    add_tables(report, bench.points, plan.mixes, plan.servers, OURS)
+    return report.finish(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

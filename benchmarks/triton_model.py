@@ -1,0 +1,43 @@
+"""The model.py of every model that Triton serves for us: its Python backend runs the ONNX file by onnxruntime.
+
+It is copied into a Triton repository and runs there, in an environment that has nothing of ours.
+"""
+
+import json
+
+import numpy as np
+import onnxruntime
+import triton_python_backend_utils as backend  # Triton's own
+
+
+class TritonPythonModel:
+    """One instance: a session with so many threads, which do not spin."""
+
+    def initialize(self, arguments):
+        """Load the model that the configuration names."""
+        config = json.loads(arguments["model_config"])
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = int(parameters["threads"])
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for name in filter(None, parameters["batch_dimensions"].split(",")):
+            options.add_free_dimension_override_by_name(name, 1)
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(
+            parameters["onnx_file"], options, providers=["CPUExecutionProvider"]
+        )
+        self._inputs = [node.name for node in self._session.get_inputs()]
+        self._outputs = [node.name for node in self._session.get_outputs()]
+
+    def execute(self, requests):
+        """Answer each request by itself: none of ours is batched."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request):
+        feeds = {name: backend.get_input_tensor_by_name(request, name).as_numpy() for name in self._inputs}
+        values = self._session.run(self._outputs, feeds)
+        tensors = [
+            backend.Tensor(name, np.ascontiguousarray(value)) for name, value in zip(self._outputs, values, strict=True)
+        ]
+        return backend.InferenceResponse(tensors)
