@@ -33,8 +33,8 @@ def count(model: ModelProto) -> Counts:
     operators are Conv, ConvTranspose, Gemm and MatMul outside of subgraphs. Raises
     onnx.shape_inference.InferenceError when shapes contradict each other, ValueError when one stays unknown.
     """
-    graph = _infer(model)
-    shapes = {info.name: _shape(info) for info in (*graph.input, *graph.value_info, *graph.output)}
+    graph = infer(model)
+    shapes = {info.name: known_shape(info) for info in (*graph.input, *graph.value_info, *graph.output)}
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     constants = {tensor.name for tensor in graph.initializer} | {""}  # "" is an optional input left out
     multiply_adds = 0
@@ -60,8 +60,11 @@ def _parameters(graph: Any) -> int:
     )
 
 
-def _infer(model: ModelProto) -> Any:
-    """Return the graph with shapes for one sample, its larger initializers without their numbers."""
+def infer(model: ModelProto) -> Any:
+    """Return the graph with shapes for one sample, its larger initializers without their numbers.
+
+    Raises onnx.shape_inference.InferenceError when shapes contradict each other.
+    """
     light = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
     source, graph = model.graph, light.graph
     graph.node.extend(source.node)
@@ -80,7 +83,8 @@ def _infer(model: ModelProto) -> Any:
     return shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True).graph
 
 
-def _shape(info: Any) -> Shape | None:
+def known_shape(info: Any) -> Shape | None:
+    """Return the dimensions of an ONNX ValueInfo; None if one is not known."""
     dims = info.type.tensor_type.shape.dim
     return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
 

@@ -10,10 +10,10 @@ that. QoS-blind Layerweaver (HPCA 2021) is mode 1 alone, ties in order of arriva
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """The next layer, or piece, of a request. Times are microseconds of one clock."""
 
     idle_us: float  # of both engines together, if it goes next
