@@ -2,8 +2,9 @@
 
 The memory engine fetches the weights of scheduled layers, in order, as far ahead as the buffer has room; the compute
 engine executes them in the same order. A layer is chosen when the memory engine can begin with it, so as late as it
-may be. `weaving` chooses, the same code as on CPUs. Waiting requests of one model become a batch when its first layer
-is chosen, for every scheduler alike.
+may be. `weaving` chooses, the same code as on CPUs. The waiting requests of a model become a batch when its first layer
+is chosen, for every scheduler alike; one batch of each model is on its way at a time (more of them would fetch the same
+weights again and again, each for a few requests).
 
 Loose ends. Idle time is that of both engines: of compute while it waits for the fetch, of memory while the buffer is
 full, and while compute lags by more than the memory needs to fill the whole buffer (being further ahead hides nothing,
@@ -110,7 +111,7 @@ class Queues:
         self._next = 0
         self._waiting: list[deque[int]] = [deque() for _ in tenants]
         self._heads: list[Job | None] = [None for _ in tenants]
-        self._shapes: dict[tuple[int, int], tuple[Sequence[float], Sequence[float]]] = {}
+        self._shapes: dict[tuple[int, int], tuple[tuple[float, ...], tuple[float, ...]]] = {}
 
     @property
     def next_us(self) -> float | None:
@@ -180,12 +181,13 @@ def _woven(
 ) -> Iterator[tuple[Job, float]]:
     """Choose layer by layer; yield each batch with the time of its end."""
     queues, engines = Queues(tenants, arrivals, most), Engines(npu)
-    active: list[Job] = []
+    active: dict[int, Job] = {}  # by tenant
     now_us = 0.0
     while True:
         now_us = max(now_us, engines.next_choice_us())
         queues.admit(now_us)
-        jobs = sorted([*active, *queues.heads()], key=lambda job: job.arrival_us)
+        heads = [head for head in queues.heads() if head.tenant not in active]
+        jobs = sorted([*active.values(), *heads], key=lambda job: job.arrival_us)
         if not jobs:
             if queues.next_us is None:
                 return
@@ -195,10 +197,10 @@ def _woven(
         job = jobs[choose([_candidate(job, engines, now_us) for job in jobs]).index]
         if job.layer == 0:
             queues.start(job)
-            active.append(job)
+            active[job.tenant] = job
         end_us = engines.take(job, now_us)
         if job.layer == len(job.memory_us):
-            active.remove(job)
+            del active[job.tenant]
             yield job, end_us
 
 

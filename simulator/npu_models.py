@@ -4,9 +4,10 @@ The paper gives 128 TOP/s, 100 GB/s and a buffer of 50 MB, and takes times from 
 say how the array is organised or how wide numbers are. Our reading, fixed before any throughput was computed:
 
 - 256 x 256 multipliers, input channels along one side, output channels along the other, at the clock that makes it
-  128 TOP/s: MAESTRO's KC-partitioned mapping, NVDLA's. A layer takes `groups x ceil(inputs / 256) x ceil(outputs / 256) x
-  taps x positions` cycles; a depthwise one fills one side of the array only. With a perfect array all of the models
-  would be bound by memory; with this one the CNNs are bound by compute and the transformers by memory, as in the paper.
+  128 TOP/s: MAESTRO's KC-partitioned mapping, NVDLA's. A layer takes `groups x ceil(inputs / 256) x
+  ceil(outputs / 256) x taps x positions` cycles; a depthwise one fills one side of the array only. With a perfect array
+  all of the models would be bound by memory; with this one the CNNs are bound by compute and the transformers by
+  memory, as in the paper.
 - Two bytes a number: the rates that the paper quotes for TPUv3 and TPUv4i are those of 16-bit numbers.
 - Memory time is that of the weights; activations stay in the buffer, beside the 50 MB. Pooling, normalisation and
   softmax take no time (vector units work beside the array). Products of two activations (attention) need no fetch, and

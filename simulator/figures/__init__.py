@@ -22,4 +22,7 @@ class FigureRequest:
 
 
 # By name: the module, imported only when it is asked for.
-FIGURES: Mapping[str, str] = {}
+FIGURES: Mapping[str, str] = {
+    "layerweaver_fig4": "gangway.simulator.figures.layerweaver_fig4",
+    "layerweaver_fig5": "gangway.simulator.figures.layerweaver_fig5",
+}
