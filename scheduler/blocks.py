@@ -20,7 +20,7 @@ What the paper leaves open, as it is read here:
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import ceil
 
@@ -55,6 +55,7 @@ class Demands:
     target_us: Sequence[float]
     layer_cores: tuple[int, ...] = ()
     average_cores: float = 1.0
+    unit_us: float = 0.0  # what a unit takes beside its layers
     _pivots: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -68,8 +69,8 @@ class Demands:
         return times[end] - times[begin]
 
     def block_cores(self, begin: int, end: int) -> int:
-        """Return the fewest cores with which layers [begin, end) take no longer than the sum of their targets."""
-        goal_us = (self.target_us[end] - self.target_us[begin]) * _ROUNDING
+        """Return the fewest cores with which layers [begin, end), as one unit, keep to the sum of their targets."""
+        goal_us = (self.target_us[end] - self.target_us[begin]) * _ROUNDING - self.unit_us
         fastest_us = self.span_us(begin, end, len(self.time_us))
         if fastest_us > goal_us:
             goal_us = fastest_us * NO_GAIN
@@ -115,17 +116,23 @@ def query_level(level: float) -> float:
 
 
 def demands(
-    profile: ModelProfile, level: float = 0.0, rows: int = 1, adaptive: bool = False, share: float = 1.0
+    profile: ModelProfile,
+    level: float = 0.0,
+    rows: int = 1,
+    adaptive: bool = False,
+    share: float = 1.0,
+    unit_us: float = 0.0,
 ) -> Demands:
     """Return a model's demands; computed once for each of the level's steps and each power of two of rows.
 
     `adaptive`: each layer takes the version that is fastest at this level, else version 0. `share`: how much of the
-    target the layers may use; the rest is for waiting.
+    target the layers may use; the rest is for waiting. `unit_us`: what each unit takes beside its layers. Every
+    layer's target has room for it, up to half of the whole target; a block needs it only once.
     """
-    key = (demands, round(min(level, MAX_LEVEL) / LEVEL_STEP), (rows - 1).bit_length(), adaptive, share)
+    key = (demands, round(min(level, MAX_LEVEL) / LEVEL_STEP), (rows - 1).bit_length(), adaptive, share, unit_us)
     known: Demands | None = profile.derived.get(key)
     if known is None:
-        known = profile.derived[key] = _compute(profile, query_level(level), 1 << key[2], adaptive, share)
+        known = profile.derived[key] = _compute(profile, query_level(level), 1 << key[2], adaptive, share, unit_us)
     return known
 
 
@@ -145,19 +152,21 @@ def target_shares(profile: ModelProfile) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def _compute(profile: ModelProfile, level: float, rows: int, adaptive: bool, share: float) -> Demands:
+def _compute(profile: ModelProfile, level: float, rows: int, adaptive: bool, share: float, unit_us: float) -> Demands:
     goal_us = share * target_us(profile)
-    targets = _sums(goal_us * part for part in target_shares(profile))
+    fixed_us = min(unit_us, goal_us / (2 * profile.layers))
+    rest_us = goal_us - profile.layers * fixed_us
+    targets = _sums(fixed_us + rest_us * part for part in target_shares(profile))
     versions = tuple([0] * profile.layers)
-    found = _of_versions(profile, versions, level, rows, targets)
+    found = _of_versions(profile, versions, level, rows, targets, unit_us)
     if adaptive:
         chosen = _fastest_versions(profile, level, ceil(found.average_cores))
-        found = found if chosen == versions else _of_versions(profile, chosen, level, rows, targets)
+        found = found if chosen == versions else _of_versions(profile, chosen, level, rows, targets, unit_us)
     return found
 
 
 def _of_versions(
-    profile: ModelProfile, versions: tuple[int, ...], level: float, rows: int, targets: Sequence[float]
+    profile: ModelProfile, versions: tuple[int, ...], level: float, rows: int, targets: Sequence[float], unit_us: float
 ) -> Demands:
     most = min(profile.cores, profile.max_ranks)
     best = [float("inf")] * profile.layers
@@ -167,18 +176,18 @@ def _of_versions(
         for layer, version in enumerate(versions):
             best[layer] = min(best[layer], scale * profile.layer_us(layer, cores, version, level))
         tables.append(_sums(best))
-    bare = Demands(versions, tuple(tables), targets)
+    bare = Demands(versions, tuple(tables), targets, unit_us=unit_us)
     layer_cores = tuple(bare.block_cores(layer, layer + 1) for layer in range(profile.layers))
-    return Demands(versions, bare.time_us, targets, layer_cores, _fractional_cores(bare))
+    return replace(bare, layer_cores=layer_cores, average_cores=_fractional_cores(bare))
 
 
 def _fractional_cores(of: Demands) -> float:
     """Return the cores, as a fraction, with which the whole model just meets its target: time is a + b / cores."""
-    goal_us = of.target_us[-1]
+    goal_us = of.target_us[-1] - of.unit_us
     whole = of.block_cores(0, of.layers)
     time_us = of.time_us[whole - 1][-1]
     if whole == 1:
-        return min(time_us / goal_us, 1.0) if goal_us else 1.0
+        return min(time_us / goal_us, 1.0) if goal_us > 0 else 1.0
     if time_us > goal_us:
         return float(whole)
     fewer_us = of.time_us[whole - 2][-1]

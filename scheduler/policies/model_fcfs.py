@@ -8,7 +8,7 @@ says that none does.
 
 from gangway.scheduler.blocks import Demands, demands
 from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.spatial import TARGET_SHARE
+from gangway.scheduler.policies.spatial import TARGET_SHARE, UNIT_US
 from gangway.scheduler.policy import Policy, Query, Snapshot, Start
 
 
@@ -45,7 +45,11 @@ class ModelFcfs(Policy):
 
     def demands_of(self, profile: ModelProfile, query: Query, level: float) -> Demands | None:
         """Return what the query asks for; None if it has no target."""
-        return demands(profile, 0.0, query.rows, share=TARGET_SHARE) if profile.qos_us is not None else None
+        return (
+            demands(profile, 0.0, query.rows, share=TARGET_SHARE, unit_us=UNIT_US)
+            if profile.qos_us is not None
+            else None
+        )
 
 
 def _gang_size(profile: ModelProfile, of: Demands | None, query: Query) -> int:

@@ -9,7 +9,7 @@ fixed number of cores is that which those versions need at this level.
 from gangway.scheduler.blocks import Demands, demands
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.model_fcfs import ModelFcfs
-from gangway.scheduler.policies.spatial import TARGET_SHARE
+from gangway.scheduler.policies.spatial import TARGET_SHARE, UNIT_US
 from gangway.scheduler.policy import Query
 
 
@@ -20,4 +20,4 @@ class Protean(ModelFcfs):
 
     def demands_of(self, profile: ModelProfile, query: Query, level: float) -> Demands:
         """Return what the query asks for at the level; without a target it is 3 times the isolated latency."""
-        return demands(profile, level, query.rows, adaptive=True, share=TARGET_SHARE)
+        return demands(profile, level, query.rows, adaptive=True, share=TARGET_SHARE, unit_us=UNIT_US)

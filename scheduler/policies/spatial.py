@@ -10,6 +10,9 @@ from gangway.scheduler.policy import Policy, Query, Resize, RunningBlock, Snapsh
 # The paper gives the layers the whole target, though then every wait misses it. A fifth is left for waiting and for
 # what is predicted wrongly, in all policies of this family alike.
 TARGET_SHARE = 0.8
+# What a unit takes beside its layers: from the decision to its first task, and until its cores can be used again. The
+# paper's demands are measured in its own system, with whatever a unit costs there.
+UNIT_US = 45.0
 ABOUT_TO_END = 0.1  # of its time is left (section 4.3)
 
 
@@ -70,7 +73,7 @@ class SpatialPolicy(Policy):
     def demands_of(self, profile: ModelProfile, query: Query, level: float) -> Demands:
         """Return what the query's model asks for; the level counts for policies that adapt versions."""
         adaptive = self.adapts_versions
-        return demands(profile, level if adaptive else 0.0, query.rows, adaptive, TARGET_SHARE)
+        return demands(profile, level if adaptive else 0.0, query.rows, adaptive, TARGET_SHARE, UNIT_US)
 
     def _start(self, query: Query, block: Block, versions: tuple[int, ...], core_count: int, free: list[int]) -> Start:
         wanted = min(block.cores, core_count)

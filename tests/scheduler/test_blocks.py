@@ -138,6 +138,20 @@ def test_waiting_takes_its_share_of_the_target() -> None:
     assert [demands(profile, share=share).layer_cores for share in (1.0, 0.8, 0.5)] == [(4,), (5,), (8,)]
 
 
+def test_every_layer_has_room_for_being_a_unit_and_a_block_needs_it_once() -> None:
+    profile = model([20e3, 20e3], [1.0, 1.0], 20.4e3)
+    assert demands(profile, unit_us=500.0).layer_cores == (3, 3)  # 20 ms in 9.7
+    assert demands(profile, unit_us=500.0).block_cores(0, 2) == 3  # 40 ms in 19.9
+    assert demands(profile, unit_us=200.0).block_cores(0, 2) == 2  # 40 ms in 20.2
+    assert demands(profile, unit_us=200.0).layer_cores == (2, 2)  # 20 ms in 10
+
+
+def test_units_take_half_of_a_short_target_at_most() -> None:
+    of = demands(model([100.0, 300.0], [1.0, 3.0], 200.0), unit_us=500.0)
+    assert list(of.target_us) == pytest.approx([0.0, 75.0, 200.0])
+    assert all(1 <= cores <= CORES for cores in of.layer_cores)
+
+
 def test_interference_raises_demands_by_the_slope() -> None:
     profile = model([40e3, 40e3], [1.0, 1.0], 20e3, slope=((1.0,), (0.0,)))
     assert demands(profile, level=0.5).layer_cores == (6, 4)
