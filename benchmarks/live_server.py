@@ -47,14 +47,18 @@ class LiveServer:
                 found[ROLES[room[1]]].append(pid)
         return found
 
-    def busy_slots(self) -> int:
-        """Count the request slots that are not free: looked up in the front end's shared memory itself."""
+    def busy_slots(self, running: bool = False) -> int:
+        """Count the request slots that are not free, or only those of requests that have begun.
+
+        They are looked up in the front end's shared memory itself.
+        """
         (front_end,) = self.pids()["front end"]
         options = dict(re.findall(r"--(io-fd|slots)=(\d+)", command_of(front_end)))
         descriptor = os.open(f"/proc/{front_end}/fd/{options['io-fd']}", os.O_RDWR)
         segment = Segment.attach(descriptor)
         table = SlotTable(segment, int(options["slots"]))
-        busy = sum(table.entry(slot).state is not SlotState.FREE for slot in range(table.slots))
+        states = [table.entry(slot).state for slot in range(table.slots)]
+        busy = states.count(SlotState.RUNNING) if running else len(states) - states.count(SlotState.FREE)
         segment.close()
         return busy
 

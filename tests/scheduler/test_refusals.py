@@ -45,7 +45,7 @@ def test_a_queue_that_is_full_refuses(scripted):
 
 def test_what_has_begun_waits_in_no_queue(scripted):
     scripted.script.answer = run_one
-    first = scripted.request(task_us=500, max_queue=1)
+    first = scripted.request(task_us=1500, max_queue=1)
     scripted.await_running(first)
     query_id = scripted.script.seen[-1].waiting[0].query_id
     scripted.script.answer = lambda snapshot: [Stop(query_id)] if snapshot.running else []
@@ -73,7 +73,7 @@ def test_a_late_query_is_refused_in_the_queue_if_that_is_its_policy(scripted):
 
 def test_a_late_query_is_stopped_at_the_next_layer(scripted):
     scripted.script.answer = run_all
-    refused = scripted.request(task_us=2000, deadline_ns=in_ms(40), rejects_late=True)
+    refused = scripted.request(task_us=15_000, deadline_ns=in_ms(500), rejects_late=True)
     scripted.await_running(refused)
     assert scripted.outcome(refused).status is SlotStatus.LATE
     done = executed(refused)
@@ -87,7 +87,7 @@ def test_a_late_query_is_stopped_at_the_next_layer(scripted):
 
 def test_a_late_query_that_was_stopped_is_refused_while_it_waits(scripted):
     scripted.script.answer = run_one
-    refused = scripted.request(task_us=500, deadline_ns=in_ms(60), rejects_late=True)
+    refused = scripted.request(task_us=5000, deadline_ns=in_ms(500), rejects_late=True)
     scripted.await_running(refused)
     query_id = scripted.script.seen[-1].waiting[0].query_id
     scripted.script.answer = lambda snapshot: [Stop(query_id)] if snapshot.running else []
@@ -110,10 +110,10 @@ def test_a_policy_may_refuse_only_what_rejects_late(scripted):
 
 
 def test_a_successor_refuses_what_its_predecessor_would_have(server):
-    running = server.request(task_us=4000)
+    running = server.request(task_us=6000)
     server.await_running(running)
-    refused = server.request(deadline_ns=in_ms(400), rejects_late=True)
-    patient = server.request(deadline_ns=in_ms(400))
+    refused = server.request(deadline_ns=in_ms(300), rejects_late=True)
+    patient = server.request(deadline_ns=in_ms(300))
     server.kill_scheduler()
     assert server.outcome(refused).status is SlotStatus.LATE
     assert [server.outcome(request).status for request in (running, patient)] == [SlotStatus.OK] * 2
