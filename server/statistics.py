@@ -3,8 +3,8 @@
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import grpc
 from gangway.executor.slots import SlotCounts
@@ -49,9 +49,10 @@ class Totals:
         )
 
 
-def versions_of(mask: int) -> Iterator[int]:
-    """Yield the numbers of the bits that are set."""
-    return (number for number in range(mask.bit_length()) if mask >> number & 1)
+@lru_cache(maxsize=1024)
+def versions_of(mask: int) -> tuple[int, ...]:
+    """Return the numbers of the bits that are set."""
+    return tuple(number for number in range(mask.bit_length()) if mask >> number & 1)
 
 
 class _Duration:
@@ -104,8 +105,9 @@ class Statistics:
             if in_time is not None:
                 self._own["qos_met" if in_time else "qos_missed"] += 1
             self._own["blocks"] += counts.blocks
-            self._own["conflicts"] += counts.conflicts
-            self._own["preemptions"] += counts.preemptions
+            if counts.conflicts or counts.preemptions:
+                self._own["conflicts"] += counts.conflicts
+                self._own["preemptions"] += counts.preemptions
             for version in versions_of(counts.versions):
                 self._own[f"version_{version}"] += 1
 

@@ -117,6 +117,10 @@ def test_a_signal_lets_running_requests_finish(compiled_zoo):
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(TIMEOUT_SECONDS) == 0
             outcomes = load.stop().outcomes
+        text = server.log.read_text()
+    line = re.search(r"resnet50, version 1, in all: (\d+) answered, .* QoS met \d+, missed \d+ ", text)
+    assert line, text
+    assert int(line[1]) >= sum(outcome.result == RIGHT for outcome in outcomes)
     assert {outcome.result for outcome in outcomes} == {RIGHT, "UNAVAILABLE"}
     running = [outcome.result for outcome in outcomes if outcome.begin_ns < signalled_ns < outcome.end_ns]
     assert running == [RIGHT] * 4
