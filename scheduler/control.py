@@ -13,7 +13,8 @@ class LoadModel:
     """To the scheduler: make the model servable. Answered by ModelLoaded or ModelFailed.
 
     `key` names the artifact. An arena is `arena_bytes` for each of up to `max_rows` rows of one query. `indivisible`:
-    a query is one task, which nothing can stop and which may last long.
+    a query is one task, which nothing can stop and which may last long. `layer_us` (of one row on one core) and
+    `layer_ranks` (more cores do not help) are estimates, which count until the model is measured; empty: not known.
     """
 
     model_id: int
@@ -24,6 +25,8 @@ class LoadModel:
     arena_bytes: int
     max_rows: int
     indivisible: bool = False
+    layer_us: tuple[float, ...] = ()
+    layer_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,6 @@ def decode(packet: bytes) -> ControlMessage:
         kind = _KINDS[content.pop("kind")]
         if content.keys() != {field.name for field in fields(kind)}:
             raise ValueError("wrong fields")
-        return kind(**content)
+        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a control message: {packet[:200]!r} ({error})") from error

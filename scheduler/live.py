@@ -48,7 +48,7 @@ class LiveScheduler:
         self.supervisor = supervisor
         self.requests = RequestBook(tables)
         self.workers = WorkerTable(control)
-        self._models = ModelTable()
+        self._models = ModelTable(control.layout.workers)
         pool = ArenaPool(arenas)
         self._execution = Execution(control, self.requests, self.workers, self._models, pool, policy)
         self.model_life = ModelLife(

@@ -8,7 +8,7 @@ from gangway.artifact.profile import Profile
 from gangway.executor.messages import Load
 from gangway.scheduler.control import LoadModel, SetProfile
 from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.profiles import policy_profile
+from gangway.scheduler.profiles import estimated_profile, served_profile
 
 
 class ModelState(Enum):
@@ -33,9 +33,13 @@ class Model:
 
 
 class ModelTable:
-    """Models by number, and the profiles that policies see (of those that are being served)."""
+    """Models by number, and the profiles that policies see (of those that are being served).
 
-    def __init__(self) -> None:
+    `cores`: of the server; every profile has times for 1 to so many.
+    """
+
+    def __init__(self, cores: int) -> None:
+        self._cores = cores
         self._models: dict[int, Model] = {}
         self._profiles: dict[int, ModelProfile] = {}
         self.any_loading = False  # a query may wait for a model without a profile
@@ -67,16 +71,17 @@ class ModelTable:
         """LOADING -> SERVING."""
         model.state = ModelState.SERVING
         self._review()
-        spec = model.spec
-        self._profiles[spec.model_id] = ModelProfile(spec.model_id, spec.name, spec.layers, spec.max_ranks)
+        self._profiles[model.spec.model_id] = estimated_profile(model.spec, self._cores)
 
     def set_profile(self, message: SetProfile) -> None:
         """Note a model's measured latency, and what is asked of it."""
         known = self._profiles.get(message.model_id)
         if known is not None:
+            if not known.measured:
+                known = estimated_profile(self._models[message.model_id].spec, self._cores, message.isolated_us)
             self._profiles[message.model_id] = replace(
                 known,
-                isolated_us=message.isolated_us,
+                isolated_us=message.isolated_us or known.isolated_us,
                 qos_us=message.qos_us,
                 rejects_late=message.rejects_late,
                 varies=message.varies,
@@ -87,7 +92,7 @@ class ModelTable:
         known = self._profiles.get(model_id)
         if known is None or len(profile.layers) != known.layers:
             return
-        measured = policy_profile(profile, model_id, known.name, known.max_ranks)
+        measured = served_profile(profile, self._models[model_id].spec, self._cores)
         self._profiles[model_id] = replace(
             measured,
             isolated_us=known.isolated_us or measured.isolated_us,

@@ -1,7 +1,73 @@
-"""From a measured profile to what policies see."""
+"""What policies see of a model: its measured profile, or an estimate until there is one."""
 
+from dataclasses import replace
+
+from gangway.artifact.format import Manifest
 from gangway.artifact.profile import Profile
+from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
+
+
+_BYTES_PER_US = 40_000.0  # one core of a current server, from its caches
+_LEAST_LAYER_US = 1.0
+_UNKNOWN_LAYER_US = 1000.0
+_WORTH = 1.03  # a model whose time on fewer cores is within this factor of the best has no use for more
+
+
+def estimated_layer_us(manifest: Manifest) -> tuple[float, ...]:
+    """Return a guess, within a factor of two or three, for each layer of one row on one core."""
+    return tuple(
+        round(max(layer.row_ns / 1e3, layer.bytes / _BYTES_PER_US, _LEAST_LAYER_US), 1) for layer in manifest.layers
+    )
+
+
+def estimated_profile(spec: LoadModel, cores: int, isolated_us: float = 0.0) -> ModelProfile:
+    """Return what policies see of a model that has no profile, for 1 to `cores` cores.
+
+    Layers scale ideally up to the number of ranks that pay. Once the latency on all cores is known the times add up to
+    it.
+    """
+    layer_us = spec.layer_us or (_UNKNOWN_LAYER_US,) * spec.layers
+    layer_ranks = spec.layer_ranks or (spec.max_ranks,) * spec.layers
+    if spec.indivisible:
+        layer_ranks = (1,) * spec.layers
+    grid = [
+        [time_us / min(count, ranks) for count in range(1, cores + 1)]
+        for time_us, ranks in zip(layer_us, layer_ranks, strict=True)
+    ]
+    scale = isolated_us / sum(times[-1] for times in grid) if isolated_us else 1.0
+    return ModelProfile(
+        model_id=spec.model_id,
+        name=spec.name,
+        layers=spec.layers,
+        max_ranks=1 if spec.indivisible else spec.max_ranks,
+        latency_us=tuple((tuple(time_us * scale for time_us in times),) for times in grid),
+        isolated_us=isolated_us,
+        indivisible=spec.indivisible,
+    )
+
+
+def served_profile(profile: Profile, spec: LoadModel, cores: int) -> ModelProfile:
+    """Return what policies see of a measured model on a server of so many cores.
+
+    Beyond the largest number of cores measured times stay as they are. `max_ranks` is the least number of cores on which
+    the model is about as fast as on any.
+    """
+    measured = policy_profile(profile, spec.model_id, spec.name, spec.max_ranks)
+    latency_us = tuple(tuple(_for_cores(times, cores) for times in layer) for layer in measured.latency_us)
+    total_us = [sum(layer[0][count] for layer in latency_us) for count in range(cores)]
+    pays = next(count for count, time_us in enumerate(total_us, 1) if time_us <= _WORTH * min(total_us))
+    return replace(
+        measured,
+        latency_us=latency_us,
+        rows_factor=measured.rows_factor[:cores],
+        max_ranks=min(pays, spec.max_ranks),
+        indivisible=spec.indivisible,
+    )
+
+
+def _for_cores(times: tuple[float, ...], cores: int) -> tuple[float, ...]:
+    return times[:cores] + times[-1:] * (cores - len(times))
 
 
 def policy_profile(profile: Profile, model_id: int, name: str, max_ranks: int) -> ModelProfile:

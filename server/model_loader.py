@@ -13,6 +13,7 @@ from pathlib import Path
 from gangway.artifact.format import Engine, Manifest
 from gangway.executor import _native
 from gangway.scheduler.control import LoadModel
+from gangway.scheduler.profiles import estimated_layer_us
 from gangway.server.auto_complete import complete_config, max_rows, tell_engine
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.control import ModelLoadError, SchedulerControl
@@ -152,6 +153,8 @@ class ModelLoader:
             arena_bytes=manifest.arena_bytes,
             max_rows=rows,
             indivisible=manifest.engine is Engine.ONNXRUNTIME,
+            layer_us=estimated_layer_us(manifest),
+            layer_ranks=tuple(layer.max_ranks for layer in manifest.layers),
         )
 
     def _refuse(self, broken: BrokenModel) -> None:

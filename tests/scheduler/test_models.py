@@ -5,7 +5,7 @@ from gangway.scheduler.models import ModelTable
 
 
 def test_target_and_queue_policy_reach_the_profile() -> None:
-    table = ModelTable()
+    table = ModelTable(cores=2)
     table.set_profile(SetProfile(3, 10.0, 20.0, True))  # of a model that is not there
     table.serve(table.add(LoadModel(3, "m", "key", layers=2, max_ranks=2, arena_bytes=64, max_rows=1)))
     assert (table.profiles[3].qos_us, table.profiles[3].rejects_late) == (None, False)
