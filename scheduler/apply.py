@@ -3,12 +3,14 @@
 import logging
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.leases import MAX_RANKS
+from gangway.executor.leases import MAX_RANKS, PhaseKind
 from gangway.executor.messages import Left, LeftReason
 from gangway.executor.slots import SlotStatus
+from gangway.scheduler.accounts import Accounts
 from gangway.scheduler.arenas import ArenaPool
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.gangs import Gang, GangTable
+from gangway.scheduler.interference import Interference, SlowdownInterference, Unit
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Policy, Reject, Resize, Start, Stop
 from gangway.scheduler.requests import Request, RequestBook
@@ -32,14 +34,17 @@ class Execution:
         models: ModelTable,
         arenas: ArenaPool,
         policy: Policy,
+        accounts: Accounts,
     ) -> None:
         self.gangs = GangTable(control)
+        self.interference: Interference = SlowdownInterference()
         self.changed = False
         self._requests = requests
         self._workers = workers
         self._models = models
         self._arenas = arenas
         self._policy = policy
+        self._accounts = accounts
 
     # -- decisions
 
@@ -57,6 +62,7 @@ class Execution:
             return
         for core in start.cores:
             self._workers.occupy(core, gang.lease)
+        self._requests.count(request, self._accounts.begins(gang, start))
         self.gangs.send(gang, start, self._spec(request).arena_bytes, now_us)
 
     def stop(self, stop: Stop) -> None:
@@ -74,8 +80,10 @@ class Execution:
         if len(cores) > ranks and cores[:ranks] == gang.cores and self._are_free(cores[ranks:]):
             for core in cores[ranks:]:
                 self._workers.occupy(core, gang.lease)
+            self._accounts.grows(gang, len(cores))
             self.gangs.grow(gang, cores)
         elif 0 < len(cores) < ranks and cores == gang.cores[: len(cores)]:
+            self._accounts.shrinks(gang)
             self.gangs.shrink(gang, len(cores))
         else:
             _log.error("no such resize: %s of cores %s", resize, gang.cores)
@@ -93,6 +101,8 @@ class Execution:
         gang = self.gangs.of_query(request.query.query_id)
         if gang is not None:
             self._close(gang)
+        if (model := self._models.get(request.query.model_id)) is not None:
+            self._accounts.refused(model.spec.name, status)
         self._requests.finish(request, status)
         self.changed = True
 
@@ -110,6 +120,7 @@ class Execution:
         gang = self.gangs.leave(message, now_us)
         if gang is None:
             return False
+        self._accounts.left(gang, core, message)
         if self._workers.left(core, gang.lease):
             self.changed = True
         if LeftReason.DONE in gang.reasons:  # the others are as good as gone
@@ -131,14 +142,18 @@ class Execution:
         """All ranks have left: the query is answered, or paused, or must be ended or run again."""
         request = gang.request
         invalid = LeftReason.INVALID in gang.reasons
-        next_layer = None if gang.lost else self.gangs.stopped_at(gang)
-        if next_layer is not None and not request.dropped and not invalid:
-            self._requests.pause(request, next_layer, now_us - gang.started_us)
-            self.changed = True
-            return
+        kind, next_layer, turned_ns = gang.shared.position()
+        if not gang.lost and not invalid:
+            self._accounts.ended(gang, next_layer)
+            self._measure(gang, next_layer, turned_ns, now_us)
+            if kind != PhaseKind.END and not request.dropped:
+                self._requests.pause(request, next_layer, now_us - gang.started_us)
+                self.changed = True
+                return
         self.changed |= not self.gangs.free
         self._close(gang)
         if request.dropped:
+            self._accounts.refused(gang.model, request.drop_status)
             self._requests.finish(request, request.drop_status)
         elif invalid:
             if self._requests.finish(request, SlotStatus.INTERNAL):
@@ -148,6 +163,16 @@ class Execution:
         else:
             self._requests.answered(request)
             self._policy.finished(request.query, now_us)
+
+    def _measure(self, gang: Gang, end_layer: int, turned_ns: int, now_us: float) -> None:
+        """Have what the gang's block says about interference taken into account."""
+        query = gang.request.query
+        profile = self._models.profiles.get(query.model_id)
+        if profile is None or gang.resized or end_layer == query.next_layer:
+            return
+        time_us = (turned_ns - gang.joined_ns) / 1e3
+        layers = (query.next_layer, end_layer)
+        self.interference.finished(Unit(profile, *layers, gang.wanted, query.rows, gang.versions, time_us), now_us)
 
     # -- what a gang needs
 
@@ -164,7 +189,8 @@ class Execution:
             return None
         if arena_offset is None:
             return None
-        return self.gangs.open(request, arena_offset, self._spec(request).indivisible)
+        spec = self._spec(request)
+        return self.gangs.open(request, arena_offset, spec.indivisible, spec.name)
 
     def _close(self, gang: Gang) -> None:
         self._arenas.release(gang.request.query.model_id, gang.arena_offset)

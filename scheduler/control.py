@@ -162,6 +162,8 @@ def decode(packet: bytes) -> ControlMessage:
         kind = _KINDS[content.pop("kind")]
         if content.keys() != {field.name for field in fields(kind)}:
             raise ValueError("wrong fields")
-        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
+        for name, value in content.items():
+            content[name] = tuple(value) if isinstance(value, list) else value
+        return kind(**content)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a control message: {packet[:200]!r} ({error})") from error

@@ -4,6 +4,7 @@ from gangway.scheduler.apply import Execution
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Decision, Policy, Reject, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.trace import TraceWriter
 from gangway.scheduler.workers import WorkerTable
 
 
@@ -11,13 +12,20 @@ class Dispatcher:
     """Asks the policy when something has changed, or at the time that it asked for, and has its decisions applied."""
 
     def __init__(
-        self, policy: Policy, execution: Execution, requests: RequestBook, workers: WorkerTable, models: ModelTable
+        self,
+        policy: Policy,
+        execution: Execution,
+        requests: RequestBook,
+        workers: WorkerTable,
+        models: ModelTable,
+        trace: TraceWriter | None,
     ) -> None:
         self._policy = policy
         self._execution = execution
         self._requests = requests
         self._workers = workers
         self._models = models
+        self._trace = trace
         self.wake_us: float | None = None  # when the policy wants to be asked, if nothing happens before
 
     def dispatch(self, now_us: float) -> None:
@@ -30,7 +38,10 @@ class Dispatcher:
         self.wake_us = None
         snapshot = self._snapshot(now_us)
         if woken or snapshot.waiting or (snapshot.running and snapshot.free_cores):
-            for decision in self._policy.decide(snapshot):
+            decisions = self._policy.decide(snapshot)
+            if self._trace is not None:
+                self._trace.add(decisions, snapshot)
+            for decision in decisions:
                 self._apply(decision, now_us)
 
     def _snapshot(self, now_us: float) -> Snapshot:
@@ -42,10 +53,11 @@ class Dispatcher:
         return Snapshot(
             now_us=now_us,
             waiting=waiting,
-            running=gangs.running(),
+            running=gangs.running(now_us),
             free_cores=self._workers.free,
             core_count=self._workers.in_service,
             models=profiles,
+            level=self._execution.interference.level(now_us),
             free_leases=gangs.free,
         )
 

@@ -28,14 +28,21 @@ class Gang:
     shared: Lease
     arena_offset: int
     indivisible: bool = False  # its query is one task, which may last long
+    model: str = ""
     term: int = 0
     end_layer: int = 0
+    blocks: int = 0
+    conflicts: int = 0  # blocks that got fewer cores than were wanted
+    preemptions: int = 0
+    version_mask: int = 0  # bit v: version v of a layer was used
     versions: tuple[int, ...] = ()
     cores: tuple[int, ...] = ()  # by rank; those of a shrinking gang until they have left
     wanted: int = 0  # ranks beyond have been told to leave
     outstanding: set[int] = field(default_factory=set)  # ranks that have not left
     reasons: set[LeftReason] = field(default_factory=set)
     started_us: float = 0.0
+    joined_ns: int = 0  # the first of those that have left
+    resized: bool = False  # not always on the same cores
     stopping: bool = False  # all have been told to leave
     ended_us: float | None = None  # when the first rank left because the gang's work had ended: the others follow
 
@@ -51,7 +58,7 @@ class Gang:
             return len(self.outstanding)
         return sum(rank >= self.wanted for rank in self.outstanding)
 
-    def block(self) -> RunningBlock:
+    def block(self, now_us: float) -> RunningBlock:
         """Return what the policy sees of a gang at work."""
         _, layer, began_ns = self.shared.position()
         leaving = self.leaving
@@ -61,7 +68,7 @@ class Gang:
             cores=tuple([self.cores[rank] for rank in sorted(self.outstanding)]),
             started_us=self.started_us,
             layer=min(layer, self.end_layer - 1),
-            layer_started_us=max(self.started_us, began_ns / 1e3),
+            layer_started_us=min(max(self.started_us, began_ns / 1e3), now_us),
             stopping=leaving > 0,
             versions=self.versions,
             leaving=leaving,
@@ -77,10 +84,12 @@ class GangTable:
         self._gangs: dict[int, Gang] = {}
         self._by_query: dict[int, Gang] = {}
 
-    def running(self) -> list[RunningBlock]:
+    def running(self, now_us: float) -> list[RunningBlock]:
         """Return what the policy sees of the gangs whose queries are not yet answered."""
         return [
-            gang.block() for gang in self._gangs.values() if gang.outstanding and LeftReason.DONE not in gang.reasons
+            gang.block(now_us)
+            for gang in self._gangs.values()
+            if gang.outstanding and LeftReason.DONE not in gang.reasons
         ]
 
     def all(self) -> Sequence[Gang]:
@@ -91,10 +100,10 @@ class GangTable:
         """Return the gang that has this query, at work or paused."""
         return self._by_query.get(query_id)
 
-    def open(self, request: Request, arena_offset: int, indivisible: bool) -> Gang:
+    def open(self, request: Request, arena_offset: int, indivisible: bool, model: str) -> Gang:
         """Take a free lease; there is one (see `free`)."""
         index = self._free.pop()
-        gang = Gang(request, index, self._control.leases[index], arena_offset, indivisible)
+        gang = Gang(request, index, self._control.leases[index], arena_offset, indivisible, model)
         self._gangs[index] = gang
         self._by_query[request.query.query_id] = gang
         return gang
@@ -124,6 +133,8 @@ class GangTable:
         gang.outstanding = set(range(ranks))
         gang.reasons = set()
         gang.started_us = now_us
+        gang.joined_ns = 0
+        gang.resized = False
         gang.stopping = False
         gang.ended_us = None
         self._run(gang, 0)
@@ -131,6 +142,7 @@ class GangTable:
     def grow(self, gang: Gang, cores: tuple[int, ...]) -> None:
         """Let more cores join at once. The gang's are the first of `cores`; none of it may be leaving."""
         first = gang.wanted
+        gang.resized = True
         gang.cores = cores
         gang.wanted = len(cores)
         gang.outstanding.update(range(first, gang.wanted))
@@ -139,6 +151,7 @@ class GangTable:
 
     def shrink(self, gang: Gang, ranks: int) -> None:
         """Have all but the first ranks leave at the next layer boundary."""
+        gang.resized = True
         gang.wanted = ranks
         gang.shared.set_wanted(ranks)
 
@@ -153,6 +166,7 @@ class GangTable:
         if gang is None or gang.term != message.term or message.rank not in gang.outstanding:
             return None
         gang.outstanding.discard(message.rank)
+        gang.joined_ns = min(gang.joined_ns or message.joined_ns, message.joined_ns)
         if message.reason is LeftReason.SHRUNK:
             # A number of a rank is given again only when none beyond it is still in.
             if gang.wanted < len(gang.cores) and not gang.leaving:
@@ -174,11 +188,6 @@ class GangTable:
                 gang.shared.abort()
                 lost.append(gang)
         return lost
-
-    def stopped_at(self, gang: Gang) -> int | None:
-        """Return the next layer of a gang that all have left before the query's end; None if the query is answered."""
-        kind, layer, _ = gang.shared.position()
-        return layer if kind != PhaseKind.END else None
 
     def stuck_cores(self, now_us: float) -> list[int]:
         """Return the cores of ranks that have not left although their gang ended long ago; each once."""

@@ -15,6 +15,7 @@ from gangway.executor.messages import Cancel, Exit, Left, Loaded, Ready, Submit,
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import control as slow
+from gangway.scheduler.accounts import Accounts
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.arenas import ArenaPool
 from gangway.scheduler.dispatch import Dispatcher
@@ -25,6 +26,8 @@ from gangway.scheduler.policy import Policy
 from gangway.scheduler.refusals import Refusals
 from gangway.scheduler.requests import Request, RequestBook
 from gangway.scheduler.stalls import StallWatch
+from gangway.scheduler.timeline import TimelineWriter
+from gangway.scheduler.trace import TraceWriter
 from gangway.scheduler.workers import WorkerTable
 
 IDLE_WAIT_US = 1_000_000
@@ -43,6 +46,8 @@ class LiveScheduler:
         supervisor: PacketSocket[slow.ControlMessage],
         policy: Policy,
         spin_us: int = 0,
+        trace: TraceWriter | None = None,
+        timeline: TimelineWriter | None = None,
     ) -> None:
         self.control = control
         self.supervisor = supervisor
@@ -50,12 +55,14 @@ class LiveScheduler:
         self.workers = WorkerTable(control)
         self._models = ModelTable(control.layout.workers)
         pool = ArenaPool(arenas)
-        self._execution = Execution(control, self.requests, self.workers, self._models, pool, policy)
+        self._trace = trace
+        self.accounts = Accounts(timeline)
+        self._execution = Execution(control, self.requests, self.workers, self._models, pool, policy, self.accounts)
         self.model_life = ModelLife(
             supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases)
         )
         self._refusals = Refusals(self._execution, self.requests, self.workers, self._models)
-        self._dispatcher = Dispatcher(policy, self._execution, self.requests, self.workers, self._models)
+        self._dispatcher = Dispatcher(policy, self._execution, self.requests, self.workers, self._models, trace)
         self._stalls = StallWatch(control)
         self._spin_us = spin_us
         self._dying_front_ends: set[int] = set()
@@ -80,6 +87,9 @@ class LiveScheduler:
         self.requests.expire(now_us, self._execution.end)
         self._refusals.act(now_us)
         self._report_stuck(now_us)
+        self.accounts.counters.write(now_us)
+        if self._trace is not None:
+            self._trace.tick(now_us)
         self._dispatcher.dispatch(now_us)
 
     # -- messages
@@ -199,6 +209,7 @@ class LiveScheduler:
     def _stop(self) -> None:
         for worker in self.workers.workers:
             self.control.command(worker.index, Exit().pack())
+        self.accounts.counters.write_now()
         self._stopping = True
 
     def _wait_us(self) -> int:

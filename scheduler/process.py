@@ -1,12 +1,14 @@
 """The scheduler's process: `python -m gangway.scheduler.process`, started by the supervisor with `SchedulerPlan`."""
 
 import argparse
+import contextlib
 import gc
 import logging
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.process import die_with_parent, take_precedence
@@ -17,6 +19,8 @@ from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.recovery import quiesce, take_over
+from gangway.scheduler.timeline import TimelineWriter
+from gangway.scheduler.trace import TraceWriter
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +36,8 @@ class SchedulerPlan:
     slots: int
     policy: str
     spin_us: int = 0
+    trace: str = ""  # file for decisions; empty: none
+    timeline: str = ""  # file for Perfetto; empty: none
     log_level: int = logging.INFO
 
 
@@ -45,6 +51,8 @@ def start_scheduler(plan: SchedulerPlan) -> "subprocess.Popen[bytes]":
         "slots": plan.slots,
         "policy": plan.policy,
         "spin-us": plan.spin_us,
+        "trace": plan.trace,
+        "timeline": plan.timeline,
         "log-level": plan.log_level,
     }
     command = [sys.executable, "-m", "gangway.scheduler.process"]
@@ -59,7 +67,8 @@ def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
     for name in ("control-fd", "arena-fd", "supervisor-fd", "slots", "spin-us", "log-level"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--io-fds", type=lambda text: tuple(map(int, text.split(","))), required=True)
-    parser.add_argument("--policy", required=True)
+    for name in ("policy", "trace", "timeline"):
+        parser.add_argument(f"--{name}", required=True)
     return SchedulerPlan(**vars(parser.parse_args(argv)))
 
 
@@ -71,11 +80,29 @@ def serve(plan: SchedulerPlan) -> None:
     supervisor = PacketSocket[slow.ControlMessage](end, slow.encode, slow.decode)
     pids = quiesce(control, supervisor)
     arenas = Segment.attach(plan.arena_fd)
-    scheduler = LiveScheduler(control, tables, arenas, supervisor, make_policy(plan.policy), plan.spin_us)
-    requests = take_over(scheduler, pids)
-    supervisor.send(slow.Recovered(requests))
-    gc.freeze()  # what lives now lives on: a collection need not look at it
-    scheduler.run()
+    with contextlib.ExitStack() as files:
+        trace, timeline = _open_files(plan, control.layout.workers, files)
+        policy = make_policy(plan.policy)
+        scheduler = LiveScheduler(control, tables, arenas, supervisor, policy, plan.spin_us, trace, timeline)
+        requests = take_over(scheduler, pids)
+        supervisor.send(slow.Recovered(requests))
+        gc.freeze()  # what lives now lives on: a collection need not look at it
+        scheduler.run()
+
+
+def _open_files(
+    plan: SchedulerPlan, workers: int, files: contextlib.ExitStack
+) -> tuple[TraceWriter | None, TimelineWriter | None]:
+    """Open what the plan names. A file that cannot be written is no reason not to serve."""
+    trace, timeline = None, None
+    try:
+        if plan.trace:
+            trace = files.enter_context(TraceWriter(Path(plan.trace)))
+        if plan.timeline:
+            timeline = files.enter_context(TimelineWriter(Path(plan.timeline), workers))
+    except OSError as error:
+        _log.error("not written: %s", error)
+    return trace, timeline
 
 
 def main() -> int:

@@ -7,7 +7,6 @@ from gangway.artifact.profile import Profile
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
 
-
 _BYTES_PER_US = 40_000.0  # one core of a current server, from its caches
 _LEAST_LAYER_US = 1.0
 _UNKNOWN_LAYER_US = 1000.0
@@ -50,8 +49,8 @@ def estimated_profile(spec: LoadModel, cores: int, isolated_us: float = 0.0) -> 
 def served_profile(profile: Profile, spec: LoadModel, cores: int) -> ModelProfile:
     """Return what policies see of a measured model on a server of so many cores.
 
-    Beyond the largest number of cores measured times stay as they are. `max_ranks` is the least number of cores on which
-    the model is about as fast as on any.
+    Beyond the largest number of cores measured times stay as they are. `max_ranks` is the least number of cores on
+    which the model is about as fast as on any.
     """
     measured = policy_profile(profile, spec.model_id, spec.name, spec.max_ranks)
     latency_us = tuple(tuple(_for_cores(times, cores) for times in layer) for layer in measured.latency_us)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from gangway.executor.slots import SlotState, SlotStatus, SlotTable
+from gangway.executor.slots import SlotCounts, SlotState, SlotStatus, SlotTable
 from gangway.scheduler.policy import Query
 
 MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE: it may be what kills workers
@@ -119,6 +119,10 @@ class RequestBook:
             return False
         request.started = True
         return True
+
+    def count(self, request: Request, counts: SlotCounts) -> None:
+        """Tell the front end what has been counted so far. No rank may be working on it."""
+        self._tables[request.front_end].count(request.slot, counts)
 
     def pause(self, request: Request, next_layer: int, ran_us: float) -> None:
         """Queue a started request again, to go on with `next_layer`, after so long on cores; it keeps its place."""

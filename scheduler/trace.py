@@ -5,6 +5,7 @@ in short what the policy saw: `model`, `next_layer`, `age_us` and `slack_us` (to
 `waiting` (how many by model), `running` ([query, model, layer, end_layer, cores, stopping]), `free` (cores), `level`.
 """
 
+import contextlib
 import dataclasses
 import json
 from collections import Counter
@@ -15,6 +16,7 @@ from types import TracebackType
 from gangway.scheduler.policy import Decision, Query, Snapshot
 
 BUFFER_BYTES = 1 << 16
+FLUSH_US = 1e6
 LIMIT_BYTES = 1 << 30  # of a file: what comes later is counted, not written
 
 
@@ -48,15 +50,17 @@ def describe(decision: Decision, snapshot: Snapshot) -> dict[str, object]:
 
 
 class TraceWriter:
-    """Writes a line per decision; a context manager. Lines reach the file when 64 KiB are full, and at `flush`.
+    """Writes a line per decision; a context manager. Lines reach the file when 64 KiB are full, or by `tick`.
 
     A file that has reached its limit, or cannot be written any more, is left as it is: `dropped` counts. Raises OSError
     when the file cannot be opened.
     """
 
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.path = path
         self._file = path.open("a", encoding="utf-8", buffering=BUFFER_BYTES)
         self._left_bytes = limit_bytes - self._file.tell()
+        self._flushed_us = 0.0
         self.dropped = 0
 
     def add(self, decisions: Sequence[Decision], snapshot: Snapshot) -> None:
@@ -68,9 +72,12 @@ class TraceWriter:
                 self._left_bytes = 0
                 self.dropped += 1
 
-    def flush(self) -> None:
-        """Let everything be in the file."""
-        self._file.flush()
+    def tick(self, now_us: float) -> None:
+        """Let everything be in the file, but not more often than once a second. To be called now and then."""
+        if now_us - self._flushed_us > FLUSH_US:
+            self._flushed_us = now_us
+            with contextlib.suppress(OSError):
+                self._file.flush()
 
     def close(self) -> None:
         """Write the rest."""

@@ -25,10 +25,26 @@ class ModelLoadError(Exception):
 class SchedulerControl:
     """What has been asked of the scheduler is kept until it is answered, and said again to a successor."""
 
-    def __init__(self, memory: SharedMemory, policy: str, core: int, log_level: int) -> None:
+    def __init__(
+        self,
+        memory: SharedMemory,
+        policy: str,
+        core: int,
+        log_level: int,
+        trace: Path | None = None,
+        timeline: Path | None = None,
+    ) -> None:
         self._memory = memory
         self._plan = SchedulerPlan(
-            memory.control.segment.fd, memory.arenas.fd, memory.io_fds, -1, SLOTS, policy, log_level=log_level
+            memory.control.segment.fd,
+            memory.arenas.fd,
+            memory.io_fds,
+            -1,
+            SLOTS,
+            policy,
+            log_level=log_level,
+            trace=str(trace or ""),
+            timeline=str(timeline or ""),
         )
         self._core = core
         self._limit = DeathLimit("scheduler")

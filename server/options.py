@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class ServeOptions:
     profile_seconds: float
     exit_timeout_secs: float
     log_verbose: int
+    trace_decisions: Path | None
+    timeline: Path | None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -68,6 +71,10 @@ def make_parser() -> argparse.ArgumentParser:
     add("--no-profile", action="store_const", const=0.0, dest="profile_seconds", help="measure none")
     add("--exit-timeout-secs", type=float, default=30, metavar="SECONDS",
         help="how long running requests may take to finish after SIGTERM (30)")  # fmt: skip
+    add("--trace-decisions", type=Path, metavar="FILE",
+        help="write why each scheduling decision was made, one JSON object per line")  # fmt: skip
+    add("--timeline", type=Path, metavar="FILE",
+        help="write which core computed what when, for ui.perfetto.dev")  # fmt: skip
     add("--log-verbose", type=int, default=0, metavar="LEVEL", help="0: events; 1 and more: details (0)")
     return parser
 
@@ -92,6 +99,10 @@ def parse_options(argv: list[str]) -> ServeOptions:
         parser.error(f"argument --max-shapes: {arguments.max_shapes} is negative")
     if missing := [folder for folder in arguments.model_repository if not folder.is_dir()]:
         parser.error(f"argument --model-repository: {missing[0]} is not a folder")
+    for option in ("trace_decisions", "timeline"):
+        path = getattr(arguments, option)
+        if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+            parser.error(f"argument --{option.replace('_', '-')}: {path} cannot be written")
     return ServeOptions(
         repositories=tuple(arguments.model_repository),
         grpc_address=arguments.grpc_address,
@@ -103,6 +114,8 @@ def parse_options(argv: list[str]) -> ServeOptions:
         profile_seconds=arguments.profile_seconds,
         exit_timeout_secs=arguments.exit_timeout_secs,
         log_verbose=arguments.log_verbose,
+        trace_decisions=arguments.trace_decisions,
+        timeline=arguments.timeline,
     )
 
 

@@ -35,7 +35,9 @@ class Supervisor:
         memory = SharedMemory.create(len(options.cores))
         placement = place(options.cores)
         level = log_level(options.log_verbose)
-        self._scheduler = SchedulerControl(memory, options.scheduler, placement.scheduler, level)
+        self._scheduler = SchedulerControl(
+            memory, options.scheduler, placement.scheduler, level, options.trace_decisions, options.timeline
+        )
         self._workers = WorkerSet(memory, options.cores, options.cache_dir, self._scheduler)
         host = f"[{options.grpc_address}]" if ":" in options.grpc_address else options.grpc_address
         address = f"{host}:{options.grpc_port}"

@@ -20,6 +20,8 @@ from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket, packet_pair
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
+from gangway.scheduler.timeline import TimelineWriter
+from gangway.scheduler.trace import TraceWriter
 from gangway.server.data_plane import DataPlane, Request, TensorLayout
 from gangway.server.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 
@@ -98,6 +100,10 @@ class Server:
         """Distinct values of the counters of all tasks; {1}: each was executed exactly once."""
         return set(request.outputs[0].cast("i"))
 
+    def executed(self, request: Request) -> int:
+        """How many tasks have been executed so far."""
+        return sum(request.outputs[0].cast("i"))
+
     def await_running(self, request: Request) -> None:
         """Wait until a first task of the query has been executed."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -175,7 +181,14 @@ class ScriptedServer(Server):
         ours, theirs = (PacketSocket[slow.ControlMessage](end, slow.encode, slow.decode) for end in packet_pair())
         self.link = ours
         self._theirs = theirs
-        live = LiveScheduler(self.memory.control, self.memory.tables, self.memory.arenas, theirs, self.script)
+        folder = self._plans[0].cache_dir
+        self.trace = TraceWriter(folder / f"decisions-{id(self)}.jsonl")
+        self.timeline_path = folder / f"timeline-{id(self)}.json"
+        self.timeline = TimelineWriter(self.timeline_path, cores=2)
+        memory = self.memory
+        live = self.live = LiveScheduler(
+            memory.control, memory.tables, memory.arenas, theirs, self.script, trace=self.trace, timeline=self.timeline
+        )
         self.tell(self.specs[0])
         self._thread = threading.Thread(target=live.run)
         self._thread.start()
@@ -194,9 +207,15 @@ class ScriptedServer(Server):
             time.sleep(0.0005)
         raise TimeoutError(f"not among {len(self.script.seen)} snapshots")
 
-    def kill_all(self) -> None:
+    def stop(self) -> None:
         self.tell(slow.Stop())
         self._thread.join(TIMEOUT_SECONDS)
+        self.trace.close()
+        self.timeline.close()
+
+    def kill_all(self) -> None:
+        if self._thread.is_alive():
+            self.stop()
         for worker in self.workers:
             worker.kill()
             worker.wait()

@@ -1,0 +1,32 @@
+"""Counters and their lines in the log."""
+
+import logging
+
+import pytest
+from gangway.scheduler.counters import PERIOD_US, CounterBook, Counters
+
+
+def test_totals_are_sums_over_models() -> None:
+    book = CounterBook()
+    book.of("a").blocks += 2
+    book.of("b").blocks += 3
+    book.of("b").conflicts += 1
+    assert book.total() == Counters(blocks=5, conflicts=1)
+    assert CounterBook().total() == Counters()
+
+
+def test_the_log_has_a_line_a_minute_if_something_happened(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    book = CounterBook()
+    book.write(1.0)
+    book.of("a").blocks += 1
+    book.write(PERIOD_US)
+    assert not caplog.messages
+    book.write(1.0 + PERIOD_US)
+    assert caplog.messages == ["a: blocks 1"]
+    book.write(2.0 + 2 * PERIOD_US)
+    book.write_now()
+    assert len(caplog.messages) == 1
+    book.of("a").preemptions += 1
+    book.write_now()
+    assert caplog.messages[1] == "a: blocks 1, preemptions 1"
