@@ -28,8 +28,8 @@ class Gang:
     shared: Lease
     arena_offset: int
     indivisible: bool = False  # its query is one task, which may last long
-    model: str = ""
     term: int = 0
+    model: str = ""
     end_layer: int = 0
     blocks: int = 0
     conflicts: int = 0  # blocks that got fewer cores than were wanted
@@ -103,7 +103,7 @@ class GangTable:
     def open(self, request: Request, arena_offset: int, indivisible: bool, model: str) -> Gang:
         """Take a free lease; there is one (see `free`)."""
         index = self._free.pop()
-        gang = Gang(request, index, self._control.leases[index], arena_offset, indivisible, model)
+        gang = Gang(request, index, self._control.leases[index], arena_offset, indivisible, model=model)
         self._gangs[index] = gang
         self._by_query[request.query.query_id] = gang
         return gang

@@ -65,7 +65,7 @@ class ModelProfile:
         Every layer with its best version, on its best number of cores, at most `cores`. What is not known is left out:
         without measured batches all rows count as one, without times it is 0.
         """
-        if self.varies or not self.latency_us:
+        if self.varies or not self.latency_us or not (self.measured or self.isolated_us):
             return 0.0
         most = max(1, min(cores, self.cores))
         as_one = rows == 1 or len(self.batches) == 1

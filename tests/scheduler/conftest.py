@@ -197,6 +197,13 @@ class ScriptedServer(Server):
         """Have the policy asked again, by a message that changes nothing."""
         self.tell(slow.FrontEndDied(SUPERVISOR))
 
+    def await_ends(self, count: int) -> None:
+        """Wait until so many queries' gangs have left: a client has its answer before that."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while len(self.script.done) < count:
+            assert time.monotonic() < deadline, "gangs do not end"
+            time.sleep(0.0005)
+
     def await_snapshot(self, condition: Callable[[Snapshot], bool]) -> Snapshot:
         """Wait for a snapshot like that, from the first one on."""
         deadline = time.monotonic() + TIMEOUT_SECONDS

@@ -1,9 +1,12 @@
 """Every decision of the policy interface on real gangs: two workers, and the test as policy."""
 
+import itertools
+import json
 import time
 
-from gangway.executor.slots import SlotStatus
+from gangway.executor.slots import SlotCounts, SlotStatus
 from gangway.scheduler import control as slow
+from gangway.scheduler.counters import Counters
 from gangway.scheduler.policy import Reject, Resize, Start, Stop, Wake
 
 LAYERS = 6
@@ -43,8 +46,8 @@ def test_a_query_runs_in_blocks_and_waits_between_them(scripted):
     assert [(query.next_layer, query.started) for query in queries[:3]] == [(0, False), (2, True), (4, True)]
     assert queries[2].ran_us > queries[1].ran_us > 2 * 24 * 2 * 20
     assert queries[0].arrival_us == queries[2].arrival_us
-    assert scripted.script.done == [queries[0].query_id + index for index in range(len(scripted.script.done))]
-    assert len(scripted.script.done) >= 19
+    scripted.await_ends(20)
+    assert scripted.script.done == [queries[0].query_id + index for index in range(20)]
 
 
 def test_stop_at_a_boundary_and_go_on_elsewhere(scripted):
@@ -127,6 +130,40 @@ def test_an_urgent_query_takes_the_cores_of_another(scripted):
     assert is_complete(scripted, urgent)
     assert long.wait(time.monotonic_ns()) is None, "the other one has not ended"
     assert is_complete(scripted, long)
+    assert scripted.outcome(long).counts == SlotCounts(blocks=2, conflicts=0, preemptions=1, versions=1)
+    assert scripted.outcome(urgent).counts == SlotCounts(blocks=1, versions=1)
+
+
+def test_what_is_written_down(scripted):
+    """Three blocks: one that got too few cores, and two with versions. The kernels have one version only."""
+
+    def answer(snapshot):
+        if not snapshot.waiting:
+            return []
+        query = snapshot.waiting[0]
+        if query.next_layer == 0:
+            return [Start(query.query_id, 2, (1,), wanted=2, reason="too few")]
+        return [Start(query.query_id, query.next_layer + 2, (0, 1), (1, query.next_layer))]
+
+    scripted.script.answer = answer
+    request = scripted.request(task_us=100)
+    assert is_complete(scripted, request)
+    assert scripted.outcome(request).counts == SlotCounts(blocks=3, conflicts=1, preemptions=0, versions=0b10111)
+    scripted.await_ends(1)
+    scripted.stop()
+    total = scripted.live.accounts.counters.total()
+    assert total == Counters(blocks=3, conflicts=1, layers=LAYERS, versions=4)
+    lines = [json.loads(line) for line in scripted.trace.path.read_text().splitlines()]
+    assert [line["decision"] for line in lines] == ["Start"] * 3
+    assert lines[0]["reason"] == "too few" and lines[0]["waiting"] == {"tiny": 1}
+    events = json.loads(scripted.timeline_path.read_text())["traceEvents"]
+    work = [event for event in events if event["ph"] == "X"]
+    assert sorted((event["tid"], event["args"]["layers"]) for event in work) == [
+        (0, "2-4"), (0, "4-6"), (1, "0-2"), (1, "2-4"), (1, "4-6")
+    ]  # fmt: skip
+    for core in (0, 1):
+        mine = sorted((event["ts"], event["dur"]) for event in work if event["tid"] == core)
+        assert all(begin + length <= after for (begin, length), (after, _) in itertools.pairwise(mine))
 
 
 def test_the_policy_is_asked_when_something_has_changed_and_when_it_wanted_to_be(scripted):

@@ -16,6 +16,7 @@ MODEL = ModelProfile(
     latency_us=(((100.0, 60.0), (120.0, 80.0)), ((90.0, 95.0), (99.0, 99.0)), ((50.0, 40.0), (45.0, 30.0))),
     rows_factor=((1.0, 3.0), (1.0, 2.5)),
     batches=(1, 3),
+    measured=True,
 )
 QUERY = Query(1, 0, rows=1, arrival_us=1000.0, deadline_us=2000.0)
 
@@ -48,7 +49,9 @@ def test_best_effort_is_never_late() -> None:
     assert not certain_to_be_late(query, MODEL, 1e12, 2)
 
 
-@pytest.mark.parametrize("unknown", [replace(MODEL, latency_us=()), replace(MODEL, varies=True)])
+@pytest.mark.parametrize(
+    "unknown", [replace(MODEL, latency_us=()), replace(MODEL, varies=True), replace(MODEL, measured=False)]
+)
 def test_what_takes_nobody_knows_how_long_is_late_at_its_deadline(unknown: ModelProfile) -> None:
     assert certain_from_us(QUERY, unknown, 2) == 2000.0
 
