@@ -34,6 +34,7 @@ from benchmarks.serving_table import MULTIPLES, add_tables, anything_holds, desc
 OURS = "gangway"
 CALL_TIMEOUT_S = 30
 REFERENCE_ROUNDS = 3
+LAG_US_AT_MOST = 200_000  # behind schedule: the machine stood still, which says nothing about a server
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Bench:
                 return []
         return []
 
-    def _point(self, served: Served, server: str, mix: Mix, share: float, seed: int) -> Point:
+    def _point(self, served: Served, server: str, mix: Mix, share: float, seed: int, again: bool = True) -> Point:
         known = [point for point in self.points if point.key == (server, mix.name, share, seed)]
         if known:
             return known[0]
@@ -103,6 +104,9 @@ class Bench:
         requests = {name: self.examples[name].request for name in mix.names}
         before_s = served.cpu_s()
         run = self.client.submit(drive, served.url, requests, arrivals, CALL_TIMEOUT_S).result()
+        if run.lag_us.max(initial=0.0) > LAG_US_AT_MOST and again:
+            print(f"the client was {run.lag_us.max() / 1000:.0f} ms behind its schedule: measured again", flush=True)
+            return self._point(served, server, mix, share, seed, again=False)
         isolated = [self.isolated_us[name] for name in mix.names]
         targets = {f"{k:g}x": [k * one for one in isolated] for k in MULTIPLES}
         summary = summarise(run.outcomes, targets, isolated, seconds)
