@@ -20,7 +20,7 @@ def certain_from_us(query: Query, model: ModelProfile, core_count: int, layer: i
     """
     if query.deadline_us is None:
         return None
-    next_layer = query.next_layer if layer is None else layer + 1
+    next_layer = query.next_layer if layer is None else min(layer + 1, model.layers)  # a gang at its end has no layer
     return query.deadline_us - model.fastest_us(next_layer, core_count, query.rows)
 
 

@@ -19,6 +19,7 @@ from gangway.server.statistics import Times
 from gangway.server.wire import MalformedRequestError, split_request
 
 MAX_WAIT_NS = 600 * 10**9  # every wait ends; a later deadline counts as none
+LIMIT_SLACK_NS = 20 * 10**6  # the client's clock started earlier than ours
 
 
 class Call(Protocol):
@@ -51,6 +52,11 @@ class _Clock:
         target_ns = min(int(plan.terms.target_us * 1000), MAX_WAIT_NS)
         deadline_ns = arrival_ns + target_ns if target_ns else 0
         return cls(arrival_ns, min(deadline_ns, limit_ns) if limit_ns else deadline_ns, limit_ns)
+
+    def status_of(self, outcome: SlotOutcome, end_ns: int) -> SlotStatus:
+        """Return how the request ended: gRPC ends a call at its deadline as if the client had cancelled it."""
+        timed_out = self.limit_ns and end_ns > self.limit_ns - LIMIT_SLACK_NS
+        return SlotStatus.DEADLINE if timed_out and outcome.status is SlotStatus.CANCELLED else outcome.status
 
 
 class Inference:
@@ -108,7 +114,7 @@ class Inference:
                 elif outcome.status is SlotStatus.UNAVAILABLE and plan.spare is not None and way is not plan.spare:
                     way = plan.spare  # the variant has been unloaded meanwhile
                 else:
-                    raise _failure(plan, outcome.status)
+                    raise _failure(plan, clock.status_of(outcome, finished_ns))
         if plan.model.symbols:
             self._watch.used(plan.model, plan.model.key_of(plan.shapes.sizes))
         end_ns = time.monotonic_ns()
@@ -144,7 +150,7 @@ class Inference:
             self._ended(request)
         outcome = request.wait(clock.limit_ns or clock.arrival_ns + MAX_WAIT_NS)
         if outcome is None:
-            raise _failure(plan, SlotStatus.DEADLINE)
+            raise _failure(plan, SlotStatus.DEADLINE if clock.limit_ns else SlotStatus.UNAVAILABLE)
         return outcome
 
     def _ended(self, request: Request) -> None:

@@ -25,7 +25,8 @@ def profile_message(model_id: int, ready: ModelReady, isolated: Isolated | None 
     """Return what the scheduler is to know of a model, or of it compiled for certain sizes (`model_id` is its own)."""
     isolated_us = 0.0 if isolated is None else isolated.compute_us
     varies = model_id == ready.model_id and bool(open_symbols(ready.inputs, ready.batched))
-    return SetProfile(model_id, isolated_us, ready.qos_us, policies_of(ready).default.rejects_late, varies)
+    terms = policies_of(ready).terms(0, 0, ready.qos_us)
+    return SetProfile(model_id, isolated_us, terms.target_us or None, terms.rejects_late, varies)
 
 
 def policies_of(ready: ModelReady) -> QueuePolicies:

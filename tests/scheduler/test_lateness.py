@@ -41,6 +41,7 @@ def test_batches_that_were_not_measured_count_as_one_row() -> None:
 def test_the_layer_being_executed_may_end_at_once() -> None:
     assert certain_from_us(QUERY, MODEL, 2, layer=1) == 1970.0
     assert certain_from_us(QUERY, MODEL, 2, layer=2) == 2000.0
+    assert certain_from_us(QUERY, MODEL, 2, layer=3) == 2000.0  # a gang at its end
 
 
 def test_best_effort_is_never_late() -> None:

@@ -205,13 +205,16 @@ def test_a_high_class_overtakes_the_queue_of_another_model_and_a_full_queue_refu
 
 
 def test_a_call_that_times_out_gives_its_cores_back(served: Served) -> None:
+    before = served.counts("heavy")
     with pytest.raises(InferenceServerException) as caught:
-        served.infer("heavy", HEAVY_ROWS, client_timeout=0.3 * served.long_s)
+        served.infer("heavy", HEAVY_ROWS, client_timeout=0.3 * served.long_s, timeout=int(2e6 * served.long_s))
     begin = time.monotonic()
     assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
     assert served.await_idle() - begin < 0.4 * served.long_s
     served.infer("quick")
     assert time.monotonic() - begin < 0.5 * served.long_s
+    after = served.counts("heavy")
+    assert (after["qos_missed"], after["refused"]) == (before["qos_missed"] + 1, before["refused"])
 
 
 def test_a_client_that_is_killed_gives_its_cores_back(served: Served, tmp_path: Path) -> None:
