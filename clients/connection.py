@@ -38,6 +38,11 @@ class Connection:
         request = pb.ModelMetadataRequest(name=model, version=version)
         return self._call("ModelMetadata", request, pb.ModelMetadataResponse)
 
+    def model_config(self, model: str, version: str = "") -> pb.ModelConfigResponse:
+        """A model's configuration, as the server has completed it."""
+        request = pb.ModelConfigRequest(name=model, version=version)
+        return self._call("ModelConfig", request, pb.ModelConfigResponse)
+
     def model_statistics(self, model: str, version: str = "") -> pb.ModelStatisticsResponse:
         """Counts and cumulated times of a model since the server started."""
         request = pb.ModelStatisticsRequest(name=model, version=version)

@@ -4,10 +4,11 @@ Latency counts from the scheduled arrival, so neither a late sender nor a server
 """
 
 import gc
+import os
 import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ from gangway.workload.outcomes import OK, Outcomes
 INFER_METHOD = SERVICE + "ModelInfer"
 LEAD_S = 0.02  # from the connection to the schedule's beginning
 MOST_OUTSTANDING = 4096
+SENDER_NICE = -10  # a server that shares the machine may have taken -5
 NOT_SENT = "NOT_SENT"  # as many as allowed were outstanding already
 TIMED_OUT = "DEADLINE_EXCEEDED"
 LOST = "UNAVAILABLE"
@@ -64,7 +66,7 @@ def drive(
     bodies = [message_body(request) for request in requests.values()]
     loop = _Loop(url, [bodies[model] for model in arrivals.models.tolist()], arrivals, timeout_s, most_outstanding)
     begin_cpu_s, begin_s = time.process_time(), time.monotonic()
-    with _without_collector():
+    with _without_collector(), _precedence():
         loop.run()
     cpu_s, seconds = time.process_time() - begin_cpu_s, time.monotonic() - begin_s
     statuses = list(loop.statuses)
@@ -79,6 +81,18 @@ def drive(
     )
     lag_us = (np.array(loop.sent_ns, dtype=np.float64) - scheduled_ns) / 1000
     return OpenLoopRun(outcomes, lag_us, cpu_s, seconds, loop.messages)
+
+
+@contextmanager
+def _precedence() -> Iterator[None]:
+    """Let this thread go before others where the system allows it: it needs little, and a late sender spoils a run."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, min(before, SENDER_NICE))
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 @contextmanager

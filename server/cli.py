@@ -21,6 +21,7 @@ COMMANDS = {
     "simulate": Command("gangway.simulator.command", "run scheduling policies on a modelled machine of N cores"),
     "report": Command("gangway.server.report.command", "draw what was measured of a model"),
     "zoo": Command("gangway.zoo.command", "write example models with random weights"),
+    "perf": Command("gangway.clients.perf.command", "load a server with several models, and find the rate it carries"),
     "client": Command("gangway.clients.command", "send one inference and show the answer and its times"),
 }
 

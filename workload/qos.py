@@ -37,7 +37,7 @@ class Qos:
         return self.value * isolated_us
 
     def __str__(self) -> str:
-        return f"{self.value:g}{'x' if self.milliseconds is None else ' ms'}"
+        return f"{self.value:.10g}{'x' if self.milliseconds is None else ' ms'}"
 
 
 def parse_qos(text: str) -> Qos:

@@ -1,0 +1,162 @@
+"""What each model is sent, its isolated latency, and its target: found out before the load begins."""
+
+import json
+import select
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from gangway.clients.connection import Connection
+from gangway.clients.errors import RefusedError, UnreachableError
+from gangway.clients.inputs import TensorMetadata, concrete_shape, npy_tensors, random_tensors
+from gangway.clients.open_loop import INFER_METHOD
+from gangway.clients.raw_channel import RawChannel, message_body
+from gangway.clients.tensors import Array, dtype_of, infer_request
+from gangway.workload.mix import Mix
+from gangway.workload.outcomes import Targets
+from gangway.workload.qos import Qos, WorkloadError, parse_qos
+
+QOS_PARAMETER = "qos_ms"  # of a model's configuration
+ISOLATED_S, FEWEST, MOST = 1.0, 5, 100  # how long a model is asked alone, and how often at least and at most
+FROM_CONFIG = "config"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A mix with shares as weights, one or several sets of targets by name, and isolated latencies (microseconds)."""
+
+    mix: Mix
+    targets_us: Mapping[str, Targets]
+    isolated_us: Mapping[str, float]
+
+
+def prepare_requests(connection: Connection, names: Sequence[str], source: str, seed: int) -> dict[str, bytes]:
+    """Return a serialised request of one row per model, and see that each is answered.
+
+    `source`: "random", "zero", or a folder with MODEL/INPUT.npy. Raises RefusedError, InputError, UnreachableError.
+    """
+    requests = {}
+    for name in names:
+        inputs = connection.model_metadata(name).inputs
+        values = _values(name, inputs, source, seed)
+        request = infer_request(name, "", {t.name: (t.datatype, values[t.name]) for t in inputs})
+        answer = connection.infer(request)
+        if not answer.outputs or any(not raw for raw in answer.raw_output_contents):
+            raise RefusedError(f"{name}: the answer holds no values")
+        requests[name] = request.SerializeToString()
+    return requests
+
+
+def measure_isolated(url: str, requests: Mapping[str, bytes], timeout_s: float) -> dict[str, float]:
+    """Return each model's median latency in microseconds, asked one request at a time. Raises ClientError."""
+    return {name: _isolated_us(url, name, message_body(request), timeout_s) for name, request in requests.items()}
+
+
+def configured_targets(connection: Connection, names: Sequence[str]) -> dict[str, Qos | None]:
+    """Return the target in each model's configuration, None where it has none. Raises RefusedError, WorkloadError."""
+    targets: dict[str, Qos | None] = {}
+    for name in names:
+        parameters = connection.model_config(name).config.parameters
+        text = parameters[QOS_PARAMETER].string_value if QOS_PARAMETER in parameters else ""
+        targets[name] = parse_qos(text) if text else None
+    return targets
+
+
+def parse_levels(text: str) -> tuple[Qos, ...]:
+    """Read "3x,4x,5x" or "15". Raises WorkloadError."""
+    return tuple(parse_qos(part) for part in text.split(","))
+
+
+def resolve(
+    mix: Mix, levels: Sequence[Qos], configured: Mapping[str, Qos | None], isolated_us: Mapping[str, float]
+) -> Workload:
+    """Settle targets and weights.
+
+    `levels` hold for every model, each one under its own name; none: the mix's own targets, else those that the server
+    has in its configuration, under the name "qos". Weights that follow targets follow the first level.
+    Raises WorkloadError.
+    """
+    if not levels:
+        own = (replace(model, qos=model.qos or configured.get(model.name)) for model in mix.models)
+        resolved = replace(mix, models=tuple(own)).resolve(isolated_us)
+        return Workload(resolved, {"qos": _targets_us(resolved)}, isolated_us)
+    mixes = [mix.with_qos(level).resolve(isolated_us) for level in levels]
+    targets = {str(level).replace(" ", ""): _targets_us(each) for level, each in zip(levels, mixes, strict=True)}
+    return Workload(mixes[0], targets, isolated_us)
+
+
+def parse_isolated(text: str, names: Sequence[str]) -> dict[str, float]:
+    """Read "resnet50=38,googlenet=25.7" (milliseconds), or an earlier result's file; return microseconds per model.
+
+    Raises WorkloadError, OSError.
+    """
+    isolated = _isolated_of_result(Path(text)) if text.endswith(".json") else _isolated_of_text(text)
+    if wrong := [name for name, us in isolated.items() if not us > 0]:
+        raise WorkloadError(f"--isolated: a latency must be positive: {', '.join(wrong)}")
+    if missing := [name for name in names if name not in isolated]:
+        raise WorkloadError(f"--isolated: no latency of {', '.join(missing)}")
+    return {name: isolated[name] for name in names}
+
+
+def _isolated_of_result(path: Path) -> dict[str, float]:
+    try:
+        models = json.loads(path.read_text())["models"]
+        return {str(model["name"]): float(model["isolated_us"]) for model in models}
+    except (ValueError, KeyError, TypeError) as error:
+        raise WorkloadError(f"--isolated: {path} is no result of gangway perf") from error
+
+
+def _isolated_of_text(text: str) -> dict[str, float]:
+    isolated = {}
+    for part in text.split(","):
+        name, _, milliseconds = part.strip().partition("=")
+        try:
+            isolated[name] = float(milliseconds) * 1000
+        except ValueError as error:
+            raise WorkloadError(f'--isolated: expected "MODEL=MS,MODEL=MS", got "{part}"') from error
+    return isolated
+
+
+def _values(model: str, inputs: Sequence[TensorMetadata], source: str, seed: int) -> dict[str, Array]:
+    if source == "random":
+        return random_tensors(inputs, 1, seed)
+    if source == "zero":
+        return {tensor.name: np.zeros(concrete_shape(tensor, 1), dtype_of(tensor.datatype)) for tensor in inputs}
+    return npy_tensors(inputs, {tensor.name: Path(source, model, f"{tensor.name}.npy") for tensor in inputs})
+
+
+def _targets_us(mix: Mix) -> Targets:
+    return tuple(None if model.qos is None else model.qos.resolve_us(None) for model in mix.models)
+
+
+def _isolated_us(url: str, name: str, body: bytes, timeout_s: float) -> float:
+    latencies: list[float] = []
+    with RawChannel(url, INFER_METHOD, timeout_s, timeout_s) as channel:
+        begin_s = time.monotonic()
+        while len(latencies) < FEWEST or (len(latencies) < MOST and time.monotonic() - begin_s < ISOLATED_S):
+            sent_s = time.monotonic()
+            _call(channel, len(latencies), body, f"{url}: {name}", timeout_s)
+            latencies.append((time.monotonic() - sent_s) * 1e6)
+    return statistics.median(latencies)
+
+
+def _call(channel: RawChannel, number: int, body: bytes, what: str, timeout_s: float) -> None:
+    until_s = time.monotonic() + timeout_s
+    try:
+        channel.start(number, body)
+        while True:
+            left_s = max(until_s - time.monotonic(), 0)
+            readable, writable, _ = select.select([channel], [channel] if channel.wants_write else [], [], left_s)
+            if writable:
+                channel.flush()
+            for ended in channel.receive() if readable else ():
+                if ended.status != "OK":
+                    raise RefusedError(f"{what}: {ended.status}: {ended.message}")
+                return
+            if time.monotonic() >= until_s:
+                raise UnreachableError(f"{what} did not answer within {timeout_s:g} s")
+    except OSError as error:
+        raise UnreachableError(f"{what}: connection lost: {error}") from error
