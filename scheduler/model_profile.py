@@ -99,11 +99,9 @@ class ModelProfile:
 
     @cached_property
     def _least_us(self) -> tuple[tuple[float, ...], ...]:
-        def rest(cores: int) -> tuple[float, ...]:
-            times = [min(min(grid[:cores]) for grid in layer) for layer in self.latency_us]
-            return tuple(reversed(list(accumulate(reversed(times), initial=0.0))))
-
-        return tuple(rest(cores) for cores in range(1, self.cores + 1))
+        best = [accumulate(map(min, zip(*layer, strict=True)), min) for layer in self.latency_us]  # by cores, of layers
+        by_cores = zip(*best, strict=True)
+        return tuple(tuple(reversed(list(accumulate(reversed(times), initial=0.0)))) for times in by_cores)
 
     def _suffixes(self, cores: int, weighted: bool) -> tuple[float, ...]:
         times = [

@@ -151,6 +151,17 @@ def test_the_smaller_of_target_and_timeout_counts(served: Served) -> None:
     assert re.search(r"^strict .* ms or refused ", served.server.log.read_text(), re.MULTILINE)
 
 
+def test_answers_and_statistics_say_how_requests_were_executed(served: Served) -> None:
+    before = served.counts("plain")
+    first, second = served.report("plain"), served.report("plain", rows=4)
+    after = served.counts("plain")
+    assert all(report["blocks"] >= 1 and report["ranks"] >= 1 for report in (first, second))
+    assert first["queue_us"] > 0
+    assert second["compute_us"] > first["compute_us"] > 0
+    assert after["blocks"] - before["blocks"] == first["blocks"] + second["blocks"]
+    assert after["version_0"] - before.get("version_0", 0) == 2
+
+
 def test_late_requests_are_served_unless_a_policy_says_otherwise(served: Served) -> None:
     before = served.counts("patient")
     assert served.infer("patient", timeout=1).as_numpy("output").shape == (1, 10)
