@@ -127,7 +127,7 @@ def demands(
 
     `adaptive`: each layer takes the version that is fastest at this level, else version 0. `share`: how much of the
     target the layers may use; the rest is for waiting. `unit_us`: what each unit takes beside its layers. Every
-    layer's target has room for it, up to half of the whole target; a block needs it only once.
+    layer's target has room for it, if the layers' fastest times leave any; a block needs it only once.
     """
     key = (demands, round(min(level, MAX_LEVEL) / LEVEL_STEP), (rows - 1).bit_length(), adaptive, share, unit_us)
     known: Demands | None = profile.derived.get(key)
@@ -154,7 +154,8 @@ def target_shares(profile: ModelProfile) -> list[float]:
 
 def _compute(profile: ModelProfile, level: float, rows: int, adaptive: bool, share: float, unit_us: float) -> Demands:
     goal_us = share * target_us(profile)
-    fixed_us = min(unit_us, goal_us / (2 * profile.layers))
+    spare_us = max(0.0, goal_us - profile.span_us(0, profile.layers, profile.cores))
+    fixed_us = min(unit_us, spare_us / profile.layers)
     rest_us = goal_us - profile.layers * fixed_us
     targets = _sums(fixed_us + rest_us * part for part in target_shares(profile))
     versions = tuple([0] * profile.layers)

@@ -146,9 +146,10 @@ def test_every_layer_has_room_for_being_a_unit_and_a_block_needs_it_once() -> No
     assert demands(profile, unit_us=200.0).layer_cores == (2, 2)  # 20 ms in 10
 
 
-def test_units_take_half_of_a_short_target_at_most() -> None:
+def test_units_leave_the_layers_their_fastest_time() -> None:
+    """Of 200 us 6.25 are for the layers, on 64 cores; 193.75 for two units, which need 1000."""
     of = demands(model([100.0, 300.0], [1.0, 3.0], 200.0), unit_us=500.0)
-    assert list(of.target_us) == pytest.approx([0.0, 75.0, 200.0])
+    assert list(of.target_us) == pytest.approx([0.0, 96.875 + 6.25 / 4, 200.0])
     assert all(1 <= cores <= CORES for cores in of.layer_cores)
 
 
