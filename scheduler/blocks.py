@@ -7,6 +7,7 @@ What the paper leaves open, as it is read here:
 - The layers' operations share out the target (its Algorithm 1). The paper's layers all are convolutions or products
   of matrices; others have few operations or none. So the roofline's time on one core, max(memory, compute), is shared
   by: for a layer that computes it is in proportion to operations, for one that moves bytes to its bytes.
+- A layer that can never keep to its share has more, from the others: else the whole model would miss its target.
 - A layer or block that no number of cores makes fast enough asks for the fewest cores with which it is at most
   `NO_GAIN` slower than it can be.
 - More cores never make a layer slower: a gang leaves those idle that do not pay.
@@ -127,7 +128,7 @@ def demands(
 
     `adaptive`: each layer takes the version that is fastest at this level, else version 0. `share`: how much of the
     target the layers may use; the rest is for waiting. `unit_us`: what each unit takes beside its layers. Every
-    layer's target has room for it, if the layers' fastest times leave any; a block needs it only once.
+    layer's target has room for it, as far as the layers' fastest times leave any; a block needs it only once.
     """
     key = (demands, round(min(level, MAX_LEVEL) / LEVEL_STEP), (rows - 1).bit_length(), adaptive, share, unit_us)
     known: Demands | None = profile.derived.get(key)
@@ -152,12 +153,33 @@ def target_shares(profile: ModelProfile) -> list[float]:
     return [weight / total for weight in weights]
 
 
+def layer_targets(profile: ModelProfile, goal_us: float, unit_us: float = 0.0) -> list[float]:
+    """Return how much of a goal each layer has: room for being a unit, then its share.
+
+    A layer whose share is below what it takes on the best number of cores has that, from the others' shares.
+    """
+    least = [min(layer[0]) * NO_GAIN for layer in profile.latency_us]
+    weights = target_shares(profile)
+    spare_us = goal_us - sum(least)
+    if spare_us <= 0:
+        return [goal_us * weight for weight in weights]
+    fixed_us = min(unit_us, spare_us / profile.layers)
+    rest_us, sharing = goal_us - profile.layers * fixed_us, set(range(profile.layers))
+    shares = least
+    while sharing:
+        per_weight = rest_us / (sum(weights[layer] for layer in sharing) or 1.0)
+        short = {layer for layer in sharing if weights[layer] * per_weight < least[layer]}
+        if not short:
+            shares = [weight * per_weight if layer in sharing else least[layer] for layer, weight in enumerate(weights)]
+            break
+        sharing -= short
+        rest_us -= sum(least[layer] for layer in short)
+    return [fixed_us + share_us for share_us in shares]
+
+
 def _compute(profile: ModelProfile, level: float, rows: int, adaptive: bool, share: float, unit_us: float) -> Demands:
     goal_us = share * target_us(profile)
-    spare_us = max(0.0, goal_us - profile.span_us(0, profile.layers, profile.cores))
-    fixed_us = min(unit_us, spare_us / profile.layers)
-    rest_us = goal_us - profile.layers * fixed_us
-    targets = _sums(fixed_us + rest_us * part for part in target_shares(profile))
+    targets = _sums(layer_targets(profile, goal_us, unit_us))
     versions = tuple([0] * profile.layers)
     found = _of_versions(profile, versions, level, rows, targets, unit_us)
     if adaptive:

@@ -25,4 +25,8 @@ class FigureRequest:
 FIGURES: Mapping[str, str] = {
     "layerweaver_fig4": "gangway.simulator.figures.layerweaver_fig4",
     "layerweaver_fig5": "gangway.simulator.figures.layerweaver_fig5",
+    "veltair_demands": "gangway.simulator.figures.veltair_demands",
+    "veltair_efficiency": "gangway.simulator.figures.veltair_efficiency",
+    "veltair_granularity": "gangway.simulator.figures.veltair_granularity",
+    "veltair_rates": "gangway.simulator.figures.veltair_rates",
 }

@@ -4,7 +4,7 @@ import random
 import time
 
 import pytest
-from gangway.scheduler.blocks import Block, Demands, demands, target_shares, target_us, threshold_share
+from gangway.scheduler.blocks import Block, Demands, demands, layer_targets, target_shares, target_us, threshold_share
 from gangway.scheduler.model_profile import ModelProfile
 
 CORES = 64
@@ -147,10 +147,23 @@ def test_every_layer_has_room_for_being_a_unit_and_a_block_needs_it_once() -> No
 
 
 def test_units_leave_the_layers_their_fastest_time() -> None:
-    """Of 200 us 6.25 are for the layers, on 64 cores; 193.75 for two units, which need 1000."""
+    """Of 200 us the layers take 400 / 64 x 1.05 at least, on 64 cores; units would need 1000."""
     of = demands(model([100.0, 300.0], [1.0, 3.0], 200.0), unit_us=500.0)
-    assert list(of.target_us) == pytest.approx([0.0, 96.875 + 6.25 / 4, 200.0])
+    least_us = 400 / 64 * 1.05
+    assert list(of.target_us) == pytest.approx([0.0, (200 - least_us) / 2 + least_us / 4, 200.0])
     assert all(1 <= cores <= CORES for cores in of.layer_cores)
+
+
+def test_a_layer_that_cannot_keep_to_its_share_has_more_from_the_others() -> None:
+    """12 ms by 1 : 2 : 1 are 3, 6, 3; the first takes 4.2 at best, so 7.8 are left for 2 : 1."""
+    flat = (4e3,) * 4
+    scaling = tuple(9.6e3 / count for count in range(1, 5))
+    profile = ModelProfile(
+        0, "m", 3, 4, ((flat,), (scaling,), (scaling,)), compute_us=(1.0, 2.0, 1.0), memory_us=(0.0,) * 3, qos_us=12e3
+    )
+    assert layer_targets(profile, 12e3) == pytest.approx([4.2e3, 5.2e3, 2.6e3])
+    assert demands(profile).layer_cores == (1, 2, 4)
+    assert layer_targets(profile, 4e3) == pytest.approx([1e3, 2e3, 1e3])  # nothing helps
 
 
 def test_interference_raises_demands_by_the_slope() -> None:
