@@ -7,9 +7,9 @@ from gangway.scheduler.blocks import Block, Demands, demands
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Policy, Query, Resize, RunningBlock, Snapshot, Start
 
-# The paper gives the layers the whole target, though then every wait misses it. A fifth is left for waiting and for
-# what is predicted wrongly, in all policies of this family alike.
-TARGET_SHARE = 0.8
+# The paper gives the layers the whole target, though then every wait misses it. A tenth is left for waiting and for
+# what is predicted wrongly, in all policies of this family alike (docs/fidelity.md has other shares).
+TARGET_SHARE = 0.9
 # What a unit takes beside its layers: from the decision to its first task, and until its cores can be used again. The
 # paper's demands are measured in its own system, with whatever a unit costs there.
 UNIT_US = 45.0

@@ -1,6 +1,6 @@
 """Fig. 4b and 10 of VELTAIR: what ResNet-50's layers, blocks and the whole model ask for. No simulation.
 
-Demands are those of the policies: 80 % of 15 ms, with what a unit costs beside its layers.
+Demands are those of the policies: 90 % of 15 ms, with what a unit costs beside its layers.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ The paper's targets (Table 2), 64 modelled cores, 95 % of all queries in time. R
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -33,8 +33,11 @@ class Found:
     core_efficiency: float  # time that the queries take on one core over the time of the cores they held
 
 
-def draw(request: FigureRequest) -> None:
-    """Write veltair_fig12.csv and .png, veltair_fig13.csv and .png. Raises OSError."""
+def draw(request: FigureRequest, mixes: Sequence[str] = MIXES, policies: Sequence[str] = ()) -> None:
+    """Write veltair_fig12.csv and .png, veltair_fig13.csv and .png, this one of the last mix. Raises OSError.
+
+    `policies`: the baseline first; none: all.
+    """
     queries = min(request.queries, MOST_QUERIES)
     found: dict[str, dict[str, Found]] = {}
     header = ("mix", "policy", "rate_per_s", "over_planaria", "paper", "in_time", "over_isolated", "core_use",
@@ -43,17 +46,17 @@ def draw(request: FigureRequest) -> None:
         Csv(request.output / "veltair_fig12.csv", header) as rates,
         Csv(request.output / "veltair_fig13.csv", ("mix", "policy", "model", "over_isolated", "mean_ms")) as latencies,
     ):
-        for mix in MIXES:
+        for mix in mixes:
             scenario = make_scenario(read_mix(mix), CORES)
             found[mix] = {}
-            for policy in names():
+            for policy in policies or names():
                 one = found[mix][policy] = highest(policy, scenario, queries, request.seed)
                 rates.write(mix, policy, one.rate_per_s, *_ratios(found[mix], mix, policy), *_numbers(one))
                 for row in one.run.summary.models if one.run else ():
                     latencies.write(mix, policy, row.name, row.over_isolated, (row.mean_us or 0.0) / 1e3)
                 request.console.print(f"{mix}, {policy}: {one.rate_per_s:.4g} queries a second", highlight=False)
     _plot_rates(request, found)
-    _plot_latencies(request, found)
+    _plot_latencies(request, mixes[-1], found[mixes[-1]])
 
 
 def names() -> list[str]:
@@ -90,8 +93,8 @@ def _numbers(found: Found) -> tuple[object, ...]:
 
 def _plot_rates(request: FigureRequest, found: Mapping[str, Mapping[str, Found]]) -> None:
     title = f"VELTAIR's Fig. 12: highest rate with 95 % in time over that of {BASELINE}, {CORES} modelled cores"
-    figure, (panels,) = new_figure(title, columns=len(MIXES), size=(15, 5.5))
-    for axes, mix in zip(panels, MIXES, strict=True):
+    figure, (panels,) = new_figure(title, columns=len(found), size=(15, 5.5))
+    for axes, mix in zip(panels, found, strict=True):
         ranked = sorted(((one.rate_per_s, policy) for policy, one in found[mix].items()), reverse=True)
         policies = [policy for _, policy in ranked]
         bars = axes.barh(
@@ -100,7 +103,8 @@ def _plot_rates(request: FigureRequest, found: Mapping[str, Mapping[str, Found]]
         axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
         baseline = found[mix][BASELINE].rate_per_s
         for policy, ratio in RATE_OVER_PLANARIA[mix].items():
-            axes.plot([ratio * baseline], [policies.index(policy)], "*", ms=11, color="black", mfc="none")
+            if policy in policies:
+                axes.plot([ratio * baseline], [policies.index(policy)], "*", ms=11, color="black", mfc="none")
         axes.set_title(mix, fontsize=9)
         axes.set_xlabel(f"queries per second (star: the paper's ratio x our {BASELINE})", fontsize=7)
         axes.tick_params(labelsize=8)
@@ -109,11 +113,11 @@ def _plot_rates(request: FigureRequest, found: Mapping[str, Mapping[str, Found]]
     save(figure, request.output / "veltair_fig12.png")
 
 
-def _plot_latencies(request: FigureRequest, found: Mapping[str, Mapping[str, Found]]) -> None:
-    title = f"VELTAIR's Fig. 13: mean latency over isolated at the highest rate, mix, {CORES} modelled cores"
+def _plot_latencies(request: FigureRequest, mix: str, found: Mapping[str, Found]) -> None:
+    title = f"VELTAIR's Fig. 13: mean latency over isolated at the highest rate, {mix}, {CORES} modelled cores"
     figure, ((axes,),) = new_figure(title, size=(11, 4.6))
-    runs = {policy: found["mix"][policy].run for policy in VELTAIRS}
-    models = read_mix("mix").names
+    runs = {policy: found[policy].run for policy in VELTAIRS if policy in found}
+    models = read_mix(mix).names
     for place, (policy, run) in enumerate(runs.items()):
         ours = [row.over_isolated or 0.0 for row in run.summary.models] if run else [0.0] * len(models)
         label = f"{policy}: mean {fmean(ours):.2f} (paper {LATENCY_OVER_ISOLATED[policy]:g})"

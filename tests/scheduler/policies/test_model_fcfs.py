@@ -11,7 +11,7 @@ MODELS = {
     WIDE: ModelProfile(WIDE, "wide", layers=10, max_ranks=64),
     NARROW: ModelProfile(NARROW, "narrow", layers=3, max_ranks=1),
     TRIPLE: ModelProfile(TRIPLE, "triple", layers=5, max_ranks=3),
-    # 30 ms on one core, 15 on two, 10 on three; of its 14 ms 11.2 are for its layers: three cores
+    # 30 ms on one core, 15 on two, 10 on three; of its 14 ms 12.6 are for its layers: three cores
     PROMPT: ModelProfile(
         PROMPT, "prompt", 2, 4, ((((10e3, 5e3, 10e3 / 3, 2.5e3),)), ((20e3, 10e3, 20e3 / 3, 5e3),)), qos_us=14e3
     ),

@@ -1,6 +1,6 @@
 """VELTAIR's spatial policies against cases worked out by hand, on 8 cores.
 
-A unit takes `UNIT` beside its layers, and a fifth of each target is for waiting. `LADDER`: 10 ms and one `UNIT` are
+A unit takes `UNIT` beside its layers, and a tenth of each target is for waiting. `LADDER`: 10 ms and one `UNIT` are
 there for each of its layers. They take 10, 40, 20 and 10 ms on one core, and scale perfectly: so they ask for 1, 4, 2
 and 1 cores, and the whole model for 2. `FRAGILE`: one layer with two versions, for which 8 ms and one `UNIT` are there:
 16 ms x (1 + level), and 20 ms x (1 + 0.2 level).
@@ -25,10 +25,10 @@ def scaled(core_us: float) -> tuple[float, ...]:
 MODELS = {
     LADDER: ModelProfile(
         LADDER, "ladder", 4, CORES, tuple((scaled(1e3 * time),) for time in (10, 40, 20, 10)), compute_us=(1.0,) * 4,
-        memory_us=(0.0,) * 4, slope=((0.0,),) * 4, qos_us=(40e3 + 4 * UNIT) / 0.8,
+        memory_us=(0.0,) * 4, slope=((0.0,),) * 4, qos_us=(40e3 + 4 * UNIT) / 0.9,
     ),
     FRAGILE: ModelProfile(
-        FRAGILE, "fragile", 1, CORES, ((scaled(16e3), scaled(20e3)),), slope=((1.0, 0.2),), qos_us=(8e3 + UNIT) / 0.8
+        FRAGILE, "fragile", 1, CORES, ((scaled(16e3), scaled(20e3)),), slope=((1.0, 0.2),), qos_us=(8e3 + UNIT) / 0.9
     ),
 }  # fmt: skip
 
