@@ -31,5 +31,5 @@ class Gangway(Policy):
         for work in works:
             ask(work, snapshot, MARGIN)
         ordered = in_order(works, snapshot.core_count, MARGIN) if len(works) > 1 else works
-        share_out(ordered, snapshot, MARGIN)
+        share_out(ordered, snapshot)
         return moves(ordered, snapshot, MARGIN)

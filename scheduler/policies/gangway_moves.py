@@ -31,15 +31,13 @@ def _starts(
     ordered: Sequence[Work], snapshot: Snapshot, decisions: list[Decision]
 ) -> tuple[tuple[int, ...], list[Work]]:
     """Start waiting queries on free cores; return the cores left and those that got too few, most urgent first."""
-    free, leases = snapshot.free_cores, snapshot.free_leases
+    free = snapshot.free_cores
     short = []
     for work in ordered:
-        query = work.query
-        if work.block is not None or not work.grant or (not query.started and leases == 0):
+        if work.block is not None or not work.grant:
             continue
         gang, free = free[: work.grant], free[work.grant :]
         if gang:
-            leases -= not query.started
             decisions.append(_start(work, gang))
         if len(gang) < work.grant:
             short.append(work)

@@ -48,10 +48,11 @@ def rank(work: Work) -> tuple[int, int, float, int]:
 def in_order(works: Sequence[Work], core_count: int, margin: float) -> list[Work]:
     """Return the queries most urgent first, after giving up those that cannot be saved together with the others.
 
-    Only the first `LOOK_AHEAD` are planned, the others follow behind in any order: the cost is linear in their number.
+    Of those that have not begun only the first `LOOK_AHEAD` are planned: the cost is linear in their number.
     """
     if len(works) > LOOK_AHEAD:
-        works = heapq.nsmallest(LOOK_AHEAD, works, key=rank)
+        begun = [work for work in works if work.block is not None or work.query.started]
+        works = begun + heapq.nsmallest(LOOK_AHEAD, (work for work in works if work not in begun), key=rank)
     ordered = sorted(works, key=rank)
     if _give_up(ordered, core_count, margin):
         ordered.sort(key=rank)
