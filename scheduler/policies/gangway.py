@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gangway.scheduler.policies.gangway_aging import Aging
 from gangway.scheduler.policies.gangway_moves import moves
-from gangway.scheduler.policies.gangway_order import classify, in_order
+from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
 from gangway.scheduler.policies.gangway_shares import ask, share_out
 from gangway.scheduler.policy import Decision, Policy, Snapshot
 from gangway.scheduler.prediction import Work
@@ -24,7 +24,8 @@ class Gangway(Policy):
         """Order all queries, share out the cores in this order, and move from what is to what should be."""
         if not snapshot.waiting and (not snapshot.free_cores or not snapshot.running):
             return ()
-        works = [Work(query, None, snapshot) for query in snapshot.waiting]
+        waiting = candidates(snapshot.waiting, snapshot.now_us, snapshot.core_count)
+        works = [Work(query, None, snapshot) for query in waiting]
         works += [Work(block.query, block, snapshot) for block in snapshot.running]
         classify(works)
         self._aging.promote(works, snapshot)

@@ -11,6 +11,7 @@ Priority classes go strictly first. Within a class:
 
 import heapq
 from collections.abc import Sequence
+from itertools import islice
 
 from gangway.scheduler.policy import Query
 from gangway.scheduler.prediction import Work
@@ -20,7 +21,7 @@ AGED, IN_TIME, AT_RISK, BEHIND = range(4)
 LATE_FACTOR = 10.0  # virtual deadline of a late query: so many times its target after its arrival
 BEST_EFFORT_FACTOR = 30.0  # of one without a deadline: so many times its isolated latency,
 BEST_EFFORT_LEAST_US = 1_000_000.0  # and not less than this
-LOOK_AHEAD = 64  # so many queries, those with the earliest deadlines, are planned
+LEAST_PLANNED = 32  # of very many queries so many are planned, or as many as there are cores
 
 
 def virtual_due_us(query: Query, isolated_us: float) -> float:
@@ -45,14 +46,33 @@ def rank(work: Work) -> tuple[int, int, float, int]:
     return (work.query.priority, work.tier, work.due_us, work.query.query_id)
 
 
-def in_order(works: Sequence[Work], core_count: int, margin: float) -> list[Work]:
-    """Return the queries most urgent first, after giving up those that cannot be saved together with the others.
+def candidates(waiting: Sequence[Query], now_us: float, core_count: int) -> Sequence[Query]:
+    """Return the waiting queries that are worth planning: all, or of very many those that may be served next.
 
-    Of those that have not begun only the first `LOOK_AHEAD` are planned: the cost is linear in their number.
+    These are the ones that have begun, those whose deadlines come first, and of those that are behind the oldest. A
+    higher class comes before a lower one. One pass over the queries, with little work for each.
     """
-    if len(works) > LOOK_AHEAD:
-        begun = [work for work in works if work.block is not None or work.query.started]
-        works = begun + heapq.nsmallest(LOOK_AHEAD, (work for work in works if work not in begun), key=rank)
+    most = max(LEAST_PLANNED, core_count)
+    if len(waiting) <= 2 * most:
+        return waiting
+    found = [query for query in waiting if query.started]
+    for priority in sorted({query.priority for query in waiting}):
+        fresh = [query for query in waiting if query.priority == priority and not query.started]
+        hopeful = [query for query in fresh if query.deadline_us is not None and query.deadline_us > now_us]
+        found += heapq.nsmallest(most, hopeful, key=_deadline_us)
+        behind = (query for query in fresh if query.deadline_us is None or query.deadline_us <= now_us)
+        found += islice(behind, core_count)
+        if len(found) >= most:
+            break
+    return found
+
+
+def _deadline_us(query: Query) -> float:
+    return query.deadline_us or 0.0
+
+
+def in_order(works: Sequence[Work], core_count: int, margin: float) -> list[Work]:
+    """Return the queries most urgent first, after giving up those that cannot be saved together with the others."""
     ordered = sorted(works, key=rank)
     if _give_up(ordered, core_count, margin):
         ordered.sort(key=rank)

@@ -36,7 +36,7 @@ POLICIES: dict[str, Callable[[str], Policy]] = {
     Parties.name: lambda argument: plain(Parties, argument),
     Triton.name: make_triton,
 }
-DEFAULT_POLICY = ModelFcfs.name
+DEFAULT_POLICY = Gangway.name
 
 
 def make_policy(text: str) -> Policy:

@@ -1,0 +1,115 @@
+"""What decisions cost, policy by policy: CPU time of `decide`, with many waiting queries and for a query under load.
+
+The simulator drives the policies on its measured models; only the time inside `decide` counts. The live scheduler's
+own work (rings, leases, snapshots) is not in it.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
+from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
+from gangway.simulator.engine import simulate
+from gangway.simulator.scenario import Scenario, make_scenario
+from gangway.workload.arrivals import poisson
+from gangway.workload.mix import Mix, MixModel, capacity_per_s, read_mix
+from gangway.workload.qos import Qos
+
+from benchmarks.report import Row, option_parser, start_report
+
+CORES = 2
+WAITING = (10, 100, 1000)
+REPEATS = 15
+QOS = Qos(multiple=3.0)
+LIGHT_LOAD = 0.2  # of capacity
+ARGUMENTS = {"fixed_block": "fixed_block:6"}
+QUERY_US_AT_MOST = 50.0
+
+
+class Timed(Policy):
+    """A policy whose decisions are timed."""
+
+    def __init__(self, inner: Policy) -> None:
+        self.name = inner.name
+        self.cpu_ns = 0
+        self._inner = inner
+
+    def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
+        """Let the policy decide; note the CPU time."""
+        begin_ns = time.thread_time_ns()
+        decisions = self._inner.decide(snapshot)
+        self.cpu_ns += time.thread_time_ns() - begin_ns
+        return decisions
+
+    def finished(self, query: Query, now_us: float) -> None:
+        """Let the policy note it."""
+        self._inner.finished(query, now_us)
+
+
+def make_timed(name: str) -> Timed:
+    """Return a fresh policy with its usual argument."""
+    return Timed(make_policy(ARGUMENTS.get(name, name)))
+
+
+def full_queue_us(name: str, scenario: Scenario, count: int) -> float:
+    """Return the median CPU microseconds of one decision about so many waiting queries on idle cores."""
+    period_us = 1e6 / capacity(scenario)
+    queries = [
+        Query(
+            number,
+            number % len(scenario.models),
+            1,
+            at_us,
+            at_us + (scenario.models[number % len(scenario.models)].qos_us or 0.0),
+        )
+        for number, at_us in enumerate(index * period_us for index in range(count))
+    ]
+    now_us = count * period_us
+    policy = make_timed(name)
+    times_us = []
+    for repeat in range(REPEATS):
+        policy.cpu_ns = 0
+        policy.decide(Snapshot(now_us + repeat, queries, (), tuple(range(CORES)), CORES, scenario.models))
+        times_us.append(policy.cpu_ns / 1000)
+    return statistics.median(times_us)
+
+
+def query_us(name: str, scenario: Scenario, queries: int) -> float:
+    """Return the CPU microseconds of all decisions for one query of a light load."""
+    policy = make_timed(name)
+    arrivals = poisson(scenario.mix, LIGHT_LOAD * capacity(scenario), queries, seed=1)
+    simulate(policy, scenario.models, arrivals, scenario.machine)
+    return policy.cpu_ns / 1000 / queries
+
+
+def capacity(scenario: Scenario) -> float:
+    """Return the rate of the machine if it ran one query at a time."""
+    return capacity_per_s(scenario.mix, dict(zip(scenario.mix.names, scenario.isolated_us, strict=True)))
+
+
+def main() -> int:
+    """Measure every policy; return 1 if the default one costs too much."""
+    parser = option_parser(__doc__ or "")
+    parser.add_argument("--queries", type=int, default=2000, metavar="N", help="queries of the light load (2000)")
+    parser.add_argument("--policies", default=",".join(sorted(POLICIES)), metavar="P[,P]", help="which ones (all)")
+    options = parser.parse_args()
+    report = start_report("CPU time of decisions")
+    mixed = make_scenario(read_mix("mix").with_qos(QOS), CORES)
+    alone = make_scenario(Mix("mobilenetv2", (MixModel("mobilenetv2", qos=QOS),)), CORES)
+    rows: list[Row] = []
+    for name in options.policies.split(","):
+        row: dict[str, str | float] = {"policy": name}
+        row |= {f"us, {count} waiting": full_queue_us(name, mixed, count) for count in WAITING}
+        row |= {"us a query, mix": query_us(name, mixed, options.queries)}
+        row |= {"us a query, mobilenetv2": query_us(name, alone, options.queries)}
+        rows.append(row)
+        if name == DEFAULT_POLICY:
+            report.target(f"{name}: us a query of mobilenetv2", float(row["us a query, mobilenetv2"]), QUERY_US_AT_MOST)
+    report.table(f"decide on {CORES} cores, us of CPU; light load: {LIGHT_LOAD} of capacity", rows)
+    return report.finish(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
