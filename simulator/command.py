@@ -15,7 +15,7 @@ from gangway.simulator.figures import FIGURES, FigureRequest
 from gangway.simulator.observers import Recorder
 from gangway.simulator.report import counters_table, draw, file_stem, table, write_csv, write_probes
 from gangway.simulator.runs import Goal, PolicyRun, run_policy, search_rate
-from gangway.simulator.scenario import Scenario, make_scenario, read_models
+from gangway.simulator.scenario import OVERHEADS, Scenario, make_scenario, read_models
 from gangway.workload.mix import parse_mix, read_mix
 from gangway.workload.qos import WorkloadError, parse_qos
 from gangway.workload.search import Probe
@@ -87,7 +87,7 @@ def _scenario(options: argparse.Namespace) -> Scenario:
     if options.qos is not None:
         mix = mix.with_qos(parse_qos(options.qos))
     measured = read_models(options.profile)
-    return make_scenario(mix, options.cores, measured, memory_share=options.memory_share)
+    return make_scenario(mix, options.cores, measured, OVERHEADS[options.overheads], options.memory_share)
 
 
 def _figures(options: argparse.Namespace, console: Console) -> int:
@@ -127,6 +127,8 @@ def _parser() -> argparse.ArgumentParser:
         help="other measured models: files of `gangway profile` in its cache")  # fmt: skip
     add("--memory-share", type=_positive, default=1.0, metavar="X",
         help="bandwidth and shared cache per core, as a part of the measured machine's (1)")  # fmt: skip
+    add("--overheads", choices=OVERHEADS, default="spare",
+        help="front end and scheduler have spare cores, or share the workers', or cost nothing (spare)")  # fmt: skip
     add("--trace-decisions", action="store_true", help="write why each decision was made")
     add("--timeline", action="store_true", help="write which core did what, for Perfetto")
     add("--figures", metavar="NAME", help=f"draw figures of the papers instead: {', '.join((ALL, *FIGURES))}")

@@ -16,7 +16,7 @@ from gangway.scheduler.model_profile import ModelProfile
 from gangway.simulator.measured import MeasuredModel
 
 MAX_SLOPE = 4.0  # larger ones, and negative ones, are of layers of some microseconds: noise
-TURN_US = 0.7  # benchmarks.gang: 0.05 us on one rank, 0.72 to 0.76 on two
+TURN_US = 0.2  # benchmarks.gang on a quiet machine: two ranks 0.17 to 0.22 us
 
 
 def scale_model(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.model_profile import ModelProfile
-from gangway.simulator.machine import Machine, Overheads
+from gangway.simulator.machine import NO_OVERHEADS, Machine, Overheads
 from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
 from gangway.simulator.scaling import scale_model
 from gangway.workload.mix import Mix
@@ -14,7 +14,11 @@ from gangway.workload.qos import WorkloadError
 
 # docs/simulator.md says how these were measured.
 LEVEL_OF_A_FULL_CORE = 0.36
-SPARE_CORES = Overheads(submit_us=60.0, answer_us=60.0, dispatch_us=25.0, leave_us=20.0, grow_us=25.0, stop_us=100.0)
+WAKE_UP_US = 15.0
+STOP_AT_ONCE_US = 100.0
+SPARE_CORES = Overheads(275.0, 275.0, WAKE_UP_US, WAKE_UP_US, WAKE_UP_US, STOP_AT_ONCE_US)
+SHARED_CORES = Overheads(900.0, 900.0, 0.0, WAKE_UP_US, WAKE_UP_US, STOP_AT_ONCE_US, stolen_us=2250.0)
+OVERHEADS = {"spare": SPARE_CORES, "shared": SHARED_CORES, "none": NO_OVERHEADS}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,294 @@
+"""One trace, live through real gRPC on two cores and simulated: how far the two are apart, and what a request costs.
+
+The simulator is told nothing of the live runs but what a lone request takes on this machine now: layers are the
+measured ones that come with it, stretched to that, and what is left is the way to the scheduler and back. The CPU that
+front end, scheduler and client take from the workers in a run is counted. The trace runs several times; each query
+counts with its median. `others`: the share of the cores that other processes used meanwhile. Where it is not near zero
+nothing can be compared.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from gangway.artifact.machine import whole_machine_id
+from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
+from gangway.clients.connection import Connection
+from gangway.clients.inputs import random_tensors
+from gangway.clients.open_loop import OpenLoopRun, drive
+from gangway.clients.tensors import infer_request
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
+from gangway.simulator.engine import simulate
+from gangway.simulator.machine import Machine as SimulatedMachine
+from gangway.simulator.machine import Overheads
+from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
+from gangway.simulator.results import Result
+from gangway.simulator.scaling import scale_model
+from gangway.simulator.scenario import WAKE_UP_US, level_per_demand
+from gangway.workload.arrivals import Arrivals, poisson
+from gangway.workload.mix import Mix, MixModel
+from gangway.workload.outcomes import Row, summarise
+
+from benchmarks.live_server import LiveServer, live_server
+from benchmarks.report import add_repository_option, option_parser, start_report
+from benchmarks.repository import compile_model, ensure_zoo
+
+CORES = 2
+MIX = Mix("replayed", (MixModel("mobilenetv2", 6.0), MixModel("resnet50", 1.0)))
+QOS_MULTIPLE = 5
+LONE_REQUESTS = {"mobilenetv2": 12, "resnet50": 6}
+TARGET = "target"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Lone:
+    """What a request takes when it is alone: computing, and the way to the scheduler and back."""
+
+    compute_us: float
+    way_us: float
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """One run of the trace. `overhead_us`: CPU per query that is not the workers'."""
+
+    latency_us: np.ndarray
+    overhead_us: float
+    others: float
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Both sides of the comparison; `live` sums up the runs that were chosen."""
+
+    lone: Mapping[str, Lone]
+    rate_per_s: float
+    runs: Sequence[LiveRun]
+    live: Row
+    simulated: Row
+    result: Result
+
+
+def replay(
+    artifacts: Mapping[str, Path],
+    models: Path,
+    folder: Path,
+    policy: str = DEFAULT_POLICY,
+    load: float = 0.4,
+    queries: int = 80,
+    runs: int = 2,
+    others_at_most: float = float("inf"),
+) -> Replay | None:
+    """Serve the trace live and simulate it. None if other processes were at work in every run.
+
+    `artifacts`: compiled models by name, `models`: the repository with their ONNX files, `folder`: an empty one.
+    `load`: queries a second, times what a lone one takes on average.
+    """
+    measured = {name: read_measured(shipped_models()[name]) for name in MIX.names}
+    scaled = [scale_model(measured[name], CORES, index) for index, name in enumerate(MIX.names)]
+    scaled = [replace(model, qos_us=QOS_MULTIPLE * model.isolated_us) for model in scaled]
+    cache = folder / "cache"
+    cache.mkdir()
+    for name, artifact in artifacts.items():
+        (cache / artifact.name).symlink_to(artifact)
+        write_profile(cache, _profile_of(measured[name], artifact.name))
+    repository = _repository(folder / "models", models, scaled)
+    flags = [f"--cache-dir={cache}", f"--scheduler={policy}", "--cores=0,1"]
+    with live_server(repository, flags) as server, Connection(server.url, 10) as connection:
+        live = _Live(server, connection)
+        lone = {model.name: live.lone(model.name, 3 * model.isolated_us) for model in scaled}
+        mean_us = float(np.dot(MIX.shares, [lone[name].compute_us + lone[name].way_us for name in MIX.names]))
+        arrivals = poisson(MIX, load * 1e6 / mean_us, queries, seed=1)
+        done = [live.replay(arrivals) for _ in range(runs)]
+    quiet = [run for _, run in done if run.others <= others_at_most]
+    if not quiet:
+        return None
+    result = _simulate(policy, measured, scaled, lone, arrivals, quiet)
+    targets = {TARGET: [model.qos_us for model in scaled]}
+    seen = replace(done[0][0].outcomes, latency_us=np.median([run.latency_us for run in quiet], axis=0))
+    return Replay(
+        lone,
+        load * 1e6 / mean_us,
+        [run for _, run in done],
+        summarise(seen, targets).total,
+        summarise(result.outcomes, targets).total,
+        result,
+    )
+
+
+def _simulate(
+    policy: str,
+    measured: Mapping[str, MeasuredModel],
+    scaled: Sequence[ModelProfile],
+    lone: Mapping[str, Lone],
+    arrivals: Arrivals,
+    runs: Sequence[LiveRun],
+) -> Result:
+    models = {}
+    for index, model in enumerate(scaled):
+        factor = lone[model.name].compute_us / _lone_compute_us(policy, model)
+        models[index] = scale_model(_stretched(measured[model.name], factor), CORES, index, model.qos_us)
+    way_us = float(np.mean([each.way_us for each in lone.values()]))
+    overheads = Overheads(
+        submit_us=way_us / 2,
+        answer_us=way_us / 2,
+        leave_us=WAKE_UP_US,
+        grow_us=WAKE_UP_US,
+        stolen_us=float(np.median([run.overhead_us for run in runs])),
+    )
+    machine = SimulatedMachine(CORES, overheads, level_per_demand(CORES))
+    return simulate(make_policy(policy), models, arrivals, machine)
+
+
+def _lone_compute_us(policy: str, model: ModelProfile) -> float:
+    """Return how long the policy takes for a lone query on the simulated machine: on as many cores as it likes."""
+    alone = Arrivals(np.zeros(1), np.zeros(1, np.int64))
+    result = simulate(make_policy(policy), {0: replace(model, model_id=0)}, alone, SimulatedMachine(CORES))
+    return float(result.outcomes.latency_us[0])
+
+
+def _stretched(model: MeasuredModel, factor: float) -> MeasuredModel:
+    times = tuple(tuple(tuple(t * factor for t in version) for version in layer) for layer in model.latency_us)
+    return replace(model, latency_us=times)
+
+
+class _Live:
+    """A server, and requests for it."""
+
+    def __init__(self, server: LiveServer, connection: Connection) -> None:
+        self._server = server
+        self._connection = connection
+        self._requests = {}
+        for name in MIX.names:
+            inputs = connection.model_metadata(name).inputs
+            values = random_tensors(inputs, 1, 0)
+            tensors = {tensor.name: (tensor.datatype, values[tensor.name]) for tensor in inputs}
+            self._requests[name] = infer_request(name, "", tensors).SerializeToString()
+
+    def lone(self, name: str, gap_us: float) -> Lone:
+        """Send some requests, each when the one before is long answered."""
+        count = LONE_REQUESTS[name]
+        arrivals = Arrivals(np.arange(count) * gap_us, np.zeros(count, np.int64))
+        before_ns = self._compute_ns(name)
+        latency_us = drive(self._server.url, {name: self._requests[name]}, arrivals).outcomes.latency_us
+        compute_us = (self._compute_ns(name) - before_ns) / 1000 / count
+        return Lone(compute_us, float(np.median(latency_us)) - compute_us)
+
+    def replay(self, arrivals: Arrivals) -> tuple[OpenLoopRun, LiveRun]:
+        pids = self._server.pids()
+        serving = [*pids["front end"], *pids["scheduler"]]
+        everybody = [os.getpid(), *(pid for same in pids.values() for pid in same)]
+        serving_before, everybody_before, busy_before_s = _used_s(serving), _used_s(everybody), _busy_s()
+        run = drive(self._server.url, self._requests, arrivals)
+        serving_s, ours_s, all_s = _since(serving_before), _since(everybody_before), _busy_s() - busy_before_s
+        if not run.outcomes.answered.all():
+            raise RuntimeError(f"not every query was answered: {run.messages}")
+        others = (all_s - ours_s) / (run.seconds * (os.cpu_count() or 1))
+        return run, LiveRun(run.outcomes.latency_us, (serving_s + run.cpu_s) * 1e6 / len(arrivals), others)
+
+    def _compute_ns(self, name: str) -> int:
+        return int(self._connection.model_statistics(name).model_stats[0].inference_stats.compute_infer.ns)
+
+
+def _busy_s() -> float:
+    """Return the CPU that the whole machine has used, and had stolen from it."""
+    numbers = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    user, nice, system, _idle, _wait, irq, softirq, steal = map(int, numbers)
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+
+
+def _used_s(pids: Sequence[int]) -> dict[int, float]:
+    """Return the CPU of each process that is still there."""
+    used = {}
+    for pid in pids:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            used[pid] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return used
+
+
+def _since(before: Mapping[int, float]) -> float:
+    """Return the CPU that these processes have used since."""
+    now = _used_s(list(before))
+    return sum(now[pid] - before[pid] for pid in now)
+
+
+def _repository(folder: Path, source: Path, models: Sequence[ModelProfile]) -> Path:
+    for model in models:
+        (folder / model.name / "1").mkdir(parents=True)
+        onnx_file = (source / model.name / "1" / "model.onnx").resolve()
+        (folder / model.name / "1" / "model.onnx").symlink_to(onnx_file)
+        qos = f'parameters {{ key: "qos_ms" value: {{ string_value: "{(model.qos_us or 0) / 1000:.3f}" }} }}'
+        (folder / model.name / "config.pbtxt").write_text(f'backend: "onnxruntime"\nmax_batch_size: 8\n{qos}\n')
+    return folder
+
+
+def _profile_of(model: MeasuredModel, key: str) -> Profile:
+    """Return the same for the live scheduler."""
+    layers = tuple(
+        LayerProfile("layer", tuple(tuple((t,) for t in version) for version in versions), memory, compute, (), ())
+        for versions, memory, compute in zip(model.latency_us, model.memory_us, model.compute_us, strict=True)
+    )
+    isolated = tuple((sum(versions[0][i] for versions in model.latency_us),) for i in range(len(model.cores)))
+    machine = Machine(whole_machine_id(model.target), model.cpu, CORES, model.target, 1.0, 1.0)
+    return Profile(key, model.model_name, machine, model.cores, (1,), layers, isolated, (), 0, 1, 1.0)
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = option_parser("replay one trace live and simulated, on two cores")
+    add_repository_option(parser)
+    parser.add_argument("--policy", default=DEFAULT_POLICY, help="of server and simulator")
+    parser.add_argument("--load", type=float, default=0.4, help="queries a second times a lone one's latency")
+    parser.add_argument("--queries", type=int, default=120, help="of the trace")
+    parser.add_argument("--runs", type=int, default=3, help="of the trace")
+    options = parser.parse_args()
+    report = start_report("a trace, live and simulated")
+    models = ensure_zoo(options.repository, MIX.names).resolve()
+    artifacts = {name: compile_model(models, name) for name in MIX.names}
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = replay(artifacts, models, Path(folder), options.policy, options.load, options.queries, options.runs)
+    assert outcome is not None
+    report.table("a lone request, us", [{"model": name, **vars(lone)} for name, lone in outcome.lone.items()])
+    report.table(
+        "live runs",
+        [
+            {
+                "mean ms": run.latency_us.mean() / 1000,
+                "other CPU us/query": run.overhead_us,
+                "others": run.others,
+            }
+            for run in outcome.runs
+        ],
+    )
+    rows = [("live, medians", outcome.live), ("simulated", outcome.simulated)]
+    report.table(
+        f"{options.policy}, {outcome.rate_per_s:.1f} queries a second",
+        [
+            {
+                "": name,
+                "mean ms": (row.mean_us or 0) / 1000,
+                "p50 ms": (row.p50_us or 0) / 1000,
+                "p95 ms": (row.p95_us or 0) / 1000,
+                "in time": row.satisfied[TARGET] or 0,
+            }
+            for name, row in rows
+        ],
+    )
+    real, model = outcome.live, outcome.simulated
+    report.target("mean latency, simulated over live - 1", abs((model.mean_us or 0) / (real.mean_us or 1) - 1), 0.15)
+    report.target(
+        "share in time, difference", abs((model.satisfied[TARGET] or 0) - (real.satisfied[TARGET] or 0)), 0.05
+    )
+    return report.finish(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
