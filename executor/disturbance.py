@@ -12,10 +12,13 @@ from typing import Final
 
 from gangway.artifact.profile import InterferencePoint
 from gangway.executor import _probes
+from gangway.executor.counter_rates import CounterRates
 from gangway.executor.interference import IDLE, KINDS, Interference
 from gangway.executor.machine import l3_bytes, pinned, touched
 from gangway.executor.model_runner import ModelRunner, RunTimes
+from gangway.executor.perf_events import CYCLES, INSTRUCTIONS, cache_events, countable
 from gangway.executor.profile_clock import Clock, powers_of_two, version_count
+from gangway.executor.proxy_fit import CounterSample, ProxyFit, fit_proxy
 
 SHARES: Final = (25, 50, 100)  # percent: the strengths of generated interference
 LEAST_LEVEL: Final = 0.05  # root mean square: a slope through less than that is noise
@@ -29,20 +32,29 @@ LOADS: Final[tuple[Load, ...]] = tuple((kind, share) for share in SHARES for kin
 
 @dataclass(frozen=True)
 class Disturbed:
-    """What interference did, relative to none: `slope[layer][version]`, `slowdown[layer][version][point]`."""
+    """What interference did, relative to none: `slope[layer][version]`, `slowdown[layer][version][point]`.
+
+    `proxy`: how counters of the cache tell the level; None where there are none, or where there was no interference.
+    """
 
     ranks: int = 0
     points: tuple[InterferencePoint, ...] = ()
     slope: tuple[tuple[float, ...], ...] = ()
     slowdown: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    proxy: ProxyFit | None = None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The reference and the model (by version: medians of the layers), one after the other, beside one load."""
+    """The reference and the model (by version: medians of the layers), one after the other, beside one load.
+
+    `rates`: accesses to the last-level cache, misses there, and what else is counted, of the model's workers, per
+    microsecond on a core; None where nothing is counted.
+    """
 
     reference_us: float
     layer_us: tuple[tuple[float, ...], ...]
+    rates: tuple[float, ...] | None = None
 
 
 Round = dict[Load, Sample]
@@ -69,12 +81,12 @@ def disturbed_rounds(runner: ModelRunner, cores: Sequence[int], clock: Clock, le
     ranks = disturbed_ranks(len(cores))
     reference = touched(2 * l3_bytes())
     rounds: list[Round] = []
-    with Interference(cores[ranks:]) as interference:
+    with Interference(cores[ranks:]) as interference, _counters() as counters:
         while len(rounds) < MAX_ROUNDS and (len(rounds) < least or clock.passed_s("interference") < clock.seconds):
             one: Round = {}
             for load in (IDLE, *LOADS):
                 interference.set(*load)
-                one[load] = _sample(runner, ranks, reference, cores[0])
+                one[load] = _sample(runner, ranks, reference, cores[0], counters)
                 clock.passed_s("interference")
             rounds.append(one)
     return rounds
@@ -101,11 +113,34 @@ def slope_of(levels: Sequence[float], slowdowns: Sequence[float]) -> float:
     return sum(level * slowdown for level, slowdown in zip(levels, slowdowns, strict=True)) / squares
 
 
-def _sample(runner: ModelRunner, ranks: int, reference: memoryview, core: int) -> Sample:
+def counter_samples(rounds: Sequence[Round]) -> list[CounterSample]:
+    """Return what was counted, with the level at that time. Empty where nothing was."""
+    idle_us = statistics.median(one[IDLE].reference_us for one in rounds)
+    samples = []
+    for sample in (sample for one in rounds for sample in one.values()):
+        if sample.rates is not None:
+            accesses, misses, *others = sample.rates
+            level = max(0.0, sample.reference_us / idle_us - 1)
+            samples.append(CounterSample(accesses, misses, level, tuple(others)))
+    return samples
+
+
+def _counters() -> CounterRates:
+    """Count accesses to the cache, misses there, and what else there is; without the first two nothing."""
+    pair = cache_events()
+    if pair is None:
+        return CounterRates(())
+    return CounterRates((*pair, *(event for event in (INSTRUCTIONS, CYCLES) if countable([event]))))
+
+
+def _sample(runner: ModelRunner, ranks: int, reference: memoryview, core: int, counters: CounterRates) -> Sample:
     before_us = _reference_us(reference, core)
     versions = range(version_count(runner.manifest))
+    threads = [process.pid for process in runner.workers[:ranks]]
+    counters.look(threads)
     layer_us = tuple(_layer_medians(list(_runs(runner, ranks, version))) for version in versions)
-    return Sample((before_us + _reference_us(reference, core)) / 2, layer_us)
+    rates = counters.look(threads)
+    return Sample((before_us + _reference_us(reference, core)) / 2, layer_us, rates or None)
 
 
 def _reference_us(reference: memoryview, core: int) -> float:
@@ -136,6 +171,7 @@ def _evaluate(rounds: Sequence[Round], versions: Sequence[int], ranks: int) -> D
         slowdown=tuple(
             tuple(tuple(statistics.fmean(one[load]) for load in LOADS) for one in layer) for layer in by_layer
         ),
+        proxy=fit_proxy(counter_samples(rounds)),
     )
 
 

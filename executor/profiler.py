@@ -8,15 +8,19 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import LayerProfile, Machine, Profile
+from gangway.artifact.proxy import InterferenceProxy
 from gangway.executor.disturbance import Disturbed, measure_interference
 from gangway.executor.machine import measure_machine
 from gangway.executor.model_runner import ModelRunner, RunTimes
+from gangway.executor.perf_events import cache_events
 from gangway.executor.profile_clock import Clock, Progress, powers_of_two, version_count
+from gangway.executor.proxy_fit import ProxyFit
 
 DEFAULT_SECONDS: Final = 18.0  # with the start of Python and of workers less than 20
 MAX_ROWS: Final = 32
@@ -24,6 +28,13 @@ USUAL_ROWS: Final = 8  # batches up to here are measured if one run of each sett
 MORE_ROUNDS: Final = 3  # larger ones if so many rounds do after that
 MAX_ROUNDS: Final = 24
 LATENCY_PART: Final = 0.65  # of the time, when there are other cores to disturb from
+
+
+class Measured(NamedTuple):
+    """A model's profile, and the machine's proxy for interference: None where caches are not counted, or were calm."""
+
+    profile: Profile
+    proxy: InterferenceProxy | None
 
 
 class Setting(NamedTuple):
@@ -63,8 +74,8 @@ def profile_model(
     cores: Sequence[int],
     seconds: float = DEFAULT_SECONDS,
     progress: Progress = lambda phase, share: None,
-) -> Profile:
-    """Return the profile of the artifact `cache_dir/manifest.key` on these cores, made in about `seconds`.
+) -> Measured:
+    """Measure the artifact `cache_dir/manifest.key` on these cores, in about `seconds`.
 
     Each setting is measured at least once, however long that takes; batches that do not fit are left out. Raises
     RuntimeError when a worker cannot load the artifact, RunError, TimeoutError, and OSError when memory is lacking.
@@ -78,7 +89,7 @@ def profile_model(
         ranks = core_counts(len(cores))
         batches, samples = _measure_latency(runner, ranks, clock, latency_end)
         disturbed = measure_interference(runner, cores, clock) if len(cores) > 1 else Disturbed()
-    return Profile(
+    profile = Profile(
         key=manifest.key,
         model_name=manifest.model_name,
         machine=machine,
@@ -94,6 +105,14 @@ def profile_model(
         fewest_samples=min(samples.count(setting) for setting in _settings(manifest, ranks, batches)),
         seconds=time.monotonic() - begin,
     )
+    return Measured(profile, _proxy(machine, disturbed.proxy))
+
+
+def _proxy(machine: Machine, fit: ProxyFit | None) -> InterferenceProxy | None:
+    events = cache_events()
+    if fit is None or events is None:
+        return None
+    return InterferenceProxy(machine.machine_id, events[0].name, events[1].name, **asdict(fit))
 
 
 def core_counts(cores: int) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """What decisions do to gangs, and what becomes of a query when its gang has left."""
 
 import logging
+from pathlib import Path
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.leases import MAX_RANKS, PhaseKind
@@ -9,6 +10,7 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler.accounts import Accounts
 from gangway.scheduler.arenas import ArenaPool
 from gangway.scheduler.control import LoadModel
+from gangway.scheduler.counter_interference import from_profiles
 from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.interference import Interference, SlowdownInterference, Unit
 from gangway.scheduler.models import ModelTable
@@ -45,6 +47,14 @@ class Execution:
         self._arenas = arenas
         self._policy = policy
         self._accounts = accounts
+
+    def use_counters(self, profiles: Path, machine_id: str) -> None:
+        """Take the level of interference from counters, if the folder of profiles says how and the machine can."""
+        if isinstance(self.interference, SlowdownInterference):
+            counters = from_profiles(profiles, machine_id, self._workers.pids)
+            if counters is not None:
+                self.interference = counters
+                _log.info("level of interference: from %s", counters.name)
 
     # -- decisions
 

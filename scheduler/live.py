@@ -70,6 +70,7 @@ class LiveScheduler:
 
     def run(self) -> None:
         """Serve until Stop."""
+        _log.info("level of interference: from the %s", self._execution.interference.name)
         bell = self.control.scheduler_bell
         seen = bell.seen()
         self.step()

@@ -50,7 +50,9 @@ class ModelLife:
     def use_profile(self, model_id: int, path: Path) -> None:
         """Show policies a measured profile. One that cannot be read is named in the log."""
         try:
-            self._models.use_profile(model_id, read_profile(path))
+            profile = read_profile(path)
+            self._models.use_profile(model_id, profile)
+            self._execution.use_counters(path.parent, profile.machine.machine_id)
         except ProfileError as error:
             _log.warning("profile ignored: %s", error)
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from gangway.artifact.cache import default_cache_dir
 from gangway.artifact.format import Engine, Manifest
-from gangway.artifact.profile import Profile, encode_profile, write_profile
+from gangway.artifact.profile import encode_profile, write_profile
+from gangway.artifact.proxy import write_proxy
 from gangway.executor.model_runner import RunError
-from gangway.executor.profiler import DEFAULT_SECONDS, profile_model
+from gangway.executor.profiler import DEFAULT_SECONDS, Measured, profile_model
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.model_argument import model_and_cores, positive_number
-from gangway.server.profile_table import layer_table, summary
+from gangway.server.profile_table import layer_table, proxy_line, summary
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -30,19 +31,21 @@ def main(argv: Sequence[str]) -> int:
         manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
         if manifest.engine is Engine.ONNXRUNTIME:
             raise CompileError(f"{name} has no layers to measure, onnxruntime serves it: {manifest.fallback_reason}")
-        profile = _measure(name, manifest, options, cores)
+        profile, proxy = _measure(name, manifest, options, cores)
         written = write_profile(options.cache_dir, profile)
+        if proxy is not None:
+            write_proxy(written.parent, proxy)
         if options.json:
             options.json.write_bytes(encode_profile(profile))
     except (CompileError, RunError, RuntimeError, TimeoutError, OSError) as error:
         print(f"gangway profile: {error}", file=sys.stderr)
         return 1
     console.print(layer_table(manifest, profile))
-    console.print(*summary(profile), f"kept in {written}", sep="\n", highlight=False, soft_wrap=True)
+    console.print(*summary(profile), proxy_line(proxy), f"kept in {written}", sep="\n", highlight=False, soft_wrap=True)
     return 0
 
 
-def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: Sequence[int]) -> Profile:
+def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: Sequence[int]) -> Measured:
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=1.0)

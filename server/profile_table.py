@@ -2,6 +2,7 @@
 
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.profile import LayerProfile, Profile
+from gangway.artifact.proxy import InterferenceProxy
 from rich.table import Table
 
 
@@ -63,3 +64,15 @@ def _interference(profile: Profile) -> str:
     points = ", ".join(f"{point.kind} {point.share} %: {point.level:.2f}" for point in profile.interference)
     other = profile.machine.cores - profile.interference_cores
     return f"levels of interference from {other} core{'s' * (other > 1)}: {points}"
+
+
+def proxy_line(proxy: InterferenceProxy | None) -> str:
+    """Return what the counters of the cache say about interference, and how well."""
+    if proxy is None:
+        return "level from counters: none; caches are not counted here, or there was no interference to learn from"
+    return (
+        f"level from counters: {proxy.constant:.3g} + {proxy.per_access:.3g} x accesses/us + "
+        f"{proxy.per_miss_rate:.3g} x misses/access ({proxy.accesses}, {proxy.misses}); it explains "
+        f"{proxy.r_squared:.0%} of the variance over {proxy.samples} samples, and two principal components "
+        f"{proxy.pca_share:.0%} of that of all counters"
+    )

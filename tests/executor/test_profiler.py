@@ -59,7 +59,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
 @pytest.fixture(scope="module")
 def profile(artifact: tuple[Path, Manifest]) -> Profile:
     cores = available_cores()[:2]
-    return profile_model(*artifact, cores, seconds=2.0)
+    return profile_model(*artifact, cores, seconds=2.0).profile
 
 
 def test_shape(profile: Profile, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_memory_and_compute_time(profile: Profile) -> None:
 
 
 def test_one_core_has_no_slope(artifact: tuple[Path, Manifest]) -> None:
-    profile = profile_model(*artifact, available_cores()[:1], seconds=0.1)
+    profile = profile_model(*artifact, available_cores()[:1], seconds=0.1).profile
     assert (profile.cores, profile.interference, profile.interference_cores) == ((1,), (), 0)
     assert all(one.slope == one.slowdown == () for one in profile.layers)
 

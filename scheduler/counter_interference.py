@@ -1,0 +1,63 @@
+"""The level of interference from counters of the last-level cache: VELTAIR's way, where the machine has them."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from gangway.artifact.profile import ProfileError
+from gangway.artifact.proxy import InterferenceProxy, proxy_path, read_proxy
+from gangway.executor.counter_rates import CounterRates
+from gangway.executor.perf_events import cache_events
+from gangway.scheduler.interference import Unit
+
+INTERVAL_US: Final = 5_000.0  # a look takes some microseconds a worker
+_log = logging.getLogger(__name__)
+
+
+class Rates(Protocol):
+    """Accesses and misses per microsecond of these threads since the last look; None if nothing is known."""
+
+    def look(self, threads: Sequence[int]) -> tuple[float, ...] | None:
+        """Look at them."""
+
+
+class CounterInterference:
+    """What the machine's proxy makes of the counters of all workers, looked at every 5 ms at most."""
+
+    name = "counters of the last-level cache"
+
+    def __init__(self, proxy: InterferenceProxy, rates: Rates, threads: Callable[[], Sequence[int]]) -> None:
+        self._proxy = proxy
+        self._rates = rates
+        self._threads = threads
+        self._level = 0.0
+        self._next_us = 0.0
+
+    def finished(self, unit: Unit, now_us: float) -> None:
+        """Units say nothing here: counters are read instead."""
+
+    def level(self, now_us: float) -> float:
+        """Return the level in the last interval in which workers did something."""
+        if now_us >= self._next_us:
+            self._next_us = now_us + INTERVAL_US
+            rates = self._rates.look(self._threads())
+            if rates is not None:
+                self._level = self._proxy.level(rates[0], rates[1])
+        return self._level
+
+
+def from_profiles(profiles: Path, machine_id: str, threads: Callable[[], Sequence[int]]) -> CounterInterference | None:
+    """Return what the folder of profiles knows about this machine; None if that is nothing, or cannot be counted."""
+    path = proxy_path(profiles, machine_id)
+    events = cache_events()
+    if events is None or not path.exists():
+        return None
+    try:
+        proxy = read_proxy(path)
+    except ProfileError as error:
+        _log.warning("counters ignored: %s", error)
+        return None
+    if (events[0].name, events[1].name) != (proxy.accesses, proxy.misses):
+        return None
+    return CounterInterference(proxy, CounterRates(events), threads)

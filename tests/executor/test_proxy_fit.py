@@ -1,0 +1,80 @@
+"""The line from counters to levels, on numbers made for it; and its file."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+from gangway.artifact.profile import ProfileError
+from gangway.artifact.proxy import InterferenceProxy, proxy_path, read_proxy, write_proxy
+from gangway.executor.disturbance import LOADS, Sample, counter_samples
+from gangway.executor.interference import IDLE
+from gangway.executor.proxy_fit import CounterSample, fit_proxy
+
+PROXY = InterferenceProxy("0123456789ab", "a", "m", 0.1, 0.002, 1.5, 0.99, 0.97, 42)
+
+
+def samples(noise: float = 0.0, count: int = 60) -> list[CounterSample]:
+    """Levels of 0.1 + 0.002 x accesses + 1.5 x miss rate; two more counters that follow the accesses."""
+    generator = random.Random(5)
+    made = []
+    for _ in range(count):
+        accesses, miss_rate = generator.uniform(5, 80), generator.uniform(0, 0.6)
+        level = 0.1 + 0.002 * accesses + 1.5 * miss_rate + generator.gauss(0, noise)
+        made.append(CounterSample(accesses, miss_rate * accesses, level, (3000 - 20 * accesses, 7 * accesses)))
+    return made
+
+
+def test_a_line_is_found_exactly() -> None:
+    fit = fit_proxy(samples())
+    assert fit is not None
+    assert (fit.constant, fit.per_access, fit.per_miss_rate) == pytest.approx((0.1, 0.002, 1.5))
+    assert fit.r_squared == pytest.approx(1.0) and fit.samples == 60
+    assert fit.pca_share == pytest.approx(1.0), "four counters, two of which say nothing new"
+
+
+def test_noise_lowers_what_is_explained() -> None:
+    fit = fit_proxy(samples(noise=0.2))
+    assert fit is not None and 0.3 < fit.r_squared < 0.9
+    assert fit.per_miss_rate == pytest.approx(1.5, rel=0.25)
+
+
+def test_independent_counters_lower_the_share_of_two_components() -> None:
+    generator = random.Random(1)
+    noisy = [dataclasses.replace(sample, others=(generator.random(), generator.random())) for sample in samples()]
+    fit = fit_proxy(noisy)
+    assert fit is not None and 0.5 < fit.pca_share < 0.7  # two of four
+
+
+def test_too_little_to_learn_from() -> None:
+    assert fit_proxy(samples(count=7)) is None
+    assert fit_proxy([dataclasses.replace(sample, level=0.01) for sample in samples()]) is None
+    still = [CounterSample(10.0, 1.0, level) for level in (0.0, 0.5) * 10]
+    fit = fit_proxy(still)
+    assert fit is not None and fit.r_squared == pytest.approx(0.0) and fit.pca_share == 1.0
+
+
+def test_level() -> None:
+    assert PROXY.level(100.0, 20.0) == pytest.approx(0.1 + 0.2 + 0.3)
+    assert PROXY.level(0.0, 0.0) == pytest.approx(0.1)
+    assert dataclasses.replace(PROXY, constant=-1.0).level(0.0, 0.0) == 0.0
+
+
+def test_file(tmp_path: Path) -> None:
+    path = write_proxy(tmp_path, PROXY)
+    assert path == proxy_path(tmp_path, PROXY.machine_id) and read_proxy(path) == PROXY
+    path.write_text(path.read_text().replace('"samples"', '"sample"'))
+    with pytest.raises(ProfileError, match=r"proxy-0123456789ab.json: proxy has .* field 'sample"):
+        read_proxy(path)
+    write_proxy(tmp_path, dataclasses.replace(PROXY, format_version=9))
+    with pytest.raises(ProfileError, match="format version 9 instead of 1"):
+        read_proxy(path)
+
+
+def test_samples_of_a_profile() -> None:
+    calm = {load: Sample(100.0, ((1.0,),), (10.0, 2.0, 5.0)) for load in (IDLE, *LOADS)}
+    loud = {**calm, LOADS[-1]: Sample(150.0, ((2.0,),), (20.0, 8.0, 5.0)), LOADS[0]: Sample(90.0, ((1.0,),), None)}
+    found = counter_samples([calm, loud, calm])
+    assert len(found) == 3 * (1 + len(LOADS)) - 1
+    assert max(found, key=lambda sample: sample.level) == CounterSample(20.0, 8.0, 0.5, (5.0,))
+    assert found[0] == CounterSample(10.0, 2.0, 0.0, (5.0,))
