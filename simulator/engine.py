@@ -4,6 +4,7 @@ Events are arrivals, what happens to running blocks (`floor.py`), and times that
 Between events everything proceeds as time tables say, so a block of a hundred layers is one event.
 """
 
+import heapq
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -73,6 +74,7 @@ class Simulation:
         self._waiting = WaitingQueue()
         self._fractions: dict[int, float] = {}  # of the layer in which a query was stopped at once
         self._leases = machine.leases or LEASES_PER_CORE * machine.cores
+        self._received: list[tuple[float, int, float, int]] = []  # heap: at the scheduler, number, arrival, model
         self._wake_us = NEVER
         self._late_watch = LateWatch()  # queries that are refused once they are certain to be late
         self._dropped: set[int] = set()  # those of them that run
@@ -87,10 +89,11 @@ class Simulation:
         """Return what became of each query."""
         stream, floor, waiting = self._stream(), self._floor, self._waiting
         arrival = next(stream, None)
-        while (arrival is not None or floor.running or waiting) and not self._gave_up:
-            arrival_us = arrival[1] if arrival is not None else NEVER
+        while (arrival is not None or self._received or floor.running or waiting) and not self._gave_up:
+            arrival_us = arrival[0] if arrival is not None else NEVER
             watch_us = self._watch_us()
-            now_us = min(arrival_us, floor.next_us, self._wake_us, watch_us)
+            received_us = self._received[0][0] if self._received else NEVER
+            now_us = min(arrival_us, received_us, floor.next_us, self._wake_us, watch_us)
             if now_us == NEVER:
                 raise ContractError(f"{self._policy.name} leaves {len(waiting)} queries waiting on idle cores")
             self._now_us = now_us
@@ -102,10 +105,12 @@ class Simulation:
                 happened = True
                 for each in ended:
                     self._ended(each)
-            while arrival is not None and arrival[1] <= now_us:
-                self._arrive(*arrival)
-                happened = True
+            while arrival is not None and arrival[0] <= now_us:
+                self._receive(*arrival)
                 arrival = next(stream, None)
+            while self._received and self._received[0][0] <= now_us:
+                self._arrive(*heapq.heappop(self._received))
+                happened = True
             if watch_us <= now_us:
                 self._refuse_late()
             if happened:
@@ -125,25 +130,31 @@ class Simulation:
 
     # -- queries
 
-    def _stream(self) -> Iterator[tuple[int, float, float, int]]:
-        """Yield (number, time at the scheduler, arrival, model) as Python numbers, a few thousand at a time."""
+    def _stream(self) -> Iterator[tuple[float, int, int]]:
+        """Yield (arrival, number, model) as Python numbers, a few thousand at a time."""
         times_us, models = self._arrivals.times_us, self._arrivals.models
-        submit_us = self._machine.overheads.submit_us
         for first in range(0, len(times_us), ARRIVALS_AT_ONCE):
             some = slice(first, first + ARRIVALS_AT_ONCE)
             pairs = zip(times_us[some].tolist(), models[some].tolist(), strict=True)
             for number, (time_us, model) in enumerate(pairs, first):
-                yield number, time_us + submit_us, time_us, model
+                yield time_us, number, model
 
-    def _arrive(self, number: int, now_us: float, arrival_us: float, model_id: int) -> None:
+    def _receive(self, arrival_us: float, number: int, model_id: int) -> None:
+        """Front end and client work on a request. On a core that a gang uses they have half of it, as the gang has."""
+        overheads = self._machine.overheads
+        delay_us = overheads.submit_us
+        if overheads.stolen_us and self._floor.steal(arrival_us, overheads.stolen_us):
+            delay_us += overheads.stolen_us
+        heapq.heappush(self._received, (arrival_us + delay_us, number, arrival_us, model_id))
+
+    def _arrive(self, _now_us: float, number: int, arrival_us: float, model_id: int) -> None:
+        """The scheduler has got a request."""
         model = self._models[model_id]
         deadline_us = None if model.qos_us is None else arrival_us + model.qos_us
         query = Query(number, model_id, 1, arrival_us, deadline_us, rejects_late=model.rejects_late)
         self._waiting.add(query)
         if model.rejects_late and not self._watch(query, None):
             self._refuse(self._waiting.take(number))
-        if self._machine.overheads.stolen_us:
-            self._floor.steal(now_us, self._machine.overheads.stolen_us)
         if self._limits is not None and len(self._waiting) > self._limits.waiting:
             self._gave_up = True
 

@@ -172,13 +172,17 @@ class Floor:
         else:
             raise ValueError(f"its cores are {before}")
 
-    def steal(self, now_us: float, time_us: float) -> None:
-        """Somebody else uses the first core for some time: the gang on it is behind by its share of that."""
+    def steal(self, now_us: float, time_us: float) -> bool:
+        """Let somebody else use the first core for some time; return whether there is a gang on it.
+
+        That falls behind by its share of it.
+        """
         for block in self.running.values():
             if 0 in block.cores:
                 block.pause(now_us, time_us / len(block.cores))
                 self._schedule(block, now_us)
-                return
+                return True
+        return False
 
     def share_interference(self, now_us: float) -> None:
         """Time those blocks anew for which the others' demand has changed by a step."""

@@ -11,7 +11,7 @@ class Overheads:
     client has the answer. `dispatch_us`: from a decision to the first task. `leave_us`: from a block's end until the
     scheduler may use its cores again. `grow_us`: from a decision until a joining rank works. `stop_us`: how long a Stop
     `at_once` lets the tasks in hand go on. `stolen_us`: CPU that front end and scheduler take from the workers for one
-    query, where all share the cores.
+    query, where all share the cores; while a gang uses the first core they get half of it, so they take so much longer.
     """
 
     submit_us: float = 0.0

@@ -7,7 +7,7 @@ from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Reject, Resize, Start, Stop, Wake
 from gangway.simulator.engine import ContractError, simulate
 from gangway.simulator.machine import Machine, Overheads
-from gangway.simulator.results import REFUSED
+from gangway.simulator.results import REFUSED, UNFINISHED, Limits
 
 from tests.simulator.conftest import Scripted, profile, trace
 
@@ -33,6 +33,16 @@ def test_overheads_are_where_they_belong():
     result = simulate(make_policy("model_fcfs"), WHOLE, trace((0, 0), (0, 0)), Machine(2, overheads))
     first = 10 + 5 + 200
     assert result.outcomes.latency_us.tolist() == [first + 20, first + 7 + 5 + 200 + 20]
+
+
+def test_where_front_end_and_workers_share_the_cores():
+    # The second arrives at 100, while the gang has both cores: its way takes 30 us longer, and the gang loses 15 us.
+    machine = Machine(2, Overheads(submit_us=10, stolen_us=30))
+    result = simulate(make_policy("edf"), WHOLE, trace((0, 0), (100, 0)), machine)
+    assert result.outcomes.latency_us.tolist() == [10 + 200 + 15, 225 + 200 - 100]
+    assert result.queue_us.tolist() == [10, 225 - 100]
+    late = simulate(make_policy("edf"), WHOLE, trace((0, 0), (200, 0)), machine)
+    assert late.queue_us.tolist() == [10, 40]
 
 
 def test_stopped_at_a_boundary_and_resumed(ledger):
@@ -172,3 +182,49 @@ def test_without_a_lease_a_query_waits():
         make_policy("model_fcfs"), {0: profile([100.0], cores=1)}, trace((0, 0), (0, 0)), Machine(1, leases=1)
     )
     assert result.outcomes.latency_us.tolist() == [100, 200]
+
+
+def test_a_block_runs_the_versions_it_is_told():
+    plain = WHOLE[0]
+    latency_us = tuple((layer[0], tuple(3 * time_us for time_us in layer[0])) for layer in plain.latency_us)
+    models = {0: replace(plain, latency_us=latency_us, slope=((0.0, 0.0),) * 3)}
+    steps = {0: [Start(0, 2, (0, 1), versions=(1, 0))], 250: [Start(0, 3, (0,), versions=(1,))]}
+    result = simulate(Scripted(lambda s: steps.get(s.now_us, [])), models, trace((0, 0)), Machine(2))
+    assert result.outcomes.latency_us.tolist() == [3 * 50 + 100 + 3 * 100]
+    assert (result.counters.blocks, result.counters.versions, result.counters.preemptions) == (2, 2, 0)
+
+
+def test_a_stop_takes_the_place_of_shrinking_and_growing_that_of_it():
+    steps = {
+        0: [Start(0, 3, (0, 1)), Wake(10)],
+        10: [Resize(0, (0,)), Wake(20)],
+        20: [Stop(0)],
+        50: [Start(0, 3, (0, 1)), Wake(60)],
+        60: [Resize(0, (0,)), Wake(70)],
+        70: [Resize(0, (0, 1, 2)), Wake(80)],
+    }
+    models = {0: profile([100.0, 200.0, 100.0], cores=3)}
+    result = simulate(Scripted(lambda s: steps.get(s.now_us, [])), models, trace((0, 0)), Machine(3))
+    assert result.outcomes.latency_us.tolist() == pytest.approx([70 + (200 - 20 * 2 + 100) / 3])
+    counters = result.counters
+    assert (counters.blocks, counters.preemptions, counters.grown, counters.shrunk) == (2, 1, 1, 0)
+
+
+def test_a_simulation_is_given_up_when_its_limits_are_exceeded():
+    models = {0: replace(WHOLE[0], qos_us=500.0)}
+    arrivals = trace(*((0, 0),) * 10)
+    result = simulate(make_policy("edf"), models, arrivals, Machine(2), limits=Limits(2, (10,), 100))
+    assert result.gave_up
+    statuses = result.outcomes.status.tolist()
+    assert statuses.count(UNFINISHED) == 10 - 2 - 3, "two in time, and the third that is late is one too many"
+    crowded = simulate(make_policy("edf"), models, arrivals, Machine(2), limits=Limits(10, (10,), 5))
+    assert crowded.gave_up and set(crowded.outcomes.status) == {UNFINISHED}
+
+
+def test_models_must_fit_the_machine():
+    with pytest.raises(ValueError, match="with 4 cores"):
+        simulate(script(), WHOLE, trace((0, 0)), Machine(4))
+    with pytest.raises(ValueError, match="numbered from 0"):
+        simulate(script(), {1: WHOLE[0]}, trace((0, 1)), Machine(2))
+    with pytest.raises(ValueError, match="at least one core"):
+        Machine(0)

@@ -1,0 +1,46 @@
+"""The small files of measured models, made of profiles."""
+
+from dataclasses import replace
+
+import pytest
+from gangway.artifact.profile import InterferencePoint, LayerProfile, Machine, Profile, ProfileError, write_profile
+from gangway.artifact.reader import read_manifest
+from gangway.simulator.measured import measured_model, read_measured
+from gangway.simulator.pack import main, merge
+
+
+def profile_of(key, layers, factor=1.0, levels=(0.1, 0.3, 0.6)):
+    layer = LayerProfile("layer", (((20.0 * factor,), (11.0 / factor,)),), 2.0, 9.0, (factor,), ((0.0,) * 3,))
+    points = tuple(
+        InterferencePoint("stream", share, level) for share, level in zip((25, 50, 100), levels, strict=True)
+    )
+    machine = Machine("0" * 12, "cpu", 2, "avx2", 1.0, 1.0)
+    return Profile(key, "mlp", machine, (1, 2), (1,), (layer,) * layers, ((20.0,), (11.0,)), points, 1, 5, 1.0)
+
+
+def test_the_quietest_of_several_profiles():
+    quiet, felt, noisy = (
+        profile_of("0" * 64, 2),
+        profile_of("0" * 64, 2, 2.0, (0.1, 0.4, 0.8)),
+        profile_of("0" * 64, 2, 3.0, (2.0, 0.1, 1.0)),
+    )
+    merged = merge([quiet, felt, noisy])
+    assert merged.layers[0].latency_us == (((20.0,), (11.0 / 3,)),)
+    assert merged.layers[0].slope == (2.0,), "the generators were felt most, and it was they that were felt"
+    with pytest.raises(ProfileError, match="different machines"):
+        merge([quiet, replace(quiet, cores=(1,))])
+
+
+def test_profiles_in_a_cache_become_files_that_can_be_read(compiled_zoo, tmp_path, capsys):
+    artifact = compiled_zoo.artifact("mlp")
+    layers = len(read_manifest(artifact).layers)
+    (tmp_path / artifact.name).symlink_to(artifact)
+    path = write_profile(tmp_path, profile_of(artifact.name, layers))
+    assert main([str(path), "-o", str(tmp_path / "out"), "--cache-dir", str(tmp_path)]) == 0
+    packed = read_measured(tmp_path / "out" / "mlp.json")
+    assert packed == read_measured(path) == measured_model(profile_of(artifact.name, layers), read_manifest(artifact))
+    (tmp_path / artifact.name).unlink()
+    with pytest.raises(ProfileError, match="artifact is needed"):
+        read_measured(path)
+    assert main([str(tmp_path / "absent.json")]) == 1
+    assert "absent.json" in capsys.readouterr().err
