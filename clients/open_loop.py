@@ -66,7 +66,7 @@ def drive(
     bodies = [message_body(request) for request in requests.values()]
     loop = _Loop(url, [bodies[model] for model in arrivals.models.tolist()], arrivals, timeout_s, most_outstanding)
     begin_cpu_s, begin_s = time.process_time(), time.monotonic()
-    with _without_collector(), _precedence():
+    with _without_collector(), sender_precedence():
         loop.run()
     cpu_s, seconds = time.process_time() - begin_cpu_s, time.monotonic() - begin_s
     statuses = list(loop.statuses)
@@ -84,7 +84,7 @@ def drive(
 
 
 @contextmanager
-def _precedence() -> Iterator[None]:
+def sender_precedence() -> Iterator[None]:
     """Let this thread go before others where the system allows it: it needs little, and a late sender spoils a run."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with suppress(PermissionError):

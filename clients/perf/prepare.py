@@ -12,7 +12,7 @@ import numpy as np
 from gangway.clients.connection import Connection
 from gangway.clients.errors import RefusedError, UnreachableError
 from gangway.clients.inputs import TensorMetadata, concrete_shape, npy_tensors, random_tensors
-from gangway.clients.open_loop import INFER_METHOD
+from gangway.clients.open_loop import INFER_METHOD, sender_precedence
 from gangway.clients.raw_channel import RawChannel, message_body
 from gangway.clients.tensors import Array, dtype_of, infer_request
 from gangway.workload.mix import Mix
@@ -52,7 +52,8 @@ def prepare_requests(connection: Connection, names: Sequence[str], source: str, 
 
 def measure_isolated(url: str, requests: Mapping[str, bytes], timeout_s: float) -> dict[str, float]:
     """Return each model's median latency in microseconds, asked one request at a time. Raises ClientError."""
-    return {name: _isolated_us(url, name, message_body(request), timeout_s) for name, request in requests.items()}
+    with sender_precedence():
+        return {name: _isolated_us(url, name, message_body(request), timeout_s) for name, request in requests.items()}
 
 
 def configured_targets(connection: Connection, names: Sequence[str]) -> dict[str, Qos | None]:
