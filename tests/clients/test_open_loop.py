@@ -1,6 +1,7 @@
 """Open-loop load over our own HTTP/2 against real servers: gangway's, and grpcio's with handlers that misbehave."""
 
 import hashlib
+import os
 import socket
 import threading
 import time
@@ -231,3 +232,19 @@ def test_a_listener_that_says_nothing_is_given_up():
         pytest.raises(UnreachableError, match="does not speak HTTP/2"),
     ):
         run_open_loop(f"127.0.0.1:{listener.getsockname()[1]}", {"m": b"x"}, evenly(1, 1), timeout_s=0.2)
+
+
+def test_the_sender_goes_first_and_only_during_the_run():
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    seen = []
+
+    def noting(request: bytes, context: grpc.ServicerContext) -> bytes:
+        seen.append(os.sched_getscheduler(main_thread))
+        return b""
+
+    main_thread = threading.get_native_id()
+    with serving(noting) as url:
+        run_open_loop(url, {"m": b"x"}, evenly(3, 5))
+    assert (os.sched_getscheduler(0), os.sched_getparam(0)) == before
+    assert len(seen) == 3
+    assert {policy & ~os.SCHED_RESET_ON_FORK for policy in seen} <= {os.SCHED_FIFO, before[0]}
