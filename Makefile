@@ -71,6 +71,8 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.load_generator
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.perf_analyzer
+	$(BIN)/python -m benchmarks.simulator
+	$(BIN)/python -m benchmarks.replay
 
 clean:
 	rm -rf build $(VENV) *.egg-info

@@ -25,6 +25,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 PIPE_COLUMNS = 150
 SEARCH = "search"
 ALL = "all"
+MOST_CORES = 1024
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _simulate(options: argparse.Namespace, console: Console) -> int:
     scenario = _scenario(options)
+    if options.rate is None and not any(scenario.targets_us):
+        raise WorkloadError(f"mix '{scenario.mix.name}' has no targets to search for: give --qos or --rate")
+    importlib.import_module("matplotlib")  # missing, it is better missed now than after the work
     title = f"{scenario.mix.name}, {options.cores} cores, {options.queries} queries, seed {options.seed}"
     runs = [_run(policy, scenario, options) for policy in options.policy]
     for run in runs:
@@ -110,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "table.",
     )
     add = parser.add_argument
-    add("--cores", type=_count, default=64, metavar="N", help="of the machine (64)")
+    add("--cores", type=_cores, default=64, metavar="N", help="of the machine (64)")
     add("--policy", type=_policies, default=[DEFAULT_POLICY], metavar="P[,P...]",
         help=f"{ALL}, or some of: {', '.join(POLICIES)} ({DEFAULT_POLICY})")  # fmt: skip
     add("--mix", default="mix", metavar="NAME|FILE", help="light, medium, heavy, mix, MODEL=WEIGHT,... or a file (mix)")
@@ -122,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--satisfied", type=_percent, default=95.0, metavar="%", help="the goal: so many queries in time (95)")
     add("--each", action="store_true", help="the goal holds for each model, not for all queries together")
     add("--queries", type=_count, default=20_000, metavar="N", help="in one run (20000)")
-    add("--seed", type=int, default=1, metavar="S", help="of the arrivals (1)")
+    add("--seed", type=_seed, default=1, metavar="S", help="of the arrivals (1)")
     add("--profile", type=Path, nargs="+", default=[], metavar="FILE",
         help="other measured models: files of `gangway profile` in its cache")  # fmt: skip
     add("--memory-share", type=_positive, default=1.0, metavar="X",
@@ -165,6 +169,19 @@ def _percent(text: str) -> float:
     if value > 100:
         raise argparse.ArgumentTypeError(f"at most 100 percent, not {text!r}")
     return value
+
+
+def _cores(text: str) -> int:
+    value = _count(text)
+    if value > MOST_CORES:
+        raise argparse.ArgumentTypeError(f"at most {MOST_CORES} cores, not {text}")
+    return value
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a seed is a number from 0 on, not {text!r}")
+    return int(text)
 
 
 def _count(text: str) -> int:

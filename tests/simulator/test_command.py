@@ -62,6 +62,7 @@ def test_other_profiles(tmp_path):
         (("--mix", "other=1"), "nobody measured 'other'"),
         (("--profile", "absent.json"), "absent.json"),
         (("--qos", "soon"), "soon"),
+        (("--mix", "resnet50=1", "--cores", 2), "no targets to search for"),
     ],
 )
 def test_what_cannot_be_done(tmp_path, capsys, arguments, message):
@@ -75,6 +76,8 @@ def test_what_cannot_be_done(tmp_path, capsys, arguments, message):
     [
         (("--policy", "absent"), "unknown scheduler 'absent'"),
         (("--cores", 0), "positive"),
+        (("--cores", 2000), "at most 1024 cores"),
+        (("--seed", -1), "from 0 on"),
         (("--queries", 1.5), "whole"),
         (("--rate", "fast"), "positive number"),
         (("--satisfied", 101), "100 percent"),
