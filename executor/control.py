@@ -6,7 +6,7 @@ from typing import Final
 
 from gangway.executor import _native
 from gangway.executor.leases import LEASE_BYTES, LeaseTable
-from gangway.executor.ring import BELL_BYTES, Bell, Ring, ring_bytes
+from gangway.executor.ring import BELL_BYTES, Bell, Ring, RingGroup, ring_bytes
 from gangway.executor.segment import Segment
 
 SUBMIT_CAPACITY: Final = 4096  # a Submit and a Cancel of every slot of a front end fit
@@ -85,6 +85,8 @@ class ControlSegment:
         self.worker_bells = [Bell(segment, layout.worker(rank)) for rank in range(layout.workers)]
         self.command_rings = [Ring(segment, layout.command_ring(rank)) for rank in range(layout.workers)]
         self.completion_rings = [Ring(segment, layout.completion_ring(rank)) for rank in range(layout.workers)]
+        self.all_submit_rings = RingGroup(segment, [layout.submit_ring(index) for index in range(layout.front_ends)])
+        self.all_completion_rings = RingGroup(segment, [layout.completion_ring(rank) for rank in range(layout.workers)])
         self.leases = LeaseTable(segment, layout.lease_table, layout.leases)
 
     @classmethod

@@ -6,7 +6,7 @@ exactly one `Left` per Run. It may initialise or `resume` a lease only while no 
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from gangway.executor import _native
 from gangway.executor.segment import Segment
@@ -31,8 +31,7 @@ class PhaseKind(IntEnum):
     END = 2  # the query has been answered
 
 
-@dataclass(frozen=True)
-class LeaseSpec:
+class LeaseSpec(NamedTuple):
     """What a gang shall do: layers [first_layer, end_layer) of a query that lies in a slot.
 
     When `end_layer` is the model's last the slot is answered; otherwise the lease stops there and can be resumed.
@@ -74,22 +73,7 @@ class Lease:
 
     def initialise(self, spec: LeaseSpec) -> int:
         """Begin a new term (its number is returned, Run messages carry it). Only while no rank is in the lease."""
-        return _native.lease_initialise(
-            self._view,
-            self._offset,
-            spec.model_id,
-            spec.front_end,
-            spec.slot,
-            spec.sequence,
-            spec.arena_offset,
-            spec.arena_stride,
-            spec.rows,
-            spec.first_layer,
-            spec.end_layer,
-            spec.versions,
-            spec.wanted,
-            spec.timeout_us,
-        )
+        return _native.lease_initialise(self._view, self._offset, *spec)
 
     def resume(self, end_layer: int, wanted: int, versions: bytes = b"") -> None:
         """Go on after STOP, STOP_NOW or the end of a block. Only while no rank is in the lease; Run messages follow.

@@ -5,6 +5,7 @@ death of either side: a successor goes on where the dead one was, or calls `disc
 share a side: `send` and `receive` keep the GIL.)
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from gangway.executor import _native
@@ -45,6 +46,18 @@ class Ring:
     def discard(self) -> None:
         """Drop everything that has been sent so far. Only for the consumer (a successor does it first)."""
         _native.ring_discard(self._segment.view, self._offset)
+
+
+class RingGroup:
+    """Several rings of one segment with the same consumer, to be emptied at one go."""
+
+    def __init__(self, segment: Segment, offsets: Sequence[int]) -> None:
+        self._segment = segment
+        self._offsets = tuple(offsets)
+
+    def drain(self) -> list[tuple[int, bytes]]:
+        """Take all messages: pairs of the ring's place in the group and 64 bytes, each ring's oldest first."""
+        return _native.rings_drain(self._segment.view, self._offsets)
 
 
 class Bell:

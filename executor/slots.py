@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from gangway.artifact.format import MAX_TENSORS
 from gangway.executor import _native
@@ -44,6 +44,11 @@ class SlotState(IntEnum):
     SUBMITTED = 2
     RUNNING = 3
     DONE = 4
+
+
+_FILLING, _SUBMITTED, _RUNNING, _DONE = (
+    1 << state for state in (SlotState.FILLING, SlotState.SUBMITTED, SlotState.RUNNING, SlotState.DONE)
+)
 
 
 class SlotStatus(IntEnum):
@@ -79,6 +84,19 @@ class SlotRequest:
     limit_ns: int = 0
     rejects_late: bool = False
     max_queue: int = 0
+
+
+class SlotTerms(NamedTuple):
+    """The part of a SlotRequest that scheduling needs."""
+
+    model_id: int
+    rows: int
+    priority: int
+    arrival_ns: int
+    deadline_ns: int
+    limit_ns: int
+    rejects_late: bool
+    max_queue: int
 
 
 @dataclass(frozen=True)
@@ -170,7 +188,7 @@ class SlotTable:
     def submit(self, slot: int) -> int:
         """Hand the filled slot over; return the sequence that `Submit` must name."""
         sequence = self.entry(slot).sequence
-        self._change(slot, sequence, (SlotState.FILLING,), SlotState.SUBMITTED)
+        self._change(slot, sequence, _FILLING, SlotState.SUBMITTED)
         return sequence
 
     def cancel(self, slot: int) -> None:
@@ -193,7 +211,7 @@ class SlotTable:
 
     def release(self, slot: int) -> bool:
         """Make a DONE or still FILLING slot free; False if it is in another state."""
-        return self._change(slot, self.entry(slot).sequence, (SlotState.DONE, SlotState.FILLING), SlotState.FREE)
+        return self._change(slot, self.entry(slot).sequence, _DONE | _FILLING, SlotState.FREE)
 
     # -- scheduler
 
@@ -217,6 +235,16 @@ class SlotTable:
             max_queue=fields[16],
         )
 
+    def terms(self, slot: int) -> SlotTerms:
+        """Read what scheduling needs of the request's fields."""
+        fields = _FIELDS.unpack_from(self._view, slot * SLOT_BYTES + _FIELDS_OFFSET)
+        return SlotTerms(fields[0], fields[1], fields[2], fields[4], fields[5], fields[10], fields[15] != 0, fields[16])
+
+    def is_submitted(self, slot: int, sequence: int) -> bool:
+        """Whether the slot is SUBMITTED in this use of it."""
+        state, _, present = _native.slot_read(self._view, slot)
+        return state == SlotState.SUBMITTED and present == sequence
+
     def count(self, slot: int, counts: SlotCounts) -> None:
         """Write what has been counted so far. Only while no rank is in: one that answers makes the slot another's."""
         numbers = (counts.blocks, counts.conflicts, counts.preemptions, counts.versions)
@@ -232,7 +260,7 @@ class SlotTable:
 
     def start(self, slot: int, sequence: int) -> bool:
         """SUBMITTED -> RUNNING, counts an attempt; False if the slot has moved on."""
-        if not self._change(slot, sequence, (SlotState.SUBMITTED,), SlotState.RUNNING):
+        if not self._change(slot, sequence, _SUBMITTED, SlotState.RUNNING):
             return False
         _WORD.pack_into(self._view, slot * SLOT_BYTES + _ATTEMPTS_OFFSET, self.attempts(slot) + 1)
         return True
@@ -242,7 +270,7 @@ class SlotTable:
 
         In the latter case the waiting front end is woken: the rank may have died between answering and waking.
         """
-        changed = self._change(slot, sequence, (SlotState.RUNNING,), SlotState.SUBMITTED)
+        changed = self._change(slot, sequence, _RUNNING, SlotState.SUBMITTED)
         if not changed:
             _native.slot_wake(self._view, slot)
         return changed
@@ -252,7 +280,7 @@ class SlotTable:
 
         Wakes the waiting front end in either case, for the same reason as `requeue`.
         """
-        changed = self._change(slot, sequence, (SlotState.SUBMITTED, SlotState.RUNNING), SlotState.DONE, status)
+        changed = self._change(slot, sequence, _SUBMITTED | _RUNNING, SlotState.DONE, status)
         _native.slot_wake(self._view, slot)
         return changed
 
@@ -272,9 +300,8 @@ class SlotTable:
         self,
         slot: int,
         sequence: int,
-        before: tuple[SlotState, ...],
+        before: int,  # a mask of states
         after: SlotState,
         status: SlotStatus = SlotStatus.OK,
     ) -> bool:
-        mask = sum(1 << state for state in before)
-        return _native.slot_change(self._view, slot, sequence, mask, after, status)
+        return _native.slot_change(self._view, slot, sequence, before, after, status)

@@ -1,4 +1,4 @@
-"""Arenas: where a running query keeps its activations. A model owns as many as it may have queries running at once."""
+"""Arenas: where a query under way keeps its activations. A model owns as many as there are leases."""
 
 import mmap
 from dataclasses import dataclass, field
@@ -28,9 +28,14 @@ class ArenaPool:
 
     Kernels rely on it: halos are zero at first and each model keeps its own zero. The pool is sparse: an arena costs
     memory from its first use on, for as many rows as were ever asked of it; the last one used is used again first.
+    Beyond `kept_bytes` in all, idle arenas give their memory back before another one takes more: those first that were
+    used longest ago. Those in use may be more than that.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, kept_bytes: int) -> None:
+        self._kept_bytes = kept_bytes
+        self._committed_bytes = 0
+        self._idle: dict[int, _Arena] = {}  # with memory, by offset; used longest ago first
         self._segment = segment
         self._extents = Extents(segment.size_bytes // PAGE_BYTES * PAGE_BYTES)
         self._models: dict[int, _ModelArenas] = {}
@@ -55,6 +60,8 @@ class ArenaPool:
         model = self._models.pop(model_id)
         assert not model.busy, "arena in use"
         for arena in model.idle:
+            self._idle.pop(arena.offset, None)
+            self._committed_bytes -= arena.committed_bytes
             self._segment.punch(arena.offset, model.arena_bytes)
             self._extents.give_back(arena.offset, model.arena_bytes)
 
@@ -69,12 +76,28 @@ class ArenaPool:
         arena = model.idle[-1]
         needed = model.row_bytes * rows
         if needed > arena.committed_bytes:
+            self._make_room(needed - arena.committed_bytes, arena)
             self._segment.allocate(arena.offset, needed)
+            self._committed_bytes += needed - arena.committed_bytes
             arena.committed_bytes = needed
+        self._idle.pop(arena.offset, None)
         model.busy[arena.offset] = model.idle.pop()
         return arena.offset
 
     def release(self, model_id: int, offset: int) -> None:
         """Take back what `acquire` returned; nobody uses it any more."""
         model = self._models[model_id]
-        model.idle.append(model.busy.pop(offset))
+        arena = model.busy.pop(offset)
+        model.idle.append(arena)
+        self._idle[offset] = arena
+
+    def _make_room(self, size_bytes: int, keep: _Arena) -> None:
+        """Take memory from idle arenas, but from this one, until `size_bytes` more are within what is kept."""
+        for arena in list(self._idle.values()):
+            if self._committed_bytes + size_bytes <= self._kept_bytes:
+                return
+            if arena is not keep:
+                self._segment.punch(arena.offset, arena.committed_bytes)
+                self._committed_bytes -= arena.committed_bytes
+                arena.committed_bytes = 0
+                del self._idle[arena.offset]

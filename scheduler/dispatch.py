@@ -1,8 +1,10 @@
 """When the policy is asked, and what it is shown."""
 
+from collections.abc import Sequence
+
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.models import ModelTable
-from gangway.scheduler.policy import Decision, Policy, Reject, Resize, Snapshot, Start, Stop, Wake
+from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, RunningBlock, Snapshot, Start, Stop, Wake
 from gangway.scheduler.requests import RequestBook
 from gangway.scheduler.trace import TraceWriter
 from gangway.scheduler.workers import WorkerTable
@@ -36,29 +38,29 @@ class Dispatcher:
             return
         execution.changed = False
         self.wake_us = None
-        snapshot = self._snapshot(now_us)
-        if woken or snapshot.waiting or (snapshot.running and snapshot.free_cores):
+        waiting = self._requests.queries
+        running = execution.gangs.running(now_us)
+        if woken or waiting or (running and self._workers.free):
+            snapshot = self._snapshot(waiting, running, now_us)
             decisions = self._policy.decide(snapshot)
             if self._trace is not None:
                 self._trace.add(decisions, snapshot)
             for decision in decisions:
                 self._apply(decision, now_us)
 
-    def _snapshot(self, now_us: float) -> Snapshot:
+    def _snapshot(self, waiting: Sequence[Query], running: Sequence[RunningBlock], now_us: float) -> Snapshot:
         profiles = self._models.profiles
-        waiting = self._requests.queries
         if self._models.any_loading:
             waiting = [query for query in waiting if query.model_id in profiles]
-        gangs = self._execution.gangs
         return Snapshot(
             now_us=now_us,
             waiting=waiting,
-            running=gangs.running(now_us),
+            running=running,
             free_cores=self._workers.free,
             core_count=self._workers.in_service,
             models=profiles,
             level=self._execution.interference.level(now_us),
-            free_leases=gangs.free,
+            free_leases=self._execution.gangs.free,
         )
 
     def _apply(self, decision: Decision, now_us: float) -> None:

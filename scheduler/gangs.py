@@ -1,11 +1,11 @@
 """Gangs at work: leases, who is in them, and what became of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind
-from gangway.executor.messages import Left, LeftReason, Run
+from gangway.executor.messages import Left, LeftReason, pack_run
 from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.requests import Request
 
@@ -49,7 +49,7 @@ class Gang:
     @property
     def lost(self) -> bool:
         """Whether a rank died or made no progress: what was computed is of no use."""
-        return bool(self.reasons & {LeftReason.ABORTED, LeftReason.TIMEOUT})
+        return LeftReason.ABORTED in self.reasons or LeftReason.TIMEOUT in self.reasons
 
     @property
     def leaving(self) -> int:
@@ -83,6 +83,7 @@ class GangTable:
         self._free = list(range(len(control.leases)))
         self._gangs: dict[int, Gang] = {}
         self._by_query: dict[int, Gang] = {}
+        self._ending: set[Gang] = set()  # ended, but not all ranks have left
 
     def running(self, now_us: float) -> list[RunningBlock]:
         """Return what the policy sees of the gangs whose queries are not yet answered."""
@@ -107,6 +108,11 @@ class GangTable:
         self._gangs[index] = gang
         self._by_query[request.query.query_id] = gang
         return gang
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no query is under way, not even a paused one."""
+        return not self._gangs
 
     @property
     def free(self) -> int:
@@ -175,6 +181,9 @@ class GangTable:
         gang.reasons.add(message.reason)
         if gang.ended_us is None and self._has_ended(gang, message.reason):
             gang.ended_us = now_us
+            self._ending.add(gang)
+        if not gang.outstanding:
+            self._ending.discard(gang)
         return gang
 
     def lose_core(self, core: int) -> list[Gang]:
@@ -187,24 +196,23 @@ class GangTable:
                 gang.reasons.add(LeftReason.ABORTED)
                 gang.shared.abort()
                 lost.append(gang)
+                if not gang.outstanding:
+                    self._ending.discard(gang)
         return lost
 
     def stuck_cores(self, now_us: float) -> list[int]:
         """Return the cores of ranks that have not left although their gang ended long ago; each once."""
         cores = []
-        for gang in self._ending():
+        for gang in list(self._ending):
             if gang.ended_us is not None and now_us - gang.ended_us > STUCK_AFTER_US:
                 cores += [gang.cores[rank] for rank in sorted(gang.outstanding)]
-                gang.ended_us = None
+                self._ending.discard(gang)
         return cores
 
     @property
     def any_ending(self) -> bool:
         """Whether a gang has ended, but not all of its ranks have left."""
-        return any(True for _ in self._ending())
-
-    def _ending(self) -> Iterator[Gang]:
-        return (gang for gang in self._gangs.values() if gang.ended_us is not None and gang.outstanding)
+        return bool(self._ending)
 
     def _has_ended(self, gang: Gang, reason: LeftReason) -> bool:
         """Whether the other ranks leave, too, as soon as they look: one that has nothing to do leaves a STOP early."""
@@ -212,7 +220,7 @@ class GangTable:
 
     def _run(self, gang: Gang, first: int) -> None:
         for rank in range(first, gang.wanted):
-            if not self._control.command(gang.cores[rank], Run(gang.lease, rank, gang.term).pack()):
+            if not self._control.command(gang.cores[rank], pack_run(gang.lease, rank, gang.term)):
                 raise RuntimeError(f"the command ring of worker {gang.cores[rank]} is full")
 
 

@@ -13,6 +13,7 @@ from gangway.scheduler.model_profile import ModelProfile
 
 WINDOW_US: Final = 250_000.0  # what is older says nothing about now
 SAMPLES: Final = 15
+SPACING_US: Final = 2000.0  # more often it costs more than it tells
 LEAST_UNIT_US: Final = 100.0  # in shorter ones waking up counts for more than caches
 LEAST_SLOPE: Final = 0.2  # mean of a unit: below it noise counts for more than interference
 TOLERANCE: Final = 1.05  # so far from its isolated time a unit may be when it is alone
@@ -59,6 +60,8 @@ class SlowdownInterference:
 
     def finished(self, unit: Unit, now_us: float) -> None:
         """Take the unit into account if it says something."""
+        if self._samples and now_us < self._samples[-1][0] + SPACING_US:
+            return
         if not unit.model.measured or not unit.model.slope:
             return
         isolated_us, slope_us = _isolated_us(unit)

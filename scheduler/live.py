@@ -6,6 +6,7 @@ be killed at any time.
 """
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ from gangway.scheduler.workers import WorkerTable
 
 IDLE_WAIT_US = 1_000_000
 WATCH_WAIT_US = 100_000  # while a gang has ended, but not all of its ranks have left
+KEPT_SHARE = 128  # of the arena segment stays taken for idle arenas; it is 16 times the memory: an eighth of that
+SUPERVISOR_WAIT_US = 5_000  # the supervisor's messages may wait so long while others talk; looking costs a system call
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +57,7 @@ class LiveScheduler:
         self.requests = RequestBook(tables)
         self.workers = WorkerTable(control)
         self._models = ModelTable(control.layout.workers)
-        pool = ArenaPool(arenas)
+        pool = ArenaPool(arenas, arenas.size_bytes // KEPT_SHARE)
         self._trace = trace
         self.accounts = Accounts(timeline)
         self._execution = Execution(control, self.requests, self.workers, self._models, pool, policy, self.accounts)
@@ -67,6 +70,8 @@ class LiveScheduler:
         self._spin_us = spin_us
         self._dying_front_ends: set[int] = set()
         self._stopping = False
+        self._supervisor_us = math.inf  # when the supervisor is to be heard, although others talk all the time
+        self._housekeeping_us = 0.0
 
     def run(self) -> None:
         """Serve until Stop."""
@@ -81,17 +86,29 @@ class LiveScheduler:
 
     def step(self) -> None:
         """Take in all messages there are, then let the policy decide."""
-        self._hear_supervisor()
-        self._hear_workers()
-        self._hear_front_ends()
-        now_us = time.monotonic_ns() / 1e3
+        heard = self._hear_workers(now_us := _now_us())
+        heard = self._hear_front_ends() or heard
+        if not heard or now_us >= self._supervisor_us or self._is_idle():
+            self._supervisor_us = math.inf
+            self._hear_supervisor()
+        elif self._supervisor_us == math.inf:
+            self._supervisor_us = now_us + SUPERVISOR_WAIT_US
+        now_us = _now_us()
         self.requests.expire(now_us, self._execution.end)
         self._refusals.act(now_us)
+        if now_us >= self._housekeeping_us:
+            self._keep_house(now_us)
+        self._dispatcher.dispatch(now_us)
+
+    def _is_idle(self) -> bool:
+        return self._execution.gangs.is_empty and not self.requests.queries
+
+    def _keep_house(self, now_us: float) -> None:
+        self._housekeeping_us = now_us + WATCH_WAIT_US
         self._report_stuck(now_us)
         self.accounts.counters.write(now_us)
         if self._trace is not None:
             self._trace.tick(now_us)
-        self._dispatcher.dispatch(now_us)
 
     # -- messages
 
@@ -116,25 +133,24 @@ class LiveScheduler:
                 case _:
                     raise ValueError(f"unexpected {message}")
 
-    def _hear_front_ends(self) -> None:
-        for front_end, ring in enumerate(self.control.submit_rings):
-            while (raw := ring.receive()) is not None:
-                match unpack(raw):
-                    case Submit(slot, sequence):
-                        self._submit(front_end, slot, sequence)
-                    case Cancel(slot, sequence):
-                        self._cancel(front_end, slot, sequence)
+    def _hear_front_ends(self) -> bool:
+        """Return whether there was anything to hear."""
+        messages = self.control.all_submit_rings.drain()
+        for front_end, raw in messages:
+            match unpack(raw):
+                case Submit(slot, sequence):
+                    self._submit(front_end, slot, sequence)
+                case Cancel(slot, sequence):
+                    self._cancel(front_end, slot, sequence)
+        return bool(messages)
 
-    def _hear_workers(self) -> None:
-        for core in range(len(self.workers.workers)):
-            self._hear_worker(core)
-
-    def _hear_worker(self, core: int) -> None:
-        ring = self.control.completion_rings[core]
-        while (raw := ring.receive()) is not None:
+    def _hear_workers(self, now_us: float) -> bool:
+        """Return whether there was anything to hear."""
+        messages = self.control.all_completion_rings.drain()
+        for core, raw in messages:
             match unpack(raw):
                 case Left() as left:
-                    if self._execution.left(core, left, time.monotonic_ns() / 1e3):
+                    if self._execution.left(core, left, now_us):
                         self._gang_ended()
                     continue
                 case Loaded(model_id, ok, error):
@@ -144,6 +160,7 @@ class LiveScheduler:
                 case Ready(pid):
                     self.worker_ready(core, pid)
             self._execution.changed = True
+        return bool(messages)
 
     # -- requests
 
@@ -175,13 +192,13 @@ class LiveScheduler:
         self.workers.start(core, pid, self._models.loads())
 
     def _worker_died(self, core: int, pid: int) -> None:
-        self._hear_worker(core)  # what it said before it died; a successor's Ready may be there, too
+        self._hear_workers(_now_us())  # what it said before it died; a successor's Ready may be there, too
         if self.workers[core].pid == pid:
             self._lose_worker(core)
 
     def _lose_worker(self, core: int) -> None:
         self.workers.lose(core)
-        self._execution.lose_core(core, time.monotonic_ns() / 1e3)
+        self._execution.lose_core(core, _now_us())
         self._gang_ended()
 
     def _front_end_died(self, front_end: int) -> None:
@@ -193,7 +210,8 @@ class LiveScheduler:
 
     def _gang_ended(self) -> None:
         self.model_life.finish_unloads()
-        self._quiet_front_ends()
+        if self._dying_front_ends:
+            self._quiet_front_ends()
 
     def _quiet_front_ends(self) -> None:
         for front_end in sorted(self._dying_front_ends):
@@ -216,9 +234,15 @@ class LiveScheduler:
     def _wait_us(self) -> int:
         if self._execution.changed:
             return 0
-        wait_us: float = WATCH_WAIT_US if self._execution.gangs.any_ending else IDLE_WAIT_US
-        wakes = (self.requests.next_limit_us(), self._refusals.next_us, self._dispatcher.wake_us)
-        times = [at_us for at_us in wakes if at_us is not None]
-        if times:
-            wait_us = min(wait_us, min(times) - time.monotonic_ns() / 1e3 + 1)
-        return max(0, int(wait_us))
+        wait_us = WATCH_WAIT_US if self._execution.gangs.any_ending else IDLE_WAIT_US
+        first_us = self._supervisor_us
+        for at_us in (self.requests.next_limit_us(), self._refusals.next_us, self._dispatcher.wake_us):
+            if at_us is not None and at_us < first_us:
+                first_us = at_us
+        if first_us < math.inf:
+            wait_us = min(wait_us, int(first_us - _now_us()) + 1)
+        return max(0, wait_us)
+
+
+def _now_us() -> float:
+    return time.monotonic_ns() / 1e3

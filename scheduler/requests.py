@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from gangway.executor.slots import SlotCounts, SlotState, SlotStatus, SlotTable
+from gangway.executor.slots import SlotCounts, SlotStatus, SlotTable
 from gangway.scheduler.policy import Query
 
 MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE: it may be what kills workers
@@ -57,14 +57,13 @@ class RequestBook:
     def admit(self, front_end: int, slot: int, sequence: int) -> Request | None:
         """Queue what a slot holds; None when the message is stale or a double, or nobody wants the answer any more."""
         table = self._tables[front_end]
-        entry = table.entry(slot)
         key = (front_end, slot, sequence)
-        if entry.sequence != sequence or entry.state != SlotState.SUBMITTED or key in self._known:
+        if not table.is_submitted(slot, sequence) or key in self._known:
             return None
         if table.cancelled(slot):
             table.finish(slot, sequence, SlotStatus.CANCELLED)
             return None
-        fields = table.request(slot)
+        fields = table.terms(slot)
         query = Query(
             query_id=next(self._ids),
             model_id=fields.model_id,
@@ -85,7 +84,7 @@ class RequestBook:
         found = []
         for front_end, table in enumerate(self._tables):
             for entry in table.scan():
-                found.append((table.request(entry.slot).arrival_ns, front_end, entry.slot, entry.sequence))
+                found.append((table.terms(entry.slot).arrival_ns, front_end, entry.slot, entry.sequence))
         for _, front_end, slot, sequence in sorted(found):
             if self._revive(front_end, slot, sequence):
                 self.admit(front_end, slot, sequence)
@@ -187,8 +186,7 @@ class RequestBook:
             table.finish(slot, sequence, SlotStatus.UNAVAILABLE)
             return False
         table.requeue(slot, sequence)
-        entry = table.entry(slot)
-        return (entry.state, entry.sequence) == (SlotState.SUBMITTED, sequence)
+        return table.is_submitted(slot, sequence)
 
     def _forget(self, request: Request) -> None:
         self._known.pop((request.front_end, request.slot, request.sequence), None)

@@ -77,6 +77,25 @@ FUNCTION(py_ring_receive) {
     FINISH;
 }
 
+/* All messages of several rings, one ring after the other: [(place of the ring in the tuple, bytes), ...]. */
+FUNCTION(py_rings_drain) {
+    PyObject *offsets;
+    PARSE("O!", &PyTuple_Type, &offsets);
+    result = PyList_New(0);
+    for (Py_ssize_t i = 0; result && i < PyTuple_GET_SIZE(offsets); i++) {
+        Py_ssize_t offset = PyLong_AsSsize_t(PyTuple_GET_ITEM(offsets, i));
+        struct ring *ring = offset == -1 && PyErr_Occurred() ? NULL : find_ring(&buffer, offset);
+        struct message message;
+        if (!ring) Py_CLEAR(result);
+        while (result && ring_receive(ring, &message)) {
+            PyObject *pair = Py_BuildValue("ny#", i, (const char *)&message, (Py_ssize_t)sizeof message);
+            if (!pair || PyList_Append(result, pair) < 0) Py_CLEAR(result);
+            Py_XDECREF(pair);
+        }
+    }
+    FINISH;
+}
+
 FUNCTION(py_ring_pending) {
     Py_ssize_t offset;
     PARSE("n", &offset);
@@ -354,5 +373,5 @@ PyMethodDef memory_methods[] = {
     METHOD(slot_wait),        METHOD(slot_wake),        METHOD(lease_initialise), METHOD(lease_resume),
     METHOD(lease_set_control), METHOD(lease_set_wanted), METHOD(lease_abort), METHOD(lease_progress),
     METHOD(lease_term),       METHOD(lease_start_ns),   METHOD(lease_layer_end_ns),
-    METHOD(lease_position),   {NULL, NULL, 0, NULL},
+    METHOD(lease_position),   METHOD(rings_drain),      {NULL, NULL, 0, NULL},
 };

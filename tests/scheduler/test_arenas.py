@@ -20,7 +20,7 @@ def resident_bytes(segment: Segment) -> int:
 
 
 def test_bounded_reused_and_committed_by_rows(segment: Segment) -> None:
-    pool = ArenaPool(segment)
+    pool = ArenaPool(segment, 64 * PAGE_BYTES)
     pool.add_model(1, row_bytes=PAGE_BYTES, max_rows=8, count=2)
     assert resident_bytes(segment) == 0
     first = pool.acquire(1, rows=2)
@@ -34,7 +34,7 @@ def test_bounded_reused_and_committed_by_rows(segment: Segment) -> None:
 
 def test_a_model_finds_zeros_and_unloading_gives_memory_back(segment: Segment) -> None:
     segment.view[:] = b"\xff" * segment.size_bytes
-    pool = ArenaPool(segment)
+    pool = ArenaPool(segment, 64 * PAGE_BYTES)
     assert resident_bytes(segment) == 0
     for model_id in range(3):
         pool.add_model(model_id, row_bytes=30 * PAGE_BYTES, max_rows=1, count=2)
@@ -48,13 +48,38 @@ def test_a_model_finds_zeros_and_unloading_gives_memory_back(segment: Segment) -
 
 
 def test_too_large_a_model_reserves_nothing(segment: Segment) -> None:
-    pool = ArenaPool(segment)
+    pool = ArenaPool(segment, 64 * PAGE_BYTES)
     with pytest.raises(MemoryError, match=r"3 arenas of 122880 bytes do not fit: 262144 bytes are free"):
         pool.add_model(1, row_bytes=30 * PAGE_BYTES, max_rows=1, count=3)
     pool.add_model(2, row_bytes=32 * PAGE_BYTES, max_rows=1, count=2)
 
 
 def test_a_model_without_activations_still_has_distinct_arenas(segment: Segment) -> None:
-    pool = ArenaPool(segment)
+    pool = ArenaPool(segment, 64 * PAGE_BYTES)
     pool.add_model(1, row_bytes=0, max_rows=4, count=2)
     assert len({pool.acquire(1, 4), pool.acquire(1, 4)}) == 2
+
+
+def test_idle_arenas_give_memory_back_when_others_need_it(segment: Segment) -> None:
+    pool = ArenaPool(segment, kept_bytes=4 * PAGE_BYTES)
+    for model_id in (1, 2):
+        pool.add_model(model_id, row_bytes=2 * PAGE_BYTES, max_rows=1, count=3)
+    first = [pool.acquire(1, 1) for _ in range(3)]
+    assert resident_bytes(segment) == 6 * PAGE_BYTES, "what is in use may be more"
+    for offset in first:
+        assert offset is not None
+        segment.view[offset] = 1
+        pool.release(1, offset)
+    assert resident_bytes(segment) == 6 * PAGE_BYTES
+    second = pool.acquire(2, 1)
+    assert second is not None and resident_bytes(segment) == 4 * PAGE_BYTES
+    assert [pool.acquire(1, 1) for _ in range(3)] == list(reversed(first))
+    values = [segment.view[offset] for offset in first if offset is not None]
+    assert values == [0, 0, 1], "what was given back is zero again"
+    for offset in first:
+        assert offset is not None
+        pool.release(1, offset)
+    pool.release(2, second)
+    for model_id in (1, 2):
+        pool.remove_model(model_id)
+    assert resident_bytes(segment) == 0
