@@ -3,7 +3,7 @@
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.gangs import Gang
-from gangway.scheduler.lateness import LateWatch, certain_from_us
+from gangway.scheduler.lateness import certain_from_us
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.requests import Request, RequestBook
 from gangway.scheduler.workers import WorkerTable
@@ -20,12 +20,11 @@ class Refusals:
         self._requests = requests
         self._workers = workers
         self._models = models
-        self._watch = LateWatch()
 
     @property
     def next_us(self) -> float | None:
         """When `act` has something to do, at the earliest."""
-        return self._watch.next_us
+        return self._requests.late.next_us
 
     def refuse_if_full(self, request: Request) -> None:
         """A request has just been queued: refuse it if its queue was full."""
@@ -36,11 +35,11 @@ class Refusals:
         """Refuse the request as soon as it is certain to be late, if that is its policy."""
         at_us = self._certain_from_us(request, None)
         if request.query.rejects_late and at_us is not None:
-            self._watch.add(request.query.query_id, at_us)
+            self._requests.late.set(request.query.query_id, at_us)
 
     def act(self, now_us: float) -> None:
         """Refuse what is certain to be late by now, waiting or running; look again later at what has got further."""
-        for query_id in self._watch.due(now_us):
+        for query_id in self._requests.late.due(now_us):
             gang = self._execution.gangs.of_query(query_id)
             request = gang.request if gang is not None else self._requests.get_waiting(query_id)
             if request is None or request.dropped:
@@ -49,7 +48,7 @@ class Refusals:
             if at_us is not None and now_us > at_us:
                 self._execution.drop(request, SlotStatus.LATE)
             elif at_us is not None:
-                self._watch.add(query_id, at_us)
+                self._requests.late.set(query_id, at_us)
 
     def _certain_from_us(self, request: Request, gang: Gang | None) -> float | None:
         query = request.query

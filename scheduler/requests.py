@@ -1,6 +1,5 @@
 """The scheduler's index of the requests in the slot tables. The tables are the truth; a successor builds this again."""
 
-import heapq
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +8,7 @@ from itertools import count
 
 from gangway.executor.slots import SlotCounts, SlotStatus, SlotTable
 from gangway.scheduler.policy import Query
+from gangway.scheduler.timers import Timers
 
 MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE: it may be what kills workers
 
@@ -40,7 +40,8 @@ class RequestBook:
         self._waiting: dict[int, Request] = {}  # by query id
         self._order: list[tuple[float, int]] = []  # the keys of `queries`
         self._queries: list[Query] = []
-        self._limits: list[tuple[float, int]] = []  # heap of (limit_us, query id)
+        self._limits = Timers()  # when nobody waits for an answer any more
+        self.late = Timers()  # when to look whether a query has become certain to be late
         self._unstarted: Counter[tuple[int, int]] = Counter()  # waiting, by model and priority
         self._ids = count(1)
 
@@ -151,14 +152,13 @@ class RequestBook:
 
     def expire(self, now_us: float, end: Callable[[Request, SlotStatus], None]) -> None:
         """Call `end` for every waiting request whose client is gone by now. (The front end cancels one that runs.)"""
-        while self._limits and self._limits[0][0] <= now_us:
-            _, query_id = heapq.heappop(self._limits)
+        for query_id in self._limits.due(now_us):
             if query_id in self._waiting:
                 end(self._waiting[query_id], SlotStatus.DEADLINE)
 
     def next_limit_us(self) -> float | None:
         """When `expire` has something to do, at the earliest."""
-        return self._limits[0][0] if self._limits else None
+        return self._limits.next_us
 
     def _queue(self, request: Request) -> None:
         query = request.query
@@ -168,8 +168,8 @@ class RequestBook:
         self._order.insert(place, key)
         self._queries.insert(place, query)
         self._unstarted[_kind(request)] += not request.started
-        if request.limit_us is not None and not request.started:
-            heapq.heappush(self._limits, (request.limit_us, query.query_id))
+        if request.limit_us is not None:
+            self._limits.set(query.query_id, request.limit_us)
 
     def _unqueue(self, request: Request) -> None:
         query = request.query
@@ -190,6 +190,8 @@ class RequestBook:
 
     def _forget(self, request: Request) -> None:
         self._known.pop((request.front_end, request.slot, request.sequence), None)
+        self._limits.discard(request.query.query_id)
+        self.late.discard(request.query.query_id)
 
 
 def _kind(request: Request) -> tuple[int, int]:

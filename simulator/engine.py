@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-from gangway.scheduler.lateness import LateWatch, certain_from_us
+from gangway.scheduler.lateness import certain_from_us
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Snapshot, Start, Stop, Wake
+from gangway.scheduler.timers import Timers
 from gangway.simulator.floor import NEVER, Ended, Floor, Observer
 from gangway.simulator.machine import Machine
 from gangway.simulator.results import REFUSED, STATUSES, UNFINISHED, Counters, Limits, Result
@@ -76,7 +77,7 @@ class Simulation:
         self._leases = machine.leases or LEASES_PER_CORE * machine.cores
         self._received: list[tuple[float, int, float, int]] = []  # heap: at the scheduler, number, arrival, model
         self._wake_us = NEVER
-        self._late_watch = LateWatch()  # queries that are refused once they are certain to be late
+        self._late_watch = Timers()  # queries that are refused once they are certain to be late
         self._dropped: set[int] = set()  # those of them that run
         self._now_us = 0.0
         self._late = [0] * len(models)
@@ -172,6 +173,7 @@ class Simulation:
             self._waiting.add(replace(query, next_layer=ended.layer, started=True, ran_us=ran_us))
 
     def _answer(self, query: Query) -> None:
+        self._late_watch.discard(query.query_id)
         self._leases += 1
         overheads = self._machine.overheads
         answered_us = self._now_us - overheads.leave_us + overheads.answer_us
@@ -218,7 +220,7 @@ class Simulation:
             return True
         if from_us < self._now_us:
             return False
-        self._late_watch.add(query.query_id, from_us)
+        self._late_watch.set(query.query_id, from_us)
         return True
 
     # -- decisions

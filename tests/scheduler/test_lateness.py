@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from gangway.scheduler.lateness import LateWatch, certain_from_us, certain_to_be_late
+from gangway.scheduler.lateness import certain_from_us, certain_to_be_late
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query
 
@@ -55,18 +55,3 @@ def test_best_effort_is_never_late() -> None:
 )
 def test_what_takes_nobody_knows_how_long_is_late_at_its_deadline(unknown: ModelProfile) -> None:
     assert certain_from_us(QUERY, unknown, 2) == 2000.0
-
-
-def test_the_watch_wakes_for_the_first_and_looks_again_later() -> None:
-    watch = LateWatch()
-    assert watch.next_us is None
-    for query_id, at_us in ((1, 30.0), (2, 10.0), (3, 20.0)):
-        watch.add(query_id, at_us)
-    assert watch.next_us == 10.0
-    seen = []
-    for query_id in watch.due(25.0):
-        seen.append(query_id)
-        if query_id == 2:
-            watch.add(2, 28.0)
-    assert seen == [2, 3]
-    assert [list(watch.due(29.0)), list(watch.due(31.0)), watch.next_us] == [[2], [1], None]
