@@ -15,7 +15,7 @@ from gangway.workload.outcomes import summarise
 from benchmarks.report import Row, option_parser, start_report
 
 CORES = 64
-LOAD = 0.3  # of what the cores could do if every query ran on one
+LOAD = 0.12  # of what the cores could do if every query ran on one
 SECONDS_A_MILLION = 600.0
 MOST_MEMORY_MIB = 500.0
 

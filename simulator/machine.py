@@ -39,7 +39,7 @@ class Machine:
     cores: int
     overheads: Overheads = NO_OVERHEADS
     level_per_demand: float = 0.0
-    level_step: float = 0.05
+    level_step: float = 0.02
     leases: int = 0
 
     def __post_init__(self) -> None:
