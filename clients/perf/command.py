@@ -56,13 +56,13 @@ def _run(options: argparse.Namespace) -> int:
     session = Session(url, requests, workload, length, options.seed, options.timeout_ms / 1000, lambda run: None)
     show_workload(console, session)
     goal = Goal(options.goal, options.each) if options.search else None
-    found, scenario = _measure(console, options, session, goal)
+    run, found, scenario = _measure(console, options, session, goal)
     if options.json:
         options.json.write_text(json.dumps(result_of(session, goal, found, scenario), indent=1) + "\n")
     if options.png:
         from gangway.clients.perf.picture import save_picture  # noqa: PLC0415 - needs an extra package
 
-        save_picture(options.png, session, goal)
+        save_picture(options.png, session, run, goal)
     if not any(run.load.outcomes.answered.any() for run in session.runs):
         raise ClientError("no query was answered")
     return 0
@@ -70,25 +70,26 @@ def _run(options: argparse.Namespace) -> int:
 
 def _measure(
     console: Console, options: argparse.Namespace, session: Session, goal: Goal | None
-) -> tuple[Mapping[str, Found], Mapping[str, Any]]:
-    """Measure and print what was asked for; return what a search found, and the scenario as JSON has it."""
+) -> tuple[Run, Mapping[str, Found], Mapping[str, Any]]:
+    """Measure and print what was asked for; return the run shown, what a search found, the scenario as JSON has it."""
     if options.scenario == "mlperf-server":
-        return {}, _mlperf(console, options, session)
+        return _mlperf(console, options, session)
     scenario = {"name": "poisson" if options.trace is None else "trace"}
     if goal is not None:
         if not any(target is not None for targets in session.workload.targets_us.values() for target in targets):
             raise WorkloadError("--search needs targets: no model has one, so give --qos")
         session.progress = lambda run: show_probe(console, run, session)
         found = session.search(goal, options.step, options.votes, options.rate)
-        show_run(console, _telling(session, found), session)
+        run = _telling(session, found)
+        show_run(console, run, session)
         show_found(console, session, goal, found)
-        return found, scenario
+        return run, found, scenario
     if options.trace is not None:
         run = session.of_arrivals(read_trace(options.trace, session.workload.mix), None, options.seed)
     else:
         run = session.at_rate(options.rate)
     show_run(console, run, session)
-    return {}, scenario
+    return run, {}, scenario
 
 
 def _telling(session: Session, found: Mapping[str, Found]) -> Run:
@@ -98,7 +99,9 @@ def _telling(session: Session, found: Mapping[str, Found]) -> Run:
     return chosen[0] if chosen else min(session.runs, key=lambda run: run.rate_per_s or 0.0)
 
 
-def _mlperf(console: Console, options: argparse.Namespace, session: Session) -> Mapping[str, Any]:
+def _mlperf(
+    console: Console, options: argparse.Namespace, session: Session
+) -> tuple[Run, Mapping[str, Found], Mapping[str, Any]]:
     try:
         from gangway.clients.perf.mlperf import run_server_scenario  # noqa: PLC0415 - needs an extra package
     except ModuleNotFoundError as error:
@@ -108,7 +111,7 @@ def _mlperf(console: Console, options: argparse.Namespace, session: Session) -> 
     console.print(f"MLPerf loadgen, server scenario: {'VALID' if verdict['valid'] else 'INVALID'}", style="bold")
     for line in verdict["summary"]:
         console.print(f"  {line}", markup=False, highlight=False)
-    return {"name": "mlperf-server", **verdict}
+    return run, {}, {"name": "mlperf-server", **verdict}
 
 
 def _workload(

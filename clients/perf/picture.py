@@ -1,6 +1,8 @@
-"""The result as a picture: latencies of the last run, and shares in time over the rate. Imports matplotlib."""
+"""The result as a picture: latencies of a run, and shares in time over the rate. Imports matplotlib."""
 
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from gangway.clients.perf.measure import Goal, Run, Session
@@ -10,12 +12,12 @@ from matplotlib.figure import Figure
 COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#8d5524", "#555555")
 
 
-def save_picture(path: Path, session: Session, goal: Goal | None) -> None:
-    """Write a PNG. Raises OSError."""
+def save_picture(path: Path, session: Session, run: Run, goal: Goal | None) -> None:
+    """Write a PNG: latencies of this run, and of a search the shares of all. Raises OSError."""
     searched = goal is not None and len(session.runs) > 1
     figure = Figure(figsize=(12 if searched else 7, 4.5), layout="constrained")
     axes = figure.subplots(1, 2 if searched else 1, squeeze=False)[0]
-    _latencies(axes[0], session.runs[-1], session)
+    _latencies(axes[0], run, session)
     if goal is not None and searched:
         _shares(axes[1], session, goal)
     figure.savefig(path, dpi=120, format="png")
@@ -40,10 +42,16 @@ def _latencies(axes: Axes, run: Run, session: Session) -> None:
 
 
 def _shares(axes: Axes, session: Session, goal: Goal) -> None:
+    """Draw a dot for each run, and a line through the mean of each rate."""
+    by_rate = defaultdict(list)
+    for run in session.runs:
+        by_rate[run.rate_per_s or 0.0].append(run.summary)
     for index, label in enumerate(session.workload.targets_us):
-        points = sorted((run.rate_per_s or 0.0, goal.share_of(run.summary, label)) for run in session.runs)
-        rates, shares = zip(*points, strict=True)
-        axes.plot(rates, shares, "o-", color=COLOURS[index % len(COLOURS)], markersize=4, label=label)
+        shares = {rate: [goal.share_of(summary, label) for summary in by_rate[rate]] for rate in sorted(by_rate)}
+        colour = COLOURS[index % len(COLOURS)]
+        axes.plot(list(shares), [fmean(each) for each in shares.values()], color=colour, label=label)
+        for rate, each in shares.items():
+            axes.plot([rate] * len(each), each, "o", color=colour, markersize=4)
     axes.axhline(goal.share, color="black", linestyle="--", linewidth=1)
     axes.set(xlabel="rate, queries/s", ylabel="share in time", ylim=(0, 1.02))
     axes.set_title(f"{'the worst model' if goal.each else 'all queries'}; dashed: goal")
