@@ -1,6 +1,7 @@
 """Open-loop load over our own HTTP/2 against real servers: gangway's, and grpcio's with handlers that misbehave."""
 
 import hashlib
+import itertools
 import os
 import socket
 import threading
@@ -185,27 +186,33 @@ def test_more_than_allowed_at_once_are_not_sent():
 
 
 def test_a_lost_server_costs_what_was_under_way_and_its_successor_is_found():
-    port, stop = free_port(), threading.Event()
+    port, started, stop = free_port(), threading.Event(), threading.Event()
+    seen = itertools.count(1)
+
+    def mortal(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if next(seen) == 20:
+            stop.set()
+            context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
+        return b""
 
     def serve_twice() -> None:
         for _ in range(2):
-            with serving(lambda request, context: b"", port=port):
+            with serving(mortal, port=port):
                 started.set()
                 stop.wait(10)
                 stop.clear()
 
-    started = threading.Event()
     thread = threading.Thread(target=serve_twice)
     thread.start()
     started.wait(10)
-    threading.Timer(0.3, stop.set).start()
     run = drive(f"127.0.0.1:{port}", {"m": b"x"}, evenly(100, 10))
     stop.set()
     thread.join(10)
-    assert set(run.outcomes.statuses) <= {"OK", "UNAVAILABLE"}
     answered = run.outcomes.answered
-    assert answered[:20].all()
-    assert answered[-20:].all()
+    assert run.outcomes.statuses == ("OK", "UNAVAILABLE")
+    assert answered[:15].all()
+    assert not answered[15:25].all()
+    assert answered[-5:].all()
 
 
 def test_nobody_listens():
