@@ -84,7 +84,7 @@ def test_a_search_ends_at_the_rate_that_the_target_allows(gangway_server: LiveSe
 def test_mlperf_s_load_generator_gives_its_verdict(gangway_server: LiveServer, tmp_path: Path, perf: Perf):
     result = tmp_path / "result.json"
     load = ("--mix", "mlp=3,simple=1", "--rate", "100", "--queries", "100", "--scenario", "mlperf-server")
-    done = perf(gangway_server.url, *load, "--qos", "10000", f"--json={result}")
+    done = perf(gangway_server.url, *load, "--qos", "10000", "--isolated", "mlp=1,simple=1", f"--json={result}")
     assert done.returncode == 0, done.stderr
     written = json.loads(result.read_text())
     assert "MLPerf loadgen, server scenario: " in done.stdout
