@@ -1,6 +1,7 @@
 """A live scheduler process and real workers on a model that obeys orders; the test is supervisor and front end."""
 
 import importlib.util
+import itertools
 import struct
 import subprocess
 import sys
@@ -32,14 +33,14 @@ LAYERS, TASKS = 6, 24
 class Server:
     """What `gangway serve` consists of, without the supervisor. `plane` is the front end's."""
 
-    def __init__(self, cache_dir: Path, key: str) -> None:
+    def __init__(self, cache_dir: Path, key: str, policy: str = "model_fcfs") -> None:
         cores = available_cores()
         self.memory = SharedMemory.create(workers=2)
         self.new_front_end()
         self.specs = [slow.LoadModel(7, "tiny", key, LAYERS, max_ranks=2, arena_bytes=64, max_rows=4)]
         fds = (self.memory.control.segment.fd, self.memory.arenas.fd, self.memory.io_fds)
         self._plans = [WorkerPlan(i, cores[i % len(cores)], *fds, cache_dir) for i in range(2)]
-        self._scheduler_plan = SchedulerPlan(*fds, -1, SLOTS, "model_fcfs")
+        self._scheduler_plan = SchedulerPlan(*fds, -1, SLOTS, policy)
         self.workers: list[subprocess.Popen[bytes]] = [start_worker(plan) for plan in self._plans]
         self.start_scheduler()
         self.expect(slow.ModelLoaded)
@@ -176,14 +177,17 @@ class Script(Policy):
 class ScriptedServer(Server):
     """The scheduler is a thread here, so that the test is its policy, too. Workers are processes as ever."""
 
+    _numbers = itertools.count()
+
     def start_scheduler(self) -> None:
         self.script = Script()
         ours, theirs = (PacketSocket[slow.ControlMessage](end, slow.encode, slow.decode) for end in packet_pair())
         self.link = ours
         self._theirs = theirs
         folder = self._plans[0].cache_dir
-        self.trace = TraceWriter(folder / f"decisions-{id(self)}.jsonl")
-        self.timeline_path = folder / f"timeline-{id(self)}.json"
+        number = next(self._numbers)
+        self.trace = TraceWriter(folder / f"decisions-{number}.jsonl")
+        self.timeline_path = folder / f"timeline-{number}.json"
         self.timeline = TimelineWriter(self.timeline_path, cores=2)
         memory = self.memory
         live = self.live = LiveScheduler(
@@ -215,14 +219,14 @@ class ScriptedServer(Server):
         raise TimeoutError(f"not among {len(self.script.seen)} snapshots")
 
     def stop(self) -> None:
-        self.tell(slow.Stop())
-        self._thread.join(TIMEOUT_SECONDS)
+        if self._thread.is_alive():
+            self.tell(slow.Stop())
+            self._thread.join(TIMEOUT_SECONDS)
         self.trace.close()
         self.timeline.close()
 
     def kill_all(self) -> None:
-        if self._thread.is_alive():
-            self.stop()
+        self.stop()
         for worker in self.workers:
             worker.kill()
             worker.wait()
@@ -231,8 +235,9 @@ class ScriptedServer(Server):
 
 
 @pytest.fixture
-def server(tiny_model: tuple[Path, str]) -> Iterator[Server]:
-    server = Server(*tiny_model)
+def server(tiny_model: tuple[Path, str], request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server; its parameter is the policy, model_fcfs without one."""
+    server = Server(*tiny_model, getattr(request, "param", "model_fcfs"))
     yield server
     server.kill_all()
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import time
 
 from gangway.executor.slots import SlotCounts, SlotStatus
@@ -219,3 +220,59 @@ def test_without_free_leases_what_has_begun_goes_on(scripted):
     scripted.ask()
     for request in requests:
         assert is_complete(scripted, request)
+
+
+class Chaos:
+    """Starts, stops, grows and shrinks at random, as the contract allows."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+
+    def __call__(self, snapshot):
+        free = list(snapshot.free_cores)
+        decisions = [Wake(snapshot.now_us + 200)]
+        for block in snapshot.running:
+            act = self.random.randrange(6)
+            if act == 0:
+                decisions.append(Stop(block.query.query_id, at_once=self.random.random() < 0.5))
+            elif act == 1 and len(block.cores) == 2:
+                decisions.append(Resize(block.query.query_id, block.cores[:1]))
+            elif act == 2 and free and not block.stopping:
+                decisions.append(Resize(block.query.query_id, (*block.cores, free.pop())))
+        for query in snapshot.waiting[: self.random.randrange(4)]:
+            if free:
+                cores = tuple(free[: self.random.randint(1, len(free))])
+                free = free[len(cores) :]
+                decisions.append(Start(query.query_id, self.random.randint(query.next_layer + 1, LAYERS), cores))
+        return decisions
+
+
+def test_any_decisions_while_workers_die(scripted):
+    scripted.script.answer = Chaos(5)
+    requests = [scripted.request(task_us=50, rows=1 + index % 3) for index in range(40)]
+    for victim in (0, 1, 0, 1):
+        time.sleep(0.1)  # that much work between two deaths
+        scripted.kill_worker(victim)
+    for request in requests:
+        with request:
+            outcome = scripted.outcome(request)
+            assert outcome.status is SlotStatus.OK or (outcome.status, outcome.attempts) == (SlotStatus.UNAVAILABLE, 3)
+    for _ in range(40):
+        with scripted.request(task_us=10) as request:
+            assert is_complete(scripted, request)
+    total = scripted.live.accounts.counters.total()
+    assert min(total.preemptions, total.grown, total.shrunk) > 0
+
+
+def test_blocks_of_a_cancelled_query_end(scripted):
+    """Cancelled while it is stopped between two blocks: it is answered at once and gives back what it holds."""
+    scripted.script.answer = lambda snapshot: (
+        [] if any(query.started for query in snapshot.waiting) else begin(snapshot, 1)
+    )
+    request = scripted.request()
+    scripted.await_snapshot(lambda snapshot: any(query.started for query in snapshot.waiting))
+    request.cancel()
+    assert scripted.outcome(request).status is SlotStatus.CANCELLED
+    scripted.script.answer = begin
+    assert is_complete(scripted, scripted.request())
+    assert scripted.script.seen[-1].free_leases == len(scripted.memory.control.leases)

@@ -100,6 +100,7 @@ def test_a_killed_scheduler_loses_and_doubles_nothing(server):
     assert server.expect(slow.Recovered).requests >= 17
 
 
+@pytest.mark.parametrize("server", ["fixed_block:1"], indirect=True)  # most queries are between two blocks
 def test_requests_survive_many_deaths_of_everything(server):
     requests = [server.request(task_us=50) for _ in range(60)]
     for _ in range(5):
