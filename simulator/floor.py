@@ -130,16 +130,19 @@ class Floor:
         if not query.next_layer < start.end_layer <= model.layers:
             raise ValueError(f"layers end at {model.layers}, the query is at {query.next_layer}")
         self.free.take(start.cores)
-        block = Block(query, model, start.end_layer, start.cores, start.versions)
+        versions = (
+            start.versions if any(start.versions) else ()
+        )  # one table for all that say "default" in so many words
+        block = Block(query, model, start.end_layer, start.cores, versions)
         block.scale = model.rows_scale(len(start.cores), query.rows)
-        block.table = self._tables.times(model, len(start.cores), 0, block.begin, start.versions)
+        block.table = self._tables.times(model, len(start.cores), 0, block.begin, versions)
         block.enter(fraction, now_us, self._overheads.dispatch_us)
         self.running[query.query_id] = block
         counters = self._counters
         counters.blocks += 1
         counters.conflicts += start.wanted > len(start.cores)
-        if start.versions:
-            counters.versions += sum(map(bool, start.versions))
+        if versions:
+            counters.versions += sum(map(bool, versions))
         self._set_demand(block)
         self._schedule(block, now_us)
 
