@@ -8,6 +8,8 @@ from gangway.scheduler.blocks import Demands, demands, query_level
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot
 
+MOST_LEVEL = 1.0  # what slows layers down more than this is not memory, and passes as it came
+
 
 class Work:
     """A waiting query, or a running one with its block, and what is predicted of it. Times are microseconds.
@@ -18,7 +20,7 @@ class Work:
 
     __slots__ = (
         "block", "cores", "due_us", "elapsed_us", "fixed", "gang", "grant", "isolated_us", "layer", "least_us", "level",
-        "model", "most", "query", "slack_us", "table", "tier",
+        "model", "most", "query", "slack_us", "table", "tier", "worth",
     )  # fmt: skip
 
     def __init__(self, query: Query, block: RunningBlock | None, snapshot: Snapshot) -> None:
@@ -26,8 +28,8 @@ class Work:
         self.query = query
         self.block = block
         self.model = model
-        self.level = snapshot.level
-        self.table: Demands = demands(model, snapshot.level, query.rows, True)
+        self.level = min(snapshot.level, MOST_LEVEL)
+        self.table: Demands = demands(model, self.level, query.rows, True)
         self.most = min(len(self.table.time_us), snapshot.core_count)
         self.fixed = False  # nothing stops or resizes it
         if block is None:
@@ -39,6 +41,7 @@ class Work:
         self.isolated_us = self.table.span_us(0, self.table.layers, self.most)
         self.least_us = self.remaining_us(self.most)
         self.slack_us = float("inf") if query.deadline_us is None else query.deadline_us - snapshot.now_us
+        self.worth = 1.0
         self.due_us = 0.0
         self.tier = 0  # of `gangway_order`
         self.gang = self.grant = 0
@@ -50,6 +53,14 @@ class Work:
         if self.elapsed_us > 0:
             rest_us -= min(self.elapsed_us, table.span_us(self.layer, self.layer + 1, cores))
         return rest_us
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it misses its deadline even if nothing disturbs it from now on, or has none to meet."""
+        if self.slack_us <= 0 or self.query.deadline_us is None:
+            return True
+        next_layer = self.layer + (self.block is not None)  # a running layer may end at any moment
+        return self.slack_us < self.model.fastest_us(next_layer, self.most, self.query.rows)
 
     def boundary_us(self) -> float:
         """Return how long the present layer of a running query still takes."""

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from gangway.scheduler.policies.gangway_aging import Aging
 from gangway.scheduler.policies.gangway_moves import moves
 from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
+from gangway.scheduler.policies.gangway_pairing import pair
 from gangway.scheduler.policies.gangway_shares import ask, share_out
-from gangway.scheduler.policy import Decision, Policy, Snapshot
+from gangway.scheduler.policies.gangway_worth import Worth
+from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.scheduler.prediction import Work
 
 MARGIN = 1.1  # predictions are stretched by this where a deadline depends on them
@@ -19,6 +21,7 @@ class Gangway(Policy):
 
     def __init__(self) -> None:
         self._aging = Aging()
+        self._worth = Worth()
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Order all queries, share out the cores in this order, and move from what is to what should be."""
@@ -29,8 +32,16 @@ class Gangway(Policy):
         works += [Work(block.query, block, snapshot) for block in snapshot.running]
         classify(works)
         self._aging.promote(works, snapshot)
+        self._worth.appraise(works)
         for work in works:
             ask(work, snapshot, MARGIN)
-        ordered = in_order(works, snapshot.core_count, MARGIN) if len(works) > 1 else works
+        ordered = works
+        if len(works) > 1:
+            ordered = in_order(works, snapshot.core_count, MARGIN)
+            pair(ordered, MARGIN)
         share_out(ordered, snapshot)
         return moves(ordered, snapshot, MARGIN)
+
+    def finished(self, query: Query, now_us: float) -> None:
+        """Note whether a deadline was met."""
+        self._worth.note(query, now_us)

@@ -35,10 +35,10 @@ def classify(works: Sequence[Work]) -> None:
     """Set tier and due time of each: behind, or (so far) in time."""
     for work in works:
         deadline_us = work.query.deadline_us
-        if deadline_us is not None and work.slack_us >= work.least_us:
-            work.tier, work.due_us = IN_TIME, deadline_us
-        else:
+        if deadline_us is None or work.is_lost:
             work.tier, work.due_us = BEHIND, virtual_due_us(work.query, work.isolated_us)
+        else:
+            work.tier, work.due_us = IN_TIME, deadline_us
 
 
 def rank(work: Work) -> tuple[int, int, float, int]:
@@ -85,17 +85,21 @@ def _give_up(ordered: Sequence[Work], core_count: int, margin: float) -> bool:
     Works through cores x time: a query begins when all before it have had theirs.
     """
     planned_us = 0.0  # of the whole machine
-    kept: list[tuple[float, int, Work]] = []  # heap, the longest on top
+    kept: list[tuple[float, int, float, Work]] = []  # heap, the longest for its worth on top
     found = False
     for index, work in enumerate(ordered):
         if work.tier != IN_TIME:
             continue
         area_us = work.remaining_us(work.gang) * margin * work.gang / core_count
+        if area_us > work.slack_us:
+            work.tier = AT_RISK
+            found = True
+            continue
         planned_us += area_us
-        heapq.heappush(kept, (-area_us, index, work))
+        heapq.heappush(kept, (-area_us / work.worth, index, area_us, work))
         if planned_us > work.slack_us:
-            longest_us, _, longest = heapq.heappop(kept)
-            planned_us += longest_us
-            longest.tier = AT_RISK
+            _, _, given_up_us, given_up = heapq.heappop(kept)
+            planned_us -= given_up_us
+            given_up.tier = AT_RISK
             found = True
     return found
