@@ -11,7 +11,7 @@ from gangway.scheduler.policies.gangway_worth import Worth
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.scheduler.prediction import Work
 
-MARGIN = 1.1  # predictions are stretched by this where a deadline depends on them
+MARGIN = 1.06  # predictions are stretched by this where a deadline depends on them
 
 
 class Gangway(Policy):

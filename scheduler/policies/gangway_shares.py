@@ -11,7 +11,7 @@ from gangway.scheduler.policies.gangway_order import IN_TIME
 from gangway.scheduler.policy import Snapshot
 from gangway.scheduler.prediction import Work, efficient_cores
 
-EFFICIENCY = 0.7  # of each core of a gang, against one alone, while others want cores
+EFFICIENCY = 0.75  # of each core of a gang, against one alone, while others want cores
 IDLE_EFFICIENCY = 0.25  # while nobody does
 RESERVED_LEASES = 2  # for queries that can be in time
 
