@@ -1,11 +1,11 @@
 """Who goes next while nobody is in danger: what needs memory beside what computes (Layerweaver+'s mode 1).
 
-Layerweaver+ (IEICE Transactions E105-D, 2022) keeps memory and compute of one accelerator busy by turns of layers. Cores
-have both for themselves but share the memory behind them: so the next query is one that asks least for what those on
-the other cores ask most for. Where somebody would be late by that, the order of deadlines stays (mode 2).
+Layerweaver+ (IEICE Transactions E105-D, 2022) keeps memory and compute of one accelerator busy by turns of layers.
+Cores compute each for itself but share the memory: so the next query is one that asks least for what those on the other
+cores ask most for. Where somebody would be late by that, the order of deadlines stays (mode 2).
 """
 
-from collections.abc import Sequence
+from itertools import pairwise
 
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.gangway_order import IN_TIME
@@ -38,7 +38,7 @@ def pair(ordered: list[Work], margin: float) -> None:
     first = ordered[waiting[0]]
     best, best_index = abs(1.0 - beside - memory_share(first.model)) - NOTABLE, None
     spare_us = float("inf")
-    for before, index in zip(waiting, waiting[1:], strict=False):
+    for before, index in pairwise(waiting):
         spare_us = min(spare_us, _spare_us(ordered[before], margin))
         work = ordered[index]
         distance = abs(1.0 - beside - memory_share(work.model))
