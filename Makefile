@@ -73,6 +73,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.perf_analyzer
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.replay
+	$(BIN)/python -m benchmarks.overload
 
 clean:
 	rm -rf build $(VENV) *.egg-info

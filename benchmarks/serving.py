@@ -7,7 +7,6 @@ them holds any more. Points go to --points as they are measured; --resume goes o
 """
 
 import argparse
-import json
 import multiprocessing as mp
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +26,13 @@ from benchmarks.isolated import Reference
 from benchmarks.reference import Example, example_of
 from benchmarks.report import add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_profiles, ensure_zoo, onnx_file
-from benchmarks.serving_points import Point, counts_of, decode, encode, models_of
+from benchmarks.serving_points import Point, counts_of, decode_file, encode, encode_file, models_of
 from benchmarks.serving_servers import Served, known_servers, serving, warm_up
-from benchmarks.serving_table import MULTIPLES, add_tables, anything_holds, describe
+from benchmarks.serving_table import GOALS, MULTIPLES, add_tables, anything_holds, describe
+from benchmarks.triton_server import CONFIGURATIONS
 
 OURS = "gangway"
+LOWEST_SHARE = 0.25
 CALL_TIMEOUT_S = 30
 REFERENCE_ROUNDS = 3
 LAG_US_AT_MOST = 200_000  # behind schedule: the machine stood still, which says nothing about a server
@@ -44,12 +45,19 @@ class Plan:
     repository: Path
     servers: Sequence[str]
     mixes: Sequence[str]
-    shares: Sequence[float]
+    shares: Sequence[float]  # none: the goals of the mix, and LOWEST_SHARE
+    triton_shares: Sequence[float]
     seeds: Sequence[int]
     seconds: float
     least_queries: int
     target: float
     climb_on: bool
+
+    def ladder(self, server: str, mix: str) -> Sequence[float]:
+        """Return the shares of capacity to measure, from below."""
+        if server in CONFIGURATIONS:
+            return self.triton_shares
+        return self.shares or sorted({LOWEST_SHARE, *(goals[mix] for goals in GOALS.values() if mix in goals)})
 
 
 @dataclass
@@ -71,30 +79,31 @@ class Bench:
     def climb(self, server: str, mix_name: str) -> None:
         """Measure the ladder of one server, from below."""
         mix = self.mix(mix_name)
-        if not self._missing_shares(server, mix_name):
+        if not self._missing_shares(server, mix.name):
             return
         targets_ms = {model.name: model.qos.value for model in mix.models if model.qos}
         with serving(server, self.plan.repository, targets_ms) as served:
             warm_up(served.url, {name: self.examples[name] for name in mix.names})
-            for share in self._missing_shares(server, mix_name):
+            for share in self._missing_shares(server, mix.name):
                 here = [self._point(served, server, mix, share, seed) for seed in self.plan.seeds]
                 if not self.plan.climb_on and not anything_holds(here):
                     return
 
     def _missing_shares(self, server: str, mix: str) -> list[float]:
         """Return the steps of a ladder from the first one on that a former run left out."""
-        for step, share in enumerate(self.plan.shares):
-            keys = {(server, mix, share, seed) for seed in self.plan.seeds}
+        ladder = self.plan.ladder(server, mix)
+        for step, share in enumerate(ladder):
+            keys = {(server, mix, share, seed, self.plan.target) for seed in self.plan.seeds}
             here = [point for point in self.points if point.key in keys]
             if len(here) < len(keys):
-                return list(self.plan.shares[step:])
+                return list(ladder[step:])
             if not self.plan.climb_on and not anything_holds(here):
                 return []
         return []
 
     def _point(self, served: Served, server: str, mix: Mix, share: float, seed: int, again: bool = True) -> Point:
-        known = [point for point in self.points if point.key == (server, mix.name, share, seed)]
-        if known:
+        key = server, mix.name, share, seed, self.plan.target
+        if known := [point for point in self.points if point.key == key]:
             return known[0]
         rate_per_s = share * capacity_per_s(mix, self.isolated_us)
         seconds = max(self.plan.seconds, self.plan.least_queries / rate_per_s)
@@ -145,30 +154,17 @@ def open_bench(plan: Plan, points_file: Path | None, resume: bool) -> Iterator[B
         ensure_profiles(plan.repository, models)
     examples = {name: example_of(name, onnx_file(plan.repository, name)) for name in models}
     reference = Reference(plan.repository, examples)
-    isolated_us, points = _read(points_file) if resume and points_file else ({}, [])
-    if missing := [name for name in models if name not in isolated_us]:
-        isolated_us = {**isolated_us, **reference.isolated_us(missing)}
-        if points_file:
-            with points_file.open("a" if resume else "w") as file:
-                file.write(json.dumps({"isolated_us": isolated_us}) + "\n")
+    resumed = resume and points_file is not None and points_file.exists()
+    isolated_us, points = decode_file(points_file.read_text()) if resumed and points_file else ({}, [])
+    isolated_us |= reference.isolated_us([name for name in models if name not in isolated_us])
+    if points_file:
+        points_file.write_text(encode_file(isolated_us, points))
     with ProcessPoolExecutor(1, mp_context=mp.get_context("spawn")) as client:
         yield Bench(plan, examples, reference, isolated_us, client, points_file, points)
 
 
-def _read(path: Path) -> tuple[dict[str, float], list[Point]]:
-    """Read a file of points; the last isolated latencies count. A line that was not finished ends it."""
-    isolated_us: dict[str, float] = {}
-    points: list[Point] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        if '"isolated_us"' in line[:16]:
-            isolated_us = json.loads(line)["isolated_us"]
-        else:
-            points.append(decode(line))
-    return isolated_us, points
-
-
 def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
+    return sorted(float(part) for part in text.split(",") if part)
 
 
 def _names(text: str) -> list[str]:
@@ -182,7 +178,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--mixes", type=_names, default="light,medium,heavy,mix", help="names or files")
     add("--schedulers", type=_names, default=OURS, help="Gangway's policies; empty: none")
     add("--triton", type=_names, default="1x2,2x1,1x1", help="instances x threads; empty: none")
-    add("--shares", type=_numbers, default=".25,.35,.45,.55,.7", help="of capacity")
+    add("--shares", type=_numbers, default="", help=f"of capacity, for Gangway; empty: the goals, and {LOWEST_SHARE}")
+    add("--triton-shares", type=_numbers, default=".06,.15,.25,.35,.45", help="the same for Triton")
     add("--seeds", type=_names, default="1,2")
     add("--seconds", type=float, default=40, help="of each point")
     add("--least-queries", type=int, default=100, help="a point lasts until so many are to be expected")
@@ -205,7 +202,8 @@ def main() -> int:
         repository=options.repository,
         servers=servers,
         mixes=options.mixes,
-        shares=sorted(options.shares),
+        shares=options.shares,
+        triton_shares=options.triton_shares,
         seeds=[int(seed) for seed in options.seeds],
         seconds=options.seconds,
         least_queries=options.least_queries,
@@ -224,7 +222,8 @@ def main() -> int:
     except FetchError as error:
         print(f"serving: {error}", file=sys.stderr)
         return 2
-    add_tables(report, bench.points, plan.mixes, plan.servers, OURS)
+    points = [point for point in bench.points if point.target == plan.target]
+    add_tables(report, points, [read_mix(mix).name for mix in plan.mixes], plan.servers, OURS)
     return report.finish(options.json)
 
 

@@ -13,6 +13,9 @@ SATISFIED = 0.95
 Z = 1.96  # of a two-sided interval of 95 %
 
 
+Key = tuple[str, str, float, int, float]  # server, mix, share of capacity, seed, target
+
+
 @dataclass(frozen=True)
 class Counts:
     """One model's queries in one run, or all of them. `in_time` by multiple of the isolated latency: "3x"."""
@@ -49,9 +52,9 @@ class Point:
     slowness: float  # of the machine: a reference query before this run over the same when the benchmark began
 
     @property
-    def key(self) -> tuple[str, str, float, int]:
+    def key(self) -> Key:
         """What a run that goes on does not measure again."""
-        return self.server, self.mix, self.share, self.seed
+        return self.server, self.mix, self.share, self.seed, self.target
 
 
 @dataclass(frozen=True, order=True)
@@ -87,6 +90,17 @@ def decode(line: str) -> Point:
     fields: dict[str, Any] = json.loads(line)
     models = {name: Counts(**counts) for name, counts in fields.pop("models").items()}
     return Point(models=models, total=Counts(**fields.pop("total")), **fields)
+
+
+def encode_file(isolated_us: Mapping[str, float], points: Iterable[Point]) -> str:
+    """Return a file of points: the isolated latencies that they were measured with, then a line for each."""
+    return "".join(line + "\n" for line in (json.dumps({"isolated_us": dict(isolated_us)}), *map(encode, points)))
+
+
+def decode_file(text: str) -> tuple[dict[str, float], list[Point]]:
+    """Read such a file. What follows its last line break was being written when a run was killed: it is left out."""
+    first, *rest = text.split("\n")[:-1] or ['{"isolated_us": {}}']
+    return json.loads(first)["isolated_us"], [decode(line) for line in rest]
 
 
 def satisfied(points: Sequence[Point], criterion: Criterion) -> float:

@@ -42,7 +42,7 @@ def describe(point: Point) -> str:
     shares = ", ".join(f"{k} {count / max(1, total.queries):.3f}" for k, count in total.in_time.items())
     mean = total.mean_over_isolated
     parts.append(f"| all {shares} | {'no answer' if mean is None else f'{mean:.2f} x isolated'}")
-    parts.append(f"| errors {dict(total.errors) or 0} | machine {point.slowness:.2f} x slower")
+    parts.append(f"| errors {dict(total.errors) or 0} | the machine took {point.slowness:.2f} x the time")
     return " ".join(parts)
 
 
@@ -95,11 +95,15 @@ def _at(points: Sequence[Point], share: float) -> list[Point]:
 
 
 def _targets(report: Report, mix: str, ours: Sequence[Point]) -> None:
+    """Judge the goals that were reached for: up to the highest share that was measured, and the next if that failed."""
     if not ours:
         return
+    tried = max(point.share for point in ours)
+    gave_up = not anything_holds(_at(ours, tried))
     for criterion, goals in GOALS.items():
-        if mix in goals:
+        if mix in goals and (goals[mix] <= tried or gave_up):
             report.goal(f"{mix}: share of capacity with {criterion}", highest_share(ours, criterion), goals[mix])
-    if mix in GOALS[FIRST]:
-        mean = over_isolated(_at(ours, GOALS[FIRST][mix]))
-        report.target(f"{mix}: mean latency over isolated at {GOALS[FIRST][mix]:g}", mean, OVER_ISOLATED_AT_MOST)
+    first = _at(ours, GOALS[FIRST].get(mix, math.nan))
+    if first:
+        what = f"{mix}: mean latency over isolated at {first[0].share:g}"
+        report.target(what, over_isolated(first), OVER_ISOLATED_AT_MOST)

@@ -1,6 +1,7 @@
 """What the verdicts of `benchmarks.serving` and `benchmarks.overload` rest on."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from google.protobuf import text_format
 
 from benchmarks.overload import Sample, chained, growth, recovery_s
 from benchmarks.reference import symbolic_dimensions
+from benchmarks.report import Report
 from benchmarks.serving_points import (
     ALL,
     EACH,
@@ -20,7 +22,9 @@ from benchmarks.serving_points import (
     Point,
     counts_of,
     decode,
+    decode_file,
     encode,
+    encode_file,
     highest_share,
     models_of,
     over_isolated,
@@ -28,7 +32,7 @@ from benchmarks.serving_points import (
     wilson,
 )
 from benchmarks.serving_servers import known_servers, write_repository
-from benchmarks.serving_table import anything_holds
+from benchmarks.serving_table import add_tables, anything_holds
 from benchmarks.triton_server import CONFIGURATIONS
 from benchmarks.triton_server import write_repository as write_triton_repository
 
@@ -64,6 +68,10 @@ def test_a_ladder_ends_at_the_first_step_that_fails() -> None:
 def test_points_survive_the_file() -> None:
     one = point(0.5, (100, 18))
     assert decode(encode(one)) == one
+    text = encode_file({"a": 1.5}, [one, point(0.6, (1, 2))])
+    assert decode_file(text) == ({"a": 1.5}, [one, point(0.6, (1, 2))])
+    assert decode_file(text[:-7]) == ({"a": 1.5}, [one])  # killed while it wrote
+    assert decode_file("") == ({}, [])
 
 
 def test_counts_are_those_of_the_run() -> None:
@@ -120,6 +128,19 @@ def test_servers_are_known_by_name() -> None:
     assert known_servers(["gangway", "edf"], ["1x2"]) == ["gangway", "edf", "triton 1x2"]
     with pytest.raises(ValueError, match="triton 3x3"):
         known_servers([], ["3x3"])
+
+
+def test_goals_are_judged_as_far_as_the_ladder_went() -> None:
+    report = Report("title", {}, "command")
+    fine, poor = (replace(point(share, (100, good)), mix="light") for share, good in ((0.35, 20), (0.5, 1)))
+    poor = replace(poor, total=replace(poor.total, in_time={"3x": 1, "4x": 1, "5x": 1}))
+    add_tables(report, [replace(fine, server="gangway")], ["light"], ["gangway"], "gangway")
+    assert [target.met for target in report.targets] == [True, False]  # 0.35 is carried; 2.0 times isolated
+    report = Report("title", {}, "command")
+    add_tables(report, [replace(one, server="gangway") for one in (fine, poor)], ["light"], ["gangway"], "gangway")
+    assert [target.measured for target in report.targets] == [0.35, 0.35, 0.35, 2.0]
+    (rows,) = report.tables.values()
+    assert rows[0]["gangway"] == "0.35 (0.35)"
 
 
 def test_recovery_begins_when_a_second_of_queries_is_in_time() -> None:
