@@ -12,7 +12,7 @@ from gangway.scheduler.policy import Policy, Query, Resize, RunningBlock, Snapsh
 TARGET_SHARE = 0.9
 # What a unit takes beside its layers: from the decision to its first task, and until its cores can be used again. The
 # paper's demands are measured in its own system, with whatever a unit costs there.
-UNIT_US = 45.0
+UNIT_US = 30.0
 ABOUT_TO_END = 0.1  # of its time is left (section 4.3)
 
 

@@ -14,7 +14,7 @@ from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Query, Resize, RunningBlock, Snapshot, Start
 
 CORES = 8
-UNIT = 45.0
+UNIT = 30.0
 LADDER, FRAGILE = 1, 2
 
 
