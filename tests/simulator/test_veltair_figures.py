@@ -53,11 +53,11 @@ def test_the_demands_are_drawn(tmp_path: Path) -> None:
 
 
 def test_conflicts_come_with_the_rate(resnet50: Scenario) -> None:
-    calm, crowded = (run("planaria", resnet50, rate, 40) for rate in (25, 300))
+    calm, crowded = (run("planaria", resnet50, rate, 40, 1) for rate in (1, 300))
     assert calm.in_time == 1.0 and calm.conflict_rate == 0.0
     assert calm.units == resnet50.models[0].layers
     assert crowded.conflict_rate > 0.1 and crowded.mean_ms > calm.mean_ms
-    whole = run("model_fcfs", resnet50, 300, 40)
+    whole = run("model_fcfs", resnet50, 300, 40, 1)
     assert (whole.conflict_rate, whole.units) == (0.0, 1.0)
 
 
