@@ -65,6 +65,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.models
 	$(BIN)/python -m benchmarks.gang
+	$(BIN)/python -m benchmarks.live_gang
 	$(BIN)/python -m benchmarks.compilation
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.frontend

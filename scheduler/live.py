@@ -20,6 +20,7 @@ from gangway.scheduler.accounts import Accounts
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.arenas import ArenaPool
 from gangway.scheduler.dispatch import Dispatcher
+from gangway.scheduler.gangs import GangTable
 from gangway.scheduler.model_life import ModelLife
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.packets import PacketSocket
@@ -84,6 +85,11 @@ class LiveScheduler:
             seen = bell.seen()
             self.step()
 
+    @property
+    def gangs(self) -> GangTable:
+        """The gangs, for whoever looks on."""
+        return self._execution.gangs
+
     def step(self) -> None:
         """Take in all messages there are, then let the policy decide."""
         heard = self._hear_workers(now_us := _now_us())
@@ -101,7 +107,7 @@ class LiveScheduler:
         self._dispatcher.dispatch(now_us)
 
     def _is_idle(self) -> bool:
-        return self._execution.gangs.is_empty and not self.requests.queries
+        return self.gangs.is_empty and not self.requests.queries
 
     def _keep_house(self, now_us: float) -> None:
         self._housekeeping_us = now_us + WATCH_WAIT_US
@@ -220,7 +226,7 @@ class LiveScheduler:
                 self.supervisor.send(slow.FrontEndQuiet(front_end))
 
     def _report_stuck(self, now_us: float) -> None:
-        gangs = self._execution.gangs
+        gangs = self.gangs
         for core in gangs.stuck_cores(now_us) + self._stalls.stalled_cores(gangs.all(), now_us):
             _log.error("worker %d makes no progress", core)
             self.supervisor.send(slow.WorkerStuck(core, self.workers[core].pid))
@@ -234,7 +240,7 @@ class LiveScheduler:
     def _wait_us(self) -> int:
         if self._execution.changed:
             return 0
-        wait_us = WATCH_WAIT_US if self._execution.gangs.any_ending else IDLE_WAIT_US
+        wait_us = WATCH_WAIT_US if self.gangs.any_ending else IDLE_WAIT_US
         first_us = self._supervisor_us
         for at_us in (self.requests.next_limit_us(), self._refusals.next_us, self._dispatcher.wake_us):
             if at_us is not None and at_us < first_us:
