@@ -36,6 +36,9 @@ class Dispatcher:
         woken = self.wake_us is not None and now_us >= self.wake_us
         if not execution.changed and not woken:
             return
+        if execution.gangs.settling(now_us):
+            execution.changed = True  # and asked soon, when the policy can see that query, too
+            return
         execution.changed = False
         self.wake_us = None
         waiting = self._requests.queries

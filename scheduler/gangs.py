@@ -11,6 +11,7 @@ from gangway.scheduler.requests import Request
 
 LEAST_LEASES = 16
 LEASES_PER_WORKER = 4
+SETTLE_US = 100.0  # ranks of a block that has ended leave within that, unless something else has their core
 STUCK_AFTER_US = 1_000_000.0  # a rank that has not left so long after its gang has ended does not run at all
 
 
@@ -208,6 +209,13 @@ class GangTable:
                 cores += [gang.cores[rank] for rank in sorted(gang.outstanding)]
                 self._ending.discard(gang)
         return cores
+
+    def settling(self, now_us: float) -> bool:
+        """Whether a block has just ended and its query will wait again in a moment, when its last rank has left."""
+        for gang in self._ending:
+            if gang.ended_us is not None and now_us < gang.ended_us + SETTLE_US and LeftReason.DONE not in gang.reasons:
+                return True
+        return False
 
     @property
     def any_ending(self) -> bool:

@@ -20,7 +20,7 @@ from gangway.scheduler.accounts import Accounts
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.arenas import ArenaPool
 from gangway.scheduler.dispatch import Dispatcher
-from gangway.scheduler.gangs import GangTable
+from gangway.scheduler.gangs import SETTLE_US, GangTable
 from gangway.scheduler.model_life import ModelLife
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.packets import PacketSocket
@@ -239,7 +239,7 @@ class LiveScheduler:
 
     def _wait_us(self) -> int:
         if self._execution.changed:
-            return 0
+            return int(SETTLE_US) if self.gangs.any_ending else 0
         wait_us = WATCH_WAIT_US if self.gangs.any_ending else IDLE_WAIT_US
         first_us = self._supervisor_us
         for at_us in (self.requests.next_limit_us(), self._refusals.next_us, self._dispatcher.wake_us):
