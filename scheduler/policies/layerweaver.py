@@ -40,9 +40,10 @@ class Layerweaver(Policy):
         lane = self._lane(snapshot)
         waiting = _startable(snapshot.waiting, snapshot.free_leases)
         while free and waiting:
-            candidates = [self._candidate(query, snapshot, memory_us, compute_us, lane) for query in waiting]
-            choice = self._choose(candidates)
-            query = waiting.pop(choice.index)
+            first = self._first_of_each(waiting)
+            choice = self._choose([self._candidate(query, snapshot, memory_us, compute_us, lane) for query in first])
+            query = first[choice.index]
+            waiting.remove(query)
             model = snapshot.models[query.model_id]
             gang = free[: min(model.max_ranks, len(free) if choice.urgent else lane)]
             free = free[len(gang) :]
@@ -54,6 +55,13 @@ class Layerweaver(Policy):
 
     def _choose(self, candidates: Sequence[Candidate]) -> Choice:
         return least_idle(candidates)
+
+    def _first_of_each(self, waiting: Sequence[Query]) -> list[Query]:
+        """Return one of those queries that differ in nothing but their deadlines: the first to choose."""
+        first: dict[tuple[int, int, int], Query] = {}
+        for query in waiting:
+            first.setdefault((query.model_id, query.next_layer, query.rows), query)
+        return list(first.values())
 
     def _load(self, snapshot: Snapshot) -> tuple[float, float]:
         memory_us = compute_us = 0.0
@@ -89,6 +97,9 @@ class LayerweaverPlus(Layerweaver):
 
     def _choose(self, candidates: Sequence[Candidate]) -> Choice:
         return two_modes(candidates)
+
+    def _first_of_each(self, waiting: Sequence[Query]) -> list[Query]:
+        return super()._first_of_each(sorted(waiting, key=due_us))
 
 
 def _startable(waiting: Sequence[Query], leases: int) -> list[Query]:

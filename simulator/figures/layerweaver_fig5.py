@@ -40,7 +40,17 @@ def draw(request: FigureRequest) -> None:
     with (request.output / "layerweaver_fig5.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ("setting", "rate_per_s", "scheduler", "model", "p50_ms", "p90_ms", "p99_ms", "late_percent", "paper_late")
+            (
+                "setting",
+                "rate_per_s",
+                "scheduler",
+                "model",
+                "p50_ms",
+                "p90_ms",
+                "p99_ms",
+                "late_percent",
+                "paper_late_percent",
+            )
         )
         for setting in settings:
             for scheduler in SCHEDULERS:
