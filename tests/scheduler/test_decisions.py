@@ -9,6 +9,7 @@ from gangway.executor.slots import SlotCounts, SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler.counters import Counters
 from gangway.scheduler.policy import Reject, Resize, Start, Stop, Wake
+from gangway.server.shared_memory import FRONT_END
 
 LAYERS = 6
 
@@ -276,3 +277,16 @@ def test_blocks_of_a_cancelled_query_end(scripted):
     scripted.script.answer = begin
     assert is_complete(scripted, scripted.request())
     assert scripted.script.seen[-1].free_leases == len(scripted.memory.control.leases)
+
+
+def test_a_front_end_dies_while_its_queries_are_stopped(scripted):
+    scripted.script.answer = lambda snapshot: begin(snapshot, 1) if snapshot.free_leases > 12 else []
+    for _ in range(8):
+        scripted.request()
+    scripted.await_snapshot(lambda snapshot: sum(query.started for query in snapshot.waiting) > 0)
+    scripted.tell(slow.FrontEndDied(FRONT_END))
+    assert scripted.expect(slow.FrontEndQuiet).front_end == FRONT_END
+    assert not list(scripted.memory.tables[FRONT_END].scan())
+    scripted.new_front_end()
+    scripted.script.answer = begin
+    assert is_complete(scripted, scripted.request())
