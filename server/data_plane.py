@@ -25,8 +25,6 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus, SlotTable
 from gangway.server.heap import Heap, HeapFullError
 
-RESERVE_STEP_BYTES = 16 * 1024 * 1024
-
 
 class PoolExhaustedError(Exception):
     """No slot, or not enough memory for the tensors: too many requests at once. Clients see UNAVAILABLE."""
@@ -226,11 +224,10 @@ class DataPlane:
         self.spin_us = spin_us
         self.lock = threading.Lock()
         self.last_wait_ns: dict[int, int] = {}  # by model
-        self.heap = Heap(slots.size_bytes, io.size_bytes)
+        self.heap = Heap(slots.size_bytes, io.size_bytes, io.allocate, io.punch)
         self._ring = submit_ring
         self._bell = scheduler_bell
         self._aside: list[Request] = []  # closed by us, not yet let go by the executor
-        self._reserved_end = slots.size_bytes  # the system has given memory up to here
 
     def open(self, layout: Layout, rows: int) -> Request:
         """Take a slot and buffers. Raises PoolExhaustedError, at once."""
@@ -276,20 +273,10 @@ class DataPlane:
             self._aside = [request for request in self._aside if not request.release()]
 
     def _allocate(self, size_bytes: int) -> int:
+        """Return a block that the system has given memory for: being refused it later would be a SIGBUS."""
         try:
-            block = self.heap.allocate(size_bytes)
+            return self.heap.allocate(size_bytes)
         except HeapFullError as error:
             raise PoolExhaustedError(f"no memory for the request's tensors: {error}") from error
-        try:
-            self._reserve(block + size_bytes)
         except OSError as error:
-            self.heap.free(block)
             raise PoolExhaustedError(f"the system has no memory for the request's tensors: {error}") from error
-        return block
-
-    def _reserve(self, end: int) -> None:
-        """Take memory from the system before it is touched: afterwards, being refused it would be a SIGBUS."""
-        if end > self._reserved_end:
-            end = min(max(end, self._reserved_end + RESERVE_STEP_BYTES), self.io.size_bytes)
-            self.io.allocate(self._reserved_end, end - self._reserved_end)
-            self._reserved_end = end

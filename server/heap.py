@@ -3,12 +3,18 @@
 Two levels. Freed blocks wait in a list per size class and the last one freed is reused first, so a steady load runs in
 a few warm pages. Behind it lie the free ranges, in address order and merged with their neighbours; when a class has
 nothing and no range is large enough, all waiting blocks go back to the ranges. So no sequence of sizes wastes memory
-for good.
+for good. What is carved from a range is taken from the system first, and what goes back to one is given back to it: so
+the memory of a long queue does not stay when the queue has gone.
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 from gangway.artifact.format import ALIGNMENT_BYTES
+
+KEPT_BYTES = 256 << 20  # of freed blocks stay warm
+
+MoveRange = Callable[[int, int], None]  # offset and size
 
 
 class HeapFullError(MemoryError):
@@ -16,15 +22,25 @@ class HeapFullError(MemoryError):
 
 
 class Heap:
-    """Offsets in [begin, end), aligned to 64 bytes. Not safe for threads: the caller holds a lock."""
+    """Offsets in [begin, end), aligned to 64 bytes. Not safe for threads: the caller holds a lock.
 
-    def __init__(self, begin: int, end: int) -> None:
+    `take` asks the system for memory of a range before it is used, and raises OSError if there is none; `give_back`
+    returns it.
+    """
+
+    def __init__(
+        self, begin: int, end: int, take: MoveRange, give_back: MoveRange, kept_bytes: int = KEPT_BYTES
+    ) -> None:
         begin = _align(begin, ALIGNMENT_BYTES)
         end -= end % ALIGNMENT_BYTES
         if end < begin:
             raise ValueError(f"no room between {begin} and {end}")
         self._ranges: list[tuple[int, int]] = [(begin, end)] if begin < end else []  # ascending, never touching
         self._waiting: dict[int, list[int]] = {}  # size class -> offsets, the warmest last
+        self._waiting_bytes = 0
+        self._take = take
+        self._give_back = give_back
+        self._kept_bytes = kept_bytes
         self._sizes: dict[int, int] = {}  # of the blocks in use
         self.bytes_in_use = 0
         self.capacity_bytes = end - begin
@@ -35,10 +51,13 @@ class Heap:
         return len(self._sizes)
 
     def allocate(self, size_bytes: int) -> int:
-        """Return the offset of a block of at least `size_bytes`. Raises HeapFullError."""
+        """Return the offset of a block of at least `size_bytes`. Raises HeapFullError, or OSError as `take` does."""
         size = size_class(size_bytes)
-        waiting = self._waiting.get(size)
-        offset = waiting.pop() if waiting else self._carve(size)
+        if waiting := self._waiting.get(size):
+            offset = waiting.pop()
+            self._waiting_bytes -= size
+        else:
+            offset = self._carve(size)
         self._sizes[offset] = size
         self.bytes_in_use += size
         return offset
@@ -47,7 +66,11 @@ class Heap:
         """Give a block back. Raises KeyError when `offset` is not an allocated block."""
         size = self._sizes.pop(offset)
         self.bytes_in_use -= size
-        self._waiting.setdefault(size, []).append(offset)
+        if self._waiting_bytes + size > self._kept_bytes:
+            self._return(offset, size)
+        else:
+            self._waiting.setdefault(size, []).append(offset)
+            self._waiting_bytes += size
 
     def _carve(self, size: int) -> int:
         offset = self._first_fit(size)
@@ -56,6 +79,11 @@ class Heap:
             offset = self._first_fit(size)
         if offset is None:
             raise HeapFullError(f"{size} bytes asked for, {self.capacity_bytes - self.bytes_in_use} free in pieces")
+        try:
+            self._take(offset, size)
+        except OSError:
+            self._return(offset, size)
+            raise
         return offset
 
     def _first_fit(self, size: int) -> int | None:
@@ -71,8 +99,13 @@ class Heap:
     def _merge_waiting(self) -> None:
         for size, offsets in self._waiting.items():
             for offset in offsets:
-                self._add_range(offset, offset + size)
+                self._return(offset, size)
         self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _return(self, offset: int, size: int) -> None:
+        self._give_back(offset, size)
+        self._add_range(offset, offset + size)
 
     def _add_range(self, begin: int, end: int) -> None:
         index = bisect_left(self._ranges, (begin, end))

@@ -5,6 +5,30 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 BEGIN, END = 1000, 1000 + 64 * 1024
+KEPT = 4096
+
+
+class System:
+    """Notes which bytes a heap has memory for."""
+
+    def __init__(self, limit: int = 1 << 62) -> None:
+        self.held: set[int] = set()
+        self.limit = limit
+
+    def take(self, offset: int, size: int) -> None:
+        if len(self.held) + size // 64 > self.limit:
+            raise OSError("no memory")
+        pieces = set(range(offset, offset + size, 64))
+        assert not pieces & self.held
+        self.held |= pieces
+
+    def give_back(self, offset: int, size: int) -> None:
+        self.held -= set(range(offset, offset + size, 64))
+
+
+def make_heap(begin: int, end: int, kept_bytes: int = 1 << 30, system: System | None = None) -> Heap:
+    system = system or System()
+    return Heap(begin, end, system.take, system.give_back, kept_bytes)
 
 
 @given(st.integers(0, 2**40))
@@ -17,7 +41,7 @@ def test_size_classes_waste_little(size_bytes: int) -> None:
 
 
 def test_the_warmest_block_comes_back_first() -> None:
-    heap = Heap(0, 1 << 20)
+    heap = make_heap(0, 1 << 20)
     first, second = heap.allocate(5000), heap.allocate(5000)
     heap.free(first)
     heap.free(second)
@@ -25,7 +49,7 @@ def test_the_warmest_block_comes_back_first() -> None:
 
 
 def test_pieces_are_merged_when_a_large_block_is_needed() -> None:
-    heap = Heap(0, 64 * 16)
+    heap = make_heap(0, 64 * 16)
     blocks = [heap.allocate(64) for _ in range(16)]
     with pytest.raises(HeapFullError, match="64 bytes asked for, 0 free"):
         heap.allocate(1)
@@ -34,8 +58,25 @@ def test_pieces_are_merged_when_a_large_block_is_needed() -> None:
     assert heap.allocate(64 * 16) == 0
 
 
+def test_the_memory_of_a_long_queue_is_given_back() -> None:
+    system = System()
+    heap = make_heap(0, 1 << 20, kept_bytes=2048, system=system)
+    for offset in [heap.allocate(1024) for _ in range(100)]:
+        heap.free(offset)
+    assert len(system.held) * 64 == 2048
+
+
+def test_what_the_system_refuses_is_free_again() -> None:
+    heap = make_heap(0, 4096, system=System(limit=32))
+    heap.allocate(1024)
+    with pytest.raises(OSError, match="no memory"):
+        heap.allocate(2048)
+    assert heap.bytes_in_use == 1024
+    assert heap.allocate(1024) == 1024
+
+
 def test_freeing_twice_is_an_error() -> None:
-    heap = Heap(0, 1024)
+    heap = make_heap(0, 1024)
     offset = heap.allocate(1)
     heap.free(offset)
     with pytest.raises(KeyError):
@@ -47,7 +88,8 @@ class HeapMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heap = Heap(BEGIN, END)
+        self.system = System()
+        self.heap = make_heap(BEGIN, END, KEPT, self.system)
         self.blocks: dict[int, int] = {}
 
     @rule(size=st.one_of(st.integers(0, 200), st.integers(0, END - BEGIN)))
@@ -80,6 +122,12 @@ class HeapMachine(RuleBasedStateMachine):
         assert last <= END
         assert self.heap.blocks_in_use == len(self.blocks)
         assert self.heap.bytes_in_use == sum(map(size_class, self.blocks.values()))
+
+    @invariant()
+    def used_blocks_have_memory_and_few_others(self) -> None:
+        for begin, size in self.blocks.items():
+            assert self.system.held.issuperset(range(begin, begin + size_class(size), 64))
+        assert len(self.system.held) * 64 <= self.heap.bytes_in_use + KEPT
 
     def teardown(self) -> None:
         for offset in self.blocks:
