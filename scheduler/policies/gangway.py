@@ -11,7 +11,7 @@ from gangway.scheduler.policies.gangway_worth import Worth
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.scheduler.prediction import Work
 
-MARGIN = 1.06  # predictions are stretched by this where a deadline depends on them
+MARGIN = 1.04  # predictions are stretched by this where a deadline depends on them
 
 
 class Gangway(Policy):
@@ -39,7 +39,7 @@ class Gangway(Policy):
         if len(works) > 1:
             ordered = in_order(works, snapshot.core_count, MARGIN)
             pair(ordered, MARGIN)
-        share_out(ordered, snapshot)
+        share_out(ordered, snapshot, MARGIN)
         return moves(ordered, snapshot, MARGIN)
 
     def finished(self, query: Query, now_us: float) -> None:

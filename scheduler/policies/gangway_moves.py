@@ -10,6 +10,7 @@ from gangway.scheduler.policy import Decision, Resize, Snapshot, Start, Stop, Wa
 from gangway.scheduler.prediction import Work
 
 SWITCH_US = 300.0  # what it costs to stop a query and to start it again
+PATIENCE = 2.0  # a stopped query waits longer than for one: others come meanwhile
 FAR_US = 300.0  # a layer boundary that is farther away is not waited for
 LEAST_GAIN_US = 150.0  # growing must save so much,
 LEAST_GAIN = 0.03  # and such a share of the rest
@@ -101,7 +102,7 @@ def worth_it(first: Work, victim: Work, margin: float) -> bool:
     if victim.tier != IN_TIME:
         return False
     first_us = first.remaining_us(first.grant)
-    delay_us = 0.0 if victim.grant else first_us + SWITCH_US
+    delay_us = 0.0 if victim.grant else PATIENCE * (first_us + SWITCH_US)
     if delay_us + victim.remaining_us(victim.grant or victim.cores) * margin > victim.slack_us:
         return False
     saves = wait_us + first_us * margin > first.slack_us

@@ -7,17 +7,22 @@ first ones, as long as they gain by them.
 
 from collections.abc import Sequence
 
-from gangway.scheduler.policies.gangway_order import IN_TIME
+from gangway.scheduler.policies.gangway_order import AT_RISK, IN_TIME
 from gangway.scheduler.policy import Snapshot
 from gangway.scheduler.prediction import Work, efficient_cores
 
-EFFICIENCY = 0.75  # of each core of a gang, against one alone, while others want cores
-IDLE_EFFICIENCY = 0.25  # while nobody does
+EFFICIENCY = 0.8  # of each core of a gang, against one alone, while others want cores
+IDLE_EFFICIENCY = 0.3  # while nobody does
+SQUEEZED = 4  # so many queries without cores are looked at
 RESERVED_LEASES = 2  # for queries that can be in time
 
 
 def ask(work: Work, snapshot: Snapshot, margin: float) -> None:
-    """Set for how many cores a query asks."""
+    """Set for how many cores a query asks; and, since it has only those, until when it must have begun.
+
+    `due_us` becomes the time by which its cores x time would have to be done by the whole machine: the deadline, if it
+    asks for all cores; nearly its latest start, if it asks for few of many.
+    """
     if work.fixed:
         work.gang = work.cores
         return
@@ -25,9 +30,11 @@ def ask(work: Work, snapshot: Snapshot, margin: float) -> None:
     if work.tier == IN_TIME and gang < work.most and work.remaining_us(gang) * margin > work.slack_us:
         gang = max(gang, work.fewest_cores(work.slack_us / margin))
     work.gang = gang
+    if work.tier == IN_TIME:
+        work.due_us -= work.remaining_us(gang) * margin * (1 - gang / snapshot.core_count)
 
 
-def share_out(ordered: Sequence[Work], snapshot: Snapshot) -> None:
+def share_out(ordered: Sequence[Work], snapshot: Snapshot, margin: float) -> None:
     """Grant cores in this order, first as many as are asked for, then what is left.
 
     A query that has not started yet and finds no lease gets none. The last leases are for those that can be in time:
@@ -35,11 +42,12 @@ def share_out(ordered: Sequence[Work], snapshot: Snapshot) -> None:
     """
     left = snapshot.core_count - sum(work.cores for work in ordered if work.fixed)
     able = _able(ordered, snapshot.free_leases)
-    for work in able:
-        if left <= 0:
-            return
+    for index, work in enumerate(able):
         work.grant = min(work.gang, left)
         left -= work.grant
+        if left <= 0:
+            _squeeze(able[: index + 2 + SQUEEZED], margin)
+            return
     for work in able:
         if left <= 0:
             return
@@ -48,6 +56,33 @@ def share_out(ordered: Sequence[Work], snapshot: Snapshot) -> None:
         more = min(left, max(0, widest - work.grant))
         work.grant += more
         left -= more
+
+
+def _squeeze(able: Sequence[Work], margin: float) -> None:
+    """Give those that would be late with what was left the cores that others, more urgent ones, can do without."""
+    release_us = min((work.remaining_us(work.grant) for work in able if work.grant), default=0.0)
+    for work in able:
+        missing = work.gang - work.grant
+        if work.tier not in (IN_TIME, AT_RISK) or missing <= 0 or work.slack_us - work.least_us * margin > release_us:
+            continue
+        missing = work.fewest_cores(work.slack_us / margin) - work.grant
+        donors = [(donor, donor.grant - _needs(donor, work, margin)) for donor in reversed(able) if donor is not work]
+        if missing <= 0 or sum(spare for _, spare in donors) < missing:
+            continue
+        for donor, spare in donors:
+            taken = min(missing, spare)
+            donor.grant -= taken
+            work.grant += taken
+            missing -= taken
+
+
+def _needs(donor: Work, work: Work, margin: float) -> int:
+    """Return how many cores a query must keep for itself, whoever else is in need."""
+    if donor.query.priority < work.query.priority or donor.tier < IN_TIME or donor.fixed:
+        return donor.grant
+    if donor.query.priority > work.query.priority or donor.tier > IN_TIME:
+        return 0
+    return min(donor.grant, donor.fewest_cores(donor.slack_us / margin))
 
 
 def _able(ordered: Sequence[Work], leases: int) -> list[Work]:
