@@ -175,6 +175,7 @@ class LiveScheduler:
         if request is not None:
             self._execution.changed = True
             self._refusals.refuse_if_full(request)
+            self._refusals.make_room(front_end)
             self.accept(request)
 
     def accept(self, request: Request) -> None:

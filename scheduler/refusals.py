@@ -1,12 +1,18 @@
 """Refusing what queue policies give up: requests beyond a full queue, and those that are certain to be late."""
 
+import time
+
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.apply import Execution
+from gangway.scheduler.crowding import crowded_out
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.lateness import certain_from_us
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.requests import Request, RequestBook
 from gangway.scheduler.workers import WorkerTable
+
+MOST_WAITING = 7 / 8  # of a front end's slots; the others are for newcomers
+ROOM = 1 / 16  # of them is made at once
 
 
 class Refusals:
@@ -30,6 +36,19 @@ class Refusals:
         """A request has just been queued: refuse it if its queue was full."""
         if request.max_queue and self._requests.queued_like(request) > request.max_queue:
             self._execution.end(request, SlotStatus.QUEUE_FULL)
+
+    def make_room(self, front_end: int) -> None:
+        """Refuse some of the hopeless where so many requests of a front end wait that its slots run out."""
+        slots = self._requests.slots(front_end)
+        if self._requests.waiting_count(front_end) <= MOST_WAITING * slots:
+            return
+        queries = [request.query for request in self._requests.waiting_of(front_end)]
+        now_us = time.monotonic_ns() / 1e3
+        count = int(ROOM * slots)
+        for query_id in crowded_out(queries, self._models.profiles, now_us, self._workers.in_service, count):
+            request = self._requests.get_waiting(query_id)
+            if request is not None:
+                self._execution.end(request, SlotStatus.QUEUE_FULL)
 
     def watch(self, request: Request) -> None:
         """Refuse the request as soon as it is certain to be late, if that is its policy."""

@@ -43,6 +43,7 @@ class RequestBook:
         self._limits = Timers()  # when nobody waits for an answer any more
         self.late = Timers()  # when to look whether a query has become certain to be late
         self._unstarted: Counter[tuple[int, int]] = Counter()  # waiting, by model and priority
+        self._by_front_end: Counter[int] = Counter()  # waiting
         self._ids = count(1)
 
     @property
@@ -98,6 +99,18 @@ class RequestBook:
     def queued_like(self, request: Request) -> int:
         """Return how many requests of its model and priority wait and have not begun, itself included."""
         return self._unstarted[_kind(request)]
+
+    def slots(self, front_end: int) -> int:
+        """Return how many requests a front end can have in flight."""
+        return self._tables[front_end].slots
+
+    def waiting_count(self, front_end: int) -> int:
+        """Return how many requests of a front end wait."""
+        return self._by_front_end[front_end]
+
+    def waiting_of(self, front_end: int) -> Iterable[Request]:
+        """Return the waiting requests of a front end, oldest first."""
+        return (request for query in self._queries if (request := self._waiting[query.query_id]).front_end == front_end)
 
     def of_front_end(self, front_end: int) -> list[Request]:
         """Return the waiting and running requests of a front end."""
@@ -168,6 +181,7 @@ class RequestBook:
         self._order.insert(place, key)
         self._queries.insert(place, query)
         self._unstarted[_kind(request)] += not request.started
+        self._by_front_end[request.front_end] += 1
         if request.limit_us is not None:
             self._limits.set(query.query_id, request.limit_us)
 
@@ -178,6 +192,7 @@ class RequestBook:
         del self._order[place]
         del self._queries[place]
         self._unstarted[_kind(request)] -= not request.started
+        self._by_front_end[request.front_end] -= 1
 
     def _revive(self, front_end: int, slot: int, sequence: int) -> bool:
         """Make the slot SUBMITTED if it is not; False if it is answered."""

@@ -43,6 +43,20 @@ def test_a_queue_that_is_full_refuses(scripted):
     assert scripted.outcome(scripted.request(max_queue=2)).status is SlotStatus.OK
 
 
+def test_the_hopeless_make_room_for_newcomers(scripted):
+    """With 1024 slots 896 requests may wait; one more, and 64 that nobody can help any more are refused."""
+    late = [scripted.request(deadline_ns=in_ms(-1)) for _ in range(40)]
+    hopeful = [scripted.request(deadline_ns=in_ms(60_000)) for _ in range(400)]
+    best_effort = [scripted.request() for _ in range(456)]
+    begun = scripted.request(deadline_ns=in_ms(60_000))
+    refused = [*late, *best_effort[-24:]]
+    assert {scripted.outcome(request).status for request in refused} == {SlotStatus.QUEUE_FULL}
+    scripted.script.answer = run_all
+    scripted.ask()
+    answered = [*hopeful, *best_effort[:-24], begun]
+    assert {scripted.outcome(request).status for request in answered} == {SlotStatus.OK}
+
+
 def test_what_has_begun_waits_in_no_queue(scripted):
     scripted.script.answer = run_one
     first = scripted.request(task_us=1500, max_queue=1)
