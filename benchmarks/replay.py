@@ -1,15 +1,18 @@
 """One trace, live through real gRPC on two cores and simulated: how far the two are apart, and what a request costs.
 
 The simulator is told nothing of the live runs but what a lone request takes on this machine now: layers are the
-measured ones that come with it, stretched to that, and what is left is the way to the scheduler and back. The CPU that
+measured ones that come with it, stretched to that, and what is left is the way to the scheduler and back. Lone requests
+are sent before and after every run: where they differ the machine's speed has changed (`drift`). The CPU that
 front end, scheduler and client take from the workers in a run is counted. The trace runs several times; each query
 counts with its median. `others`: the share of the cores that other processes used meanwhile. Where it is not near zero
 nothing can be compared.
 """
 
+import itertools
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -42,7 +45,7 @@ from benchmarks.repository import compile_model, ensure_zoo
 CORES = 2
 MIX = Mix("replayed", (MixModel("mobilenetv2", 6.0), MixModel("resnet50", 1.0)))
 QOS_MULTIPLE = 5
-LONE_REQUESTS = {"mobilenetv2": 12, "resnet50": 6}
+LONE_REQUESTS = {"mobilenetv2": 12, "resnet50": 5}
 TARGET = "target"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -57,11 +60,15 @@ class Lone:
 
 @dataclass(frozen=True)
 class LiveRun:
-    """One run of the trace. `overhead_us`: CPU per query that is not the workers'."""
+    """One run of the trace. `overhead_us`: CPU per query that is not the workers'.
+
+    `others`: share of the cores that other processes used. `drift`: by how much lone requests before and after differ.
+    """
 
     latency_us: np.ndarray
     overhead_us: float
     others: float
+    drift: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,8 +92,10 @@ def replay(
     queries: int = 80,
     runs: int = 2,
     others_at_most: float = float("inf"),
+    drift_at_most: float = float("inf"),
 ) -> Replay | None:
-    """Serve the trace live and simulate it. None if other processes were at work in every run.
+    """Serve the trace live and simulate it. None if other processes were at work from the start, or every
+    run was disturbed: by what others used or how lone requests differ, not by its result.
 
     `artifacts`: compiled models by name, `models`: the repository with their ONNX files, `folder`: an empty one.
     `load`: queries a second, times what a lone one takes on average.
@@ -103,24 +112,48 @@ def replay(
     flags = [f"--cache-dir={cache}", f"--scheduler={policy}", "--cores=0,1"]
     with live_server(repository, flags) as server, Connection(server.url, 10) as connection:
         live = _Live(server, connection)
-        lone = {model.name: live.lone(model.name, 3 * model.isolated_us) for model in scaled}
+        meter = live.meter()
+        lone = live.all_lone(scaled)
+        if meter.others() > others_at_most:
+            return None
         mean_us = float(np.dot(MIX.shares, [lone[name].compute_us + lone[name].way_us for name in MIX.names]))
         arrivals = poisson(MIX, load * 1e6 / mean_us, queries, seed=1)
-        done = [live.replay(arrivals) for _ in range(runs)]
-    quiet = [run for _, run in done if run.others <= others_at_most]
+        seen_lone, done = [lone], []
+        for _ in range(runs):
+            done.append(live.replay(arrivals))
+            seen_lone.append(live.all_lone(scaled))
+    pairs = zip(done, itertools.pairwise(seen_lone), strict=True)
+    judged = [replace(run, drift=_drift(before, after)) for (_, run), (before, after) in pairs]
+    quiet = [run for run in judged if run.others <= others_at_most and run.drift <= drift_at_most]
     if not quiet:
         return None
+    lone = _medians(seen_lone)
     result = _simulate(policy, measured, scaled, lone, arrivals, quiet)
     targets = {TARGET: [model.qos_us for model in scaled]}
     seen = replace(done[0][0].outcomes, latency_us=np.median([run.latency_us for run in quiet], axis=0))
     return Replay(
         lone,
         load * 1e6 / mean_us,
-        [run for _, run in done],
+        judged,
         summarise(seen, targets).total,
         summarise(result.outcomes, targets).total,
         result,
     )
+
+
+def _drift(before: Mapping[str, Lone], after: Mapping[str, Lone]) -> float:
+    """Return by how much the machine's speed has changed between two measurements of lone requests."""
+    return max(abs(after[name].compute_us / lone.compute_us - 1) for name, lone in before.items())
+
+
+def _medians(seen: Sequence[Mapping[str, Lone]]) -> dict[str, Lone]:
+    return {
+        name: Lone(
+            float(np.median([each[name].compute_us for each in seen])),
+            float(np.median([each[name].way_us for each in seen])),
+        )
+        for name in MIX.names
+    }
 
 
 def _simulate(
@@ -172,6 +205,10 @@ class _Live:
             tensors = {tensor.name: (tensor.datatype, values[tensor.name]) for tensor in inputs}
             self._requests[name] = infer_request(name, "", tensors).SerializeToString()
 
+    def all_lone(self, models: Sequence[ModelProfile]) -> dict[str, Lone]:
+        """Measure lone requests of every model."""
+        return {model.name: self.lone(model.name, 2.5 * model.isolated_us) for model in models}
+
     def lone(self, name: str, gap_us: float) -> Lone:
         """Send some requests, each when the one before is long answered."""
         count = LONE_REQUESTS[name]
@@ -182,19 +219,36 @@ class _Live:
         return Lone(compute_us, float(np.median(latency_us)) - compute_us)
 
     def replay(self, arrivals: Arrivals) -> tuple[OpenLoopRun, LiveRun]:
-        pids = self._server.pids()
-        serving = [*pids["front end"], *pids["scheduler"]]
-        everybody = [os.getpid(), *(pid for same in pids.values() for pid in same)]
-        serving_before, everybody_before, busy_before_s = _used_s(serving), _used_s(everybody), _busy_s()
+        meter = self.meter()
         run = drive(self._server.url, self._requests, arrivals)
-        serving_s, ours_s, all_s = _since(serving_before), _since(everybody_before), _busy_s() - busy_before_s
+        serving_s, others = meter.serving_s(), meter.others()
         if not run.outcomes.answered.all():
             raise RuntimeError(f"not every query was answered: {run.messages}")
-        others = (all_s - ours_s) / (run.seconds * (os.cpu_count() or 1))
         return run, LiveRun(run.outcomes.latency_us, (serving_s + run.cpu_s) * 1e6 / len(arrivals), others)
+
+    def meter(self) -> "_Meter":
+        """Begin to measure who uses the CPU."""
+        return _Meter(self._server.pids())
 
     def _compute_ns(self, name: str) -> int:
         return int(self._connection.model_statistics(name).model_stats[0].inference_stats.compute_infer.ns)
+
+
+class _Meter:
+    """The CPU that has been used since this was made: by front end and scheduler, by others."""
+
+    def __init__(self, pids: Mapping[str, Sequence[int]]) -> None:
+        self._serving = _used_s([*pids["front end"], *pids["scheduler"]])
+        self._ours = _used_s([os.getpid(), *(pid for same in pids.values() for pid in same)])
+        self._busy_s, self._begin_s = _busy_s(), time.monotonic()
+
+    def serving_s(self) -> float:
+        return _since(self._serving)
+
+    def others(self) -> float:
+        """Return the share of the cores that other processes used."""
+        seconds = time.monotonic() - self._begin_s
+        return (_busy_s() - self._busy_s - _since(self._ours)) / (seconds * (os.cpu_count() or 1))
 
 
 def _busy_s() -> float:
@@ -264,6 +318,7 @@ def main() -> int:
                 "mean ms": run.latency_us.mean() / 1000,
                 "other CPU us/query": run.overhead_us,
                 "others": run.others,
+                "drift": run.drift,
             }
             for run in outcome.runs
         ],
