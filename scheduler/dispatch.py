@@ -21,6 +21,7 @@ class Dispatcher:
         workers: WorkerTable,
         models: ModelTable,
         trace: TraceWriter | None,
+        way_back_us: float,
     ) -> None:
         self._policy = policy
         self._execution = execution
@@ -28,6 +29,7 @@ class Dispatcher:
         self._workers = workers
         self._models = models
         self._trace = trace
+        self._way_back_us = way_back_us
         self.wake_us: float | None = None  # when the policy wants to be asked, if nothing happens before
 
     def dispatch(self, now_us: float) -> None:
@@ -64,6 +66,7 @@ class Dispatcher:
             models=profiles,
             level=self._execution.interference.level(now_us),
             free_leases=self._execution.gangs.free,
+            way_back_us=self._way_back_us,
         )
 
     def _apply(self, decision: Decision, now_us: float) -> None:

@@ -9,15 +9,8 @@ from gangway.executor.messages import Left, LeftReason, pack_run
 from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.requests import Request
 
-LEAST_LEASES = 16
-LEASES_PER_WORKER = 4
 SETTLE_US = 100.0  # ranks of a block that has ended leave within that, unless something else has their core
 STUCK_AFTER_US = 1_000_000.0  # a rank that has not left so long after its gang has ended does not run at all
-
-
-def lease_count(workers: int) -> int:
-    """Return how many queries can be under way: some at work, the others stopped; and an urgent one finds a lease."""
-    return max(LEAST_LEASES, LEASES_PER_WORKER * workers)
 
 
 @dataclass(slots=True, eq=False)

@@ -50,6 +50,7 @@ class LiveScheduler:
         supervisor: PacketSocket[slow.ControlMessage],
         policy: Policy,
         spin_us: int = 0,
+        way_back_us: float = 0.0,
         trace: TraceWriter | None = None,
         timeline: TimelineWriter | None = None,
     ) -> None:
@@ -66,7 +67,9 @@ class LiveScheduler:
             supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases)
         )
         self._refusals = Refusals(self._execution, self.requests, self.workers, self._models)
-        self._dispatcher = Dispatcher(policy, self._execution, self.requests, self.workers, self._models, trace)
+        self._dispatcher = Dispatcher(
+            policy, self._execution, self.requests, self.workers, self._models, trace, way_back_us
+        )
         self._stalls = StallWatch(control)
         self._spin_us = spin_us
         self._dying_front_ends: set[int] = set()

@@ -54,6 +54,7 @@ class Snapshot:
     models: Mapping[int, ModelProfile]
     level: float = 0.0  # of interference: 1 means that layers that depend on memory entirely take twice their time
     free_leases: int = 1_000_000  # so many queries that have not started yet can be started now
+    way_back_us: float = 150.0  # from the last layer's end until the client has the answer, when the machine is busy
 
 
 @dataclass(frozen=True, slots=True)

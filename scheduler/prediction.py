@@ -8,21 +8,20 @@ from gangway.scheduler.blocks import Demands, demands, query_level
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot
 
-WAY_BACK_US = 150.0  # from a decision to the first task, and from the last one to whoever waits for the answer
 MOST_LEVEL = 1.0  # what slows layers down more than this is not memory, and passes as it came
 
 
 class Work:
     """A waiting query, or a running one with its block, and what is predicted of it. Times are microseconds.
 
-    `slack_us`: from now to its deadline, less `WAY_BACK_US`. `due_us`: its place in the order. `least_us`: its rest on
-    all cores that it can use. `isolated_us`: the whole query, likewise. `worth`: of its deadline. `gang`: cores it asks
-    for, `grant`: cores it shall have.
+    `slack_us`: from now to its deadline, less the answer's way back. `due_us`: its place in the order. `least_us`: its
+    rest on all cores that it can use. `isolated_us`: the whole query, likewise. `worth`: of its deadline. `gang`: cores
+    it asks for, `grant`: cores it shall have.
     """
 
     __slots__ = (
         "block", "cores", "due_us", "elapsed_us", "fixed", "gang", "grant", "isolated_us", "layer", "least_us", "level",
-        "model", "most", "query", "slack_us", "table", "tier", "worth",
+        "model", "most", "query", "slack_us", "table", "tier", "way_back_us", "worth",
     )  # fmt: skip
 
     def __init__(self, query: Query, block: RunningBlock | None, snapshot: Snapshot) -> None:
@@ -42,9 +41,10 @@ class Work:
             self.fixed = block.stopping or model.indivisible
         self.isolated_us = self.table.span_us(0, self.table.layers, self.most)
         self.least_us = self.remaining_us(self.most)
+        self.way_back_us = snapshot.way_back_us
         self.slack_us = float("inf")
         if query.deadline_us is not None:
-            self.slack_us = query.deadline_us - snapshot.now_us - WAY_BACK_US
+            self.slack_us = query.deadline_us - snapshot.now_us - self.way_back_us
         self.worth = 1.0
         self.due_us = 0.0
         self.tier = 0  # of `gangway_order`
@@ -64,7 +64,7 @@ class Work:
         if self.query.deadline_us is None:
             return True
         next_layer = self.layer + (self.block is not None)  # a running layer may end at any moment
-        return self.slack_us + WAY_BACK_US < self.model.fastest_us(next_layer, self.most, self.query.rows)
+        return self.slack_us + self.way_back_us < self.model.fastest_us(next_layer, self.most, self.query.rows)
 
     def boundary_us(self) -> float:
         """Return how long the present layer of a running query still takes."""

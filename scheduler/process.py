@@ -36,6 +36,7 @@ class SchedulerPlan:
     slots: int
     policy: str
     spin_us: int = 0
+    way_back_us: int = 0  # of an answer, from the last layer's end to the client, when the machine is busy
     trace: str = ""  # file for decisions; empty: none
     timeline: str = ""  # file for Perfetto; empty: none
     log_level: int = logging.INFO
@@ -51,6 +52,7 @@ def start_scheduler(plan: SchedulerPlan) -> "subprocess.Popen[bytes]":
         "slots": plan.slots,
         "policy": plan.policy,
         "spin-us": plan.spin_us,
+        "way-back-us": plan.way_back_us,
         "trace": plan.trace,
         "timeline": plan.timeline,
         "log-level": plan.log_level,
@@ -64,7 +66,7 @@ def start_scheduler(plan: SchedulerPlan) -> "subprocess.Popen[bytes]":
 def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
     """Read the command line that `start_scheduler` wrote."""
     parser = argparse.ArgumentParser(prog="gangway.scheduler.process")
-    for name in ("control-fd", "arena-fd", "supervisor-fd", "slots", "spin-us", "log-level"):
+    for name in ("control-fd", "arena-fd", "supervisor-fd", "slots", "spin-us", "way-back-us", "log-level"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--io-fds", type=lambda text: tuple(map(int, text.split(","))), required=True)
     for name in ("policy", "trace", "timeline"):
@@ -83,7 +85,9 @@ def serve(plan: SchedulerPlan) -> None:
     with contextlib.ExitStack() as files:
         trace, timeline = _open_files(plan, control.layout.workers, files)
         policy = make_policy(plan.policy)
-        scheduler = LiveScheduler(control, tables, arenas, supervisor, policy, plan.spin_us, trace, timeline)
+        scheduler = LiveScheduler(
+            control, tables, arenas, supervisor, policy, plan.spin_us, plan.way_back_us, trace, timeline
+        )
         requests = take_over(scheduler, pids)
         supervisor.send(slow.Recovered(requests))
         gc.freeze()  # what lives now lives on: a collection need not look at it

@@ -12,6 +12,7 @@ from gangway.scheduler.packets import packet_pair
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.children import Child, DeathLimit
 from gangway.server.link import Link
+from gangway.server.placement import Placement
 from gangway.server.shared_memory import SLOTS, SharedMemory
 
 _log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class SchedulerControl:
         self,
         memory: SharedMemory,
         policy: str,
-        core: int,
+        placement: Placement,
         log_level: int,
         trace: Path | None = None,
         timeline: Path | None = None,
@@ -42,11 +43,12 @@ class SchedulerControl:
             -1,
             SLOTS,
             policy,
+            way_back_us=placement.way_back_us,
             log_level=log_level,
             trace=str(trace or ""),
             timeline=str(timeline or ""),
         )
-        self._core = core
+        self._core = placement.scheduler
         self._limit = DeathLimit("scheduler")
         self._specs: dict[int, slow.LoadModel] = {}
         self._profiles: dict[int, slow.SetProfile] = {}

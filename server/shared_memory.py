@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
-from gangway.scheduler.gangs import lease_count
+from gangway.scheduler.lease_count import lease_count
 from gangway.server.data_plane import DataPlane
 
 SUPERVISOR = 0  # the supervisor's own io segment, for measuring; the front end that clients talk to is FRONT_END

@@ -36,7 +36,7 @@ class Supervisor:
         placement = place(options.cores)
         level = log_level(options.log_verbose)
         self._scheduler = SchedulerControl(
-            memory, options.scheduler, placement.scheduler, level, options.trace_decisions, options.timeline
+            memory, options.scheduler, placement, level, options.trace_decisions, options.timeline
         )
         self._workers = WorkerSet(memory, options.cores, options.cache_dir, self._scheduler)
         host = f"[{options.grpc_address}]" if ":" in options.grpc_address else options.grpc_address

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 from gangway.scheduler.lateness import certain_from_us
+from gangway.scheduler.lease_count import lease_count
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timers import Timers
@@ -22,7 +23,6 @@ from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes
 
 ARRIVALS_AT_ONCE = 4096  # are made Python numbers
-LEASES_PER_CORE = 2
 
 
 class ContractError(ValueError):
@@ -74,7 +74,7 @@ class Simulation:
         self._floor = Floor(machine, self._counters, observer)
         self._waiting = WaitingQueue()
         self._fractions: dict[int, float] = {}  # of the layer in which a query was stopped at once
-        self._leases = machine.leases or LEASES_PER_CORE * machine.cores
+        self._leases = machine.leases or lease_count(machine.cores)
         self._received: list[tuple[float, int, float, int]] = []  # heap: at the scheduler, number, arrival, model
         self._wake_us = NEVER
         self._late_watch = Timers()  # queries that are refused once they are certain to be late
@@ -236,6 +236,7 @@ class Simulation:
             self._models,
             floor.level,
             self._leases,
+            self._machine.overheads.answer_us,
         )
         self._counters.decisions += 1
         for decision in self._policy.decide(snapshot):

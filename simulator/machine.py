@@ -33,7 +33,7 @@ class Machine:
     Contention: a running block's demand is the share of one core's memory bandwidth that its compulsory traffic takes.
     The interference level that a block sees is `level_per_demand` times the demand of all OTHER running blocks; levels
     are rounded to multiples of `level_step`, so that a block is timed anew only when it matters.
-    `leases`: how many queries can be on the way at once; 0: twice the cores, as in the live server.
+    `leases`: how many queries can be on the way at once; 0: as many as in the live server.
     """
 
     cores: int

@@ -177,9 +177,9 @@ def test_more_models_than_a_ring_holds(server):
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_stopped_worker_is_reported_and_replaced(server, number):
-    running = server.request(task_us=300)
+    running = server.request(task_us=3000)  # long enough for a signal that comes late
     server.await_running(running)
-    time.sleep(number * 0.0011)  # with a task in its hands or without one
+    time.sleep(number * 0.0025)  # with a task in its hands or without one
     os.kill(server.workers[1].pid, signal.SIGSTOP)
     stuck = server.expect(slow.WorkerStuck)
     assert (stuck.core, stuck.pid) == (1, server.workers[1].pid)
