@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from gangway.clients.connection import SERVICE
 from gangway.clients.errors import UnreachableError
-from gangway.clients.http2_frames import ProtocolError
-from gangway.clients.raw_channel import Ended, RawChannel, message_body
+from gangway.clients.grpc_http2 import message_body
+from gangway.clients.raw_channel import Ended, RawChannel
 from gangway.workload.arrivals import Arrivals, Floats
 from gangway.workload.outcomes import OK, Outcomes
+from h2.exceptions import ProtocolError
 
 INFER_METHOD = SERVICE + "ModelInfer"
 LEAD_S = 0.02  # from the connection to the schedule's beginning

@@ -19,12 +19,13 @@ from typing import Any
 import mlperf_loadgen as loadgen
 import numpy as np
 from gangway.clients.errors import ClientError, UnreachableError
-from gangway.clients.http2_frames import ProtocolError
+from gangway.clients.grpc_http2 import message_body
 from gangway.clients.open_loop import INFER_METHOD, OpenLoopRun
 from gangway.clients.perf.measure import Run, Session
-from gangway.clients.raw_channel import RawChannel, message_body
+from gangway.clients.raw_channel import RawChannel
 from gangway.workload.outcomes import OK, Outcomes
 from gangway.workload.qos import WorkloadError
+from h2.exceptions import ProtocolError
 
 SAMPLES = 1000
 VALID = "Result is : VALID"

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 from gangway.clients.connection import Connection
 from gangway.clients.errors import RefusedError, UnreachableError
+from gangway.clients.grpc_http2 import message_body
 from gangway.clients.inputs import TensorMetadata, concrete_shape, npy_tensors, random_tensors
 from gangway.clients.open_loop import INFER_METHOD, sender_precedence
-from gangway.clients.raw_channel import RawChannel, message_body
+from gangway.clients.raw_channel import RawChannel
 from gangway.clients.tensors import Array, dtype_of, infer_request
 from gangway.workload.mix import Mix
 from gangway.workload.outcomes import Targets

@@ -1,4 +1,4 @@
-"""Open-loop load over our own HTTP/2 against real servers: gangway's, and grpcio's with handlers that misbehave."""
+"""Open-loop load against real servers: gangway's, and grpcio's with handlers that misbehave."""
 
 import hashlib
 import itertools
@@ -23,13 +23,12 @@ from gangway.workload.mix import Mix, MixModel
 
 from benchmarks.live_server import LiveServer, free_port
 
-NARROW = {"bdp_probe": 0, "lookahead_bytes": 20_000, "max_frame_size": 16_384}
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 
 
 @contextmanager
 def serving(
-    handler: Handler, options: Sequence[tuple[str, int]] = (), port: int = 0, threads: int = 8
+    handler: Handler, options: Sequence[tuple[str, int]] = (), port: int = 0, threads: int = 8, grace_s: float = 0
 ) -> Iterator[str]:
     """Serve ModelInfer on raw bytes with a handler of the test's."""
     method = grpc.unary_unary_rpc_method_handler(handler)
@@ -42,7 +41,7 @@ def serving(
         try:
             yield url
         finally:
-            server.stop(0).wait()
+            server.stop(grace_s).wait()
 
 
 def evenly(count: int, gap_ms: float, models: int = 1) -> Arrivals:
@@ -60,7 +59,7 @@ def test_a_real_server_answers_all_and_latency_is_counted_from_the_schedule(gang
             requests[name] = infer_request(name, "", tensors).SerializeToString()
         before = [connection.model_statistics(name).model_stats[0].inference_stats.success.count for name in names]
         mix = Mix("three", tuple(MixModel(name, weight) for name, weight in zip(names, (5, 4, 1), strict=True)))
-        arrivals = poisson(mix, 200, 150, seed=1)
+        arrivals = poisson(mix, 400, 150, seed=1)
         run = drive(gangway_server.url, requests, arrivals, timeout_s=20)
         after = [connection.model_statistics(name).model_stats[0].inference_stats.success.count for name in names]
     outcomes = run.outcomes
@@ -77,14 +76,14 @@ def test_a_server_that_stands_still_is_charged_for_all_who_wait():
 
     def stalled(request: bytes, context: grpc.ServicerContext) -> bytes:
         if first.acquire(blocking=False):
-            time.sleep(0.4)
+            time.sleep(0.25)
         return b""
 
     with serving(stalled, threads=1) as url:
         outcomes = run_open_loop(url, {"m": b"x"}, evenly(20, 10))  # all are scheduled while it stands still
     # Nobody is spared by leaving late: who was scheduled at t has waited for at least what was left of the standstill.
     assert outcomes.answered.all()
-    assert (outcomes.latency_us >= 400_000 - outcomes.scheduled_us).all()
+    assert (outcomes.latency_us >= 250_000 - outcomes.scheduled_us).all()
 
 
 def test_errors_are_counted_by_status_with_the_first_message():
@@ -147,11 +146,11 @@ def test_what_gets_no_answer_in_time_is_an_error_and_others_go_on():
         return b""
 
     with serving(choosy) as url:
-        run = drive(url, {"a": b"go", "b": b"hang"}, Arrivals(np.arange(30) * 20e3, np.arange(30) % 10 // 9), 1.0)
+        run = drive(url, {"a": b"go", "b": b"hang"}, Arrivals(np.arange(20) * 10e3, np.arange(20) % 10 // 9), 0.6)
         release.set()
     assert run.outcomes.statuses == ("OK", "DEADLINE_EXCEEDED")
-    assert np.flatnonzero(run.outcomes.status).tolist() == [9, 19, 29]
-    assert (run.outcomes.latency_us[[9, 19, 29]] >= 1e6).all()
+    assert np.flatnonzero(run.outcomes.status).tolist() == [9, 19]
+    assert (run.outcomes.latency_us[[9, 19]] >= 0.6e6).all()
 
 
 def test_a_server_that_hangs_ends_the_run():
@@ -163,8 +162,8 @@ def test_a_server_that_hangs_ends_the_run():
 
     with serving(hanging) as url:
         begin = time.monotonic()
-        with pytest.raises(UnreachableError, match=r"answered nothing for 0.3 s; \d+ requests wait"):
-            run_open_loop(url, {"m": b"x"}, evenly(1000, 10), timeout_s=0.3)
+        with pytest.raises(UnreachableError, match=r"answered nothing for 0.2 s; \d+ requests wait"):
+            run_open_loop(url, {"m": b"x"}, evenly(1000, 10), timeout_s=0.2)
         assert time.monotonic() - begin < 5
         release.set()
 
@@ -205,7 +204,7 @@ def test_a_lost_server_costs_what_was_under_way_and_its_successor_is_found():
     thread = threading.Thread(target=serve_twice)
     thread.start()
     started.wait(10)
-    run = drive(f"127.0.0.1:{port}", {"m": b"x"}, evenly(100, 10))
+    run = drive(f"127.0.0.1:{port}", {"m": b"x"}, evenly(100, 7))
     stop.set()
     thread.join(10)
     answered = run.outcomes.answered
@@ -213,6 +212,23 @@ def test_a_lost_server_costs_what_was_under_way_and_its_successor_is_found():
     assert answered[:15].all()
     assert not answered[15:25].all()
     assert answered[-5:].all()
+
+
+def test_calls_under_way_end_after_the_servers_goodbye():
+    entered, leaving = threading.Event(), threading.Event()
+
+    def slow(request: bytes, context: grpc.ServicerContext) -> bytes:
+        entered.set()
+        leaving.wait(10)
+        time.sleep(0.1)  # the goodbye goes first
+        return b""
+
+    with ThreadPoolExecutor(1) as pool:
+        with serving(slow, grace_s=10) as url:
+            run = pool.submit(drive, url, {"m": b"x"}, evenly(1, 1))
+            assert entered.wait(10)
+            leaving.set()
+        assert run.result(10).messages == {}
 
 
 def test_nobody_listens():

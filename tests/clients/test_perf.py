@@ -46,7 +46,7 @@ def perf(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 def test_one_run_says_everything_of_each_model(gangway_server: LiveServer, tmp_path: Path, perf: Perf):
     result, picture = tmp_path / "result.json", tmp_path / "latency.png"
-    load = ("--mix", "mlp=3,simple=1", "--rate", "100", "--queries", "60", "--warmup", "0.1", "--seed", "5")
+    load = ("--mix", "mlp=3,simple=1", "--rate", "200", "--queries", "60", "--warmup", "0.1", "--seed", "5")
     done = perf(gangway_server.url, *load, "--qos", "1000x,20000", f"--json={result}", f"--png={picture}")
     assert done.returncode == 0, done.stderr
     for said in ("in 1000x %", "in 20000ms %", "p99", "x isolated", "errors", "queue ms", "blocks", "sender late"):
@@ -83,7 +83,7 @@ def test_a_search_ends_at_the_rate_that_the_target_allows(gangway_server: LiveSe
 
 def test_mlperf_s_load_generator_gives_its_verdict(gangway_server: LiveServer, tmp_path: Path, perf: Perf):
     result = tmp_path / "result.json"
-    load = ("--mix", "mlp=3,simple=1", "--rate", "100", "--queries", "100", "--scenario", "mlperf-server")
+    load = ("--mix", "mlp=3,simple=1", "--rate", "400", "--queries", "100", "--scenario", "mlperf-server")
     done = perf(gangway_server.url, *load, "--qos", "10000", "--isolated", "mlp=1,simple=1", f"--json={result}")
     assert done.returncode == 0, done.stderr
     written = json.loads(result.read_text())
