@@ -36,6 +36,7 @@ from gangway.server.front_end_messages import (
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc_front_end import GrpcFrontEnd
 from gangway.server.inference import Inference
+from gangway.server.memory_keeper import MemoryKeeper
 from gangway.server.models import Models
 from gangway.server.process import keep_freed_memory
 from gangway.server.shape_watch import ShapeWatch
@@ -126,9 +127,9 @@ def tell(supervisor: socket.socket, message: bytes) -> bool:
 def run(options: FrontEndOptions) -> int:
     """Serve until the supervisor says Drain; return the exit status."""
     supervisor = socket.socket(fileno=options.supervisor_fd)
-    front_end = FrontEnd(
-        make_data_plane(options), options.max_message_bytes, lambda message: tell(supervisor, to_json(message))
-    )
+    plane = make_data_plane(options)
+    front_end = FrontEnd(plane, options.max_message_bytes, lambda message: tell(supervisor, to_json(message)))
+    memory = MemoryKeeper(lambda: plane.usage().heap_bytes)
     try:
         port = front_end.server.bind(options.address)
     except RuntimeError:  # gRPC does not say why
@@ -136,6 +137,7 @@ def run(options: FrontEndOptions) -> int:
         return 1
     front_end.server.start()
     threading.Thread(target=front_end.log.run, name="statistics", daemon=True).start()
+    threading.Thread(target=memory.run, name="memory", daemon=True).start()
     supervisor.send(to_json(Listening(f"{options.address.rpartition(':')[0]}:{port}")))
     while data := supervisor.recv(MAX_MESSAGE_BYTES):
         message = from_json(data)

@@ -20,3 +20,8 @@ def keep_freed_memory() -> None:
     for option, value in options:
         if _libc.mallopt(option, value) != 1:
             raise ValueError(f"mallopt({option}, {value}) was refused")
+
+
+def return_freed_memory() -> None:
+    """Return all memory to the kernel that malloc keeps, this once."""
+    _libc.malloc_trim(0)
