@@ -1,7 +1,7 @@
 """Gives the memory of a long queue back to the system when the queue has gone.
 
-Freed messages are kept for the next ones (`process.keep_freed_memory`). After an overload that is far more than the next
-ones need.
+Freed messages are kept for the next ones (`process.keep_freed_memory`). After an overload that is far more than they
+need.
 """
 
 import time

@@ -15,11 +15,11 @@ def resident_bytes():
     return int(open("/proc/self/statm").read().split()[1]) * {os.sysconf("SC_PAGE_SIZE")}
 
 keep_freed_memory()
-messages = [bytes(600_000) for _ in range(600)]
-held = [b"1" * 600_000 for _ in messages]
+held = [b"1" * 600_000 for _ in range(600)]
+pin = b"1" * 5_000  # behind them, so that freeing them does not shorten the heap
 keeper = MemoryKeeper(lambda: 600_000 * len(held))
 assert not keeper.look()
-held.clear(), messages.clear()
+held.clear()
 before = resident_bytes()
 assert keeper.look()
 assert resident_bytes() < before - 200_000_000, (before, resident_bytes())
