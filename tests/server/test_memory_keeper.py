@@ -15,8 +15,9 @@ def resident_bytes():
     return int(open("/proc/self/statm").read().split()[1]) * {os.sysconf("SC_PAGE_SIZE")}
 
 keep_freed_memory()
-held = [b"1" * 600_000 for _ in range(600)]
-pin = b"1" * 5_000  # behind them, so that freeing them does not shorten the heap
+pairs = [(b"1" * 600_000, b"1" * 5_000) for _ in range(600)]
+held, pins = [list(column) for column in zip(*pairs)]  # pins stay, so that freeing the others does not shorten the heap
+del pairs
 keeper = MemoryKeeper(lambda: 600_000 * len(held))
 assert not keeper.look()
 held.clear()
