@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -292,7 +291,7 @@ def test_a_second_rank_does_not_wait(tmp_path: Path) -> None:
         runner = Runner(executor, tmp_path / "cache")
         model_id = runner.load(FOREIGN["loop"]().save(tmp_path / "model.onnx"), "loop")
         slot, spec, _ = runner.begin(model_id, {"count": np.array([LONG_STEPS])}, 1)
-        executor.start(0, replace(spec, wanted=2, timeout_us=1000), [0, 1])
+        executor.start(0, spec._replace(wanted=2, timeout_us=1000), [0, 1])
         assert runner.end(slot).status is SlotStatus.OK
         reasons = {left.reason for left in executor.left([0, 1])}
         assert LeftReason.DONE in reasons and reasons <= {LeftReason.DONE, LeftReason.SHRUNK}
