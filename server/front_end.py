@@ -37,6 +37,7 @@ from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc_front_end import GrpcFrontEnd
 from gangway.server.inference import Inference
 from gangway.server.memory_keeper import MemoryKeeper
+from gangway.server.methods import health_check_of, methods_of
 from gangway.server.models import Models
 from gangway.server.process import keep_freed_memory
 from gangway.server.shape_watch import ShapeWatch
@@ -60,7 +61,13 @@ class FrontEnd:
         self._inference = Inference(plane, ShapeWatch(tell))
         self._answers = Answers()
         self.log = StatisticsLog(lambda: self.models)
-        self.server = GrpcFrontEnd(self._inference, self._answers, plane.slots.slots, max_message_bytes)
+        self.server = GrpcFrontEnd(
+            self._inference,
+            methods_of(self._answers),
+            health_check_of(self._answers),
+            plane.slots.slots,
+            max_message_bytes,
+        )
 
     @property
     def models(self) -> Models:

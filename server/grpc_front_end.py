@@ -5,24 +5,22 @@ Handlers get and return bytes, so that ModelInfer can leave the tensors where th
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn, TypeAlias, TypeVar
+from typing import NoReturn, TypeAlias
 
 import grpc
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.protos import health_pb2
-from gangway.server.answers import Answers
-from gangway.server.errors import RequestError
+from gangway.server.errors import RequestError, invalid
 from gangway.server.inference import Inference
-from google.protobuf.message import DecodeError, Message
+from gangway.server.methods import AnyMethod
+from google.protobuf.message import DecodeError
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 SPARE_THREADS = 16  # refuse what is too much, and answer health checks, while every slot's thread waits
 
 _log = logging.getLogger(__name__)
-Request = TypeVar("Request", bound=Message)
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"  # not subscriptable at run time
 Handlers: TypeAlias = dict[str, MethodHandler]
@@ -31,7 +29,14 @@ Handlers: TypeAlias = dict[str, MethodHandler]
 class GrpcFrontEnd:
     """Serves one address. `max_in_flight` requests wait in a thread each; the data plane refuses further ones."""
 
-    def __init__(self, inference: Inference, answers: Answers, max_in_flight: int, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        methods: Mapping[str, AnyMethod],
+        health_check: AnyMethod,
+        max_in_flight: int,
+        max_message_bytes: int,
+    ) -> None:
         self._server = grpc.server(
             ThreadPoolExecutor(max_in_flight + SPARE_THREADS, thread_name_prefix="grpc"),
             options=[
@@ -41,10 +46,10 @@ class GrpcFrontEnd:
                 ("grpc.max_send_message_length", max_message_bytes),
             ],
         )
-        handlers = {**_unimplemented_handlers(), **_answer_handlers(answers)}
+        handlers = _unimplemented_handlers() | {name: _message_handler(method) for name, method in methods.items()}
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_guarded(inference.infer))
         self._add(INFERENCE_SERVICE, handlers)
-        self._add(HEALTH_SERVICE, {"Check": _message_handler(health_pb2.HealthCheckRequest, answers.health_check)})
+        self._add(HEALTH_SERVICE, {"Check": _message_handler(health_check)})
 
     def bind(self, address: str) -> int:
         """Take the address ("host:port") and return the port. Raises RuntimeError if it cannot be had."""
@@ -62,26 +67,13 @@ class GrpcFrontEnd:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
 
-def _answer_handlers(answers: Answers) -> Handlers:
-    return {
-        "ServerLive": _message_handler(pb.ServerLiveRequest, answers.server_live),
-        "ServerReady": _message_handler(pb.ServerReadyRequest, answers.server_ready),
-        "ModelReady": _message_handler(pb.ModelReadyRequest, answers.model_ready),
-        "ServerMetadata": _message_handler(pb.ServerMetadataRequest, answers.server_metadata),
-        "ModelMetadata": _message_handler(pb.ModelMetadataRequest, answers.model_metadata),
-        "ModelConfig": _message_handler(pb.ModelConfigRequest, answers.model_config),
-        "ModelStatistics": _message_handler(pb.ModelStatisticsRequest, answers.model_statistics),
-        "RepositoryIndex": _message_handler(pb.RepositoryIndexRequest, answers.repository_index),
-    }
-
-
-def _message_handler(kind: type[Request], answer: Callable[[Request], Message]) -> MethodHandler:
+def _message_handler(method: AnyMethod) -> MethodHandler:
     def handle(message: bytes, _context: grpc.ServicerContext) -> bytes:
         try:
-            request = kind.FromString(message)
+            request = method.request.FromString(message)
         except DecodeError as error:
-            raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"not a {kind.__name__}: {error}") from None
-        return answer(request).SerializeToString()
+            invalid(f"not a {method.request.__name__}: {error}")
+        return method.answer(request).SerializeToString()
 
     return grpc.unary_unary_rpc_method_handler(_guarded(handle))
 

@@ -83,14 +83,23 @@ class Inference:
         return not self._calls and not self._plane.usage().requests
 
     def infer(self, message: bytes, call: Call) -> bytes:
-        """Answer one serialised ModelInferRequest. Raises RequestError."""
+        """Answer one serialised ModelInferRequest by a serialised ModelInferResponse. Raises RequestError."""
         arrival_ns = time.monotonic_ns()
-        if self._refusal:
-            unavailable(self._refusal)
         try:
             header, request_id, raws = split_request(message)
         except MalformedRequestError as error:
             invalid(str(error))
+        return self.infer_parts(header, request_id, raws, call, arrival_ns)
+
+    def infer_parts(
+        self, header: bytes, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int
+    ) -> bytes:
+        """Do the same with a request in parts: the message without id and tensors, the id, the tensors' bytes.
+
+        Equal headers share a plan, so whoever makes them should make equal ones. `arrival_ns`: CLOCK_MONOTONIC.
+        """
+        if self._refusal:
+            unavailable(self._refusal)
         plan = self._planner.plan(header, bool(raws))
         try:
             return self._run(plan, request_id, raws, call, arrival_ns)
