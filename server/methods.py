@@ -17,7 +17,7 @@ Request = TypeVar("Request", bound=Message)
 
 @dataclass(frozen=True)
 class Method(Generic[Request]):
-    """The type of the request, and what answers it. `answer` may raise RequestError, and may be called by any thread."""
+    """The request's type, and what answers it. `answer` may raise RequestError, and may be called by any thread."""
 
     request: type[Request]
     answer: Callable[[Request], Message]
