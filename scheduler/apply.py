@@ -16,6 +16,7 @@ from gangway.scheduler.interference import Interference, SlowdownInterference, U
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Policy, Reject, Resize, Start, Stop
 from gangway.scheduler.requests import Request, RequestBook
+from gangway.scheduler.stretch import Stretches
 from gangway.scheduler.workers import WorkerTable
 
 _log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Execution:
     ) -> None:
         self.gangs = GangTable(control)
         self.interference: Interference = SlowdownInterference()
+        self.stretches = Stretches()
         self.changed = False
         self._requests = requests
         self._workers = workers
@@ -175,14 +177,16 @@ class Execution:
             self._policy.finished(request.query, now_us)
 
     def _measure(self, gang: Gang, end_layer: int, turned_ns: int, now_us: float) -> None:
-        """Have what the gang's block says about interference taken into account."""
+        """Have taken into account what the gang's block says about interference, and how well it was predicted."""
         query = gang.request.query
         profile = self._models.profiles.get(query.model_id)
         if profile is None or gang.resized or end_layer == query.next_layer:
             return
         time_us = (turned_ns - gang.joined_ns) / 1e3
         layers = (query.next_layer, end_layer)
-        self.interference.finished(Unit(profile, *layers, gang.wanted, query.rows, gang.versions, time_us), now_us)
+        unit = Unit(profile, *layers, gang.wanted, query.rows, gang.versions, time_us)
+        self.interference.finished(unit, now_us)
+        self.stretches.finished(query.model_id, unit, self.interference.level(now_us))
 
     # -- what a gang needs
 

@@ -65,6 +65,7 @@ class Dispatcher:
             core_count=self._workers.in_service,
             models=profiles,
             level=self._execution.interference.level(now_us),
+            stretches=self._execution.stretches.factors,
             free_leases=self._execution.gangs.free,
             way_back_us=self._way_back_us,
         )

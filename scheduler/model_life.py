@@ -52,6 +52,7 @@ class ModelLife:
         try:
             profile = read_profile(path)
             self._models.use_profile(model_id, profile)
+            self._execution.stretches.forget(model_id)
             self._execution.use_counters(path.parent, profile.machine.machine_id)
         except ProfileError as error:
             _log.warning("profile ignored: %s", error)
@@ -98,4 +99,5 @@ class ModelLife:
             if not in_use and self._workers.none_has(model_id):
                 self._arenas.remove_model(model_id)
                 self._models.remove(model)
+                self._execution.stretches.forget(model_id)
                 self._supervisor.send(slow.ModelUnloaded(model_id))

@@ -6,7 +6,7 @@ numbers of workers.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gangway.scheduler.model_profile import ModelProfile
 
@@ -55,6 +55,7 @@ class Snapshot:
     level: float = 0.0  # of interference: 1 means that layers that depend on memory entirely take twice their time
     free_leases: int = 1_000_000  # so many queries that have not started yet can be started now
     way_back_us: float = 150.0  # from the last layer's end until the client has the answer, when the machine is busy
+    stretches: Mapping[int, float] = field(default_factory=dict)  # by model: blocks lately took so much longer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from gangway.scheduler.blocks import Demands, demands, query_level
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot
 
+MARGIN = 1.04  # at least: predictions are stretched by this where a deadline depends on them
 MOST_LEVEL = 1.0  # what slows layers down more than this is not memory, and passes as it came
 
 
@@ -15,13 +16,13 @@ class Work:
     """A waiting query, or a running one with its block, and what is predicted of it. Times are microseconds.
 
     `slack_us`: from now to its deadline, less the answer's way back. `due_us`: its place in the order. `least_us`: its
-    rest on all cores that it can use. `isolated_us`: the whole query, likewise. `worth`: of its deadline. `gang`: cores
-    it asks for, `grant`: cores it shall have.
+    rest on all cores that it can use. `isolated_us`: the whole query, likewise. `margin`: by how much to stretch these
+    where a deadline depends on them. `worth`: of its deadline. `gang`: cores it asks for, `grant`: cores it shall have.
     """
 
     __slots__ = (
         "block", "cores", "due_us", "elapsed_us", "fixed", "gang", "grant", "isolated_us", "layer", "least_us", "level",
-        "model", "most", "query", "slack_us", "table", "tier", "way_back_us", "worth",
+        "margin", "model", "most", "query", "slack_us", "table", "tier", "way_back_us", "worth",
     )  # fmt: skip
 
     def __init__(self, query: Query, block: RunningBlock | None, snapshot: Snapshot) -> None:
@@ -30,6 +31,7 @@ class Work:
         self.block = block
         self.model = model
         self.level = min(snapshot.level, MOST_LEVEL)
+        self.margin = max(MARGIN, snapshot.stretches.get(query.model_id, 1.0))
         self.table: Demands = demands(model, self.level, query.rows, True)
         self.most = min(len(self.table.time_us), snapshot.core_count)
         self.fixed = False  # nothing stops or resizes it

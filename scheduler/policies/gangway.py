@@ -11,8 +11,6 @@ from gangway.scheduler.policies.gangway_worth import Worth
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.scheduler.prediction import Work
 
-MARGIN = 1.04  # predictions are stretched by this where a deadline depends on them
-
 
 class Gangway(Policy):
     """How much and how long by VELTAIR's profile (ASPLOS 2022), who next by Layerweaver+'s slack (IEICE 2022)."""
@@ -34,13 +32,13 @@ class Gangway(Policy):
         self._aging.promote(works, snapshot)
         self._worth.appraise(works)
         for work in works:
-            ask(work, snapshot, MARGIN)
+            ask(work, snapshot)
         ordered = works
         if len(works) > 1:
-            ordered = in_order(works, snapshot.core_count, MARGIN)
-            pair(ordered, MARGIN)
-        share_out(ordered, snapshot, MARGIN)
-        return moves(ordered, snapshot, MARGIN)
+            ordered = in_order(works, snapshot.core_count)
+            pair(ordered)
+        share_out(ordered, snapshot)
+        return moves(ordered, snapshot)
 
     def finished(self, query: Query, now_us: float) -> None:
         """Note whether a deadline was met."""

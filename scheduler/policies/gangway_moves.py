@@ -17,12 +17,12 @@ LEAST_GAIN = 0.03  # and such a share of the rest
 EARLIEST_WAKE_US = 50.0
 
 
-def moves(ordered: Sequence[Work], snapshot: Snapshot, margin: float) -> list[Decision]:
+def moves(ordered: Sequence[Work], snapshot: Snapshot) -> list[Decision]:
     """Return the decisions that lead to the grants, as far as they are worth it."""
     decisions: list[Decision] = []
     free, short = _starts(ordered, snapshot, decisions)
     if short:
-        _make_room(ordered, short, snapshot, margin, decisions)
+        _make_room(ordered, short, snapshot, decisions)
     elif free:
         _grow(ordered, free, decisions)
     return decisions
@@ -54,9 +54,7 @@ def _start(work: Work, gang: tuple[int, ...]) -> Start:
     )
 
 
-def _make_room(
-    ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapshot, margin: float, decisions: list[Decision]
-) -> None:
+def _make_room(ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapshot, decisions: list[Decision]) -> None:
     """Let running queries yield cores to those that got too few, the least urgent ones first."""
     missing = sum(work.grant for work in short) - len(snapshot.free_cores)
     missing -= sum(len(block.cores) for block in snapshot.running if block.stopping)
@@ -66,11 +64,11 @@ def _make_room(
             break
         if victim.block is None or victim.fixed or victim.grant >= victim.cores:
             continue
-        if worth_it(first, victim, margin):
+        if worth_it(first, victim):
             decisions.append(_yield(victim))
             missing -= victim.cores - victim.grant
     wake_us = min(
-        (work.slack_us - work.least_us * margin - SWITCH_US for work in short if work.tier == IN_TIME),
+        (work.slack_us - work.least_us * work.margin - SWITCH_US for work in short if work.tier == IN_TIME),
         default=float("inf"),
     )
     if EARLIEST_WAKE_US < wake_us < float("inf"):
@@ -86,7 +84,7 @@ def _yield(victim: Work) -> Decision:
     return Stop(block.query.query_id, far, "others go first")
 
 
-def worth_it(first: Work, victim: Work, margin: float) -> bool:
+def worth_it(first: Work, victim: Work) -> bool:
     """Return whether taking cores from a running query now is better than waiting for its end.
 
     For a higher class it always is, and for a query that can be in time if the other cannot. Otherwise it must save
@@ -103,9 +101,9 @@ def worth_it(first: Work, victim: Work, margin: float) -> bool:
         return False
     first_us = first.remaining_us(first.grant)
     delay_us = 0.0 if victim.grant else PATIENCE * (first_us + SWITCH_US)
-    if delay_us + victim.remaining_us(victim.grant or victim.cores) * margin > victim.slack_us:
+    if delay_us + victim.remaining_us(victim.grant or victim.cores) * victim.margin > victim.slack_us:
         return False
-    saves = wait_us + first_us * margin > first.slack_us
+    saves = wait_us + first_us * first.margin > first.slack_us
     return saves or wait_us * victim.isolated_us > delay_us * first.isolated_us
 
 

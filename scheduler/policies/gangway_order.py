@@ -71,15 +71,15 @@ def _deadline_us(query: Query) -> float:
     return query.deadline_us or 0.0
 
 
-def in_order(works: Sequence[Work], core_count: int, margin: float) -> list[Work]:
+def in_order(works: Sequence[Work], core_count: int) -> list[Work]:
     """Return the queries most urgent first, after giving up those that cannot be saved together with the others."""
     ordered = sorted(works, key=rank)
-    if _give_up(ordered, core_count, margin):
+    if _give_up(ordered, core_count):
         ordered.sort(key=rank)
     return ordered
 
 
-def _give_up(ordered: Sequence[Work], core_count: int, margin: float) -> bool:
+def _give_up(ordered: Sequence[Work], core_count: int) -> bool:
     """Move queries to `AT_RISK`, the longest first, until the others are in time; return whether there were any.
 
     Works through cores x time: a query begins when all before it have had theirs.
@@ -90,7 +90,7 @@ def _give_up(ordered: Sequence[Work], core_count: int, margin: float) -> bool:
     for index, work in enumerate(ordered):
         if work.tier != IN_TIME:
             continue
-        area_us = work.remaining_us(work.gang) * margin * work.gang / core_count
+        area_us = work.remaining_us(work.gang) * work.margin * work.gang / core_count
         if area_us > work.slack_us:
             work.tier = AT_RISK
             found = True

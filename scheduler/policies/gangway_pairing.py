@@ -24,7 +24,7 @@ def memory_share(model: ModelProfile) -> float:
     return known
 
 
-def pair(ordered: list[Work], margin: float) -> None:
+def pair(ordered: list[Work]) -> None:
     """Move that waiting query to the place of the first one which suits the running ones best.
 
     Nothing is moved unless all are in time, and stay so.
@@ -39,7 +39,7 @@ def pair(ordered: list[Work], margin: float) -> None:
     best, best_index = abs(1.0 - beside - memory_share(first.model)) - NOTABLE, None
     spare_us = float("inf")
     for before, index in pairwise(waiting):
-        spare_us = min(spare_us, _spare_us(ordered[before], margin))
+        spare_us = min(spare_us, _spare_us(ordered[before]))
         work = ordered[index]
         distance = abs(1.0 - beside - memory_share(work.model))
         if work.query.priority != first.query.priority or spare_us <= 0:
@@ -50,5 +50,5 @@ def pair(ordered: list[Work], margin: float) -> None:
         ordered.insert(waiting[0], ordered.pop(best_index))
 
 
-def _spare_us(work: Work, margin: float) -> float:
-    return work.slack_us - work.remaining_us(work.gang) * margin
+def _spare_us(work: Work) -> float:
+    return work.slack_us - work.remaining_us(work.gang) * work.margin

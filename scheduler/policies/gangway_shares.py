@@ -17,7 +17,7 @@ SQUEEZED = 4  # so many queries without cores are looked at
 RESERVED_LEASES = 2  # for queries that can be in time
 
 
-def ask(work: Work, snapshot: Snapshot, margin: float) -> None:
+def ask(work: Work, snapshot: Snapshot) -> None:
     """Set for how many cores a query asks; and, since it has only those, until when it must have begun.
 
     `due_us` becomes the time by which its cores x time would have to be done by the whole machine: the deadline, if it
@@ -27,14 +27,14 @@ def ask(work: Work, snapshot: Snapshot, margin: float) -> None:
         work.gang = work.cores
         return
     gang = efficient_cores(work.model, work.level, work.query.rows, snapshot.core_count, EFFICIENCY)
-    if work.tier == IN_TIME and gang < work.most and work.remaining_us(gang) * margin > work.slack_us:
-        gang = max(gang, work.fewest_cores(work.slack_us / margin))
+    if work.tier == IN_TIME and gang < work.most and work.remaining_us(gang) * work.margin > work.slack_us:
+        gang = max(gang, work.fewest_cores(work.slack_us / work.margin))
     work.gang = gang
     if work.tier == IN_TIME:
-        work.due_us -= work.remaining_us(gang) * margin * (1 - gang / snapshot.core_count)
+        work.due_us -= work.remaining_us(gang) * work.margin * (1 - gang / snapshot.core_count)
 
 
-def share_out(ordered: Sequence[Work], snapshot: Snapshot, margin: float) -> None:
+def share_out(ordered: Sequence[Work], snapshot: Snapshot) -> None:
     """Grant cores in this order, first as many as are asked for, then what is left.
 
     A query that has not started yet and finds no lease gets none. The last leases are for those that can be in time:
@@ -46,7 +46,7 @@ def share_out(ordered: Sequence[Work], snapshot: Snapshot, margin: float) -> Non
         work.grant = min(work.gang, left)
         left -= work.grant
         if left <= 0:
-            _squeeze(able[: index + 2 + SQUEEZED], margin)
+            _squeeze(able[: index + 2 + SQUEEZED])
             return
     for work in able:
         if left <= 0:
@@ -58,15 +58,16 @@ def share_out(ordered: Sequence[Work], snapshot: Snapshot, margin: float) -> Non
         left -= more
 
 
-def _squeeze(able: Sequence[Work], margin: float) -> None:
+def _squeeze(able: Sequence[Work]) -> None:
     """Give those that would be late with what was left the cores that others, more urgent ones, can do without."""
     release_us = min((work.remaining_us(work.grant) for work in able if work.grant), default=0.0)
     for work in able:
         missing = work.gang - work.grant
-        if work.tier not in (IN_TIME, AT_RISK) or missing <= 0 or work.slack_us - work.least_us * margin > release_us:
+        can_wait = work.slack_us - work.least_us * work.margin > release_us
+        if work.tier not in (IN_TIME, AT_RISK) or missing <= 0 or can_wait:
             continue
-        missing = work.fewest_cores(work.slack_us / margin) - work.grant
-        donors = [(donor, donor.grant - _needs(donor, work, margin)) for donor in reversed(able) if donor is not work]
+        missing = work.fewest_cores(work.slack_us / work.margin) - work.grant
+        donors = [(donor, donor.grant - _needs(donor, work)) for donor in reversed(able) if donor is not work]
         if missing <= 0 or sum(spare for _, spare in donors) < missing:
             continue
         for donor, spare in donors:
@@ -76,13 +77,13 @@ def _squeeze(able: Sequence[Work], margin: float) -> None:
             missing -= taken
 
 
-def _needs(donor: Work, work: Work, margin: float) -> int:
+def _needs(donor: Work, work: Work) -> int:
     """Return how many cores a query must keep for itself, whoever else is in need."""
     if donor.query.priority < work.query.priority or donor.tier < IN_TIME or donor.fixed:
         return donor.grant
     if donor.query.priority > work.query.priority or donor.tier > IN_TIME:
         return 0
-    return min(donor.grant, donor.fewest_cores(donor.slack_us / margin))
+    return min(donor.grant, donor.fewest_cores(donor.slack_us / donor.margin))
 
 
 def _able(ordered: Sequence[Work], leases: int) -> list[Work]:

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.gangway import MARGIN, Gangway
+from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_order import candidates, classify
 from gangway.scheduler.policies.gangway_shares import ask
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, Stop, Wake
-from gangway.scheduler.prediction import Work
+from gangway.scheduler.prediction import MARGIN, Work
 from gangway.simulator.engine import simulate
 from gangway.simulator.machine import Machine
 from gangway.simulator.results import Result
@@ -238,7 +238,7 @@ def test_a_query_asks_for_what_is_efficient_or_what_its_deadline_needs(slack_us:
     state = Snapshot(0.0, [], [], tuple(range(8)), 8, models)
     work = Work(Query(1, 0, 1, 0.0, slack_us), None, state)
     classify([work])
-    ask(work, state, MARGIN)
+    ask(work, state)
     assert work.gang == cores
 
 
