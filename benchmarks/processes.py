@@ -101,3 +101,9 @@ def _kilobyte_fields(text: str) -> dict[str, int]:
         if value.endswith("kB"):
             fields[key] = int(value.split()[0]) * 1024
     return fields
+
+
+def processor_ticks() -> tuple[int, int]:
+    """Return the time that the hypervisor gave to others while a core wanted to run, and all time; of all cores."""
+    numbers = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return numbers[7], sum(numbers)

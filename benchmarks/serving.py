@@ -23,6 +23,7 @@ from gangway.workload.qos import Qos
 
 from benchmarks.fetching import FetchError
 from benchmarks.isolated import Reference
+from benchmarks.processes import processor_ticks
 from benchmarks.reference import Example, example_of
 from benchmarks.report import add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_profiles, ensure_zoo, onnx_file
@@ -35,7 +36,8 @@ OURS = "gangway"
 LOWEST_SHARE = 0.25
 CALL_TIMEOUT_S = 30
 REFERENCE_ROUNDS = 3
-LAG_US_AT_MOST = 200_000  # behind schedule: the machine stood still, which says nothing about a server
+STOLEN_AT_MOST = 0.005  # of the machine's time by its host: more says nothing about a server
+ATTEMPTS = 3  # then the run counts of which the least was stolen
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,20 @@ class Bench:
                 return []
         return []
 
-    def _point(self, served: Served, server: str, mix: Mix, share: float, seed: int, again: bool = True) -> Point:
+    def _point(self, served: Served, server: str, mix: Mix, share: float, seed: int) -> Point:
         key = server, mix.name, share, seed, self.plan.target
         if known := [point for point in self.points if point.key == key]:
             return known[0]
+        runs: list[Point] = []
+        while len(runs) < ATTEMPTS and (not runs or runs[-1].stolen > STOLEN_AT_MOST):
+            runs.append(self._run(served, server, mix, share, seed))
+            if runs[-1].stolen > STOLEN_AT_MOST:
+                print(f"{runs[-1].stolen:.1%} of the machine was taken by its host: {describe(runs[-1])}", flush=True)
+        point = min(runs, key=lambda run: run.stolen)
+        self._keep(point)
+        return point
+
+    def _run(self, served: Served, server: str, mix: Mix, share: float, seed: int) -> Point:
         rate_per_s = share * capacity_per_s(mix, self.isolated_us)
         seconds = max(self.plan.seconds, self.plan.least_queries / rate_per_s)
         arrivals = poisson_for(mix, rate_per_s, seconds, seed)
@@ -112,14 +124,13 @@ class Bench:
         now_us = self.reference.isolated_us([quickest], REFERENCE_ROUNDS)[quickest]
         requests = {name: self.examples[name].request for name in mix.names}
         before_s = served.cpu_s()
+        stolen_before, all_before = processor_ticks()
         run = self.client.submit(drive, served.url, requests, arrivals, CALL_TIMEOUT_S).result()
-        if run.lag_us.max(initial=0.0) > LAG_US_AT_MOST and again:
-            print(f"the client was {run.lag_us.max() / 1000:.0f} ms behind its schedule: measured again", flush=True)
-            return self._point(served, server, mix, share, seed, again=False)
+        stolen_after, all_after = processor_ticks()
         isolated = [self.isolated_us[name] for name in mix.names]
         targets = {f"{k:g}x": [k * one for one in isolated] for k in MULTIPLES}
         summary = summarise(run.outcomes, targets, isolated, seconds)
-        point = Point(
+        return Point(
             server=server,
             mix=mix.name,
             share=share,
@@ -133,9 +144,8 @@ class Bench:
             client_cpu_s=run.cpu_s,
             latest_us=float(run.lag_us.max(initial=0.0)),
             slowness=now_us / self.isolated_us[quickest],
+            stolen=(stolen_after - stolen_before) / max(1, all_after - all_before),
         )
-        self._keep(point)
-        return point
 
     def _keep(self, point: Point) -> None:
         self.points.append(point)

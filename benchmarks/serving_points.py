@@ -50,6 +50,7 @@ class Point:
     client_cpu_s: float
     latest_us: float  # the most that the client was behind its schedule
     slowness: float  # of the machine: a reference query before this run over the same when the benchmark began
+    stolen: float = 0.0  # share of the machine's time that the hypervisor gave to others
 
     @property
     def key(self) -> Key:

@@ -43,6 +43,7 @@ def describe(point: Point) -> str:
     mean = total.mean_over_isolated
     parts.append(f"| all {shares} | {'no answer' if mean is None else f'{mean:.2f} x isolated'}")
     parts.append(f"| errors {dict(total.errors) or 0} | the machine took {point.slowness:.2f} x the time")
+    parts.append(f"| stolen {point.stolen:.1%}")
     return " ".join(parts)
 
 
