@@ -147,6 +147,13 @@ def test_a_waiting_query_is_looked_at_again_when_it_gets_urgent() -> None:
     assert wake.at_us == pytest.approx(12_000.0 - MARGIN * 4000.0 - 300.0 - 150.0)
 
 
+def test_what_takes_longer_than_predicted_lately_gets_urgent_earlier() -> None:
+    block = running(query(1, LONG, -35_000.0), 0.0, layer=17, in_layer_us=1000.0)
+    state = Snapshot(0.0, [query(2, SHORT, 0.0)], [block], (), 2, MODELS, stretches={SHORT: 1.5})
+    [wake] = [each for each in Gangway().decide(state) if isinstance(each, Wake)]
+    assert wake.at_us == pytest.approx(12_000.0 - 1.5 * 4000.0 - 300.0 - 150.0)
+
+
 def test_nothing_starves() -> None:
     # A stream of SHORT that fills the machine, and one LAZY: a driver of one machine, without overheads.
     policy, now_us, served_us = Gangway(), 0.0, 0.0

@@ -1,0 +1,44 @@
+"""By how much blocks take longer than predicted, for whatever reason: what deadlines have to be reckoned with.
+
+A profile is measured model by model on cores that do nothing else. In the server a model finds caches that others have
+filled, and front end and scheduler may have the cores for a while.
+"""
+
+from typing import Final
+
+from gangway.scheduler.interference import Unit
+
+LEAST_UNIT_US: Final = 500.0  # in shorter ones waking up counts for more than anything else
+MEAN_GAIN: Final = 1 / 8
+DEVIATION_GAIN: Final = 1 / 4
+MOST: Final = 2.0  # a machine that stood still says nothing about the next query
+
+
+class Stretches:
+    """Per model the smoothed ratio of time to prediction, plus its smoothed deviation.
+
+    The estimator of TCP's retransmission time-out (Jacobson, SIGCOMM 1988): cheap, and wide where times vary.
+    """
+
+    def __init__(self) -> None:
+        self._mean: dict[int, float] = {}
+        self._deviation: dict[int, float] = {}
+        self.factors: dict[int, float] = {}  # by model; none: nothing is known
+
+    def finished(self, model_id: int, unit: Unit, level: float) -> None:
+        """Take a unit into account that ended at this level of interference."""
+        predicted_us = unit.model.span_us(unit.begin_layer, unit.end_layer, unit.cores, unit.rows, level)
+        if not unit.model.measured or predicted_us < LEAST_UNIT_US:
+            return
+        ratio = min(unit.time_us / predicted_us, MOST)
+        mean = self._mean.setdefault(model_id, ratio)
+        error = ratio - mean
+        deviation = self._deviation.get(model_id, 0.0)
+        self._mean[model_id] = mean = mean + MEAN_GAIN * error
+        self._deviation[model_id] = deviation = deviation + DEVIATION_GAIN * (abs(error) - deviation)
+        self.factors[model_id] = min(max(mean + deviation, 1.0), MOST)
+
+    def forget(self, model_id: int) -> None:
+        """The model is not served any more, or has another profile."""
+        for known in (self._mean, self._deviation, self.factors):
+            known.pop(model_id, None)
