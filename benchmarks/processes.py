@@ -1,10 +1,13 @@
 """What the kernel knows of a process: children, CPU time, private and shared memory. Linux's /proc."""
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def children_of(pid: int) -> list[int]:
@@ -103,7 +106,16 @@ def _kilobyte_fields(text: str) -> dict[str, int]:
     return fields
 
 
-def processor_ticks() -> tuple[int, int]:
-    """Return the time that the hypervisor gave to others while a core wanted to run, and all time; of all cores."""
-    numbers = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return numbers[7], sum(numbers)
+class CoreTimes(NamedTuple):
+    """Of all cores since the machine was started. `busy_s` has `stolen_s` in it: what its host gave to others."""
+
+    busy_s: float
+    stolen_s: float
+    all_s: float
+
+
+def core_times() -> CoreTimes:
+    """Return what the machine's cores have done so far."""
+    numbers = [int(text) / TICKS_PER_S for text in (PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
+    _user, _nice, _system, idle, wait, _irq, _softirq, stolen = numbers
+    return CoreTimes(sum(numbers) - idle - wait, stolen, sum(numbers))

@@ -39,6 +39,7 @@ from gangway.workload.mix import Mix, MixModel
 from gangway.workload.outcomes import Row, summarise
 
 from benchmarks.live_server import LiveServer, live_server
+from benchmarks.processes import TICKS_PER_S, core_times
 from benchmarks.report import add_repository_option, option_parser, start_report
 from benchmarks.repository import compile_model, ensure_zoo
 
@@ -47,7 +48,6 @@ MIX = Mix("replayed", (MixModel("mobilenetv2", 6.0), MixModel("resnet50", 1.0)))
 QOS_MULTIPLE = 5
 LONE_REQUESTS = {"mobilenetv2": 12, "resnet50": 5}
 TARGET = "target"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class _Meter:
     def __init__(self, pids: Mapping[str, Sequence[int]]) -> None:
         self._serving = _used_s([*pids["front end"], *pids["scheduler"]])
         self._ours = _used_s([os.getpid(), *(pid for same in pids.values() for pid in same)])
-        self._busy_s, self._begin_s = _busy_s(), time.monotonic()
+        self._busy_s, self._begin_s = core_times().busy_s, time.monotonic()
 
     def serving_s(self) -> float:
         return _since(self._serving)
@@ -248,14 +248,7 @@ class _Meter:
     def others(self) -> float:
         """Return the share of the cores that other processes used."""
         seconds = time.monotonic() - self._begin_s
-        return (_busy_s() - self._busy_s - _since(self._ours)) / (seconds * (os.cpu_count() or 1))
-
-
-def _busy_s() -> float:
-    """Return the CPU that the whole machine has used, and had stolen from it."""
-    numbers = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-    user, nice, system, _idle, _wait, irq, softirq, steal = map(int, numbers)
-    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+        return (core_times().busy_s - self._busy_s - _since(self._ours)) / (seconds * (os.cpu_count() or 1))
 
 
 def _used_s(pids: Sequence[int]) -> dict[int, float]:
@@ -264,7 +257,7 @@ def _used_s(pids: Sequence[int]) -> dict[int, float]:
     for pid in pids:
         with suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            used[pid] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+            used[pid] = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
     return used
 
 

@@ -23,7 +23,7 @@ from gangway.workload.qos import Qos
 
 from benchmarks.fetching import FetchError
 from benchmarks.isolated import Reference
-from benchmarks.processes import processor_ticks
+from benchmarks.processes import core_times
 from benchmarks.reference import Example, example_of
 from benchmarks.report import add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_profiles, ensure_zoo, onnx_file
@@ -124,9 +124,9 @@ class Bench:
         now_us = self.reference.isolated_us([quickest], REFERENCE_ROUNDS)[quickest]
         requests = {name: self.examples[name].request for name in mix.names}
         before_s = served.cpu_s()
-        stolen_before, all_before = processor_ticks()
+        before = core_times()
         run = self.client.submit(drive, served.url, requests, arrivals, CALL_TIMEOUT_S).result()
-        stolen_after, all_after = processor_ticks()
+        after = core_times()
         isolated = [self.isolated_us[name] for name in mix.names]
         targets = {f"{k:g}x": [k * one for one in isolated] for k in MULTIPLES}
         summary = summarise(run.outcomes, targets, isolated, seconds)
@@ -144,7 +144,7 @@ class Bench:
             client_cpu_s=run.cpu_s,
             latest_us=float(run.lag_us.max(initial=0.0)),
             slowness=now_us / self.isolated_us[quickest],
-            stolen=(stolen_after - stolen_before) / max(1, all_after - all_before),
+            stolen=(after.stolen_s - before.stolen_s) / (after.all_s - before.all_s),
         )
 
     def _keep(self, point: Point) -> None:
