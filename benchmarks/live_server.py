@@ -53,8 +53,8 @@ class LiveServer:
         They are looked up in the front end's shared memory itself.
         """
         (front_end,) = self.pids()["front end"]
-        options = dict(re.findall(r"--(io-fd|slots)=(\d+)", command_of(front_end)))
-        descriptor = os.open(f"/proc/{front_end}/fd/{options['io-fd']}", os.O_RDWR)
+        options = dict(re.findall(r'"(io_fd|slots)":(\d+)', command_of(front_end)))
+        descriptor = os.open(f"/proc/{front_end}/fd/{options['io_fd']}", os.O_RDWR)
         segment = Segment.attach(descriptor)
         table = SlotTable(segment, int(options["slots"]))
         states = [table.entry(slot).state for slot in range(table.slots)]

@@ -39,6 +39,8 @@ from gangway.server.inference import Inference
 from gangway.server.memory_keeper import MemoryKeeper
 from gangway.server.methods import health_check_of, methods_of
 from gangway.server.models import Models
+from gangway.server.options.logs import log_level
+from gangway.server.options.serve_options import ServeOptions
 from gangway.server.process import keep_freed_memory
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics_log import StatisticsLog
@@ -55,7 +57,7 @@ class FrontEnd:
     def __init__(
         self,
         plane: DataPlane,
-        max_message_bytes: int,
+        options: ServeOptions,
         tell: Callable[[ShapeWanted], bool] = lambda message: True,
     ) -> None:
         self._inference = Inference(plane, ShapeWatch(tell))
@@ -66,7 +68,7 @@ class FrontEnd:
             methods_of(self._answers),
             health_check_of(self._answers),
             plane.slots.slots,
-            max_message_bytes,
+            options.grpc.max_message_bytes,
         )
 
     @property
@@ -135,7 +137,7 @@ def run(options: FrontEndOptions) -> int:
     """Serve until the supervisor says Drain; return the exit status."""
     supervisor = socket.socket(fileno=options.supervisor_fd)
     plane = make_data_plane(options)
-    front_end = FrontEnd(plane, options.max_message_bytes, lambda message: tell(supervisor, to_json(message)))
+    front_end = FrontEnd(plane, options.serve, lambda message: tell(supervisor, to_json(message)))
     memory = MemoryKeeper(lambda: plane.usage().heap_bytes)
     try:
         port = front_end.server.bind(options.address)
@@ -161,7 +163,7 @@ def main(argv: list[str]) -> int:
     die_with_parent()
     take_precedence()
     options = FrontEndOptions.parse(argv)
-    level = logging.DEBUG if options.log_verbose else logging.INFO
+    level = log_level(options.serve.logs)
     logging.basicConfig(level=level, format="%(asctime)s front end: %(message)s")
     keep_freed_memory()
     return run(options)

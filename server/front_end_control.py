@@ -26,6 +26,7 @@ from gangway.server.front_end_messages import (
 )
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.link import Link
+from gangway.server.options.serve_options import ServeOptions
 from gangway.server.placement import Placement
 from gangway.server.shared_memory import FRONT_END, SLOTS, SharedMemory
 
@@ -40,7 +41,7 @@ class FrontEndControl:
     """What clients are to know of the models is kept here, and said again to a successor."""
 
     def __init__(
-        self, memory: SharedMemory, address: str, placement: Placement, log_verbose: int, scheduler: SchedulerControl
+        self, memory: SharedMemory, options: ServeOptions, placement: Placement, scheduler: SchedulerControl
     ) -> None:
         self._memory = memory
         self._options = FrontEndOptions(
@@ -49,8 +50,8 @@ class FrontEndControl:
             io_fd=memory.io[FRONT_END].fd,
             supervisor_fd=-1,
             slots=SLOTS,
-            address=address,
-            log_verbose=log_verbose,
+            address=options.grpc.target,
+            serve=options,
             spin_us=placement.front_end_spin_us,
         )
         self._core = placement.front_end

@@ -1,18 +1,23 @@
-"""How a front-end process is started: one dataclass, to and from its command line."""
+"""How a front-end process is started: one dataclass, to and from one JSON argument.
 
-import argparse
+`serve` is all that the command line of `gangway serve` said, so a flag that matters here needs no further step: the
+front end reads it as `options.serve.GROUP.VALUE`. The other fields are what the supervisor adds.
+"""
+
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 
-DEFAULT_MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # 445 float images of 3x224x224; Triton's own clients allow 2 GiB
+from gangway.server import json_dataclass
+from gangway.server.options.serve_options import ServeOptions
 
 
 @dataclass(frozen=True)
 class FrontEndOptions:
     """The three descriptors are inherited; the io segment begins with `slots` request slots, its heap follows.
 
-    `index` is the front end's number in the control segment, `address` is "host:port" (port 0: any). At most `slots`
-    requests are in flight, whatever comes on top is answered UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for.
+    `index` is the front end's number in the control segment, `address` is where gRPC listens, "host:port" (port 0: any;
+    a successor gets its predecessor's). At most `slots` requests are in flight, whatever comes on top is answered
+    UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for.
     """
 
     index: int
@@ -21,14 +26,12 @@ class FrontEndOptions:
     supervisor_fd: int
     slots: int
     address: str
-    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    log_verbose: int = 0
     spin_us: int = 0
+    serve: ServeOptions = field(default_factory=ServeOptions)
 
     def command(self) -> list[str]:
         """Return the command line; start it with `pass_fds=options.descriptors`."""
-        flags = (f"--{field.name.replace('_', '-')}={getattr(self, field.name)}" for field in fields(self))
-        return [sys.executable, "-m", "gangway.server.front_end", *flags]
+        return [sys.executable, "-m", "gangway.server.front_end", json_dataclass.dumps(self)]
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
@@ -38,8 +41,9 @@ class FrontEndOptions:
     @classmethod
     def parse(cls, argv: list[str]) -> "FrontEndOptions":
         """Read what `command` wrote. Exits with 2 on anything else."""
-        parser = argparse.ArgumentParser(prog="gangway.server.front_end", allow_abbrev=False)
-        for field in fields(cls):
-            name = f"--{field.name.replace('_', '-')}"
-            parser.add_argument(name, required=True, type=str if field.name == "address" else int)
-        return cls(**vars(parser.parse_args(argv)))
+        try:
+            (text,) = argv
+            return json_dataclass.loads(cls, text)
+        except ValueError as error:
+            print(f"gangway.server.front_end: {error}", file=sys.stderr)
+            raise SystemExit(2) from error

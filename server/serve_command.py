@@ -10,7 +10,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s supervisor: %(message)s"
 def main(argv: list[str]) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status."""
     options = parse_options(argv)
-    logging.basicConfig(level=log_level(options.log_verbose), format=LOG_FORMAT)
+    logging.basicConfig(level=log_level(options.logs), format=LOG_FORMAT)
     from gangway.server.supervisor import serve  # noqa: PLC0415 - so that --help and mistakes answer at once
 
     return serve(options)

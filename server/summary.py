@@ -21,8 +21,8 @@ def print_summary(
         console.print(_model_table(loaded, broken))
     host, _, port = address.rpartition(":")
     host = "localhost" if host in ("0.0.0.0", "[::]") else host
-    cores = ", ".join(map(str, options.cores))
-    console.print(f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.scheduler}")
+    cores = ", ".join(map(str, options.general.cores))
+    console.print(f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.general.scheduler}")
     console.print(f"gRPC       {address}")
     if loaded:
         console.print(f"try        gangway client {loaded[0].ready.name} --url {host}:{port}", soft_wrap=True)

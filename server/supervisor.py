@@ -32,26 +32,25 @@ class Supervisor:
         self._end: asyncio.Future[None] = self._loop.create_future()  # set by a signal; an exception is fatal
         for name in sweep_stale():
             _log.info("removed %s from /dev/shm, left by a killed server", name)
-        memory = SharedMemory.create(len(options.cores))
-        placement = place(options.cores)
-        level = log_level(options.log_verbose)
+        general = options.general
+        memory = SharedMemory.create(len(general.cores))
+        placement = place(general.cores)
+        level = log_level(options.logs)
         self._scheduler = SchedulerControl(
-            memory, options.scheduler, placement, level, options.trace_decisions, options.timeline
+            memory, general.scheduler, placement, level, general.trace_decisions, general.timeline
         )
-        self._workers = WorkerSet(memory, options.cores, options.cache_dir, self._scheduler)
-        host = f"[{options.grpc_address}]" if ":" in options.grpc_address else options.grpc_address
-        address = f"{host}:{options.grpc_port}"
-        self._front_end = FrontEndControl(memory, address, placement, options.log_verbose, self._scheduler)
-        self._compiler = Compiler(options.cache_dir)
+        self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler)
+        self._front_end = FrontEndControl(memory, options, placement, self._scheduler)
+        self._compiler = Compiler(general.cache_dir)
         self._profiles = ProfileKeeper(
-            options.cache_dir, options.cores, memory.control, self._compiler, self._scheduler, options.profile_seconds
+            general.cache_dir, general.cores, memory.control, self._compiler, self._scheduler, general.profile_seconds
         )
         self._loader = ModelLoader(
             self._compiler,
             self._scheduler,
             self._front_end,
             memory.own_data_plane(),
-            options.max_shapes,
+            general.max_shapes,
             self._profiles,
         )
 
@@ -73,7 +72,7 @@ class Supervisor:
         self._scheduler.start()
         self._workers.start()
         address = await self._front_end.listening()
-        await self._loader.load_all(self._options.repositories)
+        await self._loader.load_all(self._options.repository.folders)
         loaded = list(self._loader.loaded.values())
         print_summary(self._options, address, self._compiler.target, loaded, self._loader.broken)
         _log.info("ready: gRPC on %s", address)
@@ -102,7 +101,7 @@ class Supervisor:
         begin = time.monotonic()
         self._loader.stop()
         self._workers.expect_exits()
-        patience = self._options.exit_timeout_secs if self._end.exception() is None else 0.0
+        patience = self._options.general.exit_timeout_secs if self._end.exception() is None else 0.0
         if not await self._front_end.drain(patience):
             _log.warning("stopped with requests unfinished")
         await self._scheduler.stop(EXIT_GRACE_SECONDS)

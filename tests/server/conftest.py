@@ -23,6 +23,8 @@ from gangway.server.auto_complete import complete_config, max_rows
 from gangway.server.data_plane import DataPlane, Usage
 from gangway.server.front_end import FrontEnd
 from gangway.server.front_end_messages import InitialLoadDone, ModelReady
+from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.serve_options import ServeOptions
 
 SLOTS = 8
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -144,7 +146,7 @@ def running_server() -> Iterator[Server]:
     thread = threading.Thread(target=scheduler.run)
     thread.start()
     plane = DataPlane(io, slots, control.submit_rings[0], control.scheduler_bell)
-    front_end = FrontEnd(plane, MAX_MESSAGE_BYTES)
+    front_end = FrontEnd(plane, ServeOptions(grpc=GrpcOptions(max_message_bytes=MAX_MESSAGE_BYTES)))
     address = f"127.0.0.1:{front_end.server.bind('127.0.0.1:0')}"
     front_end.server.start()
     for model in MODELS:

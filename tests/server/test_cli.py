@@ -37,7 +37,9 @@ def test_help_imports_nothing_heavy() -> None:
         (("serve", "--model-repository", "/no/such"), 2, "/no/such is not a folder"),
         (("serve", "--model-repository", ".", "--cores", "0-4095"), 2, "not available to this process"),
         (("serve", "--model-repository", ".", "--scheduler", "fifo"), 2, "model_fcfs"),
-        (("serve", "--model-repository", ".", "--grpc-port", "70000"), 2, "70000 is not a port"),
+        (("serve", "--model-repository", ".", "--grpc-port", "70000"), 2, "argument --grpc-port: 70000 is not a port"),
+        (("serve", "--model-repository", ".", "--max-shapes", "-1"), 2, "argument --max-shapes: -1 is not from 0"),
+        (("serve", "--model-repository", ".", "--timeline", "/no/such/x"), 2, "argument --timeline: /no/such/x cannot"),
     ],
 )
 def test_answers(arguments: tuple[str, ...], status: int, said: str) -> None:
@@ -58,5 +60,5 @@ def test_every_command_has_help(command: str) -> None:
 def test_repeated_repositories(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     options = parse_options(["--model-repository", str(tmp_path), "--model-store", str(tmp_path / "a"), "--cores", "0"])
-    assert options.repositories == (tmp_path, tmp_path / "a")
-    assert (options.grpc_port, options.cores) == (8001, (0,))
+    assert options.repository.folders == (tmp_path, tmp_path / "a")
+    assert (options.grpc.port, options.general.cores) == (8001, (0,))

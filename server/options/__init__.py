@@ -1,0 +1,15 @@
+"""The options of `gangway serve`, spelled as tritonserver spells them wherever it has them.
+
+One module per group of flags. Each has a frozen dataclass of its values with the defaults (sizes, times and units
+stand in its docstring), `add_flags(parser)`, which defines the flags, and `read(arguments)`, which makes the
+dataclass of what argparse found. `read` raises OptionError if flags do not fit together; what is wrong with one flag
+is said by its type (`values.py`). A group is known by its line in `command_line.GROUPS` and its field in
+`serve_options.ServeOptions`. The whole of ServeOptions reaches the front-end process (`front_end_options.py`), so
+nothing else needs to be told.
+"""
+
+from gangway.server.options.command_line import make_parser, parse_options
+from gangway.server.options.logs import log_level
+from gangway.server.options.serve_options import ServeOptions
+
+__all__ = ["ServeOptions", "log_level", "make_parser", "parse_options"]

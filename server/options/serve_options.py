@@ -1,0 +1,26 @@
+"""All values of the command line of `gangway serve`, by group."""
+
+from dataclasses import dataclass, field
+
+from gangway.server.options.general import GeneralOptions
+from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.http import HttpOptions
+from gangway.server.options.logs import LogOptions
+from gangway.server.options.metrics import MetricsOptions
+from gangway.server.options.models import ModelOptions
+from gangway.server.options.repository import RepositoryOptions
+from gangway.server.options.traces import TraceOptions
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the command line said. Every value has a default, so that a test names only what it is about."""
+
+    general: GeneralOptions = field(default_factory=GeneralOptions)
+    repository: RepositoryOptions = field(default_factory=RepositoryOptions)
+    models: ModelOptions = field(default_factory=ModelOptions)
+    grpc: GrpcOptions = field(default_factory=GrpcOptions)
+    http: HttpOptions = field(default_factory=HttpOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    traces: TraceOptions = field(default_factory=TraceOptions)
+    logs: LogOptions = field(default_factory=LogOptions)

@@ -1,0 +1,92 @@
+"""What the arguments of flags may look like.
+
+These are types for argparse, which puts the flag's name before whatever is said here: "argument --grpc-port: 70000 is
+not a port".
+"""
+
+import math
+import os
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+
+INT32_MAX = (1 << 31) - 1
+_TRUE = ("true", "1")
+_FALSE = ("false", "0")
+
+
+class OptionError(ValueError):
+    """Flags that do not fit together; `flag` is the one to change."""
+
+    def __init__(self, flag: str, message: str) -> None:
+        super().__init__(message)
+        self.flag = flag
+
+
+def boolean(text: str) -> bool:
+    """Return a truth value, spelled as tritonserver takes it."""
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ArgumentTypeError(f"{text!r} is neither true nor false (1 nor 0)")
+
+
+def integer(low: int, high: int = INT32_MAX) -> Callable[[str], int]:
+    """Return a type for whole numbers from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r} is no whole number") from None
+        if not low <= number <= high:
+            raise ArgumentTypeError(f"{number} is not from {low} to {high}")
+        return number
+
+    return parse
+
+
+def seconds(text: str) -> float:
+    """Return a time of 0 s or more."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ArgumentTypeError(f"{text} is no time")
+    return number
+
+
+def port(text: str) -> int:
+    """Return a TCP port; 0 is any free one."""
+    if not text.isdecimal() or int(text) >= 1 << 16:
+        raise ArgumentTypeError(f"{text} is not a port")
+    return int(text)
+
+
+def folder(text: str) -> Path:
+    """Return the path of a folder that exists."""
+    path = Path(text)
+    if not path.is_dir():
+        raise ArgumentTypeError(f"{path} is not a folder")
+    return path
+
+
+def readable_file(text: str) -> Path:
+    """Return the path of a file that can be read."""
+    path = Path(text)
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ArgumentTypeError(f"{path} cannot be read: {error.strerror}") from None
+    return path
+
+
+def writable_file(text: str) -> Path:
+    """Return the path of a file that can be written, or be made."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentTypeError(f"{path} cannot be written")
+    return path
