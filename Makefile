@@ -72,6 +72,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.load_generator
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.perf_analyzer
+	$(BIN)/python -m benchmarks.transports
 	$(BIN)/python -m benchmarks.decisions
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.replay

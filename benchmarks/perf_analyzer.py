@@ -30,6 +30,9 @@ MODES = {
     "async": Mode(("--async",)),
     "concurrency 1:8": Mode(("--concurrency-range", "1:8"), levels=8),
     "poisson": Mode(("--request-rate-range", "100", "--request-distribution", "poisson")),
+    "stream, shared memory": Mode(("--streaming", "--async", "--shared-memory", "system")),
+    "stream": Mode(("--streaming", "--async", "--concurrency-range", "8")),
+    "shared memory": Mode(("--shared-memory", "system", "--concurrency-range", "8")),
 }
 
 

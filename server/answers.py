@@ -9,7 +9,7 @@ from gangway.server.errors import RequestError, unsupported
 from gangway.server.models import Models, ServedModel, Tensor
 
 SERVER_NAME = "gangway"
-EXTENSIONS = ("model_configuration", "statistics")  # only what works
+EXTENSIONS = ("model_configuration", "system_shared_memory", "statistics")  # only what works
 HEALTH_SERVICES = ("", "inference.GRPCInferenceService")
 
 

@@ -1,18 +1,23 @@
 """How a checked request is carried out: what goes into shared memory, and how the answer comes out of it."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 import grpc
 from gangway.executor.frames import example_bytes, needed_bytes, plan_frame, read_frame, write_header
 from gangway.server.data_plane import FrameLayout, Layout, Request, TensorLayout
 from gangway.server.errors import RequestError
 from gangway.server.models import ServedModel, Shapes, Tensor, item_bytes
+from gangway.server.region_ranges import RegionPart, RegionRange
+from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.response import Answered, ResponseTemplate
 
-Contents = Sequence[bytes | memoryview]
+Content = bytes | memoryview | RegionPart  # of an input, wherever it is
+Contents = Sequence[Content]
+Sinks = Mapping[int, RegionRange]  # of outputs that are not to be in the answer, by their place in the model
+NO_SINKS: Final[Sinks] = {}
 
 MAX_ANSWER_BYTES = 256 << 20  # as much as one message may have
 STRING_BYTES = 32  # of one element, where nothing better is known
@@ -29,8 +34,11 @@ class Call(Protocol):
     def write(self, request: Request, contents: Contents) -> None:
         """Copy the contents into the request's memory."""
 
-    def answer(self, request_id: bytes, request: Request) -> bytes | None:
-        """Return the serialised response; None if there was too little room, which another attempt will have."""
+    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes | None:
+        """Return the serialised response; None if there was too little room, which another attempt will have.
+
+        Outputs that belong to regions are written there. Raises RequestError if they cannot be.
+        """
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,7 @@ class TensorCall:
     memory: TensorLayout
     places: tuple[int, ...]  # of the request's inputs, in the compiled model
     response: ResponseTemplate
+    sinks: Sinks = field(default_factory=dict)
 
     def layout(self, contents: Contents) -> TensorLayout:
         """Return the model's layout, always the same one."""
@@ -48,10 +57,12 @@ class TensorCall:
     def write(self, request: Request, contents: Contents) -> None:
         """Copy each input to its place."""
         for place, content in zip(self.places, contents, strict=True):
-            request.inputs[place][:] = content
+            _copy(content, request.inputs[place])
 
-    def answer(self, request_id: bytes, request: Request) -> bytes:
+    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response."""
+        for place, sink in self.sinks.items():
+            sink.within(regions).write(request.outputs[place])
         return self.response.fill(request_id, request.outputs)
 
 
@@ -71,6 +82,7 @@ class FrameCall:
     shapes: tuple[tuple[int, ...], ...]  # of the inputs, as the model has them
     outputs: tuple[Tensor, ...]
     room: Room
+    sinks: Sinks = field(default_factory=dict)
 
     def layout(self, contents: Contents) -> FrameLayout:
         """Return the sizes of both frames."""
@@ -86,13 +98,13 @@ class FrameCall:
         write_header(view, frame)
         for tensor, content in zip(self.inputs, contents, strict=True):
             part = frame.parts[tensor.index]
-            view[part.offset : part.offset + part.size_bytes] = content
+            _copy(content, view[part.offset : part.offset + part.size_bytes])
         request.outputs[0][:8] = bytes(8)  # nobody shall read what another request has left there
 
-    def answer(self, request_id: bytes, request: Request) -> bytes | None:
+    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes | None:
         """Return the response, with the shapes that the tensors have got.
 
-        Raises RequestError if it would be too large to be sent.
+        Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
         """
         (view,) = request.outputs
         needed = needed_bytes(view)
@@ -103,33 +115,42 @@ class FrameCall:
             self.room.size_bytes = min(needed + needed // 8, MAX_ANSWER_BYTES)  # other requests may need a bit more
             return None
         parts = read_frame(view).parts
-        answered = [
-            Answered(tensor, tensor.client_shape(parts[tensor.index].shape), parts[tensor.index].size_bytes)
-            for tensor in self.outputs
-        ]
         tensors = [view[part.offset : part.offset + part.size_bytes] for part in parts]
+        answered = []
+        for tensor in self.outputs:
+            part, sink = parts[tensor.index], self.sinks.get(tensor.index)
+            if sink is not None:
+                sink.require(part.size_bytes, tensor.name)
+                sink.within(regions).write(tensors[tensor.index])
+            answered.append(Answered(tensor, tensor.client_shape(part.shape), part.size_bytes, sink))
         return ResponseTemplate.of(self.model, answered).fill(request_id, tensors)
 
 
-def frame_call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor]) -> FrameCall:
+def frame_call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> FrameCall:
     """Return how onnxruntime answers a request with inputs of these shapes."""
     own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
     inputs = tuple(tensor for tensor, _ in shapes.inputs)
-    return FrameCall(model, inputs, own, tuple(outputs), Room(_expected_bytes(model, shapes)))
+    return FrameCall(model, inputs, own, tuple(outputs), Room(_expected_bytes(model, shapes)), sinks)
 
 
-def call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor]) -> Call:
-    """Return how the model answers a request with inputs of these shapes: compiled, if it is for them."""
+def call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> Call:
+    """Return how the model answers a request with inputs of these shapes: compiled, if it is for them.
+
+    Raises RequestError (INVALID_ARGUMENT) if an output has no room where it shall be.
+    """
     compiled = model.compiled.get(model.key_of(shapes.sizes))
     if compiled is None:
-        return frame_call_of(model, shapes, outputs)
+        return frame_call_of(model, shapes, outputs, sinks)
     answered = []
     for tensor in outputs:
         spec = compiled.outputs[tensor.index]
         shape = (shapes.rows, *spec.shape[1:]) if model.batched else spec.shape
-        answered.append(Answered(tensor, tensor.client_shape(shape), shapes.rows * spec.row_bytes))
+        sink, size_bytes = sinks.get(tensor.index), shapes.rows * spec.row_bytes
+        if sink is not None:
+            sink.require(size_bytes, tensor.name)
+        answered.append(Answered(tensor, tensor.client_shape(shape), size_bytes, sink))
     places = tuple(tensor.index for tensor, _ in shapes.inputs)
-    return TensorCall(compiled.layout, places, ResponseTemplate.of(model, answered))
+    return TensorCall(compiled.layout, places, ResponseTemplate.of(model, answered), sinks)
 
 
 def trial_of(model: ServedModel) -> tuple[Call, Contents]:
@@ -153,3 +174,11 @@ def _expected_bytes(model: ServedModel, shapes: Shapes) -> int:
         rank = len(tensor.shape) + (_SPARE_RANK if shape is None else 0)
         tensors.append(((0,) * rank, elements * (item_bytes(tensor.datatype) or STRING_BYTES)))
     return min(plan_frame(tensors).size_bytes, MAX_ANSWER_BYTES)
+
+
+def _copy(content: Content, view: memoryview) -> None:
+    """Fill `view` with an input's contents, by one copy. Raises RequestError if its region has become too small."""
+    if isinstance(content, RegionPart):
+        content.read_into(view)
+    else:
+        view[:] = content

@@ -42,11 +42,16 @@ from gangway.server.models import Models
 from gangway.server.options.logs import log_level
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.process import keep_freed_memory
+from gangway.server.region_methods import RegionMethods
+from gangway.server.regions import Regions
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics_log import StatisticsLog
+from gangway.server.stream import StreamLimits
+from gangway.server.streams import Streams
 
 IDLE_POLL_SECONDS = 0.005
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
+STOPPING = "the server is stopping"
 
 _log = logging.getLogger(__name__)
 
@@ -59,13 +64,18 @@ class FrontEnd:
         plane: DataPlane,
         options: ServeOptions,
         tell: Callable[[ShapeWanted], bool] = lambda message: True,
+        stream_limits: StreamLimits | None = None,
     ) -> None:
-        self._inference = Inference(plane, ShapeWatch(tell))
+        regions = Regions()
+        self._inference = Inference(plane, ShapeWatch(tell), regions)
+        limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
+        self.streams = Streams(self._inference.infer_parts, plane.slots.slots, limits)
         self._answers = Answers()
         self.log = StatisticsLog(lambda: self.models)
         self.server = GrpcFrontEnd(
             self._inference,
-            methods_of(self._answers),
+            self.streams,
+            methods_of(self._answers, RegionMethods(regions)),
             health_check_of(self._answers),
             plane.slots.slots,
             options.grpc.max_message_bytes,
@@ -92,7 +102,8 @@ class FrontEnd:
                 self._answers.ready = True
             case Drain():
                 self._answers.ready = False
-                self._inference.refuse("the server is stopping")
+                self._inference.refuse(STOPPING)
+                self.streams.refuse(STOPPING)
                 self._await_idle()
                 self.log.write_all()
             case _:
@@ -101,7 +112,7 @@ class FrontEnd:
     def _await_idle(self) -> None:
         """Return when all answers have been sent. Not by the gRPC server's own stop: it cancels what just arrives."""
         end = time.monotonic() + MAX_DRAIN_SECONDS
-        while not self._inference.idle and time.monotonic() < end:
+        while not (self._inference.idle and self.streams.idle) and time.monotonic() < end:
             time.sleep(IDLE_POLL_SECONDS)
 
 
@@ -147,6 +158,7 @@ def run(options: FrontEndOptions) -> int:
     front_end.server.start()
     threading.Thread(target=front_end.log.run, name="statistics", daemon=True).start()
     threading.Thread(target=memory.run, name="memory", daemon=True).start()
+    threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
     supervisor.send(to_json(Listening(f"{options.address.rpartition(':')[0]}:{port}")))
     while data := supervisor.recv(MAX_MESSAGE_BYTES):
         message = from_json(data)

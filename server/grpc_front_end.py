@@ -14,6 +14,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid
 from gangway.server.inference import Inference
 from gangway.server.methods import AnyMethod
+from gangway.server.streams import Streams
 from google.protobuf.message import DecodeError
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
@@ -22,6 +23,7 @@ SPARE_THREADS = 16  # refuse what is too much, and answer health checks, while e
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
+StreamHandler = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"  # not subscriptable at run time
 Handlers: TypeAlias = dict[str, MethodHandler]
 
@@ -32,13 +34,15 @@ class GrpcFrontEnd:
     def __init__(
         self,
         inference: Inference,
+        streams: Streams,
         methods: Mapping[str, AnyMethod],
         health_check: AnyMethod,
         max_in_flight: int,
         max_message_bytes: int,
     ) -> None:
         self._server = grpc.server(
-            ThreadPoolExecutor(max_in_flight + SPARE_THREADS, thread_name_prefix="grpc"),
+            # Each open stream keeps a thread, so these are there besides those that other calls need.
+            ThreadPoolExecutor(max_in_flight + SPARE_THREADS + streams.limits.streams, thread_name_prefix="grpc"),
             options=[
                 # By default a second server on the same port would silently get every other connection.
                 ("grpc.so_reuseport", 0),
@@ -48,6 +52,7 @@ class GrpcFrontEnd:
         )
         handlers = _unimplemented_handlers() | {name: _message_handler(method) for name, method in methods.items()}
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_guarded(inference.infer))
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(_guarded_stream(streams.serve))
         self._add(INFERENCE_SERVICE, handlers)
         self._add(HEALTH_SERVICE, {"Check": _message_handler(health_check)})
 
@@ -88,6 +93,21 @@ def _guarded(handle: Handler) -> Handler:
             context.abort(error.code, error.message)
         except Exception:
             _log.exception("a request failed unexpectedly")
+            context.abort(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
+
+    return guard
+
+
+def _guarded_stream(handle: StreamHandler) -> StreamHandler:
+    """Do the same for one that gets and yields any number of messages."""
+
+    def guard(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            yield from handle(messages, context)
+        except RequestError as error:
+            context.abort(error.code, error.message)
+        except Exception:
+            _log.exception("a stream failed unexpectedly")
             context.abort(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
 
     return guard

@@ -1,7 +1,7 @@
 """ModelInfer: bytes in, bytes out. One copy of each input into shared memory, one copy of each output out of it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.models import Models
 from gangway.server.plan import Plan, Planner
+from gangway.server.regions import NO_REGIONS, Region, Regions
 from gangway.server.response import report_of
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics import Times
@@ -62,9 +63,10 @@ class _Clock:
 class Inference:
     """Serves the models that it was last given. Safe for threads."""
 
-    def __init__(self, plane: DataPlane, watch: ShapeWatch) -> None:
+    def __init__(self, plane: DataPlane, watch: ShapeWatch, regions: Regions) -> None:
         self._plane = plane
         self._watch = watch
+        self._regions = regions
         self._planner = Planner(Models())
         self._refusal = ""
         self._calls: set[Request] = set()  # until the last byte of the answer has been sent
@@ -109,7 +111,20 @@ class Inference:
             raise
 
     def _run(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
-        contents = plan.contents(raws)
+        if not plan.regions:
+            return self._answer(plan, request_id, plan.contents(raws), NO_REGIONS, call, arrival_ns)
+        with self._regions.held(plan.regions) as regions:
+            return self._answer(plan, request_id, plan.contents(raws, regions), regions, call, arrival_ns)
+
+    def _answer(
+        self,
+        plan: Plan,
+        request_id: bytes,
+        contents: Contents,
+        regions: Mapping[str, Region],
+        call: Call,
+        arrival_ns: int,
+    ) -> bytes:
         clock = _Clock.of(plan, call, arrival_ns)
         way, response = plan.call, None
         while response is None:  # once more if the answer had too little room: the next attempt has what it needed
@@ -119,7 +134,7 @@ class Inference:
                 outcome = self._execute(plan, request, call, clock)
                 finished_ns = time.monotonic_ns()
                 if outcome.status is SlotStatus.OK:
-                    response = way.answer(request_id, request)
+                    response = way.answer(request_id, request, regions)
                 elif outcome.status is SlotStatus.UNAVAILABLE and plan.spare is not None and way is not plan.spare:
                     way = plan.spare  # the variant has been unloaded meanwhile
                 else:

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.answers import Answers
+from gangway.server.region_methods import RegionMethods
 from google.protobuf.message import Message
 
 Request = TypeVar("Request", bound=Message)
@@ -26,7 +27,7 @@ class Method(Generic[Request]):
 AnyMethod: TypeAlias = Method[Any]
 
 
-def methods_of(answers: Answers) -> Mapping[str, AnyMethod]:
+def methods_of(answers: Answers, regions: RegionMethods) -> Mapping[str, AnyMethod]:
     """Return what is served besides inference, by the name that it has in the service."""
     return {
         "ServerLive": Method(pb.ServerLiveRequest, answers.server_live),
@@ -37,6 +38,12 @@ def methods_of(answers: Answers) -> Mapping[str, AnyMethod]:
         "ModelConfig": Method(pb.ModelConfigRequest, answers.model_config),
         "ModelStatistics": Method(pb.ModelStatisticsRequest, answers.model_statistics),
         "RepositoryIndex": Method(pb.RepositoryIndexRequest, answers.repository_index),
+        "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, regions.system_status),
+        "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, regions.system_register),
+        "SystemSharedMemoryUnregister": Method(pb.SystemSharedMemoryUnregisterRequest, regions.system_unregister),
+        "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, regions.cuda_status),
+        "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, regions.cuda_register),
+        "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, regions.cuda_unregister),
     }
 
 

@@ -4,14 +4,18 @@ The order of the checks and, where clients may depend on them, the texts of the 
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from gangway.executor.frames import split_strings
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.calls import Call, Contents, FrameCall, call_of, frame_call_of
+from gangway.server.calls import Call, Contents, FrameCall, Sinks, call_of, frame_call_of
+from gangway.server.contents import check_contents, check_sources, mixed_contents, raw_contents
 from gangway.server.errors import invalid, unsupported
-from gangway.server.models import Models, ServedModel, Shapes, Tensor, item_bytes
+from gangway.server.models import Models, ServedModel, Shapes, Tensor
 from gangway.server.queue_policy import Terms
+from gangway.server.region_ranges import REGION, RegionRange
+from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.typed_contents import to_bytes
 from google.protobuf.message import DecodeError
 
@@ -19,6 +23,8 @@ MAX_CACHED_PLANS = 1024
 MAX_CACHED_HEADER_BYTES = 4096
 
 REPORT_PARAMETER = "gangway_stats"  # the answer shall say how the request was served
+RESERVED_PREFIX = "triton_"
+EMPTY_FINAL_PARAMETER = "triton_enable_empty_final_response"  # every answer here says that it is the final one
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 MAX_INT64 = 2**63 - 1
 
@@ -30,7 +36,9 @@ OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
 class Plan:
     """A checked request. `typed` are the contents, if these came in the header.
 
-    `spare` is another way, for a compiled variant of a model that may be unloaded at any time.
+    `spare` is another way, for a compiled variant of a model that may be unloaded at any time. `sources` says which
+    inputs are in regions, in the request's order (empty: none); `typed` leaves these out. `sinks` are outputs that are
+    to be in regions. Which regions have these names is looked up for each request: plans stay, regions come and go.
     """
 
     model: ServedModel
@@ -40,32 +48,25 @@ class Plan:
     terms: Terms
     spare: FrameCall | None = None
     wants_report: bool = False
+    sources: tuple[RegionRange | None, ...] = ()
+    sinks: Sinks = field(default_factory=dict)
 
-    def contents(self, raws: list[memoryview]) -> Contents:
-        """Return the bytes of each input, in the request's order, their sizes checked. Raises RequestError."""
-        if self.typed is not None:
-            return self.typed
-        name = self.model.name
-        if len(raws) != len(self.shapes.inputs):
-            invalid(f"expected {len(self.shapes.inputs)} raw_input_contents but got {len(raws)} for model '{name}'")
-        for (tensor, shape), raw in zip(self.shapes.inputs, raws, strict=True):
-            _check_contents(tensor, shape, raw, name)
-        return raws
+    @cached_property
+    def regions(self) -> frozenset[str]:
+        """The names of all regions that the request needs."""
+        if not (self.sources or self.sinks):
+            return frozenset()
+        sources = [source for source in self.sources if source is not None]
+        return frozenset(place.region for place in (*sources, *self.sinks.values()))
 
-
-def _check_contents(tensor: Tensor, shape: tuple[int, ...], content: bytes | memoryview, model: str) -> None:
-    if tensor.datatype == "BYTES":
-        try:
-            split_strings(content, math.prod(shape))
-        except ValueError as error:
-            invalid(f"input '{tensor.name}' for model '{model}': {error}")
-        return
-    expected = math.prod(shape) * item_bytes(tensor.datatype)
-    if len(content) != expected:
-        invalid(
-            f"input byte size mismatch for input '{tensor.name}' for model '{model}'."
-            f" Expected {expected}, got {len(content)}"
-        )
+    def contents(self, raws: list[memoryview], regions: Mapping[str, Region] = NO_REGIONS) -> Contents:
+        """Return the contents of each input, in the request's order, their sizes checked. Raises RequestError."""
+        name, inputs = self.model.name, self.shapes.inputs
+        for sink in self.sinks.values():
+            sink.within(regions)  # so that nothing is computed that cannot be written
+        if self.sources:
+            return mixed_contents(inputs, self.sources, raws if self.typed is None else self.typed, regions, name)
+        return raw_contents(inputs, raws, name) if self.typed is None else self.typed
 
 
 class Planner:
@@ -80,7 +81,7 @@ class Planner:
         plan = self._plans.get((header, has_raws))
         if plan is None:
             plan = make_plan(self.models, header, has_raws)
-            if plan.typed is None and len(header) <= MAX_CACHED_HEADER_BYTES:
+            if not plan.typed and len(header) <= MAX_CACHED_HEADER_BYTES:
                 if len(self._plans) >= MAX_CACHED_PLANS:
                     self._plans.clear()
                 self._plans[header, has_raws] = plan
@@ -97,21 +98,25 @@ def make_plan(models: Models, header: bytes, has_raws: bool) -> Plan:
     for parameter in SEQUENCE_PARAMETERS:
         if parameter in request.parameters:
             invalid(f"model '{model.name}' keeps no state between requests: parameter '{parameter}' is not supported")
+    _check_reserved(request, model)
     timeout_us = _count(request, "timeout", model)
     priority = _count(request, "priority", model)
     inputs = _named_inputs(request, model)
     shapes = _shapes(inputs, model)
+    sources = _sources(inputs, model)
     typed = None if has_raws else _typed(inputs, model)
     if has_raws and any(given.HasField("contents") for given, _ in inputs):
         name = next(given.name for given, _ in inputs if given.HasField("contents"))
         invalid(
             f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model.name}'"
         )
-    outputs = _requested_outputs(request, model)
-    call = call_of(model, shapes, outputs)
-    spare = frame_call_of(model, shapes, outputs) if model.symbols and not isinstance(call, FrameCall) else None
+    outputs, sinks = _requested_outputs(request, model)
+    call = call_of(model, shapes, outputs, sinks)
+    compiled = model.symbols and not isinstance(call, FrameCall)
+    spare = frame_call_of(model, shapes, outputs, sinks) if compiled else None
     terms = model.policies.terms(timeout_us, priority, model.qos_us)
-    return Plan(model, shapes, typed, call, terms, spare, _flag(request, REPORT_PARAMETER, model))
+    wants_report = _flag(request, REPORT_PARAMETER, model)
+    return Plan(model, shapes, typed, call, terms, spare, wants_report, sources, sinks)
 
 
 def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:
@@ -135,6 +140,14 @@ def _flag(request: pb.ModelInferRequest, name: str, model: ServedModel) -> bool:
     if choice != "bool_param":
         invalid(f"parameter '{name}' for model '{model.name}': expected bool_param, got {choice}")
     return request.parameters[name].bool_param
+
+
+def _check_reserved(request: pb.ModelInferRequest, model: ServedModel) -> None:
+    for parameter in request.parameters:
+        if parameter.startswith(RESERVED_PREFIX) and parameter != EMPTY_FINAL_PARAMETER:
+            prefix = f"parameter keys starting with '{RESERVED_PREFIX}'"
+            invalid(f"{prefix} are reserved for Triton usage, got '{parameter}'")
+    _flag(request, EMPTY_FINAL_PARAMETER, model)
 
 
 def _named_inputs(request: pb.ModelInferRequest, model: ServedModel) -> list[tuple[InputTensor, Tensor]]:
@@ -161,10 +174,21 @@ def _named_inputs(request: pb.ModelInferRequest, model: ServedModel) -> list[tup
 
 def _refuse_parameters(given: InputTensor | OutputTensor, where: str) -> None:
     for parameter in given.parameters:
-        if parameter.startswith("shared_memory_"):
-            unsupported(f"{where}: shared memory is not supported by this server")
         if parameter == "classification":
             unsupported(f"{where}: the classification extension is not supported by this server")
+
+
+def _sources(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> tuple[RegionRange | None, ...]:
+    """Return where the inputs are, empty if all of them are in the message."""
+    sources = tuple(RegionRange.of(given) for given, _ in inputs)
+    for (given, tensor), source in zip(inputs, sources, strict=True):
+        if source is not None and given.HasField("contents"):
+            invalid(
+                f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}'"
+                f" for model '{model.name}'"
+            )
+    check_sources(sources, model.name)
+    return sources if any(sources) else ()
 
 
 def _shapes(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> Shapes:
@@ -218,15 +242,18 @@ def _check_rows(rows: int, size: int, tensor: Tensor, model: ServedModel) -> int
 def _typed(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> tuple[bytes, ...]:
     contents = []
     for given, tensor in inputs:
+        if REGION in given.parameters:
+            continue
         elements = math.prod(given.shape)
         contents.append(to_bytes(given.contents, tensor.name, tensor.datatype, elements, model.name))
-        _check_contents(tensor, tuple(given.shape), contents[-1], model.name)
+        check_contents(tensor, tuple(given.shape), contents[-1], model.name)
     return tuple(contents)
 
 
-def _requested_outputs(request: pb.ModelInferRequest, model: ServedModel) -> list[Tensor]:
-    """Return the outputs that are asked for, in that order; all of the model's if none is."""
+def _requested_outputs(request: pb.ModelInferRequest, model: ServedModel) -> tuple[list[Tensor], Sinks]:
+    """Return the outputs that are asked for, in that order, all of the model's if none is; and which go to regions."""
     wanted: dict[str, Tensor] = {}
+    sinks: dict[int, RegionRange] = {}
     for output in request.outputs:
         if output.name not in model.outputs:
             expected = ", ".join(f"'{name}'" for name in model.outputs)
@@ -237,4 +264,7 @@ def _requested_outputs(request: pb.ModelInferRequest, model: ServedModel) -> lis
             invalid(f"output '{output.name}' for model '{model.name}' is requested twice")
         _refuse_parameters(output, f"output '{output.name}' for model '{model.name}'")
         wanted[output.name] = model.outputs[output.name]
-    return list(wanted.values()) or list(model.outputs.values())
+        sink = RegionRange.of(output)
+        if sink is not None:
+            sinks[wanted[output.name].index] = sink
+    return list(wanted.values()) or list(model.outputs.values()), sinks

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from gangway.executor.slots import SlotOutcome
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.models import ServedModel, Tensor
+from gangway.server.region_ranges import OFFSET, REGION, SIZE, RegionRange
 from gangway.server.statistics import versions_of
 from gangway.server.wire import REQUEST_ID, length_prefix
 
@@ -14,11 +15,15 @@ _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
 
 class Answered(NamedTuple):
-    """One output of a response: its shape, as the client shall see it, and the bytes of its contents."""
+    """One output of a response: its shape, as the client shall see it, and the bytes of its contents.
+
+    These are in the response, or where `sink` says.
+    """
 
     tensor: Tensor
     shape: Sequence[int]
     size_bytes: int
+    sink: RegionRange | None = None
 
 
 def report_of(outcome: SlotOutcome, target_us: float) -> bytes:
@@ -44,15 +49,22 @@ class ResponseTemplate:
     """The response of a model for certain outputs of certain shapes."""
 
     header: bytes  # serialised ModelInferResponse without id and tensors
-    outputs: tuple[tuple[int, bytes], ...]  # place in the compiled model, and what stands before the raw contents
+    # Place in the model, and what stands before the contents. Without a place they are elsewhere, and empty here:
+    # clients look for the contents of the n-th output at the n-th place.
+    outputs: tuple[tuple[int | None, bytes], ...]
 
     @classmethod
     def of(cls, model: ServedModel, outputs: Sequence[Answered]) -> "ResponseTemplate":
         """Return the template for these outputs, in this order."""
         message = pb.ModelInferResponse(model_name=model.name, model_version=str(model.version))
-        for tensor, shape, _ in outputs:
-            message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-        places = [(tensor.index, length_prefix(_RAW_OUTPUT_CONTENTS, size_bytes)) for tensor, _, size_bytes in outputs]
+        places: list[tuple[int | None, bytes]] = []
+        for tensor, shape, size_bytes, sink in outputs:
+            output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+            if sink is None:
+                places.append((tensor.index, length_prefix(_RAW_OUTPUT_CONTENTS, size_bytes)))
+            else:
+                _say_where(output, sink, size_bytes)
+                places.append((None, length_prefix(_RAW_OUTPUT_CONTENTS, 0)))
         return cls(message.SerializeToString(), tuple(places))
 
     def fill(self, request_id: bytes, tensors: Sequence[memoryview]) -> bytes:
@@ -61,5 +73,14 @@ class ResponseTemplate:
         if request_id:
             parts += (length_prefix(REQUEST_ID, len(request_id)), request_id)
         for index, prefix in self.outputs:
-            parts += (prefix, tensors[index])
+            parts.append(prefix)
+            if index is not None:
+                parts.append(tensors[index])
         return b"".join(parts)
+
+
+def _say_where(output: pb.ModelInferResponse.InferOutputTensor, sink: RegionRange, size_bytes: int) -> None:
+    output.parameters[REGION].string_param = sink.region
+    if sink.offset:
+        output.parameters[OFFSET].int64_param = sink.offset
+    output.parameters[SIZE].int64_param = size_bytes

@@ -25,10 +25,19 @@ from gangway.server.front_end import FrontEnd
 from gangway.server.front_end_messages import InitialLoadDone, ModelReady
 from gangway.server.options.grpc import GrpcOptions
 from gangway.server.options.serve_options import ServeOptions
+from gangway.server.stream import StreamLimits
 
 SLOTS = 8
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 IO_BYTES = 64 * 1024 * 1024
+STREAM_LIMITS = StreamLimits(
+    streams=6,
+    in_flight=4,
+    unsent_bytes=1 << 20,
+    stall_seconds=0.05,
+    slow_bytes=1 << 30,
+    message_bytes=MAX_MESSAGE_BYTES,
+)
 
 
 def announce(model_id: int, name: str, inputs: list[TensorSpec], outputs: list[TensorSpec], batch: int) -> ModelReady:
@@ -146,7 +155,8 @@ def running_server() -> Iterator[Server]:
     thread = threading.Thread(target=scheduler.run)
     thread.start()
     plane = DataPlane(io, slots, control.submit_rings[0], control.scheduler_bell)
-    front_end = FrontEnd(plane, ServeOptions(grpc=GrpcOptions(max_message_bytes=MAX_MESSAGE_BYTES)))
+    options = ServeOptions(grpc=GrpcOptions(max_message_bytes=MAX_MESSAGE_BYTES))
+    front_end = FrontEnd(plane, options, stream_limits=STREAM_LIMITS)
     address = f"127.0.0.1:{front_end.server.bind('127.0.0.1:0')}"
     front_end.server.start()
     for model in MODELS:

@@ -57,7 +57,7 @@ def test_server_metadata(server: Any) -> None:
     metadata = server.client.get_server_metadata()
     assert metadata.name == "gangway"
     assert metadata.version
-    assert set(metadata.extensions) == {"model_configuration", "statistics"}
+    assert set(metadata.extensions) == {"model_configuration", "system_shared_memory", "statistics"}
 
 
 def test_model_metadata(server: Any) -> None:
@@ -147,9 +147,6 @@ def test_index_of_ready_models(server: Any, broken: None, call: Callable[[str, b
     [
         lambda client: client.load_model("simple"),
         lambda client: client.unload_model("simple"),
-        lambda client: client.get_system_shared_memory_status(),
-        lambda client: client.register_system_shared_memory("name", "/key", 64),
-        lambda client: client.get_cuda_shared_memory_status(),
         lambda client: client.get_trace_settings(),
         lambda client: client.get_log_settings(),
     ],
@@ -158,15 +155,6 @@ def test_the_rest_is_unimplemented(server: Any, ask: Callable[[Any], object]) ->
     with pytest.raises(InferenceServerException, match="is not supported by this server") as caught:
         ask(server.client)
     assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
-
-
-def test_streams_are_unimplemented(server: Any) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        with pytest.raises(grpc.RpcError) as caught:
-            next(stream(iter([b""]), timeout=10))
-    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-    assert "ModelStreamInfer is not supported" in caught.value.details()
 
 
 @pytest.mark.parametrize("method", ["ModelReady", "ModelStatistics", "RepositoryIndex"])

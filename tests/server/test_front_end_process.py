@@ -1,6 +1,7 @@
 """The front-end process: what it says to the supervisor, and how it ends."""
 
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -99,6 +100,34 @@ def test_draining_finishes_running_requests_and_refuses_new_ones(supervised: Sup
     ((result, error),) = answers
     assert error is None
     assert result.get_response().model_name == "simple"
+
+
+def test_draining_finishes_the_requests_of_streams(supervised: Supervised, announced: Any) -> None:
+    with supervised.client() as client:
+        supervised.send(announced.message)
+        supervised.send(InitialLoadDone())
+        while not client.is_server_ready():
+            pass
+        answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("simple", announced.inputs(), request_id="first")
+        bell, ring = supervised.control.scheduler_bell, supervised.control.submit_rings[1]
+        seen = bell.seen()
+        raw = ring.receive() or (bell.wait(seen, timeout_us=10_000_000) and ring.receive())
+        submitted = unpack(raw)
+        assert supervised.slots.start(submitted.slot, submitted.sequence)
+        supervised.send(Drain())
+        while client.is_server_ready():
+            pass
+        assert supervised.process.poll() is None
+        supervised.slots.finish(submitted.slot, submitted.sequence, SlotStatus.OK)
+        result, error = answers.get(timeout=10)
+        assert error is None
+        assert result.get_response().id == "first"
+        _, error = answers.get(timeout=10)
+        assert (error.status(), error.message()) == ("StatusCode.UNAVAILABLE", "the server is stopping")
+        assert supervised.process.wait(10) == 0
+        client.stop_stream()
 
 
 def test_a_taken_port_is_reported(supervised: Supervised) -> None:

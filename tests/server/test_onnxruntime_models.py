@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as shm
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
@@ -139,6 +140,36 @@ def test_an_answer_too_large_to_be_sent(served: Served) -> None:
         served.infer("expand", {"x": np.ones(1, np.float32), "shape": np.array([80 << 20])})
     assert "RESOURCE_EXHAUSTED" in caught.value.status()
     assert served.infer("expand", {"x": np.ones(1, np.float32), "shape": np.array([2])})["y"].shape == (2,)
+
+
+def test_strings_in_shared_memory(served: Served) -> None:
+    """Their sizes are in their contents; what the model answers is known only when it has."""
+    values = np.array([[str(number) for number in range(16)]], dtype=object)
+    content = join_strings([text.encode() for text in values.flat])
+    key = f"/strings-test-{os.getpid()}"
+    handle = shm.create_shared_memory_region("strings", key, 4096)
+    try:
+        served.client.register_system_shared_memory("strings", key, 4096)
+        inputs = [triton.InferInput(name, [1, 16], "BYTES") for name in ("INPUT0", "INPUT1")]
+        for number, tensor in enumerate(inputs):
+            shm.set_shared_memory_region(handle, [np.array(content, dtype=object)], offset=1024 * number)
+            tensor.set_shared_memory("strings", len(content), offset=1024 * number)
+        total = triton.InferRequestedOutput("OUTPUT0")
+        total.set_shared_memory("strings", 1024, offset=2048)
+        result = served.client.infer("simple_string", inputs, outputs=[total, triton.InferRequestedOutput("OUTPUT1")])
+        texts = shm.get_contents_as_numpy(handle, np.object_, [1, 16], 2048)
+        assert [int(text) for text in texts.flat] == [2 * number for number in range(16)]
+        assert [int(text) for text in result.as_numpy("OUTPUT1").flat] == [0] * 16
+        assert result.get_output("OUTPUT0").parameters["shared_memory_byte_size"].int64_param < 1024
+        total.set_shared_memory("strings", 64)
+        with pytest.raises(InferenceServerException, match=r"'OUTPUT0' \(64 bytes\) should be at least"):
+            served.client.infer("simple_string", inputs, outputs=[total])
+        inputs[0].set_shared_memory("strings", len(content) - 1)
+        with pytest.raises(InferenceServerException, match="bytes, but only"):
+            served.client.infer("simple_string", inputs)
+    finally:
+        served.client.unregister_system_shared_memory()
+        shm.destroy_shared_memory_region(handle)
 
 
 def test_strings(served: Served) -> None:

@@ -209,12 +209,17 @@ CASES: dict[str, tuple[bytes, str, str]] = {
         "INVALID_ARGUMENT",
         "parameter 'gangway_stats' for model 'simple': expected bool_param, got string_param",
     ),
-    "shared memory": (
+    "shared memory without a size": (
         changed(
             lambda request: setattr(request.inputs[0].parameters["shared_memory_region"], "string_param", "region")
         ),
-        "UNIMPLEMENTED",
-        "input 'INPUT0' for model 'simple': shared memory is not supported by this server",
+        "INVALID_ARGUMENT",
+        "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'INPUT0'",
+    ),
+    "reserved parameter": (
+        changed(lambda request: setattr(request.parameters["triton_secret"], "bool_param", True)),
+        "INVALID_ARGUMENT",
+        "parameter keys starting with 'triton_' are reserved for Triton usage, got 'triton_secret'",
     ),
     "classification": (
         changed(

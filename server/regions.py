@@ -1,0 +1,182 @@
+"""Regions: stretches of the clients' shared memory, registered by name, so that tensors need not be in messages.
+
+A client may shrink its segment at any time, and touching a mapping behind the end of a file kills the process by
+SIGBUS. So regions are never mapped here: the kernel copies from and to their descriptors, and a segment that has become
+too small is an error of that request.
+"""
+
+import os
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+from gangway.server.errors import RequestError, invalid
+
+FOLDER: Final = Path("/dev/shm")
+MAX_REGIONS = 256  # each one holds a descriptor
+MAX_NAME_BYTES = 1024
+RESERVED_PREFIXES: Final = ("gangway.", "sem.")  # a server's own segments, POSIX semaphores: no tensors
+_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # never waits for the other end of a pipe
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a client said: `size_bytes` from `offset` on in the POSIX segment `key` are called `name`."""
+
+    name: str
+    key: str
+    offset: int
+    size_bytes: int
+
+
+class Region:
+    """An open segment. Its descriptor is closed when it is neither registered nor used by a request."""
+
+    def __init__(self, registration: Registration, descriptor: int) -> None:
+        self.registration = registration
+        self.descriptor = descriptor
+        self.users = 1  # the registration itself; changed under the registry's lock
+
+    def check(self, offset: int, size_bytes: int) -> None:
+        """Raise RequestError (INVALID_ARGUMENT) unless the range lies within what was registered."""
+        name = self.registration.name
+        if not 0 <= offset < self.registration.size_bytes:
+            invalid(f"Invalid offset for shared memory region: '{name}'")
+        if size_bytes < 0 or offset + size_bytes > self.registration.size_bytes:
+            invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        """Fill `view` from `offset` on, with the one copy. Raises RequestError if the segment has become too small."""
+        begin, done = self.registration.offset + offset, 0
+        while done < len(view):
+            count = os.preadv(self.descriptor, [view[done:]], begin + done)
+            if count == 0:
+                self._refuse_shrunk(begin + len(view))
+            done += count
+
+    def write(self, offset: int, content: memoryview) -> None:
+        """Write `content` from `offset` on. Raises RequestError if the segment has become too small: it never grows.
+
+        Unless it is shrunk between the look at its size and the writing: then it gets its old size again.
+        """
+        begin, done = self.registration.offset + offset, 0
+        if os.fstat(self.descriptor).st_size < begin + len(content):
+            self._refuse_shrunk(begin + len(content))
+        try:
+            while done < len(content):
+                done += os.pwrite(self.descriptor, content[done:], begin + done)
+        except OSError as error:  # a sparse segment, and no memory left
+            message = f"shared memory region '{self.registration.name}' cannot be written: {error.strerror}"
+            raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message) from error
+
+    def _refuse_shrunk(self, needed_bytes: int) -> None:
+        size_bytes = os.fstat(self.descriptor).st_size
+        invalid(
+            f"shared memory region '{self.registration.name}' has shrunk since it was registered:"
+            f" '{self.registration.key}' has {size_bytes} bytes, {needed_bytes} are needed"
+        )
+
+
+NO_REGIONS: Final[Mapping[str, Region]] = {}
+
+
+class Regions:
+    """All regions of a server. Safe for threads.
+
+    They are gone when the front end is: clients register again, as they must when Triton has been started anew.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._regions: dict[str, Region] = {}
+
+    def register(self, registration: Registration) -> None:
+        """Open a segment under a new name. Raises RequestError."""
+        name = registration.name
+        if not name or len(name.encode()) > MAX_NAME_BYTES:
+            invalid(f"a shared memory region needs a name of 1 to {MAX_NAME_BYTES} bytes")
+        with self._lock:
+            if name in self._regions:
+                message = f"shared memory region '{name}' already in manager"
+                raise RequestError(grpc.StatusCode.ALREADY_EXISTS, message)
+            if len(self._regions) >= MAX_REGIONS:
+                message = f"{MAX_REGIONS} shared memory regions are registered already"
+                raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            self._regions[name] = Region(registration, _open(registration))
+
+    def unregister(self, name: str) -> None:
+        """Forget a region, all of them if the name is empty. Requests that use it finish; an unknown name is fine."""
+        with self._lock:
+            names = [name] if name else list(self._regions)
+            for region in [self._regions.pop(known) for known in names if known in self._regions]:
+                _let_go(region)
+
+    def registrations(self) -> list[Registration]:
+        """Return what is registered, by name."""
+        with self._lock:
+            return [self._regions[name].registration for name in sorted(self._regions)]
+
+    @contextmanager
+    def held(self, names: Iterable[str]) -> Iterator[Mapping[str, Region]]:
+        """Give access to regions while the block lasts. Raises RequestError (NOT_FOUND)."""
+        held: dict[str, Region] = {}
+        try:
+            with self._lock:
+                for name in names:
+                    held[name] = self._take(name)
+            yield held
+        finally:
+            with self._lock:
+                for region in held.values():
+                    _let_go(region)
+
+    def _take(self, name: str) -> Region:
+        region = self._regions.get(name)
+        if region is None:
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
+        region.users += 1
+        return region
+
+
+def _let_go(region: Region) -> None:
+    region.users -= 1
+    if region.users == 0:
+        os.close(region.descriptor)
+
+
+def file_of(key: str) -> Path:
+    """Return where a POSIX segment is. Raises RequestError (INVALID_ARGUMENT) if the key is not one component."""
+    component = key.lstrip("/")  # as the C library does
+    if component in ("", ".", "..") or "/" in component or "\0" in component:
+        invalid(f"Unable to open shared memory region: '{key}': a key is a name with one slash in front of it")
+    if component.startswith(RESERVED_PREFIXES):
+        invalid(f"Unable to open shared memory region: '{key}': the name is reserved")
+    return FOLDER / component
+
+
+def _open(registration: Registration) -> int:
+    key = registration.key
+    try:
+        descriptor = os.open(file_of(key), _FLAGS)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a file's name"
+        invalid(f"Unable to open shared memory region: '{key}': {reason}")
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            invalid(f"Unable to open shared memory region: '{key}': not a segment of memory")
+        end = registration.offset + registration.size_bytes
+        if registration.size_bytes == 0 or end > status.st_size:
+            invalid(
+                f"failed to register shared memory region '{registration.name}': invalid args:"
+                f" {registration.size_bytes} bytes from {registration.offset} on, of {status.st_size} that '{key}' has"
+            )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

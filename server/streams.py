@@ -1,0 +1,92 @@
+"""All ModelStreamInfer calls of a front end: how many there may be, their threads, and what becomes of stalled ones.
+
+A stream keeps one thread of the gRPC server, which has that many more, so that streams take none from other calls; and
+one of the threads here, which waits for its next request. Each request that is executed needs a further one.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from gangway.server.errors import unavailable
+from gangway.server.stream import Infer, Stream, StreamLimits
+from gangway.server.stream_call import StreamContext
+
+PERIOD_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Streams:
+    """Safe for threads. `max_in_flight`: how many requests can be executed at a time."""
+
+    def __init__(self, infer: Infer, max_in_flight: int, limits: StreamLimits) -> None:
+        self.limits = limits
+        self._infer = infer
+        self._threads = ThreadPoolExecutor(limits.streams + max_in_flight, thread_name_prefix="stream")
+        self._lock = threading.Lock()
+        self._streams: set[Stream] = set()
+        self._refusal = ""
+
+    def serve(self, messages: Iterator[bytes], context: StreamContext) -> Iterator[bytes]:
+        """Answer one call's requests. Raises RequestError (UNAVAILABLE) for one stream too many."""
+        stream = Stream(messages, context, self._infer, self._threads.submit, self.limits)
+        with self._lock:
+            if self._refusal:
+                unavailable(self._refusal)
+            if len(self._streams) >= self.limits.streams:
+                unavailable(f"{self.limits.streams} streams are open already")
+            self._streams.add(stream)
+        if not context.add_callback(lambda: self._over(stream)):
+            self._over(stream)
+        return stream.answers()
+
+    def refuse(self, reason: str) -> None:
+        """Accept no further stream and no further request; end the streams when what is under way is answered."""
+        with self._lock:
+            self._refusal = reason
+            streams = list(self._streams)
+        for stream in streams:
+            stream.refuse(reason)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no stream any more, so that every answer has been sent."""
+        return not self._streams
+
+    def watch(self) -> None:
+        """Look after the streams for ever."""
+        while True:
+            time.sleep(PERIOD_S)
+            self.end_stalled()
+            self.bound_unsent()
+
+    def end_stalled(self) -> int:
+        """End the streams whose clients do not take their answers; return how many."""
+        now_s = time.monotonic()
+        stalled = [stream for stream in self._snapshot() if stream.stalled(now_s)]
+        for stream in stalled:
+            _log.info("a stream is ended: no answer could be sent for %.0f s", self.limits.stall_seconds)
+            stream.cancel()
+        return len(stalled)
+
+    def bound_unsent(self) -> bool:
+        """End the stream with most unsent answers if there are too many of them altogether; say whether it was so."""
+        streams = self._snapshot()
+        if sum(stream.unsent_bytes for stream in streams) <= self.limits.unsent_bytes:
+            return False
+        largest = max(streams, key=lambda stream: stream.unsent_bytes)
+        _log.warning("a stream is ended: answers of %d bytes wait to be sent", largest.unsent_bytes)
+        largest.cancel()
+        return True
+
+    def _snapshot(self) -> list[Stream]:
+        with self._lock:
+            return list(self._streams)
+
+    def _over(self, stream: Stream) -> None:
+        with self._lock:
+            self._streams.discard(stream)
+        stream.end()
