@@ -31,12 +31,13 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class LiveServer:
-    """A server that answers at `url`; `ready_after_s` is how long its start took."""
+    """A server that answers at `url`; `ready_after_s` is how long its start took. `metrics_url`: of its metrics."""
 
     url: str
     process: subprocess.Popen[bytes]
     log: Path
     ready_after_s: float
+    metrics_url: str = ""
 
     def pids(self) -> dict[str, list[int]]:
         """Return process ids by role: supervisor, front end, scheduler, worker."""
@@ -70,12 +71,15 @@ def live_server(repository: Path, flags: Sequence[str] = ()) -> Iterator[LiveSer
         url = f"127.0.0.1:{free_port()}"
         address, port = url.split(":")
         options = [f"--model-repository={repository}", f"--grpc-address={address}", f"--grpc-port={port}"]
+        metrics_port = free_port()
+        options += [f"--metrics-address={address}", f"--metrics-port={metrics_port}"]
         options += ["--no-profile", *flags]  # nothing shall begin in the background unless it is asked for
         begin = time.monotonic()
         process = subprocess.Popen([*GANGWAY, "serve", *options], stdout=log, stderr=subprocess.STDOUT)
         try:
             wait_until_ready(url, process, Path(log.name))
-            yield LiveServer(url, process, Path(log.name), time.monotonic() - begin)
+            metrics_url = f"http://{address}:{metrics_port}/metrics"
+            yield LiveServer(url, process, Path(log.name), time.monotonic() - begin, metrics_url)
         finally:
             stop(process)
 

@@ -23,6 +23,7 @@ class Mode:
 
     flags: tuple[str, ...]
     levels: int = 1
+    metrics: bool = False  # it scrapes those of the server, too
 
 
 MODES = {
@@ -33,6 +34,7 @@ MODES = {
     "stream, shared memory": Mode(("--streaming", "--async", "--shared-memory", "system")),
     "stream": Mode(("--streaming", "--async", "--concurrency-range", "8")),
     "shared memory": Mode(("--shared-memory", "system", "--concurrency-range", "8")),
+    "metrics": Mode(("--async",), metrics=True),
 }
 
 
@@ -63,7 +65,7 @@ class Result:
         }
 
 
-def run_one(url: str, model: str, name: str, mode: Mode, interval_ms: int) -> Result:
+def run_one(url: str, model: str, name: str, mode: Mode, interval_ms: int, metrics_url: str = "") -> Result:
     """Run perf_analyzer once.
 
     It takes three windows of `interval_ms` and asks for no more stability than that: the protocol is on trial here.
@@ -72,6 +74,9 @@ def run_one(url: str, model: str, name: str, mode: Mode, interval_ms: int) -> Re
         exported = Path(folder) / "results.csv"
         windows = ["--measurement-interval", str(interval_ms), "--stability-percentage", "999", "--max-trials", "3"]
         target = ["-m", model, "-u", url, "-i", "grpc", "-f", str(exported)]
+        if mode.metrics:
+            target += ["--collect-metrics", "--metrics-interval", "50", "--verbose-csv"]
+            target += ["--metrics-url", metrics_url.removeprefix("http://")]
         done = subprocess.run(
             [str(BINARY), *target, *mode.flags, *windows],
             env=perf_analyzer_environment(),
@@ -86,9 +91,9 @@ def run_one(url: str, model: str, name: str, mode: Mode, interval_ms: int) -> Re
     return Result(model, name, rates, tuple(float(level["p50 latency"]) / 1000 for level in levels), problem)
 
 
-def run_all(url: str, models: Sequence[str], modes: Sequence[str], interval_ms: int) -> list[Result]:
+def run_all(url: str, models: Sequence[str], modes: Sequence[str], interval_ms: int, metrics_url: str) -> list[Result]:
     """Run every mode on every model, one after the other."""
-    return [run_one(url, model, mode, MODES[mode], interval_ms) for model in models for mode in modes]
+    return [run_one(url, model, mode, MODES[mode], interval_ms, metrics_url) for model in models for mode in modes]
 
 
 def _read_levels(exported: Path) -> list[dict[str, str]]:
@@ -122,6 +127,9 @@ def main() -> int:
     parser = option_parser(__doc__ or "")
     add_repository_option(parser)
     parser.add_argument("--url", metavar="HOST:PORT", help="a server that runs already (default: start one)")
+    parser.add_argument(
+        "--metrics-url", default="localhost:8002/metrics", metavar="URL", help="of that server's metrics"
+    )
     parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME", help="models to ask")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES), help="modes of perf_analyzer")
     parser.add_argument("--interval-ms", type=int, default=500, help="length of a measurement window")
@@ -129,10 +137,10 @@ def main() -> int:
     report = start_report("perf_analyzer, the real one")
     fetch()
     if options.url:
-        results = run_all(options.url, options.models, options.modes, options.interval_ms)
+        results = run_all(options.url, options.models, options.modes, options.interval_ms, options.metrics_url)
     else:
         with live_server(ensure_zoo(options.repository)) as server:
-            results = run_all(server.url, options.models, options.modes, options.interval_ms)
+            results = run_all(server.url, options.models, options.modes, options.interval_ms, server.metrics_url)
     report_results(report, results)
     return report.finish(options.json)
 

@@ -1,4 +1,4 @@
-"""The control segment: bells, rings, worker status and leases, and where each lies."""
+"""The control segment: bells, rings, status blocks and leases, and where each lies."""
 
 import struct
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ from gangway.executor import _native
 from gangway.executor.leases import LEASE_BYTES, LeaseTable
 from gangway.executor.ring import BELL_BYTES, Bell, Ring, RingGroup, ring_bytes
 from gangway.executor.segment import Segment
+from gangway.executor.status_blocks import SCHEDULER_BLOCK_BYTES, SchedulerBlock, ServerBlock, server_block_bytes
 
 SUBMIT_CAPACITY: Final = 4096  # a Submit and a Cancel of every slot of a front end fit
 COMMAND_CAPACITY: Final = 256
 COMPLETION_CAPACITY: Final = 512  # more than commands, so a worker can answer all it has while the scheduler is away
 _HEADER: Final = struct.Struct("<4I")
 _HEADER_BYTES: Final = 64
-_MAGIC: Final = 0x31574721
+_MAGIC: Final = 0x32574721
 _STATUS: Final = struct.Struct("<4I2Q")
 
 
@@ -58,9 +59,19 @@ class ControlLayout:
         return self.worker(self.workers)
 
     @property
+    def scheduler_block(self) -> int:
+        """Offset of what the scheduler says of itself."""
+        return self.lease_table + self.leases * LEASE_BYTES
+
+    @property
+    def server_block(self) -> int:
+        """Offset of what the supervisor says of the server."""
+        return self.scheduler_block + SCHEDULER_BLOCK_BYTES
+
+    @property
     def size_bytes(self) -> int:
         """Size of the segment."""
-        return self.lease_table + self.leases * LEASE_BYTES
+        return self.server_block + server_block_bytes(self.workers)
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,8 @@ class ControlSegment:
         self.all_submit_rings = RingGroup(segment, [layout.submit_ring(index) for index in range(layout.front_ends)])
         self.all_completion_rings = RingGroup(segment, [layout.completion_ring(rank) for rank in range(layout.workers)])
         self.leases = LeaseTable(segment, layout.lease_table, layout.leases)
+        self.scheduler_block = SchedulerBlock(segment, layout.scheduler_block)
+        self.server_block = ServerBlock(segment, layout.server_block, layout.workers)
 
     @classmethod
     def create(cls, layout: ControlLayout) -> "ControlSegment":
@@ -103,17 +116,22 @@ class ControlSegment:
         ):
             for ring in rings:
                 ring.init(capacity)
+        control.scheduler_block.init()
+        control.server_block.init(range(layout.workers), 0.0)
         return control
 
     @classmethod
     def attach(cls, fd: int) -> "ControlSegment":
-        """Map an inherited control segment. Raises ValueError if `fd` is none."""
+        """Map an inherited control segment. Raises ValueError if `fd` is none, or its layout another."""
         segment = Segment.attach(fd)
         magic, *counts = _HEADER.unpack_from(segment.view, 0)
         layout = ControlLayout(*counts)
         if magic != _MAGIC or layout.size_bytes != segment.size_bytes:
             raise ValueError(f"file descriptor {fd} is not a control segment")
-        return cls(segment, layout)
+        control = cls(segment, layout)
+        control.scheduler_block.attach()
+        control.server_block.attach()
+        return control
 
     def command(self, rank: int, message: bytes) -> bool:
         """Send a message to a worker and wake it; False if its ring is full."""

@@ -50,6 +50,8 @@ _FILLING, _SUBMITTED, _RUNNING, _DONE = (
     1 << state for state in (SlotState.FILLING, SlotState.SUBMITTED, SlotState.RUNNING, SlotState.DONE)
 )
 
+_HANDED_OVER: Final = frozenset((SlotState.SUBMITTED, SlotState.RUNNING, SlotState.DONE))
+
 
 class SlotStatus(IntEnum):
     """How a request ended."""
@@ -295,6 +297,12 @@ class SlotTable:
             entry = self.entry(slot)
             if entry.state in (SlotState.SUBMITTED, SlotState.RUNNING):
                 yield entry
+
+    def in_use(self) -> Iterator[tuple[SlotState, int]]:
+        """Yield state and model of every request that was handed over and is not given back. Quick; not one instant."""
+        states = bytes(self._view[: self.size_bytes : SLOT_BYTES])  # the lowest byte of each state word
+        for slot in [slot for slot, state in enumerate(states) if state in _HANDED_OVER]:
+            yield SlotState(states[slot]), _WORD.unpack_from(self._view, slot * SLOT_BYTES + _FIELDS_OFFSET)[0]
 
     def _change(
         self,

@@ -23,6 +23,14 @@ class _ModelArenas:
     busy: dict[int, _Arena] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ArenaUsage:
+    """Arenas of one model that queries have, and the memory of all its arenas."""
+
+    in_use: int
+    size_bytes: int
+
+
 class ArenaPool:
     """Hands out arenas by model. An arena is zero when a model gets it, and no other model has it before an unload.
 
@@ -40,6 +48,19 @@ class ArenaPool:
         self._extents = Extents(segment.size_bytes // PAGE_BYTES * PAGE_BYTES)
         self._models: dict[int, _ModelArenas] = {}
         segment.punch(0, segment.size_bytes)  # a predecessor's models may have written anything
+
+    @property
+    def committed_bytes(self) -> int:
+        """The memory of all arenas."""
+        return self._committed_bytes
+
+    def usage(self, model_id: int) -> ArenaUsage:
+        """Return what a model has now; nothing if it is not there."""
+        model = self._models.get(model_id)
+        if model is None:
+            return ArenaUsage(0, 0)
+        arenas = (*model.idle, *model.busy.values())
+        return ArenaUsage(len(model.busy), sum(arena.committed_bytes for arena in arenas))
 
     def add_model(self, model_id: int, row_bytes: int, max_rows: int, count: int) -> None:
         """Reserve `count` arenas of up to `max_rows` rows. Raises MemoryError, having reserved none."""

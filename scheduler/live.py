@@ -28,6 +28,7 @@ from gangway.scheduler.policy import Policy
 from gangway.scheduler.refusals import Refusals
 from gangway.scheduler.requests import Request, RequestBook
 from gangway.scheduler.stalls import StallWatch
+from gangway.scheduler.status import StatusWriter
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.trace import TraceWriter
 from gangway.scheduler.workers import WorkerTable
@@ -71,6 +72,7 @@ class LiveScheduler:
             policy, self._execution, self.requests, self.workers, self._models, trace, way_back_us
         )
         self._stalls = StallWatch(control)
+        self._status = StatusWriter(control, self.requests, self._execution, self._models, pool, self.accounts.counters)
         self._spin_us = spin_us
         self._dying_front_ends: set[int] = set()
         self._stopping = False
@@ -116,6 +118,7 @@ class LiveScheduler:
         self._housekeeping_us = now_us + WATCH_WAIT_US
         self._report_stuck(now_us)
         self.accounts.counters.write(now_us)
+        self._status.write(now_us)
         if self._trace is not None:
             self._trace.tick(now_us)
 

@@ -59,6 +59,10 @@ class ModelTable:
         """Return the model, None for an unknown number."""
         return self._models.get(model_id)
 
+    def specs(self) -> list[LoadModel]:
+        """Return what was said of every model that is not unloaded yet."""
+        return [model.spec for model in self._models.values()]
+
     def in_state(self, state: ModelState) -> list[Model]:
         """Return the models in one state."""
         return [model for model in self._models.values() if model.state is state]

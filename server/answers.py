@@ -1,5 +1,6 @@
 """What the protocol asks apart from inference: health, metadata, configuration, statistics, the repository's index."""
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 import grpc
@@ -17,11 +18,13 @@ class Answers:
     """Methods are named as the remote procedures. Each takes the request's message and returns the response's.
 
     `models` is replaced by the front end; `ready` says whether the initial load is over and the server is not stopping.
+    `memory_bytes` says what a model holds, 0 if that is not known.
     """
 
     def __init__(self) -> None:
         self.models = Models()
         self.ready = False
+        self.memory_bytes: Callable[[ServedModel], int] = lambda model: 0
         self._version = version("gangway-serve")
 
     def server_live(self, _request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
@@ -62,7 +65,10 @@ class Answers:
     def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
         """Return the counters of one version, of one model, or of all."""
         return pb.ModelStatisticsResponse(
-            model_stats=[model.statistics.message(model.name, model.version) for model in self._selected(request)]
+            model_stats=[
+                model.statistics.message(model.name, model.version, self.memory_bytes(model))
+                for model in self._selected(request)
+            ]
         )
 
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:

@@ -20,6 +20,7 @@ from gangway.server.model_config import (
     datatype_name,
     datatype_value,
 )
+from gangway.server.model_metrics import response_bounds_ns
 
 DEFAULT_MAX_BATCH_SIZE = 4  # Triton's default for ONNX models with a symbolic first dimension and no config
 
@@ -35,6 +36,7 @@ def complete_config(
     one that lists tensors means what it says. Raises ConfigError where config and model differ.
     """
     check_supported(config, name)
+    response_bounds_ns(config)  # raises what is wrong with them
     complete = ModelConfig()
     complete.CopyFrom(config)
     complete.name = name

@@ -171,4 +171,5 @@ class SchedulerControl:
         if not self._stopping:
             _log.error("the scheduler (process %d) %s; starting another", child.pid, child.fate())
             self._limit.count()
+            self._memory.control.server_block.scheduler_restarted()
             self.start()

@@ -38,6 +38,8 @@ from gangway.server.grpc_front_end import GrpcFrontEnd
 from gangway.server.inference import Inference
 from gangway.server.memory_keeper import MemoryKeeper
 from gangway.server.methods import health_check_of, methods_of
+from gangway.server.metrics.reading import memory_bytes
+from gangway.server.metrics.service import serve_metrics
 from gangway.server.models import Models
 from gangway.server.options.logs import log_level
 from gangway.server.options.serve_options import ServeOptions
@@ -91,6 +93,10 @@ class FrontEnd:
         self._answers.models = models
         self._inference.serve(models)
 
+    def tell_memory(self, control: ControlSegment) -> None:
+        """Have ModelStatistics say what models hold, as the scheduler writes it into the control segment."""
+        self._answers.memory_bytes = lambda model: memory_bytes(model, control)
+
     def handle(self, message: FrontEndMessage) -> None:
         """Do what the supervisor says. Returns from Drain when the last request has ended."""
         match message:
@@ -116,9 +122,8 @@ class FrontEnd:
             time.sleep(IDLE_POLL_SECONDS)
 
 
-def make_data_plane(options: FrontEndOptions) -> DataPlane:
-    """Map the inherited segments."""
-    control = ControlSegment.attach(options.control_fd)
+def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPlane:
+    """Map the inherited io segment."""
     io = Segment.attach(options.io_fd)
     slots = SlotTable(io, options.slots)
     return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell, options.spin_us)
@@ -147,19 +152,26 @@ def tell(supervisor: socket.socket, message: bytes) -> bool:
 def run(options: FrontEndOptions) -> int:
     """Serve until the supervisor says Drain; return the exit status."""
     supervisor = socket.socket(fileno=options.supervisor_fd)
-    plane = make_data_plane(options)
+    control = ControlSegment.attach(options.control_fd)
+    plane = make_data_plane(options, control)
     front_end = FrontEnd(plane, options.serve, lambda message: tell(supervisor, to_json(message)))
+    front_end.tell_memory(control)
     memory = MemoryKeeper(lambda: plane.usage().heap_bytes)
     try:
         port = front_end.server.bind(options.address)
     except RuntimeError:  # gRPC does not say why
         supervisor.send(to_json(BindFailed(why_not_listening(options.address))))
         return 1
+    try:
+        metrics_address = serve_metrics(options.serve.metrics, lambda: front_end.models, plane, control)
+    except OSError as error:
+        supervisor.send(to_json(BindFailed(str(error))))
+        return 1
     front_end.server.start()
     threading.Thread(target=front_end.log.run, name="statistics", daemon=True).start()
     threading.Thread(target=memory.run, name="memory", daemon=True).start()
     threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
-    supervisor.send(to_json(Listening(f"{options.address.rpartition(':')[0]}:{port}")))
+    supervisor.send(to_json(Listening(f"{options.address.rpartition(':')[0]}:{port}", metrics_address)))
     while data := supervisor.recv(MAX_MESSAGE_BYTES):
         message = from_json(data)
         front_end.handle(message)

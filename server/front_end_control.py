@@ -65,6 +65,7 @@ class FrontEndControl:
         self._link: Link[FrontEndMessage] | None = None
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._listened = False  # until then there are no requests
+        self.metrics_address = ""  # "host:port"; empty: none
         self._stopping = False
 
     def start(self) -> None:
@@ -127,9 +128,10 @@ class FrontEndControl:
 
     def _heard(self, message: FrontEndMessage) -> None:
         match message:
-            case Listening(address):
+            case Listening(address, metrics_address):
                 # A successor must take the very port that clients know, also when the system chose the first one.
-                self._options = replace(self._options, address=address)
+                self._options = replace(self._options, address=address, serve=self._serve_with(metrics_address))
+                self.metrics_address = metrics_address
                 self._listened = True
                 if not self._listening.done():
                     self._listening.set_result(address)
@@ -144,6 +146,14 @@ class FrontEndControl:
             case _:
                 raise ValueError(f"unexpected {message}")
 
+    def _serve_with(self, metrics_address: str) -> ServeOptions:
+        """Return the options with the port of the metrics that the system chose."""
+        serve = self._options.serve
+        if not metrics_address:
+            return serve
+        port = int(metrics_address.rpartition(":")[2])
+        return replace(serve, metrics=replace(serve.metrics, port=port))
+
     def _exited(self, child: Child) -> None:
         if self._link is not None:
             self._link.close()
@@ -151,6 +161,7 @@ class FrontEndControl:
         if not self._stopping:
             _log.error("the front end (process %d) %s; starting another", child.pid, child.fate())
             self._limit.count()
+            self._memory.control.server_block.front_end_restarted()
             self._replacement = asyncio.get_running_loop().create_task(self._replace())
 
     async def _replace(self) -> None:

@@ -21,7 +21,8 @@ class ModelReady:
 
     `config` is the serialised ModelConfig, base64. `inputs`, `outputs`, `batched` and `engine` are the manifest's.
     `max_batch_size` is the config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one
-    request may hold. `qos_us` is the resolved latency target.
+    request may hold. `qos_us` is the resolved latency target. `load_seconds`: compiling and measuring included.
+    `weights_bytes`: 0 if onnxruntime has them.
     """
 
     model_id: int
@@ -35,6 +36,8 @@ class ModelReady:
     batched: bool
     engine: Engine = Engine.NATIVE
     qos_us: float | None = None
+    load_seconds: float = 0.0
+    weights_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,13 @@ class Drain:
 
 @dataclass(frozen=True)
 class Listening:
-    """The front end accepts connections at `address` ("host:port", the port as bound)."""
+    """The front end accepts connections at `address` ("host:port", the port as bound).
+
+    `metrics_address`: where metrics are served, in the same way; empty if nowhere.
+    """
 
     address: str
+    metrics_address: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
 from gangway.executor import _native
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
@@ -95,9 +95,10 @@ class ModelLoader:
         except (CompileError, ConfigError, ModelLoadError) as error:
             self._refuse(BrokenModel(entry.name, entry.version, str(error)))
             return
+        seconds = time.monotonic() - begin
+        model = replace(model, ready=replace(model.ready, load_seconds=seconds))
         self.loaded[model.ready.model_id] = model
         self._front_end.announce(model.ready)
-        seconds = time.monotonic() - begin
         _log.info("model %s, version %d: ready after %.2f s", entry.name, entry.version, seconds)
 
     async def _load(self, entry: ModelVersion) -> LoadedModel:
@@ -121,6 +122,7 @@ class ModelLoader:
             max_rows=rows,
             batched=manifest.batched,
             engine=manifest.engine,
+            weights_bytes=_weights_bytes(manifest),
         )
         isolated = await self._measure(ready)
         ready = replace(ready, qos_us=resolve_qos_us(entry.qos, isolated))
@@ -168,3 +170,8 @@ class ModelLoader:
         model = self.loaded.pop(model_id, None)
         if model is not None:
             self._refuse(BrokenModel(model.ready.name, model.ready.version, reason))
+
+
+def _weights_bytes(manifest: Manifest) -> int:
+    """Return the size of the weights that all workers share; onnxruntime has copies of its own, of unknown size."""
+    return 0 if manifest.engine is Engine.ONNXRUNTIME else manifest.files[WEIGHTS_FILE].size_bytes

@@ -12,6 +12,7 @@ from gangway.server.data_plane import TensorLayout
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end_messages import ModelReady, ModelUnavailable, VariantGone, VariantReady
 from gangway.server.model_config import datatype_name
+from gangway.server.model_metrics import response_bounds_ns
 from gangway.server.queue_policy import QueuePolicies
 from gangway.server.statistics import Statistics
 
@@ -100,6 +101,8 @@ class ServedModel:
     symbols: tuple[str, ...] = ()
     compiled: Mapping[tuple[int, ...], Compiled] = field(default_factory=dict)
     qos_us: float | None = None
+    load_seconds: float = 0.0
+    weights_bytes: int = 0
     policies: QueuePolicies = field(default_factory=QueuePolicies)
     statistics: Statistics = field(default_factory=Statistics)
 
@@ -121,7 +124,10 @@ class ServedModel:
             symbols=open_symbols(message.inputs, message.batched),
             compiled={} if message.engine is Engine.ONNXRUNTIME else {(): Compiled(layout, message.outputs)},
             qos_us=message.qos_us,
+            load_seconds=message.load_seconds,
+            weights_bytes=message.weights_bytes,
             policies=QueuePolicies.of(config),
+            statistics=Statistics(response_bounds_ns(config)),
         )
 
     def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:

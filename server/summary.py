@@ -13,9 +13,14 @@ from rich.table import Table
 
 
 def print_summary(
-    options: ServeOptions, address: str, target: str, loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]
+    options: ServeOptions,
+    address: str,
+    metrics_address: str,
+    target: str,
+    loaded: Sequence[LoadedModel],
+    broken: Sequence[BrokenModel],
 ) -> None:
-    """Print models, latency targets, cores, address and a client command to copy."""
+    """Print models, latency targets, cores, addresses and a client command to copy."""
     console = Console(highlight=False)
     if loaded or broken:
         console.print(_model_table(loaded, broken))
@@ -24,6 +29,8 @@ def print_summary(
     cores = ", ".join(map(str, options.general.cores))
     console.print(f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.general.scheduler}")
     console.print(f"gRPC       {address}")
+    if metrics_address:
+        console.print(f"metrics    http://{metrics_address}/metrics")
     if loaded:
         console.print(f"try        gangway client {loaded[0].ready.name} --url {host}:{port}", soft_wrap=True)
 

@@ -34,6 +34,7 @@ class Supervisor:
             _log.info("removed %s from /dev/shm, left by a killed server", name)
         general = options.general
         memory = SharedMemory.create(len(general.cores))
+        memory.control.server_block.init(general.cores, time.time())
         placement = place(general.cores)
         level = log_level(options.logs)
         self._scheduler = SchedulerControl(
@@ -74,7 +75,8 @@ class Supervisor:
         address = await self._front_end.listening()
         await self._loader.load_all(self._options.repository.folders)
         loaded = list(self._loader.loaded.values())
-        print_summary(self._options, address, self._compiler.target, loaded, self._loader.broken)
+        metrics = self._front_end.metrics_address
+        print_summary(self._options, address, metrics, self._compiler.target, loaded, self._loader.broken)
         _log.info("ready: gRPC on %s", address)
         await asyncio.gather(self._loader.compile_shapes(), self._profiles.run())
 

@@ -62,6 +62,7 @@ class WorkerSet:
             return
         _log.error("worker %d (process %d) %s; starting another", index, child.pid, child.fate())
         self._limit.count()
+        self._memory.control.server_block.worker_restarted(index)
         self._memory.control.forget_worker(index)
         self._scheduler.worker_died(index, child.pid)
         self._start(index)

@@ -87,7 +87,7 @@ def test_tritonclient_with_asyncio(server: LiveServer, mlp: Example) -> None:
 )
 def test_perf_analyzer_measures_without_special_flags(server: LiveServer, model: str, mode: str) -> None:
     assert BINARY.exists(), "run `make tools` first"
-    result = run_one(server.url, model, mode, MODES[mode], INTERVAL_MS)
+    result = run_one(server.url, model, mode, MODES[mode], INTERVAL_MS, server.metrics_url)
     assert result.problem == ""
     assert len(result.requests_per_s) == MODES[mode].levels
 

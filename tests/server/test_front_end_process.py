@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,22 +27,26 @@ from gangway.server.front_end_messages import (
     to_json,
 )
 from gangway.server.front_end_options import FrontEndOptions
+from gangway.server.options import ServeOptions
+from gangway.server.options.metrics import MetricsOptions
 from tritonclient.utils import InferenceServerException
 
 SLOTS = 4
+LISTEN = "0A"  # in /proc/net/tcp
+NO_METRICS = ServeOptions(metrics=MetricsOptions(allow=False))
 
 
 class Supervised:
     """A front end of its own, with this test in place of its supervisor."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, serve: ServeOptions = NO_METRICS) -> None:
         self.control = ControlSegment.create(ControlLayout(workers=1, front_ends=2, leases=1))
         self.io = Segment.create(SLOTS * 1024 + (1 << 20), "test-process")
         self.slots = SlotTable(self.io, SLOTS)
         self.slots.init()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(20)
-        options = FrontEndOptions(1, self.control.segment.fd, self.io.fd, theirs.fileno(), SLOTS, address)
+        options = FrontEndOptions(1, self.control.segment.fd, self.io.fd, theirs.fileno(), SLOTS, address, serve=serve)
         self.process = subprocess.Popen(options.command(), pass_fds=options.descriptors)
         theirs.close()
 
@@ -141,6 +147,31 @@ def test_a_taken_port_is_reported(supervised: Supervised) -> None:
         assert second.process.wait(10) == 1
     finally:
         second.close()
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_metrics_have_a_port_only_if_they_are_wanted(allow: bool) -> None:
+    front_end = Supervised("127.0.0.1:0", ServeOptions(metrics=MetricsOptions(allow, "127.0.0.1", 0)))
+    try:
+        message = front_end.receive()
+        assert isinstance(message, Listening)
+        assert bool(message.metrics_address) == allow
+        named = {int(address.rpartition(":")[2]) for address in asdict(message).values() if address}
+        assert listening_ports(front_end.process.pid) == named
+    finally:
+        front_end.close()
+
+
+def listening_ports(pid: int) -> set[int]:
+    """TCP ports on which the process accepts connections."""
+    inodes = {os.readlink(descriptor) for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTEN and f"socket:[{fields[9]}]" in inodes:
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
 
 
 def test_it_does_not_outlive_its_supervisor(supervised: Supervised) -> None:

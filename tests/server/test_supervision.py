@@ -43,6 +43,7 @@ def repository(tmp_path, compiled_zoo):
 def started(repository, cache_dir, *flags):
     """A server that need not become ready; output goes to a pipe."""
     command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={cache_dir}", "--no-profile"]
+    command.append("--metrics-port=0")
     command += flags or ("--grpc-address=127.0.0.1", "--grpc-port=0")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:

@@ -1,0 +1,1 @@
+"""Prometheus metrics: Triton's names, and ours beside them (docs/metrics.md)."""

@@ -1,0 +1,32 @@
+"""The metrics of a front-end process, from its options to an open port."""
+
+from collections.abc import Callable
+
+from gangway.executor.control import ControlSegment
+from gangway.server.data_plane import DataPlane
+from gangway.server.metrics.endpoint import MetricsEndpoint
+from gangway.server.metrics.exposition import Exposition
+from gangway.server.metrics.machine import Machine
+from gangway.server.metrics.reading import Source
+from gangway.server.models import Models
+from gangway.server.options.metrics import MetricsOptions
+
+
+def serve_metrics(
+    options: MetricsOptions, models: Callable[[], Models], plane: DataPlane, control: ControlSegment
+) -> str:
+    """Answer on the metrics' port from now on; return its address ("host:port"), "" if there shall be no metrics.
+
+    Raises OSError, which says why the port cannot be had.
+    """
+    if not options.allow:
+        return ""
+    machine = Machine(options.interval_ms / 1000) if options.cpu else None
+    exposition = Exposition(Source(models, plane, control, machine), options)
+    try:
+        endpoint = MetricsEndpoint(options.address, options.port, exposition.render)
+    except OSError as error:
+        where = f"{options.address}:{options.port}"
+        raise OSError(f"cannot serve metrics on {where}: {error.strerror or error}") from error
+    endpoint.start()
+    return endpoint.address

@@ -1,0 +1,401 @@
+"""Metrics of a real server, scraped as Prometheus does, beside what ModelStatistics says.
+
+The last test kills processes, so it stands at the end.
+"""
+
+import gzip
+import http.client
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from gangway.protos import grpc_service_pb2 as pb
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.live_server import LiveServer, is_ready, live_server
+from benchmarks.load import raw_channel, raw_infer
+from benchmarks.processes import open_descriptors
+
+TIMEOUT_S = 30
+HEAVY_ROWS = 8
+QUEUE = 8  # so many of them take seconds
+MODELS = {
+    "heavy": ("resnet50", "max_batch_size: 8"),
+    "quick": ("mlp", 'max_batch_size: 8 metric_tags { key: "team" value: "blue" } '
+              'model_metrics { metric_control { '
+              'metric_identifier { family: "nv_inference_first_response_histogram_ms" } '
+              "histogram_options { buckets: [0.01, 1.5, 30000] } } } "
+              'parameters { key: "qos_ms" value { string_value: "10000" } }'),
+    "hopeless": ("mlp", 'parameters { key: "qos_ms" value { string_value: "0.001" } } '
+                 'parameters { key: "late" value { string_value: "reject" } }'),
+}  # fmt: skip
+TRITON_COUNTERS = (
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+)
+TRITON_MODEL_GAUGES = ("nv_inference_pending_request_count", "nv_model_load_duration_secs")
+TRITON_MACHINE_GAUGES = ("nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes")
+REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """The samples of one scrape, by name and labels; counters of Triton have no `_total` here, as on the wire."""
+
+    samples: dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+    def __call__(self, name: str, **labels: str) -> float:
+        """The one sample of this name that has these labels, among others."""
+        (value,) = [
+            value for (sample, own), value in self.samples.items() if sample == name and labels.items() <= set(own)
+        ]
+        return value
+
+
+@dataclass(frozen=True)
+class Served:
+    server: LiveServer
+    client: triton.InferenceServerClient
+
+    def get(
+        self, path: str = "/metrics", method: str = "GET", **headers: str
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        with closing(self.connect()) as connection:
+            connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+            response = connection.getresponse()
+            return response, response.read()
+
+    def connect(self) -> http.client.HTTPConnection:
+        host, port = self.address()
+        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.server.metrics_url.removeprefix("http://").removesuffix("/metrics").partition(":")
+        return host, int(port)
+
+    def families(self) -> list[Metric]:
+        return list(text_string_to_metric_families(self.get()[1].decode()))
+
+    def scrape(self) -> Scrape:
+        found = {}
+        for family in self.families():
+            for sample in family.samples:
+                name = sample.name.removesuffix("_total") if sample.name.startswith("nv_") else sample.name
+                key = (name, frozenset(sample.labels.items()))
+                assert key not in found, "twice"
+                found[key] = sample.value
+        return Scrape(found)
+
+    def statistics(self, model: str) -> Any:
+        return self.client.get_inference_statistics(model).model_stats[0]
+
+    def infer(self, model: str, rows: int = 1, **options: Any) -> Any:
+        return self.client.infer(model, inputs(model, rows), **options)
+
+    def send(self, model: str, rows: int) -> tuple[Any, "Future[None]"]:
+        """Send a request; return what can cancel it, and its end."""
+        end: Future[None] = Future()
+        call = self.client.async_infer(model, inputs(model, rows), callback=lambda result, error: end.set_result(None))
+        return call, end
+
+
+def inputs(model: str, rows: int) -> list[triton.InferInput]:
+    shape = [rows, 3, 224, 224] if model == "heavy" else [rows, 16]
+    tensor = triton.InferInput("input", shape, "FP32")
+    tensor.set_data_from_numpy(np.zeros(shape, np.float32))
+    return [tensor]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def served(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    repository = tmp_path_factory.mktemp("metrics")
+    for name, (model, config) in MODELS.items():
+        (repository / name).mkdir()
+        (repository / name / "1").symlink_to(compiled_zoo.repository / model / "1")
+        (repository / name / "config.pbtxt").write_text(config)
+    flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--scheduler=model_fcfs", "--metrics-interval-ms=1"]
+    flags += ["--metrics-config=histogram_latencies=true", "--metrics-config", "summary_latencies=false"]
+    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+        yield Served(server, client)
+
+
+def test_counters_are_those_of_model_statistics(served: Served) -> None:
+    for _ in range(5):
+        served.infer("quick")
+    for _ in range(2):
+        served.infer("quick", rows=3)
+    with pytest.raises(InferenceServerException, match="Request timeout expired"):
+        served.infer("hopeless")
+    with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+        served.infer("hopeless")
+    send_too_few_bytes(served, "quick")
+    with pytest.raises(InferenceServerException, match="data-type"):  # it reaches no model, and counts for none
+        tensor = triton.InferInput("input", [1, 16], "INT32")
+        tensor.set_data_from_numpy(np.zeros((1, 16), np.int32))
+        served.client.infer("quick", [tensor])
+    served.infer("heavy")
+    call, end = served.send("heavy", HEAVY_ROWS)
+    until(lambda: served.server.busy_slots(running=True) == 1)
+    call.cancel()
+    end.result(TIMEOUT_S)
+    until(lambda: bool(served.statistics("heavy").inference_stats.fail.count))
+
+    scrape = served.scrape()
+    expected = {
+        "quick": (7, 11, 7, {"OTHER": 1}),
+        "hopeless": (0, 0, 0, {"REJECTED": 2}),
+        "heavy": (1, 1, 1, {"CANCELED": 1}),
+    }
+    for model, (success, rows, executions, failures) in expected.items():
+        labels = {"model": model, "version": "1"}
+        stats = served.statistics(model)
+        assert scrape("nv_inference_request_success", **labels) == stats.inference_stats.success.count == success
+        assert scrape("nv_inference_count", **labels) == stats.inference_count == rows
+        assert scrape("nv_inference_exec_count", **labels) == stats.execution_count == executions
+        found = {reason: scrape("nv_inference_request_failure", reason=reason, **labels) for reason in REASONS}
+        assert found == {**dict.fromkeys(REASONS, 0), **failures}
+        assert sum(found.values()) == stats.inference_stats.fail.count
+        for part in ("queue", "compute_input", "compute_infer", "compute_output"):
+            duration_us = scrape(f"nv_inference_{part}_duration_us", **labels)
+            assert duration_us == getattr(stats.inference_stats, part).ns // 1000
+            assert bool(duration_us) == bool(success)
+        assert scrape("nv_inference_request_duration_us", **labels) == stats.inference_stats.success.ns // 1000
+        for name in ("qos_met", "qos_missed", "blocks", "conflicts", "preemptions"):
+            assert scrape(f"gangway_{name}_total", **labels) == stats.response_stats[f"gangway_{name}"].success.count
+        refused = stats.response_stats["gangway_refused"].success.count
+        assert scrape("gangway_requests_refused_total", **labels) == refused == failures.get("REJECTED", 0)
+        assert scrape("nv_inference_pending_request_count", **labels) == 0
+        assert scrape("gangway_requests_in_flight", **labels) == 0
+        assert scrape("nv_model_load_duration_secs", **labels) > 0
+    assert scrape("gangway_qos_met_total", model="quick") == 7
+    assert scrape("gangway_qos_missed_total", model="hopeless") == 2
+
+
+def send_too_few_bytes(served: Served, model: str) -> None:
+    request = pb.ModelInferRequest(model_name=model, raw_input_contents=[b"few"])
+    request.inputs.add(name="input", datatype="FP32", shape=[1, 16])
+    with raw_channel(served.server.url) as channel, pytest.raises(grpc.RpcError) as caught:
+        raw_infer(channel)(request.SerializeToString(), timeout=TIMEOUT_S)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_names_types_and_labels_are_tritons(served: Served) -> None:
+    response, body = served.get()
+    assert response.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
+    lines = body.decode().splitlines()
+    for name in TRITON_COUNTERS:
+        assert f"# TYPE {name} counter" in lines
+    for name in (*TRITON_MODEL_GAUGES, *TRITON_MACHINE_GAUGES):
+        assert f"# TYPE {name} gauge" in lines
+    assert "# TYPE nv_inference_first_response_histogram_ms histogram" in lines
+    for name in (*TRITON_COUNTERS, *TRITON_MODEL_GAUGES):
+        of_model = [line for line in lines if line.startswith(f"{name}{{") and 'model="heavy"' in line]
+        assert len(of_model) == (len(REASONS) if name == "nv_inference_request_failure" else 1)
+        assert all('version="1"' in line for line in of_model)
+    scrape = served.scrape()
+    assert scrape("nv_inference_count", model="quick", version="1", _team="blue") >= 0
+    assert 0 < scrape("nv_cpu_utilization") <= 1
+    assert 0 < scrape("nv_cpu_memory_used_bytes") < scrape("nv_cpu_memory_total_bytes")
+    assert not any(line.startswith("nv_cache") for line in lines), "no model has a cache"
+
+
+def test_every_family_explains_itself_and_ours_are_named_as_prometheus_wants(served: Served) -> None:
+    families = served.families()
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        assert family.documentation and family.type in ("counter", "gauge", "histogram"), family.name
+        if family.name.startswith("gangway_") and family.type == "counter":
+            assert all(sample.name.endswith("_total") for sample in family.samples)
+        assert family.name.startswith(("nv_", "gangway_"))
+
+
+@pytest.mark.parametrize(
+    ("histogram", "unit", "counter"),
+    [
+        ("gangway_request_duration_seconds", 1e-6, "nv_inference_request_duration_us"),
+        ("gangway_queue_duration_seconds", 1e-6, "nv_inference_queue_duration_us"),
+        ("gangway_compute_duration_seconds", 1e-6, "nv_inference_compute_infer_duration_us"),
+        ("gangway_batch_size_rows", 1, "nv_inference_count"),
+        ("nv_inference_first_response_histogram_ms", 1e-3, "nv_inference_request_duration_us"),
+    ],
+)
+def test_histograms_add_up(served: Served, histogram: str, unit: float, counter: str) -> None:
+    served.infer("quick", rows=8)
+    scrape = served.scrape()
+    labels = {"model": "quick", "version": "1"}
+    buckets = {
+        float(dict(own)["le"]): value
+        for (name, own), value in scrape.samples.items()
+        if name == f"{histogram}_bucket" and labels.items() <= dict(own).items()
+    }
+    counts = [count for _, count in sorted(buckets.items())]
+    assert counts == sorted(counts)
+    assert counts[-1] == scrape(f"{histogram}_count", **labels) == scrape("nv_inference_request_success", **labels)
+    total = scrape(f"{histogram}_sum", **labels)
+    assert total == pytest.approx(scrape(counter, **labels) * unit, abs=2 * unit)
+    assert sum(buckets) > total / counts[-1] > 0
+    if histogram == "gangway_batch_size_rows":
+        assert buckets[8] - buckets[4] >= 1
+
+
+def test_requests_that_wait_and_run_are_seen(served: Served) -> None:
+    sent = [served.send("heavy", HEAVY_ROWS) for _ in range(QUEUE)]
+
+    def some_wait() -> bool:
+        scrape = served.scrape()
+        waiting = scrape("nv_inference_pending_request_count", model="heavy")
+        in_flight = scrape("gangway_requests_in_flight", model="heavy")
+        return 0 < waiting < in_flight <= QUEUE and scrape("gangway_heap_used_bytes") > 0
+
+    until(some_wait)
+    for call, _ in sent:
+        call.cancel()
+    for _, end in sent:
+        end.result(TIMEOUT_S)
+    until(lambda: served.scrape()("gangway_requests_in_flight", model="heavy") == 0)
+    assert served.scrape()("gangway_request_slots_in_use") == 0
+
+
+def test_what_scheduler_and_workers_know(served: Served) -> None:
+    served.infer("heavy", HEAVY_ROWS)
+
+    def at_rest() -> bool:  # the scheduler tells once a second
+        scrape = served.scrape()
+        idle = ("gangway_leases_in_use", "gangway_queue_length", "gangway_cores_busy", "gangway_arenas_in_use")
+        heavy = [scrape(name, model="heavy") if name.startswith("gangway_arenas") else scrape(name) for name in idle]
+        return not any(heavy) and scrape("gangway_layers_total", model="quick") > 0
+
+    until(at_rest)
+    scrape = served.scrape()
+    assert scrape("gangway_layers_total", model="heavy") > 10
+    assert scrape("gangway_arena_bytes", model="heavy") > 0
+    assert scrape("gangway_weights_bytes", model="heavy") > 90e6
+    assert scrape("gangway_version_requests_total", model="quick", kernel_version="0") > 0
+    busy = [value for (name, _), value in scrape.samples.items() if name == "gangway_core_busy_seconds_total"]
+    assert len(busy) == scrape("gangway_cores") == len(served.server.pids()["worker"])
+    assert all(value > 0 for value in busy)
+    cores = {int(dict(own)["core"]) for name, own in scrape.samples if name == "gangway_core_busy_seconds_total"}
+    assert len(cores) == len(busy)
+    assert cores <= os.sched_getaffinity(0)
+    assert scrape("gangway_leases") >= 16
+    assert 0 <= scrape("gangway_interference_level") <= 4
+    assert time.time() - 600 < scrape("gangway_start_time_seconds") < time.time()
+    (memory,) = served.statistics("heavy").memory_usage
+    assert memory.type == "CPU"
+    assert memory.byte_size == scrape("gangway_weights_bytes", model="heavy") + scrape(
+        "gangway_arena_bytes", model="heavy"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/metrics?name=x", 200),
+        ("HEAD", "/metrics", 200),
+        ("GET", "/", 404),
+        ("GET", "/metrics/", 404),
+        ("GET", "/v2/health/live", 404),
+        ("POST", "/metrics", 405),
+        ("DELETE", "/metrics", 405),
+        ("NONSENSE", "/metrics", 501),
+    ],
+)
+def test_only_metrics_are_served(served: Served, method: str, path: str, status: int) -> None:
+    response, body = served.get(path, method)
+    assert response.status == status
+    assert (method == "HEAD") == (body == b"")
+    assert "Traceback" not in body.decode()
+
+
+def test_compression_is_the_clients_choice(served: Served) -> None:
+    response, body = served.get(Accept_Encoding="deflate, gzip;q=1.0, *;q=0")
+    assert response.getheader("Content-Encoding") == "gzip"
+    text = gzip.decompress(body)
+    assert len(text) > 5 * len(body)
+    assert b"nv_inference_count{" in text
+    response, _ = served.get(Accept_Encoding="gzip;q=0")
+    assert response.getheader("Content-Encoding") is None
+
+
+def test_stalled_and_hostile_scrapers_hold_nobody(served: Served) -> None:
+    (front_end,) = served.server.pids()["front end"]
+    before = open_descriptors(front_end)
+    stalled = []
+    for begin in (b"", b"GET /met", b"GET /metrics HTTP/1.1\r\nX: ", b"\xff\x00\r\n\r\n", b"A" * 70_000):
+        for _ in range(12):
+            stalled.append(socket.create_connection(served.address(), timeout=TIMEOUT_S))
+            stalled[-1].sendall(begin)
+    begin_s = time.monotonic()
+    assert served.scrape()("gangway_cores") >= 1
+    served.infer("quick")
+    assert time.monotonic() - begin_s < 5
+    assert open_descriptors(front_end) < before + 30
+    for connection in stalled:
+        connection.close()
+    until(lambda: open_descriptors(front_end) <= before + 1)
+    assert "Traceback" not in served.server.log.read_text()
+
+
+def test_a_taken_port_ends_the_start(compiled_zoo: Any, served: Served, tmp_path: Any) -> None:
+    (tmp_path / "simple").symlink_to(compiled_zoo.repository / "simple")
+    flags = [f"--cache-dir={compiled_zoo.cache_dir}"]
+    said = r"cannot serve metrics on 127\.0\.0\.1:\d+: Address already in use"
+    with (
+        pytest.raises(RuntimeError, match=said),
+        live_server(tmp_path, [*flags, f"--metrics-port={served.address()[1]}"]),
+    ):
+        pytest.fail("two servers on one port")
+
+
+def test_restarts_are_counted_and_a_new_front_end_begins_at_zero(served: Served) -> None:
+    served.infer("quick")
+    for role in ("worker", "scheduler", "front end"):
+        os.kill(served.server.pids()[role][0], signal.SIGKILL)
+        until(lambda role=role: restarts_of(served, role) == 1)  # type: ignore[misc]
+    until(lambda: is_ready(served.server.url))
+    scrape = served.scrape()
+    assert scrape("nv_inference_request_success", model="quick") == 0
+    assert scrape("nv_model_load_duration_secs", model="quick") > 0
+    served.infer("quick", client_timeout=TIMEOUT_S)
+    scrape = served.scrape()
+    assert scrape("nv_inference_request_success", model="quick") == 1
+    assert served.statistics("quick").inference_stats.success.count == 1
+    assert {role: restarts_of(served, role) for role in ("worker", "scheduler", "front end")} == {
+        "worker": 1,
+        "scheduler": 1,
+        "front end": 1,
+    }
+
+
+def restarts_of(served: Served, role: str) -> float:
+    """What the metrics say; -1 while nobody answers."""
+    try:
+        return served.scrape()("gangway_process_restarts_total", process=role)
+    except (OSError, http.client.HTTPException):
+        return -1

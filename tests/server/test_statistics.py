@@ -1,0 +1,118 @@
+"""What is counted of a model, and that all views of it agree."""
+
+import grpc
+import pytest
+from gangway.executor.slots import SlotCounts
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.histogram import TIME_BOUNDS_NS, Histogram
+from gangway.server.model_config import ConfigError
+from gangway.server.model_metrics import FIRST_RESPONSE, response_bounds_ns
+from gangway.server.statistics import REASONS, Statistics, Times
+from google.protobuf import text_format
+
+MS = 1_000_000
+
+
+def times(total_ms: int) -> Times:
+    return Times(total_ms * MS, 1 * MS, 2 * MS, (total_ms - 4) * MS, 1 * MS)
+
+
+def test_bounds_reach_from_a_tenth_of_a_millisecond_to_ten_seconds() -> None:
+    assert (TIME_BOUNDS_NS[0], TIME_BOUNDS_NS[-1]) == (100_000, 10**10)
+    assert list(TIME_BOUNDS_NS) == sorted(set(TIME_BOUNDS_NS))
+    assert {250_000, 10**6, 2_500_000, 5 * 10**9} < set(TIME_BOUNDS_NS)
+
+
+def test_a_bound_belongs_to_its_range() -> None:
+    histogram = Histogram((10, 20))
+    for value in (0, 10, 11, 20, 21, 10**9):
+        histogram.add(value)
+    assert histogram.counts == (2, 2, 2)
+
+
+def test_batches_and_executions() -> None:
+    statistics = Statistics()
+    statistics.succeeded(1, times(10), None, SlotCounts())
+    statistics.succeeded(8, times(20), True, SlotCounts())
+    statistics.succeeded(8, times(30), False, SlotCounts())
+    figures = statistics.figures()
+    assert (figures.success.count, figures.executions, figures.inferences) == (3, 3, 17)
+    assert (figures.success.ns, figures.queue.ns, figures.compute("compute_infer").ns) == (60 * MS, 3 * MS, 48 * MS)
+    assert list(figures.batches) == [1, 8]
+    assert sum(figures.request_counts) == sum(figures.queue_counts) == sum(figures.compute_counts) == 3
+    assert figures.queue_counts[TIME_BOUNDS_NS.index(MS)] == 3
+    message = figures.message("m", 2)
+    assert (message.inference_count, message.execution_count) == (17, 3)
+    assert [batch.batch_size for batch in message.batch_stats] == [1, 8]
+    assert message.batch_stats[1].compute_infer.count == 2
+    assert message.inference_stats.compute_input.ns == 6 * MS
+    assert message.last_inference > 1_600_000_000_000
+    assert not message.memory_usage
+    assert figures.message("m", 2, 5).memory_usage[0].byte_size == 5
+
+
+def test_an_answer_from_the_cache_is_no_inference() -> None:
+    statistics = Statistics()
+    statistics.cache_miss(2 * MS)
+    statistics.succeeded(4, times(10), None, SlotCounts())
+    statistics.cache_hit(3 * MS, 1 * MS, True)
+    message = statistics.message("m", 1)
+    stats = message.inference_stats
+    assert (stats.success.count, message.inference_count, message.execution_count) == (2, 4, 1)
+    assert (stats.cache_hit.count, stats.cache_hit.ns, stats.cache_miss.count, stats.cache_miss.ns) == (
+        1,
+        MS,
+        1,
+        2 * MS,
+    )
+    assert (stats.queue.count, stats.compute_infer.count) == (2, 1)
+    assert statistics.totals().own["qos_met"] == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "REJECTED"),
+        (grpc.StatusCode.CANCELLED, "CANCELED"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "CANCELED"),
+        (grpc.StatusCode.INTERNAL, "BACKEND"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "OTHER"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "OTHER"),
+    ],
+)
+def test_reasons_of_failure(code: grpc.StatusCode, reason: str) -> None:
+    statistics = Statistics()
+    statistics.failed(MS, code, had_target=False)
+    figures = statistics.figures()
+    assert figures.failures == {each: int(each == reason) for each in REASONS}
+    assert (figures.fail.count, figures.fail.ns) == (1, MS)
+    assert tuple(REASONS) == ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+
+
+def metrics_config(family: str, buckets: str) -> ModelConfig:
+    text = 'model_metrics { metric_control { metric_identifier { family: "%s" } histogram_options { %s } } }'
+    return text_format.Parse(text % (family, buckets), ModelConfig())
+
+
+def test_a_model_may_have_buckets_of_its_own() -> None:
+    assert response_bounds_ns(ModelConfig()) == TIME_BOUNDS_NS
+    bounds = response_bounds_ns(metrics_config(FIRST_RESPONSE, "buckets: [-1, 0.5, 12]"))
+    assert bounds == (-MS, MS // 2, 12 * MS)
+    statistics = Statistics(bounds)
+    statistics.succeeded(1, times(12), None, SlotCounts())
+    statistics.cache_hit(13 * MS, 0, None)
+    assert statistics.figures().response_counts == (0, 0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "buckets", "said"),
+    [
+        ("nv_other", "buckets: [1]", "nothing can be said of 'nv_other'"),
+        (FIRST_RESPONSE, "", "expected ascending numbers"),
+        (FIRST_RESPONSE, "buckets: [2, 1]", "expected ascending numbers"),
+        (FIRST_RESPONSE, "buckets: [1, inf]", "expected ascending numbers"),
+    ],
+)
+def test_model_metrics_that_make_no_sense_are_refused(family: str, buckets: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        response_bounds_ns(metrics_config(family, buckets))
