@@ -40,6 +40,7 @@ def test_life_of_a_request(table):
     table.fill(slot, REQUEST)
     sequence = table.submit(slot)
     assert [(entry.slot, entry.sequence) for entry in table.scan()] == [(slot, sequence)]
+    assert list(table.in_use()) == [(SlotState.SUBMITTED, 3)]
     seen = table.request(slot)
     assert (seen.model_id, seen.rows, seen.priority) == (3, 2, -1)
     assert (seen.arrival_ns, seen.deadline_ns, seen.limit_ns) == (123, 456, 789)
@@ -58,6 +59,7 @@ def test_life_of_a_request(table):
     assert not table.finish(slot, sequence, SlotStatus.OK)
     assert table.wait(slot, 0)
     assert table.outcome(slot).status is SlotStatus.CANCELLED
+    assert list(table.in_use()) == [(SlotState.DONE, 3)]
     assert table.release(slot)
     assert not table.release(slot)
 

@@ -5,6 +5,7 @@ The last test kills processes, so it stands at the end.
 
 import gzip
 import http.client
+import json
 import os
 import signal
 import socket
@@ -31,9 +32,10 @@ from benchmarks.processes import open_descriptors
 TIMEOUT_S = 30
 HEAVY_ROWS = 8
 QUEUE = 8  # so many of them take seconds
+TEAM = 'blue\\ "green"\n'
 MODELS = {
     "heavy": ("resnet50", "max_batch_size: 8"),
-    "quick": ("mlp", 'max_batch_size: 8 metric_tags { key: "team" value: "blue" } '
+    "quick": ("mlp", 'max_batch_size: 8 metric_tags { key: "the team" value: TEAM } '
               'model_metrics { metric_control { '
               'metric_identifier { family: "nv_inference_first_response_histogram_ms" } '
               "histogram_options { buckets: [0.01, 1.5, 30000] } } } "
@@ -138,7 +140,7 @@ def served(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
     for name, (model, config) in MODELS.items():
         (repository / name).mkdir()
         (repository / name / "1").symlink_to(compiled_zoo.repository / model / "1")
-        (repository / name / "config.pbtxt").write_text(config)
+        (repository / name / "config.pbtxt").write_text(config.replace("TEAM", json.dumps(TEAM)))
     flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--scheduler=model_fcfs", "--metrics-interval-ms=1"]
     flags += ["--metrics-config=histogram_latencies=true", "--metrics-config", "summary_latencies=false"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
@@ -219,7 +221,7 @@ def test_names_types_and_labels_are_tritons(served: Served) -> None:
         assert len(of_model) == (len(REASONS) if name == "nv_inference_request_failure" else 1)
         assert all('version="1"' in line for line in of_model)
     scrape = served.scrape()
-    assert scrape("nv_inference_count", model="quick", version="1", _team="blue") >= 0
+    assert scrape("nv_inference_count", model="quick", version="1", _the_team=TEAM) >= 0
     assert 0 < scrape("nv_cpu_utilization") <= 1
     assert 0 < scrape("nv_cpu_memory_used_bytes") < scrape("nv_cpu_memory_total_bytes")
     assert not any(line.startswith("nv_cache") for line in lines), "no model has a cache"
