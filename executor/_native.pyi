@@ -96,5 +96,11 @@ class Worker:
     ) -> None: ...
     def set_program(self, model_id: int, program: Program | None, /) -> None: ...
     def send(self, message: bytes, /) -> None: ...
-    def loop(self) -> bytes:
-        """Run leases until another command arrives; return its 64 bytes. In between only whole programs call Python."""
+    def loop(self, background: bool, /) -> bytes | None:
+        """Run leases until another command arrives; return its 64 bytes. In between only whole programs call Python.
+
+        None after a nudge. `background`: commands are being worked on, so the worker is busy also while it waits.
+        """
+
+    def nudge(self) -> None:
+        """Have `loop` return None soon, between two leases. For other threads."""

@@ -9,12 +9,11 @@ import os
 import sys
 from pathlib import Path
 
-from gangway.artifact.reader import ArtifactError
 from gangway.executor import _native
 from gangway.executor.control import ControlSegment
-from gangway.executor.messages import Exit, Load, Loaded, Ready, Unload, Unloaded, unpack
+from gangway.executor.messages import Exit, Load, Ready, Unload, unpack
+from gangway.executor.model_jobs import ModelJobs
 from gangway.executor.process import die_with_parent, take_precedence
-from gangway.executor.program import load_program
 from gangway.executor.segment import Segment
 
 
@@ -26,8 +25,11 @@ def main() -> None:
     control.command_rings[options.rank].discard()  # meant for a predecessor
     worker = _make_worker(control, options)
     worker.send(Ready(os.getpid()).pack())
-    while _obey(worker, options.cache_dir):
+    jobs = ModelJobs(worker, options.cache_dir)
+    while _obey(worker, jobs):
         pass
+    if jobs.pending:
+        os._exit(0)  # its thread must not be found in the middle of something when the interpreter goes
 
 
 def _options() -> argparse.Namespace:
@@ -69,28 +71,20 @@ def _make_worker(control: ControlSegment, options: argparse.Namespace) -> _nativ
     )
 
 
-def _obey(worker: _native.Worker, cache_dir: Path) -> bool:
+def _obey(worker: _native.Worker, jobs: ModelJobs) -> bool:
     """Run leases until there is another command, and do it; False after Exit."""
-    match unpack(worker.loop()):
-        case Load(model_id, key):
-            worker.send(_load(worker, model_id, cache_dir / key).pack())
-        case Unload(model_id):
-            worker.set_program(model_id, None)
-            worker.send(Unloaded(model_id).pack())
+    command = worker.loop(jobs.pending > 0)
+    if command is None:
+        jobs.answer()
+        return True
+    match unpack(command):
+        case Load() | Unload() as job:
+            jobs.give(job)
         case Exit():
             return False
         case unexpected:
             print(f"worker: ignored {unexpected}", file=sys.stderr)
     return True
-
-
-def _load(worker: _native.Worker, model_id: int, folder: Path) -> Loaded:
-    try:
-        worker.set_program(model_id, load_program(folder))
-    except (ArtifactError, OSError, ValueError) as error:
-        print(f"worker: cannot load {folder}: {error}", file=sys.stderr, flush=True)
-        return Loaded(model_id, False, str(error).replace(f"{folder}/", ""))
-    return Loaded(model_id, True)
 
 
 if __name__ == "__main__":

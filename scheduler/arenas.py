@@ -83,7 +83,8 @@ class ArenaPool:
         for arena in model.idle:
             self._idle.pop(arena.offset, None)
             self._committed_bytes -= arena.committed_bytes
-            self._segment.punch(arena.offset, model.arena_bytes)
+            if arena.committed_bytes:
+                self._segment.punch(arena.offset, arena.committed_bytes)
             self._extents.give_back(arena.offset, model.arena_bytes)
 
     def acquire(self, model_id: int, rows: int) -> int | None:
@@ -95,7 +96,7 @@ class ArenaPool:
         if not model.idle:
             return None
         arena = model.idle[-1]
-        needed = model.row_bytes * rows
+        needed = -(-model.row_bytes * rows // PAGE_BYTES) * PAGE_BYTES
         if needed > arena.committed_bytes:
             self._make_room(needed - arena.committed_bytes, arena)
             self._segment.allocate(arena.offset, needed)

@@ -44,6 +44,7 @@ class ModelLife:
             self._arenas.add_model(spec.model_id, spec.arena_bytes, spec.max_rows, self._leases)
         except MemoryError as error:
             self._supervisor.send(slow.ModelFailed(spec.model_id, str(error)))
+            self._supervisor.send(slow.ModelUnloaded(spec.model_id))  # nothing of it is there
             return
         self._workers.order_all(self._models.add(spec).load)
 
@@ -75,7 +76,8 @@ class ModelLife:
     def unload(self, model_id: int) -> None:
         """Answer what waits for the model; forget it when its last gang has ended and no worker has it."""
         model = self._models.get(model_id)
-        if model is None:
+        if model is None:  # a predecessor began with that: a worker may not have heard of it
+            self._workers.order_all(Unload(model_id))
             self._supervisor.send(slow.ModelUnloaded(model_id))
         elif model.state is not ModelState.UNLOADING:
             self._models.begin_unload(model)

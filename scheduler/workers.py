@@ -43,10 +43,10 @@ class WorkerTable:
 
     @property
     def free(self) -> tuple[int, ...]:
-        """Indices of workers that can be given work now: a gang would wait for one that is still loading a model."""
+        """Indices of workers that can be given work now: also those that load a model, which they do beside it."""
         if self._free is None:
             idle = [worker for worker in self.workers if worker.in_service and worker.lease is None]
-            self._free = tuple([worker.index for worker in idle if not worker.jobs])
+            self._free = tuple([worker.index for worker in idle])
         return self._free
 
     def pids(self) -> tuple[int, ...]:

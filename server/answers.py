@@ -10,14 +10,21 @@ from gangway.server.errors import RequestError, unsupported
 from gangway.server.models import Models, ServedModel, Tensor
 
 SERVER_NAME = "gangway"
-EXTENSIONS = ("model_configuration", "system_shared_memory", "statistics")  # only what works
+EXTENSIONS = (  # only what works
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "statistics",
+    "system_shared_memory",
+)
 HEALTH_SERVICES = ("", "inference.GRPCInferenceService")
 
 
 class Answers:
     """Methods are named as the remote procedures. Each takes the request's message and returns the response's.
 
-    `models` is replaced by the front end; `ready` says whether the initial load is over and the server is not stopping.
+    `models` is replaced by the front end; `ready` says whether the initial load is over and the server is not stopping;
+    unless `strict_readiness`, the server then counts as ready whatever has become of its models.
     `memory_bytes` says what a model holds, 0 if that is not known.
     """
 
@@ -25,6 +32,7 @@ class Answers:
         self.models = Models()
         self.ready = False
         self.memory_bytes: Callable[[ServedModel], int] = lambda model: 0
+        self.strict_readiness = True
         self._version = version("gangway-serve")
 
     def server_live(self, _request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
@@ -32,7 +40,7 @@ class Answers:
         return pb.ServerLiveResponse(live=True)
 
     def server_ready(self, _request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
-        """Say whether every model is ready (what Triton calls strict readiness, its default)."""
+        """Say whether requests are taken and, with strict readiness (the default), every model is ready."""
         return pb.ServerReadyResponse(ready=self._all_ready())
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
@@ -80,6 +88,8 @@ class Answers:
             version_text = str(entry.version) if entry.version else ""
             if isinstance(entry, ServedModel):
                 response.models.add(name=entry.name, version=version_text, state="READY")
+            elif entry.state == "UNKNOWN" and not request.ready:  # nobody has asked for it: there is only its name
+                response.models.add(name=entry.name)
             elif not request.ready:
                 response.models.add(name=entry.name, version=version_text, state=entry.state, reason=entry.reason)
         return response
@@ -92,7 +102,7 @@ class Answers:
         return health_pb2.HealthCheckResponse(status=statuses.SERVING if self._all_ready() else statuses.NOT_SERVING)
 
     def _all_ready(self) -> bool:
-        return self.ready and self.models.all_ready
+        return self.ready and (self.models.all_ready or not self.strict_readiness)
 
     def _selected(self, request: pb.ModelStatisticsRequest) -> list[ServedModel]:
         if not request.name:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ from gangway.server.children import Child
 from gangway.server.progress import ProgressDisplay
 
 JOB_END_SECONDS = 10.0  # from the job's last word to its end
+BESIDE_REQUESTS_NICE = 10
 _log = logging.getLogger(__name__)
 
 
@@ -31,16 +33,23 @@ class Compiler:
     def __init__(self, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
         self._job: Child | None = None
+        self._turn = asyncio.Lock()
+        self._nice = 0
         self.target = ""
+
+    def give_way(self) -> None:
+        """From now on there are requests: let them go before jobs, also while these only look into the cache."""
+        self._nice = BESIDE_REQUESTS_NICE
 
     async def compile(self, name: str, path: Path, dimensions: Mapping[str, int] = MappingProxyType({})) -> Manifest:
         """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError.
 
-        `dimensions`: values for symbolic dimensions.
+        One job at a time: further calls wait. `dimensions`: values for symbolic dimensions.
         """
-        begin = time.monotonic()
-        with ProgressDisplay(name) as display:
-            report = await self._run(path, dimensions, display.update)
+        async with self._turn:
+            begin = time.monotonic()
+            with ProgressDisplay(name) as display:
+                report = await self._run(path, dimensions, display.update)
         if "error" in report:
             raise CompileError(report["error"])
         try:
@@ -81,6 +90,9 @@ class Compiler:
             stderr=None if _log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
         )
         os.close(write_fd)
+        if self._nice > os.getpriority(os.PRIO_PROCESS, 0):
+            with suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, self._nice)
         self._job = Child("compile job", process, lambda _: None)
         last: dict[str, Any] = {}
         async for report in _reports(read_fd):

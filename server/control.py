@@ -54,6 +54,7 @@ class SchedulerControl:
         self._profiles: dict[int, slow.SetProfile] = {}
         self._measured: dict[int, slow.UseProfile] = {}
         self._loading: dict[int, asyncio.Future[None]] = {}
+        self._unloading: set[int] = set()
         self._quieting: dict[int, asyncio.Future[None]] = {}  # by front end
         self._child: Child | None = None
         self._link: LinkToScheduler | None = None
@@ -80,6 +81,8 @@ class SchedulerControl:
             self._send(measured)
         for front_end in self._quieting:
             self._send(slow.FrontEndDied(front_end))
+        for model_id in self._unloading:
+            self._send(slow.UnloadModel(model_id))
 
     @property
     def pid(self) -> int:
@@ -98,19 +101,23 @@ class SchedulerControl:
             del self._loading[spec.model_id]
 
     def unload(self, model_id: int) -> None:
-        """Forget a model; queries that wait for it are answered UNAVAILABLE."""
-        del self._specs[model_id]
-        self._profiles.pop(model_id, None)
-        self._measured.pop(model_id, None)
+        """Forget a model, if it is there; queries that wait for it are answered UNAVAILABLE."""
+        if model_id not in self._specs:
+            return
+        self._forget(model_id)
         self._send(slow.UnloadModel(model_id))
 
     def set_profile(self, profile: slow.SetProfile) -> None:
-        """Tell the measured latency of a model, and its target."""
+        """Tell the measured latency of a model, and its target, if it is still there."""
+        if profile.model_id not in self._specs:
+            return
         self._profiles[profile.model_id] = profile
         self._send(profile)
 
     def use_profile(self, model_id: int, path: Path) -> None:
-        """Tell where a model's profile is."""
+        """Tell where a model's profile is, if the model is still there."""
+        if model_id not in self._specs:
+            return
         self._measured[model_id] = slow.UseProfile(model_id, str(path))
         self._send(self._measured[model_id])
 
@@ -140,7 +147,7 @@ class SchedulerControl:
             case slow.ModelLoaded(model_id):
                 self._settle(model_id, None)
             case slow.ModelFailed(model_id, reason):
-                self._specs.pop(model_id, None)
+                self._forget(model_id)
                 self._settle(model_id, ModelLoadError(reason))
             case slow.FrontEndQuiet(front_end):
                 self._quieting.pop(front_end).set_result(None)
@@ -148,11 +155,21 @@ class SchedulerControl:
                 self.on_worker_stuck(core, pid)
             case slow.Recovered(requests):
                 _log.info("scheduler (process %d) is ready, %d requests taken over", self.pid, requests)
-            case slow.ModelUnloaded(model_id):
+            case slow.ModelUnloaded(model_id) if model_id in self._unloading:
                 _log.debug("model %d is unloaded", model_id)
+                self._unloading.remove(model_id)
                 self.on_model_unloaded(model_id)
+            case slow.ModelUnloaded():
+                pass  # said by a scheduler and by its successor
             case _:
                 raise ValueError(f"unexpected {message}")
+
+    def _forget(self, model_id: int) -> None:
+        """Its number is free again when ModelUnloaded has come."""
+        self._specs.pop(model_id, None)
+        self._profiles.pop(model_id, None)
+        self._measured.pop(model_id, None)
+        self._unloading.add(model_id)
 
     def _settle(self, model_id: int, error: ModelLoadError | None) -> None:
         done = self._loading.get(model_id)

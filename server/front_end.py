@@ -26,7 +26,11 @@ from gangway.server.front_end_messages import (
     InitialLoadDone,
     Listening,
     ModelReady,
+    ModelRemoved,
+    ModelRetired,
     ModelUnavailable,
+    RepositoryAnswer,
+    RepositoryCall,
     ShapeWanted,
     VariantGone,
     VariantReady,
@@ -46,6 +50,7 @@ from gangway.server.options.serve_options import ServeOptions
 from gangway.server.process import keep_freed_memory
 from gangway.server.region_methods import RegionMethods
 from gangway.server.regions import Regions
+from gangway.server.repository_calls import RepositoryCalls
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics_log import StatisticsLog
 from gangway.server.stream import StreamLimits
@@ -54,6 +59,7 @@ from gangway.server.streams import Streams
 IDLE_POLL_SECONDS = 0.005
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
 STOPPING = "the server is stopping"
+TELL_AGAIN_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +71,8 @@ class FrontEnd:
         self,
         plane: DataPlane,
         options: ServeOptions,
-        tell: Callable[[ShapeWanted], bool] = lambda message: True,
+        tell: Callable[[ShapeWanted | ModelRetired], bool] = lambda message: True,
+        ask: Callable[[RepositoryCall], bool] = lambda message: False,
         stream_limits: StreamLimits | None = None,
     ) -> None:
         regions = Regions()
@@ -73,11 +80,13 @@ class FrontEnd:
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self._inference.infer_parts, plane.slots.slots, limits)
         self._answers = Answers()
+        self._tell = tell
+        self.repository = RepositoryCalls(ask)
         self.log = StatisticsLog(lambda: self.models)
         self.server = GrpcFrontEnd(
             self._inference,
             self.streams,
-            methods_of(self._answers, RegionMethods(regions)),
+            methods_of(self._answers, RegionMethods(regions), self.repository),
             health_check_of(self._answers),
             plane.slots.slots,
             options.grpc.max_message_bytes,
@@ -100,20 +109,32 @@ class FrontEnd:
     def handle(self, message: FrontEndMessage) -> None:
         """Do what the supervisor says. Returns from Drain when the last request has ended."""
         match message:
-            case ModelReady() | ModelUnavailable():
+            case ModelReady() | ModelUnavailable() | ModelRemoved():
+                before = self.models.served_as(message.name, message.version)
                 self.models = self.models.updated(message)
+                if before is not None:
+                    before.uses.close(lambda: self._retired(before.model_id))
             case VariantReady() | VariantGone():
                 self.models = self.models.with_variant(message)
-            case InitialLoadDone():
+            case InitialLoadDone(strict_readiness):
+                self._answers.strict_readiness = strict_readiness
                 self._answers.ready = True
+            case RepositoryAnswer():
+                self.repository.answered(message)
             case Drain():
                 self._answers.ready = False
                 self._inference.refuse(STOPPING)
                 self.streams.refuse(STOPPING)
+                self.repository.refuse(STOPPING)
                 self._await_idle()
                 self.log.write_all()
             case _:
                 raise ValueError(f"{message} is not for a front end")
+
+    def _retired(self, model_id: int) -> None:
+        """The supervisor must hear of it: it waits before it unloads the model."""
+        while not self._tell(ModelRetired(model_id)):
+            time.sleep(TELL_AGAIN_SECONDS)
 
     def _await_idle(self) -> None:
         """Return when all answers have been sent. Not by the gRPC server's own stop: it cancels what just arrives."""
@@ -154,7 +175,11 @@ def run(options: FrontEndOptions) -> int:
     supervisor = socket.socket(fileno=options.supervisor_fd)
     control = ControlSegment.attach(options.control_fd)
     plane = make_data_plane(options, control)
-    front_end = FrontEnd(plane, options.serve, lambda message: tell(supervisor, to_json(message)))
+
+    def say(message: FrontEndMessage) -> bool:
+        return tell(supervisor, to_json(message))
+
+    front_end = FrontEnd(plane, options.serve, say, say)
     front_end.tell_memory(control)
     memory = MemoryKeeper(lambda: plane.usage().heap_bytes)
     try:

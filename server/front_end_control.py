@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gangway.scheduler.packets import packet_pair
@@ -17,7 +17,11 @@ from gangway.server.front_end_messages import (
     InitialLoadDone,
     Listening,
     ModelReady,
+    ModelRemoved,
+    ModelRetired,
     ModelUnavailable,
+    RepositoryAnswer,
+    RepositoryCall,
     ShapeWanted,
     VariantGone,
     VariantReady,
@@ -59,8 +63,10 @@ class FrontEndControl:
         self._limit = DeathLimit("front end")
         self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}
         self._variants: dict[tuple[str, int, tuple[int, ...]], VariantReady] = {}
+        self._retiring: dict[int, asyncio.Future[None]] = {}  # by model number
         self.on_shape_wanted: Callable[[ShapeWanted], None] = lambda message: None
-        self._load_done = False
+        self.on_repository_call: Callable[[RepositoryCall], None] = lambda message: None
+        self._load_done: InitialLoadDone | None = None
         self._child: Child | None = None
         self._link: Link[FrontEndMessage] | None = None
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -79,8 +85,8 @@ class FrontEndControl:
         self._link = Link[FrontEndMessage](ours, to_json, from_json, self._heard)
         for message in (*self._models.values(), *self._variants.values()):
             self._send(message)
-        if self._load_done:
-            self._send(InitialLoadDone())
+        if self._load_done is not None:
+            self._send(self._load_done)
 
     @property
     def pid(self) -> int:
@@ -92,11 +98,41 @@ class FrontEndControl:
         """Return the address ("host:port") once clients can connect. Raises BindError."""
         return await self._listening
 
-    def announce(self, message: ModelReady | ModelUnavailable) -> None:
-        """Tell clients about a model."""
+    @property
+    def entries(self) -> Mapping[tuple[str, int], ModelReady | ModelUnavailable]:
+        """What clients know, by name and version."""
+        return self._models
+
+    def announce(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:
+        """Tell clients about a model. What was compiled of it for certain sizes is forgotten."""
+        key = (message.name, message.version)
         if message.version:  # an entry without version stands only until there is a real one
             self._models.pop((message.name, 0), None)
-        self._models[message.name, message.version] = message
+        self._variants = {sizes: known for sizes, known in self._variants.items() if sizes[:2] != key}
+        if isinstance(message, ModelRemoved):
+            self._models.pop(key, None)
+        else:
+            self._models[key] = message
+        self._send(message)
+
+    async def retired(self, model_id: int, timeout_seconds: float) -> bool:
+        """Return when no request uses a number that clients do not get any more; False if that takes too long.
+
+        To be called at once after the announcement, before the front end can have answered.
+        """
+        if self._link is None:  # and its successor never hears of that number
+            return True
+        done = self._retiring[model_id] = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait_for(done, timeout_seconds)
+        except TimeoutError:
+            return False
+        finally:
+            self._retiring.pop(model_id, None)
+        return True
+
+    def answer(self, message: RepositoryAnswer) -> None:
+        """Answer a call. The front end that made it may be dead: its successor does not know the number."""
         self._send(message)
 
     def announce_variant(self, message: VariantReady | VariantGone) -> None:
@@ -108,10 +144,10 @@ class FrontEndControl:
             self._variants.pop(key, None)
         self._send(message)
 
-    def initial_load_done(self) -> None:
+    def initial_load_done(self, strict_readiness: bool) -> None:
         """Let ServerReady answer true."""
-        self._load_done = True
-        self._send(InitialLoadDone())
+        self._load_done = InitialLoadDone(strict_readiness)
+        self._send(self._load_done)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Refuse new requests, let the running ones finish, end the process; False if requests were left."""
@@ -138,6 +174,10 @@ class FrontEndControl:
                 _log.debug("front end %d listens on %s", self.pid, address)
             case ShapeWanted():
                 self.on_shape_wanted(message)
+            case RepositoryCall():
+                self.on_repository_call(message)
+            case ModelRetired(model_id):
+                self._unused(model_id)
             case BindFailed(reason) if not self._listening.done():
                 self._stopping = True
                 self._listening.set_exception(BindError(reason))
@@ -154,10 +194,17 @@ class FrontEndControl:
         port = int(metrics_address.rpartition(":")[2])
         return replace(serve, metrics=replace(serve.metrics, port=port))
 
+    def _unused(self, model_id: int) -> None:
+        done = self._retiring.get(model_id)
+        if done is not None and not done.done():
+            done.set_result(None)
+
     def _exited(self, child: Child) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
+        for model_id in list(self._retiring):
+            self._unused(model_id)
         if not self._stopping:
             _log.error("the front end (process %d) %s; starting another", child.pid, child.fate())
             self._limit.count()

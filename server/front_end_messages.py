@@ -1,9 +1,9 @@
 """What the supervisor and a front end say to each other: one JSON object per SOCK_SEQPACKET message.
 
 Supervisor to front end: first every model it knows (`ModelReady` or `ModelUnavailable`), `InitialLoadDone` once each of
-them has loaded or failed, changes as they happen (also `VariantReady` and `VariantGone`), and `Drain` at the end. Front
-end to supervisor: `Listening` or `BindFailed`, once, and `ShapeWanted`. A later message about the same (name, version)
-replaces what was known.
+them has loaded or failed, changes as they happen (also `ModelRemoved`, `VariantReady` and `VariantGone`), answers to
+`RepositoryCall`, and `Drain` at the end. Front end to supervisor: `Listening` or `BindFailed`, once, `ShapeWanted`,
+`RepositoryCall` and `ModelRetired`. A later message about the same (name, version) replaces what was known.
 """
 
 import json
@@ -13,6 +13,9 @@ from typing import Any, Literal
 from gangway.artifact.format import Engine, TensorSpec
 
 MAX_MESSAGE_BYTES = 128 * 1024
+UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses
+DUPLICATE = "model appears in two or more repositories"  # Triton's words, on which clients may depend
+CallKind = Literal["index", "load", "unload"]
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,35 @@ class ModelReady:
 
 @dataclass(frozen=True)
 class ModelUnavailable:
-    """This version of the model answers no requests. `version` is 0 when the entry has no usable version at all."""
+    """This version of the model answers no requests. `version` is 0 when the entry has no usable version at all.
+
+    UNKNOWN: the repository has it, and nobody has asked for it yet.
+    """
 
     name: str
     version: int
     reason: str
-    state: Literal["LOADING", "UNLOADING", "UNAVAILABLE"] = "UNAVAILABLE"
+    state: Literal["LOADING", "UNLOADING", "UNAVAILABLE", "UNKNOWN"] = "UNAVAILABLE"
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it should be ready: somebody wants it, nobody has unloaded it, and there is only one of that name."""
+        return self.state == "LOADING" or (self.state == "UNAVAILABLE" and self.reason not in (UNLOADED, DUPLICATE))
+
+
+@dataclass(frozen=True)
+class ModelRemoved:
+    """The repository does not have this entry any more (`version` 0: the one that stood for no version)."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True)
+class ModelRetired:
+    """From a front end: no request uses this number any more, in the place of which it serves another one, or none."""
+
+    model_id: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +112,35 @@ class ShapeWanted:
 
 @dataclass(frozen=True)
 class InitialLoadDone:
-    """Every model of the repository has been loaded or has failed: ServerReady may answer true."""
+    """Every model that is to be served from the start has been loaded or has failed: ServerReady may answer true.
+
+    It does so only while every model is ready, if readiness is strict.
+    """
+
+    strict_readiness: bool = True
+
+
+@dataclass(frozen=True)
+class RepositoryCall:
+    """From a front end: what a client asks of the repository. Answered by a RepositoryAnswer with this number.
+
+    `path`: a file with the client's message (RepositoryModelLoadRequest), there until the answer has come; empty: there
+    is nothing but the name.
+    """
+
+    number: int
+    kind: CallKind
+    name: str
+    path: str
+
+
+@dataclass(frozen=True)
+class RepositoryAnswer:
+    """`code` is the name of a gRPC status. What has been announced before the answer is known before it."""
+
+    number: int
+    code: str = "OK"
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,10 +169,14 @@ class BindFailed:
 FrontEndMessage = (
     ModelReady
     | ModelUnavailable
+    | ModelRemoved
+    | ModelRetired
     | VariantReady
     | VariantGone
     | ShapeWanted
     | InitialLoadDone
+    | RepositoryCall
+    | RepositoryAnswer
     | Drain
     | Listening
     | BindFailed

@@ -102,13 +102,22 @@ class Inference:
         """
         if self._refusal:
             unavailable(self._refusal)
-        plan = self._planner.plan(header, bool(raws))
+        plan = self._take(header, bool(raws))
         try:
             return self._run(plan, request_id, raws, call, arrival_ns)
         except RequestError as error:
             had_target = plan.terms.target_us > 0
             plan.model.statistics.failed(time.monotonic_ns() - arrival_ns, error.code, had_target)
             raise
+        finally:
+            plan.model.uses.end()
+
+    def _take(self, header: bytes, has_raws: bool) -> Plan:
+        """Return a plan whose model stays until its `uses` are ended."""
+        while True:
+            plan = self._planner.plan(header, has_raws)
+            if plan.model.uses.begin():  # else it has been replaced since, and the planner with it
+                return plan
 
     def _run(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
         if not plan.regions:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.calls import Call, Contents, trial_of
 from gangway.server.control import ModelLoadError
-from gangway.server.data_plane import DataPlane, Request
+from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
 from gangway.server.errors import RequestError
 from gangway.server.models import ServedModel
 
@@ -51,18 +51,29 @@ def measure_isolated(plane: DataPlane, model: ServedModel, stop: threading.Event
 def _outcomes(plane: DataPlane, model: ServedModel, stop: threading.Event) -> Iterator[SlotOutcome]:
     call, contents = trial_of(model)
     for _ in range(WARM_UP_RUNS):
-        _run_once(plane, call, contents, stop)
+        run_once(plane, call, contents, stop)
     end = time.monotonic() + BUDGET_SECONDS
     for run in range(MAX_RUNS):
         if run >= MIN_RUNS and time.monotonic() > end:
             return
-        yield _run_once(plane, call, contents, stop)
+        yield run_once(plane, call, contents, stop)
 
 
-def _run_once(plane: DataPlane, call: Call, contents: Contents, stop: threading.Event) -> SlotOutcome:
+def run_once(plane: DataPlane, call: Call, contents: Contents, stop: threading.Event, rows: int = 1) -> SlotOutcome:
+    """Have a model compute once; return how it went. Blocks, until `stop` is set at most.
+
+    Raises TrialError when the model cannot do with these contents, ModelLoadError when it fails in another way.
+    """
+    try:
+        return _run(plane, call, contents, stop, rows)
+    except PoolExhaustedError as error:
+        raise ModelLoadError(f"no room for a trial run: {error}") from error
+
+
+def _run(plane: DataPlane, call: Call, contents: Contents, stop: threading.Event, rows: int) -> SlotOutcome:
     response = None
     while response is None:
-        with plane.open(call.layout(contents), rows=1) as request:
+        with plane.open(call.layout(contents), rows) as request:
             call.write(request, contents)
             request.submit()
             outcome = _await(request, stop)

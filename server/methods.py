@@ -11,6 +11,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.answers import Answers
 from gangway.server.region_methods import RegionMethods
+from gangway.server.repository_calls import RepositoryCalls
 from google.protobuf.message import Message
 
 Request = TypeVar("Request", bound=Message)
@@ -27,8 +28,13 @@ class Method(Generic[Request]):
 AnyMethod: TypeAlias = Method[Any]
 
 
-def methods_of(answers: Answers, regions: RegionMethods) -> Mapping[str, AnyMethod]:
+def methods_of(answers: Answers, regions: RegionMethods, repository: RepositoryCalls) -> Mapping[str, AnyMethod]:
     """Return what is served besides inference, by the name that it has in the service."""
+
+    def index(request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        repository.refresh()
+        return answers.repository_index(request)
+
     return {
         "ServerLive": Method(pb.ServerLiveRequest, answers.server_live),
         "ServerReady": Method(pb.ServerReadyRequest, answers.server_ready),
@@ -37,7 +43,9 @@ def methods_of(answers: Answers, regions: RegionMethods) -> Mapping[str, AnyMeth
         "ModelMetadata": Method(pb.ModelMetadataRequest, answers.model_metadata),
         "ModelConfig": Method(pb.ModelConfigRequest, answers.model_config),
         "ModelStatistics": Method(pb.ModelStatisticsRequest, answers.model_statistics),
-        "RepositoryIndex": Method(pb.RepositoryIndexRequest, answers.repository_index),
+        "RepositoryIndex": Method(pb.RepositoryIndexRequest, index),
+        "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, repository.load),
+        "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, repository.unload),
         "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, regions.system_status),
         "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, regions.system_register),
         "SystemSharedMemoryUnregister": Method(pb.SystemSharedMemoryUnregisterRequest, regions.system_unregister),

@@ -123,3 +123,15 @@ def datatype_name(data_type: int) -> str:
 def datatype_value(name: str) -> DataType:
     """Return the config's element type for the protocol's name."""
     return cast("DataType", DataType.Value("TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"))
+
+
+def require_complete(config: ModelConfig) -> None:
+    """Raise ConfigError if the config leaves out anything that would have to be taken from the model."""
+    missing = [] if config.platform or config.backend else ["platform or backend"]
+    for group, tensors in (("input", config.input), ("output", config.output)):
+        missing += [] if tensors else [group]
+        for tensor in tensors:
+            missing += [] if tensor.data_type else [f"data_type of {group} '{tensor.name}'"]
+            missing += [] if tensor.dims else [f"dims of {group} '{tensor.name}'"]
+    if missing:
+        raise ConfigError(f"the config does not say {', '.join(missing)}, and it is not completed from the model")

@@ -1,4 +1,4 @@
-"""From a repository entry to a model that answers requests: compile, load, measure, announce."""
+"""From a repository entry to a model that can answer requests: compile, load, warm up, measure. And back."""
 
 import asyncio
 import base64
@@ -6,12 +6,12 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
 from gangway.executor import _native
+from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
 from gangway.server.auto_complete import complete_config, max_rows, tell_engine
@@ -19,29 +19,36 @@ from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.control import ModelLoadError, SchedulerControl
 from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_control import FrontEndControl
-from gangway.server.front_end_messages import ModelReady, ModelUnavailable
+from gangway.server.front_end_messages import MAX_MESSAGE_BYTES, ModelReady, to_json
 from gangway.server.isolated import Isolated, TrialError, measure_isolated
-from gangway.server.model_config import ConfigError, buckets_of
+from gangway.server.model_config import ConfigError, buckets_of, require_complete
 from gangway.server.models import ServedModel, open_symbols
 from gangway.server.profile_keeper import ProfileKeeper
-from gangway.server.repository import BrokenModel, ModelVersion, read_repository
+from gangway.server.repository import ModelVersion
 from gangway.server.targets import profile_message, resolve_qos_us, warn_of_target
-from gangway.server.variants import VariantKeeper
+from gangway.server.variants import Shaped, VariantKeeper
+from gangway.server.warm_up import samples_of, warm_up
 
+LOAD_ERRORS = (CompileError, ModelLoadError, ValueError, OSError)  # ConfigError is a ValueError
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model that answers requests, and how fast it is when it is alone, if that is known."""
+    """A model that can answer requests, and how fast it is when it is alone, if that is known."""
 
+    entry: ModelVersion
     ready: ModelReady
     isolated: Isolated | None
     engine: Engine
+    shaped: Shaped | None  # what is compiled of it for certain sizes
 
 
 class ModelLoader:
-    """Loads models one after the other: compilation has the machine for itself, and so has each measurement."""
+    """Compiles models one after the other, and measures them so. What clients are told is not its business.
+
+    `complete_configs`: what a configuration leaves out is taken from the model.
+    """
 
     def __init__(
         self,
@@ -51,33 +58,62 @@ class ModelLoader:
         plane: DataPlane,
         max_shapes: int,
         profiles: ProfileKeeper,
+        complete_configs: bool = True,
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
-        self._front_end = front_end
         self._plane = plane
         self._max_shapes = max_shapes
         self._profiles = profiles
+        self._complete_configs = complete_configs
         self._free_ids = list(range(_native.MAX_MODELS))
         self._variants = VariantKeeper(compiler, scheduler, front_end, self._spec, max_shapes)
+        self._trials = asyncio.Lock()
+        self._isolated: dict[str, Isolated] = {}  # by key of the artifact: the best there was, in quieter times maybe
         self._stop = threading.Event()
-        self.loaded: dict[int, LoadedModel] = {}
-        self.broken: list[BrokenModel] = []
+        self.on_model_lost: Callable[[int, str], None] = lambda model_id, reason: None
         scheduler.on_model_lost = self._lost
         scheduler.on_model_unloaded = lambda model_id: heapq.heappush(self._free_ids, model_id)
 
-    async def load_all(self, repositories: Sequence[Path]) -> None:
-        """Load what the repositories hold. A broken model is announced as such and hinders no other one."""
-        entries = read_repository(repositories)
-        for entry in entries:
-            if isinstance(entry, ModelVersion):
-                self._front_end.announce(ModelUnavailable(entry.name, entry.version, "it is being loaded", "LOADING"))
-            else:
-                self._refuse(entry)
-        for entry in entries:
-            if isinstance(entry, ModelVersion):
-                await self._load_or_refuse(entry)
-        self._front_end.initial_load_done()
+    async def load(self, entry: ModelVersion) -> LoadedModel:
+        """Return a model that workers have and that works. Raises one of LOAD_ERRORS, having left nothing behind."""
+        begin = time.monotonic()
+        if not self._complete_configs:
+            require_complete(entry.config)
+        manifest = await self._compiler.compile(entry.name, entry.path)
+        config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
+        tell_engine(config, manifest.engine, manifest.fallback_reason)
+        declared = buckets_of(config, open_symbols(manifest.inputs, manifest.batched))
+        if len(declared) > self._max_shapes:
+            raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
+        spec = self._spec(f"{entry.name}, version {entry.version}", manifest, max_rows(config, manifest.batched))
+        await self._scheduler.load(spec)
+        try:
+            model = await self._try(entry, spec, manifest, config, declared)
+        except BaseException:
+            self._scheduler.unload(spec.model_id)
+            raise
+        seconds = time.monotonic() - begin
+        _log.info("model %s, version %d: ready after %.2f s", entry.name, entry.version, seconds)
+        return replace(model, ready=replace(model.ready, load_seconds=seconds))
+
+    def announced(self, model: LoadedModel) -> None:
+        """Clients have been told of a model: compile it for the sizes that they use."""
+        if model.shaped is not None:
+            self._variants.adopt(model.shaped)
+
+    def withdrawn(self, model: LoadedModel) -> None:
+        """Clients get it no more, though requests that have begun may still use it."""
+        self._profiles.remove(model.ready.model_id)
+        if model.shaped is not None:
+            self._variants.forget(model.shaped)
+
+    def unload(self, model: LoadedModel) -> None:
+        """Give back all that a model takes. Nobody uses it any more."""
+        self.withdrawn(model)
+        if model.shaped is not None:
+            self._variants.drop(model.shaped)
+        self._scheduler.unload(model.ready.model_id)
 
     async def compile_shapes(self) -> None:
         """From now on compile models for the sizes of symbolic dimensions that requests have. Never returns."""
@@ -88,29 +124,14 @@ class ModelLoader:
         self._stop.set()
         self._compiler.stop()
 
-    async def _load_or_refuse(self, entry: ModelVersion) -> None:
-        begin = time.monotonic()
-        try:
-            model = await self._load(entry)
-        except (CompileError, ConfigError, ModelLoadError) as error:
-            self._refuse(BrokenModel(entry.name, entry.version, str(error)))
-            return
-        seconds = time.monotonic() - begin
-        model = replace(model, ready=replace(model.ready, load_seconds=seconds))
-        self.loaded[model.ready.model_id] = model
-        self._front_end.announce(model.ready)
-        _log.info("model %s, version %d: ready after %.2f s", entry.name, entry.version, seconds)
-
-    async def _load(self, entry: ModelVersion) -> LoadedModel:
-        manifest = await self._compiler.compile(entry.name, entry.path)
-        config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
-        tell_engine(config, manifest.engine, manifest.fallback_reason)
-        rows = max_rows(config, manifest.batched)
-        declared = buckets_of(config, open_symbols(manifest.inputs, manifest.batched))
-        if len(declared) > self._max_shapes:
-            raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
-        spec = self._spec(f"{entry.name}, version {entry.version}", manifest, rows)
-        await self._scheduler.load(spec)
+    async def _try(
+        self,
+        entry: ModelVersion,
+        spec: LoadModel,
+        manifest: Manifest,
+        config: ModelConfig,
+        declared: Sequence[tuple[int, ...]],
+    ) -> LoadedModel:
         ready = ModelReady(
             model_id=spec.model_id,
             name=entry.name,
@@ -119,29 +140,45 @@ class ModelLoader:
             inputs=manifest.inputs,
             outputs=manifest.outputs,
             max_batch_size=config.max_batch_size,
-            max_rows=rows,
+            max_rows=spec.max_rows,
             batched=manifest.batched,
             engine=manifest.engine,
             weights_bytes=_weights_bytes(manifest),
         )
-        isolated = await self._measure(ready)
+        if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
+            raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
+        async with self._trials:
+            samples = await asyncio.to_thread(samples_of, config, entry.folder)
+            await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
+            isolated = await self._measure(ready, manifest.key)
         ready = replace(ready, qos_us=resolve_qos_us(entry.qos, isolated))
         warn_of_target(ready, entry.qos, isolated)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated))
+        shaped = await self._variants.prepare(ready, entry.path, declared)
         self._profiles.add(spec.model_id, manifest)
-        await self._variants.add(ready, entry.path, declared)
-        return LoadedModel(ready, isolated, manifest.engine)
+        return LoadedModel(entry, ready, isolated, manifest.engine, shaped)
 
-    async def _measure(self, ready: ModelReady) -> Isolated | None:
-        """Return how fast the model is alone; None for one that onnxruntime executes, but not with zeros."""
+    async def _measure(self, ready: ModelReady, key: str) -> Isolated | None:
+        """Return how fast the model is alone; None for one that onnxruntime executes, but not with zeros.
+
+        While others are served it is not alone. An earlier measurement of the same model counts if it was quicker.
+        """
         try:
-            return await asyncio.to_thread(measure_isolated, self._plane, ServedModel.of(ready), self._stop)
-        except ModelLoadError as error:
-            if isinstance(error, TrialError) and ready.engine is Engine.ONNXRUNTIME:
-                _log.warning("%s: not measured: %s", ready.name, error)
-                return None
-            self._scheduler.unload(ready.model_id)
-            raise
+            isolated = await asyncio.to_thread(measure_isolated, self._plane, ServedModel.of(ready), self._stop)
+        except TrialError as error:
+            if ready.engine is not Engine.ONNXRUNTIME:
+                raise
+            _log.warning("%s: not measured: %s", ready.name, error)
+            return None
+        known = self._isolated.get(key, isolated)
+        if len(self._isolated) >= _native.MAX_MODELS:
+            self._isolated.clear()
+        best = Isolated(
+            min(known.compute_us, isolated.compute_us),
+            min(known.latency_us, isolated.latency_us),
+        )
+        self._isolated[key] = best
+        return best
 
     def _spec(self, name: str, manifest: Manifest, rows: int) -> LoadModel:
         if not self._free_ids:
@@ -159,17 +196,9 @@ class ModelLoader:
             layer_ranks=tuple(layer.max_ranks for layer in manifest.layers),
         )
 
-    def _refuse(self, broken: BrokenModel) -> None:
-        _log.error("model %s%s: %s", broken.name, f", version {broken.version}" * bool(broken.version), broken.reason)
-        self.broken.append(broken)
-        self._front_end.announce(ModelUnavailable(broken.name, broken.version, broken.reason))
-
     def _lost(self, model_id: int, reason: str) -> None:
-        if self._variants.lost(model_id):
-            return
-        model = self.loaded.pop(model_id, None)
-        if model is not None:
-            self._refuse(BrokenModel(model.ready.name, model.ready.version, reason))
+        if not self._variants.lost(model_id):
+            self.on_model_lost(model_id, reason)
 
 
 def _weights_bytes(manifest: Manifest) -> int:

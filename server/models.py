@@ -10,11 +10,19 @@ from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.data_plane import TensorLayout
 from gangway.server.errors import RequestError, invalid, unavailable
-from gangway.server.front_end_messages import ModelReady, ModelUnavailable, VariantGone, VariantReady
+from gangway.server.front_end_messages import (
+    UNLOADED,
+    ModelReady,
+    ModelRemoved,
+    ModelUnavailable,
+    VariantGone,
+    VariantReady,
+)
 from gangway.server.model_config import datatype_name
 from gangway.server.model_metrics import response_bounds_ns
 from gangway.server.queue_policy import QueuePolicies
 from gangway.server.statistics import Statistics
+from gangway.server.uses import Uses
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,7 @@ class ServedModel:
     weights_bytes: int = 0
     policies: QueuePolicies = field(default_factory=QueuePolicies)
     statistics: Statistics = field(default_factory=Statistics)
+    uses: Uses = field(default_factory=Uses)
 
     @classmethod
     def of(cls, message: ModelReady) -> "ServedModel":
@@ -161,10 +170,14 @@ class Models:
 
     entries: Mapping[tuple[str, int], ServedModel | ModelUnavailable] = field(default_factory=dict)
 
-    def updated(self, message: ModelReady | ModelUnavailable) -> "Models":
+    def updated(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> "Models":
         """Return the set after one more message. News of a version ends what was said about the model as a whole."""
         entries = {key: entry for key, entry in self.entries.items() if key != (message.name, 0)}
-        entries[message.name, message.version] = ServedModel.of(message) if isinstance(message, ModelReady) else message
+        key = (message.name, message.version)
+        if isinstance(message, ModelRemoved):
+            entries.pop(key, None)
+        else:
+            entries[key] = ServedModel.of(message) if isinstance(message, ModelReady) else message
         return Models(dict(sorted(entries.items())))
 
     def with_variant(self, message: VariantReady | VariantGone) -> "Models":
@@ -181,8 +194,13 @@ class Models:
 
     @property
     def all_ready(self) -> bool:
-        """Whether every model of the repository can be used."""
-        return all(isinstance(entry, ServedModel) for entry in self.entries.values())
+        """Whether every model can be used that is to be served."""
+        return not any(isinstance(entry, ModelUnavailable) and entry.is_missed for entry in self.entries.values())
+
+    def served_as(self, name: str, version: int) -> ServedModel | None:
+        """Return this version if it answers requests."""
+        entry = self.entries.get((name, version))
+        return entry if isinstance(entry, ServedModel) else None
 
     def served(self, name: str = "") -> list[ServedModel]:
         """Return the usable versions of one model or of all, ascending."""
@@ -195,11 +213,14 @@ class Models:
         Raises RequestError: NOT_FOUND if there is no such model or version, UNAVAILABLE if it is not ready.
         """
         number = parse_version(version)
-        known = {key[1]: entry for key, entry in self.entries.items() if key[0] == name}
+        known = {key[1]: entry for key, entry in self.entries.items() if key[0] == name and not _is_unknown(entry)}
         if not known:
             raise RequestError(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         if number is None:
             usable = [entry for entry in known.values() if isinstance(entry, ServedModel)]
+            if not usable and all(_is_unloaded(entry) for entry in known.values()):
+                message = f"Request for unknown model: '{name}' has no available versions"
+                raise RequestError(grpc.StatusCode.NOT_FOUND, message)
             entry = usable[-1] if usable else known[max(known)]
         elif number in known:
             entry = known[number]
@@ -209,6 +230,14 @@ class Models:
         if isinstance(entry, ModelUnavailable):
             unavailable(f"model '{name}' version {entry.version} is not at ready state: {entry.reason}")
         return entry
+
+
+def _is_unknown(entry: ServedModel | ModelUnavailable) -> bool:
+    return isinstance(entry, ModelUnavailable) and entry.state == "UNKNOWN"
+
+
+def _is_unloaded(entry: ServedModel | ModelUnavailable) -> bool:
+    return isinstance(entry, ModelUnavailable) and entry.reason == UNLOADED
 
 
 def parse_version(text: str) -> int | None:

@@ -10,7 +10,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections import deque
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
@@ -46,7 +45,8 @@ class ProfileKeeper:
         self._compiler = compiler
         self._scheduler = scheduler
         self._seconds = seconds
-        self._wanted: deque[tuple[int, Manifest]] = deque()
+        self._wanted: dict[int, Manifest] = {}  # by model number, in the order of their loading
+        self._news = asyncio.Event()
 
     def add(self, model_id: int, manifest: Manifest) -> None:
         """A model has been loaded: use its profile, or make one later. Those for onnxruntime have no layers."""
@@ -55,14 +55,27 @@ class ProfileKeeper:
         if self._path(manifest).is_file():
             self._scheduler.use_profile(model_id, self._path(manifest))
         elif self._seconds:
-            self._wanted.append((model_id, manifest))
+            self._wanted[model_id] = manifest
+            self._news.set()
+
+    def remove(self, model_id: int) -> None:
+        """A model has been unloaded."""
+        self._wanted.pop(model_id, None)
 
     async def run(self) -> None:
-        """Make what is missing. The models were loaded before; nothing comes later."""
+        """Make what is missing, until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self._make_wanted()
+
+    async def _make_wanted(self) -> None:
         quiet_seconds = QUIET_SECONDS
         while self._wanted:
-            model_id, manifest = self._wanted[0]
             await self._wait_until_quiet(quiet_seconds)
+            if not self._wanted:
+                return
+            model_id, manifest = next(iter(self._wanted.items()))
             child = self._start(manifest)
             try:
                 disturbed = await self._watch(child)
@@ -72,7 +85,9 @@ class ProfileKeeper:
             if disturbed:
                 quiet_seconds = min(2 * quiet_seconds, LONGEST_QUIET_SECONDS)
                 continue
-            self._wanted.popleft()
+            if self._wanted.get(model_id) is not manifest:
+                continue  # it has been unloaded meanwhile
+            del self._wanted[model_id]
             if child.returncode == 0:
                 _log.info("%s: profile measured", manifest.model_name)
                 self._scheduler.use_profile(model_id, self._path(manifest))

@@ -1,11 +1,11 @@
 """A Triton model repository on disk: DIR/MODEL/config.pbtxt and DIR/MODEL/VERSION/model.onnx."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.front_end_messages import DUPLICATE
 from gangway.server.model_config import (
     DEFAULT_MODEL_FILENAME,
     ConfigError,
@@ -14,18 +14,36 @@ from gangway.server.model_config import (
     qos_of,
     read_config,
 )
+from gangway.server.model_stamp import Stamp, stamp_of
+from gangway.server.overrides import Override
 from gangway.server.queue_policy import QueuePolicies
+
+CONFIG_FILENAME = "config.pbtxt"
 
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """One version that is to be served. `config` is as written: complete it with the compiled model's signature."""
+    """One version that is to be served. `config` is as written: complete it with the compiled model's signature.
+
+    `override`: what a client has sent in place of the repository's files. `stamp` tells whether the files are the same.
+    """
 
     name: str
     version: int
     path: Path  # the ONNX file
     config: ModelConfig
     qos: Qos
+    stamp: Stamp = ()
+    override: Override | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder, which holds those of its versions."""
+        return self.path.parents[1]
+
+    def is_same(self, other: "ModelVersion") -> bool:
+        """Whether loading the other one would change nothing."""
+        return self.stamp == other.stamp and self.override is other.override
 
 
 @dataclass(frozen=True)
@@ -37,45 +55,63 @@ class BrokenModel:
     reason: str
 
 
-def read_repository(directories: Sequence[Path]) -> list[ModelVersion | BrokenModel]:
+Entry = ModelVersion | BrokenModel
+
+
+def find_models(directories: Sequence[Path]) -> dict[str, list[Path]]:
+    """Return the folders of every model, by name: more than one if more than one repository has it.
+
+    Raises OSError when a directory cannot be listed.
+    """
+    found: dict[str, list[Path]] = {}
+    for directory in directories:
+        for folder in directory.iterdir():
+            if folder.is_dir() and not folder.name.startswith("."):
+                found.setdefault(folder.name, []).append(folder)
+    return dict(sorted(found.items()))
+
+
+def read_repository(directories: Sequence[Path]) -> list[Entry]:
     """Return what is to be served, by name and version. One broken model does not hinder the others.
 
     Raises OSError when a directory cannot be listed.
     """
-    folders = [
-        folder
-        for directory in directories
-        for folder in directory.iterdir()
-        if folder.is_dir() and not folder.name.startswith(".")
-    ]
-    times = Counter(folder.name for folder in folders)
-    found: list[ModelVersion | BrokenModel] = []
-    for folder in sorted(folders, key=lambda folder: folder.name):
-        if times[folder.name] == 1:
-            found += read_model(folder)
-    found += [BrokenModel(name, 0, "more than one repository has it") for name, count in times.items() if count > 1]
-    return sorted(found, key=lambda entry: (entry.name, entry.version))
+    return [entry for folders in find_models(directories).values() for entry in read_only_one(folders)]
 
 
-def read_model(folder: Path) -> list[ModelVersion | BrokenModel]:
+def read_only_one(folders: Sequence[Path]) -> list[Entry]:
+    """Return the versions of a model that one folder alone must have."""
+    if len(folders) > 1:
+        return [BrokenModel(folders[0].name, 0, DUPLICATE)]
+    return read_model(folders[0])
+
+
+def read_model(folder: Path, name: str = "", override: Override | None = None) -> list[Entry]:
     """Return the versions of one model that its policy asks for (default: the latest), or why there are none."""
-    name = folder.name
+    name = name or folder.name
     try:
-        config_path = folder / "config.pbtxt"
-        config = read_config(config_path) if config_path.exists() else ModelConfig()
+        config = _config_of(folder, override)
         check_supported(config, name)
         qos = qos_of(config)
         QueuePolicies.of(config)
         versions = _wanted_versions(config, _present_versions(folder))
-    except (ConfigError, OSError) as error:
+        stamps = {version: stamp_of(folder, version) for version in versions}
+    except (ValueError, OSError) as error:  # ConfigError among others: hostile text may be wrong in any way
         return [BrokenModel(name, 0, str(error))]
     filename = config.default_model_filename or DEFAULT_MODEL_FILENAME
     return [
-        ModelVersion(name, version, folder / str(version) / filename, config, qos)
+        ModelVersion(name, version, folder / str(version) / filename, config, qos, stamps[version], override)
         if (folder / str(version) / filename).is_file()
         else BrokenModel(name, version, f"there is no {version}/{filename}")
         for version in versions
     ]
+
+
+def _config_of(folder: Path, override: Override | None) -> ModelConfig:
+    if override is not None and override.config is not None:
+        return override.config
+    path = folder / CONFIG_FILENAME
+    return read_config(path) if path.exists() else ModelConfig()
 
 
 def _present_versions(folder: Path) -> list[int]:

@@ -11,10 +11,14 @@ from gangway.executor.segment import sweep_stale
 from gangway.server.compile_jobs import Compiler
 from gangway.server.control import SchedulerControl
 from gangway.server.front_end_control import FrontEndControl
+from gangway.server.model_control import ModelControl
 from gangway.server.model_loader import ModelLoader
 from gangway.server.options import ServeOptions, log_level
+from gangway.server.overrides import OverrideKeeper, sweep_overrides
 from gangway.server.placement import place
 from gangway.server.profile_keeper import ProfileKeeper
+from gangway.server.repository_desk import RepositoryDesk
+from gangway.server.repository_poller import RepositoryPoller
 from gangway.server.shared_memory import SharedMemory
 from gangway.server.summary import print_summary
 from gangway.server.worker_set import WorkerSet
@@ -32,6 +36,8 @@ class Supervisor:
         self._end: asyncio.Future[None] = self._loop.create_future()  # set by a signal; an exception is fatal
         for name in sweep_stale():
             _log.info("removed %s from /dev/shm, left by a killed server", name)
+        for folder in sweep_overrides():
+            _log.info("removed %s, left by a killed server", folder)
         general = options.general
         memory = SharedMemory.create(len(general.cores))
         memory.control.server_block.init(general.cores, time.time())
@@ -53,7 +59,11 @@ class Supervisor:
             memory.own_data_plane(),
             general.max_shapes,
             self._profiles,
+            options.repository.complete_configs,
         )
+        self._overrides = OverrideKeeper()
+        self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)
+        self._desk = RepositoryDesk(self._front_end, self._models, self._overrides, options.repository)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises BindError, TooManyDeathsError, OSError."""
@@ -73,12 +83,14 @@ class Supervisor:
         self._scheduler.start()
         self._workers.start()
         address = await self._front_end.listening()
-        await self._loader.load_all(self._options.repository.folders)
-        loaded = list(self._loader.loaded.values())
+        found = await self._models.start()
+        self._compiler.give_way()
         metrics = self._front_end.metrics_address
-        print_summary(self._options, address, metrics, self._compiler.target, loaded, self._loader.broken)
+        print_summary(self._options, address, metrics, self._compiler.target, self._models.loaded, self._models.broken)
         _log.info("ready: gRPC on %s", address)
-        await asyncio.gather(self._loader.compile_shapes(), self._profiles.run())
+        poll_seconds = self._options.repository.poll_seconds if self._options.repository.mode == "poll" else 0.0
+        poller = RepositoryPoller(self._models, poll_seconds, found)
+        await asyncio.gather(self._loader.compile_shapes(), self._profiles.run(), poller.run())
 
     def _started(self, startup: "asyncio.Task[None]") -> None:
         if not startup.cancelled() and (error := startup.exception()) is not None and not self._end.done():
@@ -101,6 +113,8 @@ class Supervisor:
     async def _shut_down(self) -> None:
         """Front end first: when its last request is answered nobody needs the others any more."""
         begin = time.monotonic()
+        self._desk.stop()
+        self._models.stop()
         self._loader.stop()
         self._workers.expect_exits()
         patience = self._options.general.exit_timeout_secs if self._end.exception() is None else 0.0
@@ -108,6 +122,7 @@ class Supervisor:
             _log.warning("stopped with requests unfinished")
         await self._scheduler.stop(EXIT_GRACE_SECONDS)
         await self._workers.wait(EXIT_GRACE_SECONDS)
+        self._overrides.close()
         _log.info("stopped after %.2f s", time.monotonic() - begin)
 
 

@@ -28,16 +28,25 @@ MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that
 _log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class Shaped:
-    """A model with symbolic dimensions. `loaded` are numbers of models by sizes, the longest unused first."""
+    """A model with symbolic dimensions. `loaded` are its variants by sizes, the longest unused first.
+
+    `is_dropped`: the model is unloaded, or about to be.
+    """
 
     ready: ModelReady
     path: Path
     symbols: tuple[str, ...]
-    loaded: dict[Sizes, int] = field(default_factory=dict)
+    loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
     declared: set[Sizes] = field(default_factory=set)
     refused: set[Sizes] = field(default_factory=set)
+    is_dropped: bool = False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Name and version."""
+        return self.ready.name, self.ready.version
 
     def title(self, sizes: Sizes) -> str:
         """Return the name of one variant, for people."""
@@ -66,15 +75,42 @@ class VariantKeeper:
         self._news = asyncio.Event()
         front_end.on_shape_wanted = self.want
 
-    async def add(self, ready: ModelReady, path: Path, declared: Sequence[Sizes]) -> None:
-        """Take care of a model that is loaded; return when the declared sizes are compiled, or cannot be."""
+    async def prepare(self, ready: ModelReady, path: Path, declared: Sequence[Sizes]) -> Shaped | None:
+        """Return when the declared sizes of a loaded model are compiled, or cannot be; None if it has none to compile.
+
+        Nobody is told of it before `adopt`.
+        """
         symbols = open_symbols(ready.inputs, ready.batched)
         if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self._limit:
-            return
-        model = self._models[ready.name, ready.version] = Shaped(ready, path, symbols, declared=set(declared))
+            return None
+        model = Shaped(ready, path, symbols, declared=set(declared))
         _log.info("%s: compiled for sizes of %s on first use, at most %d", ready.name, ", ".join(symbols), self._limit)
-        for sizes in declared:
-            await self._make(model, sizes)
+        try:
+            for sizes in declared:
+                await self._make(model, sizes)
+        except BaseException:
+            self.drop(model)
+            raise
+        return model
+
+    def adopt(self, model: Shaped) -> None:
+        """Take care of a model that has been announced."""
+        self._models[model.key] = model
+        for variant in model.loaded.values():
+            self._front_end.announce_variant(variant)
+
+    def forget(self, model: Shaped) -> None:
+        """Compile no more of a model that is not served any more; what there is, its last requests may still use."""
+        model.is_dropped = True
+        if self._models.get(model.key) is model:
+            del self._models[model.key]
+
+    def drop(self, model: Shaped) -> None:
+        """Unload what is compiled of a model that nobody uses any more."""
+        self.forget(model)
+        for variant in model.loaded.values():
+            self._scheduler.unload(variant.model_id)
+        model.loaded.clear()
 
     def want(self, message: ShapeWanted) -> None:
         """A front end has answered a request of sizes that are not compiled."""
@@ -92,8 +128,8 @@ class VariantKeeper:
     def lost(self, model_id: int) -> bool:
         """A worker could not load what it had before; say whether that was a variant."""
         for model in self._models.values():
-            for sizes, number in model.loaded.items():
-                if number == model_id:
+            for sizes, variant in model.loaded.items():
+                if variant.model_id == model_id:
                     del model.loaded[sizes]
                     model.refused.add(sizes)
                     self._front_end.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
@@ -106,7 +142,9 @@ class VariantKeeper:
             await self._news.wait()
             while self._queue:
                 name, version, sizes = next(iter(self._queue))
-                await self._make(self._models[name, version], sizes)
+                model = self._models.get((name, version))
+                if model is not None and sizes not in model.loaded:
+                    await self._make(model, sizes)
                 del self._queue[name, version, sizes]
             self._news.clear()
 
@@ -125,12 +163,15 @@ class VariantKeeper:
             _log.warning("%s: left to onnxruntime: %s", title, error)
             model.refused.add(sizes)
             return
-        self._scheduler.set_profile(profile_message(spec.model_id, model.ready))
-        model.loaded[sizes] = spec.model_id
         ready = model.ready
-        self._front_end.announce_variant(
-            VariantReady(spec.model_id, ready.name, ready.version, sizes, manifest.inputs, manifest.outputs)
-        )
+        if model.is_dropped:
+            self._scheduler.unload(spec.model_id)
+            return
+        self._scheduler.set_profile(profile_message(spec.model_id, ready))
+        variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, manifest.inputs, manifest.outputs)
+        model.loaded[sizes] = variant
+        if self._models.get(model.key) is model:
+            self._front_end.announce_variant(variant)
         _log.info("%s: ready", title)
 
     def _drop_oldest(self, model: Shaped) -> bool:
@@ -139,6 +180,6 @@ class VariantKeeper:
         if sizes is None:
             return False
         self._front_end.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
-        self._scheduler.unload(model.loaded.pop(sizes))
+        self._scheduler.unload(model.loaded.pop(sizes).model_id)
         _log.info("%s: unloaded", model.title(sizes))
         return True

@@ -117,7 +117,10 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     program->arena_bytes = arena_bytes;
     if (!read_sizes(inputs, program->input_row_bytes, &program->input_count)) return -1;
     if (!read_sizes(outputs, program->output_row_bytes, &program->output_count)) return -1;
-    const char *error = program_open(program, kernels, weights);
+    const char *error;
+    Py_BEGIN_ALLOW_THREADS /* it maps and reads: other threads go on meanwhile */
+    error = program_open(program, kernels, weights);
+    Py_END_ALLOW_THREADS
     if (error) {
         PyErr_Format(PyExc_OSError, "cannot load %s and %s: %s", kernels, weights, error);
         return -1;
@@ -173,7 +176,9 @@ static PyObject *program_whole(PyObject *type, PyObject *run) {
 
 static void program_free(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
+    Py_BEGIN_ALLOW_THREADS
     program_close(&((struct program_object *)self)->program);
+    Py_END_ALLOW_THREADS
     Py_CLEAR(((struct program_object *)self)->run);
     type->tp_free(self);
     Py_DECREF(type);
@@ -271,13 +276,21 @@ static PyObject *py_worker_send(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-static PyObject *py_worker_loop(PyObject *object, PyObject *unused) {
-    (void)unused;
+static PyObject *py_worker_loop(PyObject *object, PyObject *background) {
+    struct worker *worker = &((struct worker_object *)object)->worker;
     struct message command;
+    worker->background = background == Py_True;
     Py_BEGIN_ALLOW_THREADS
-    command = worker_loop(&((struct worker_object *)object)->worker);
+    command = worker_loop(worker);
     Py_END_ALLOW_THREADS
+    if (command.kind == 0) Py_RETURN_NONE;
     return PyBytes_FromStringAndSize((const char *)&command, sizeof command);
+}
+
+static PyObject *py_worker_nudge(PyObject *object, PyObject *unused) {
+    (void)unused;
+    worker_nudge(&((struct worker_object *)object)->worker);
+    Py_RETURN_NONE;
 }
 
 static void worker_free(PyObject *object) {
@@ -294,7 +307,8 @@ static void worker_free(PyObject *object) {
 static PyMethodDef worker_methods[] = {
     {"set_program", worker_set_program, METH_VARARGS, NULL},
     {"send", py_worker_send, METH_VARARGS, NULL},
-    {"loop", py_worker_loop, METH_NOARGS, NULL},
+    {"loop", py_worker_loop, METH_O, NULL},
+    {"nudge", py_worker_nudge, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

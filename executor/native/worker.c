@@ -102,17 +102,26 @@ static void run_command(struct worker *worker, const struct message *command) {
     worker_send(worker, &left);
 }
 
+void worker_nudge(struct worker *worker) {
+    atomic_store(&worker->nudged, 1);
+    bell_ring(worker->bell);
+}
+
+static bool was_nudged(struct worker *worker) { return atomic_load(&worker->nudged) && atomic_exchange(&worker->nudged, 0); }
+
 /* `busy` is raised before a command leaves the ring, so that an empty ring and an idle worker together mean: nothing is under way. */
 struct message worker_loop(struct worker *worker) {
     struct message command;
     for (;;) {
         uint32_t seen = bell_seen(worker->bell);
         atomic_store(&worker->status->busy, 1);
-        while (ring_receive(worker->commands, &command)) {
+        for (;;) {
+            if (was_nudged(worker)) return (struct message){0};
+            if (!ring_receive(worker->commands, &command)) break;
             if (command.kind != RUN) return command;
             run_command(worker, &command);
         }
-        atomic_store(&worker->status->busy, 0);
+        if (!worker->background) atomic_store(&worker->status->busy, 0);
         bell_wait(worker->bell, seen, worker->spin_us, IDLE_US);
     }
 }

@@ -2,6 +2,7 @@
 #ifndef GANGWAY_WORKER_H
 #define GANGWAY_WORKER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "layout.h"
@@ -22,10 +23,14 @@ struct worker {
     uint32_t lease_count, io_count, spin_us;
     struct memory arena, io[MAX_FRONT_ENDS];
     const struct program *programs[MAX_MODELS]; /* by model_id; NULL: not loaded */
+    bool background;         /* other threads of the process work on commands: it is busy even while it waits */
+    _Atomic uint32_t nudged; /* one of them has something for the caller of worker_loop */
 };
 
 void worker_send(struct worker *worker, const struct message *message);
-/* Runs leases until a command of another kind arrives, which is the caller's to execute. */
+/* Runs leases until a command of another kind arrives, which is the caller's to execute, or a nudge (then the kind is 0). */
 struct message worker_loop(struct worker *worker);
+/* From any thread of the process: have worker_loop return soon, between two leases. */
+void worker_nudge(struct worker *worker);
 
 #endif

@@ -110,7 +110,7 @@ def test_one_name_in_two_repositories(tmp_path: Path) -> None:
     for repository in ("one", "two"):
         add_model(tmp_path / repository, "m")
     assert read_repository([tmp_path / "one", tmp_path / "two"]) == [
-        BrokenModel("m", 0, "more than one repository has it")
+        BrokenModel("m", 0, "model appears in two or more repositories")
     ]
 
 

@@ -1,0 +1,89 @@
+"""Models are loaded and unloaded by a thread of their own, while the worker goes on running leases.
+
+Opening a model takes a millisecond or, in onnxruntime, seconds; a gang whose rank was away for so long would stand
+still. The thread has the worker's core and a much lower priority: what it does costs the gangs about a hundredth. Only
+the thread that runs leases touches the worker itself: results come to it by a nudge.
+"""
+
+import os
+import queue
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gangway.artifact.reader import ArtifactError
+from gangway.executor import _native
+from gangway.executor.messages import Load, Loaded, Unload, Unloaded
+from gangway.executor.process import return_freed_memory
+from gangway.executor.program import load_program
+
+NICE: Final = 15
+SWITCH_SECONDS: Final = 0.0005  # how long it may hold the interpreter, which queries for onnxruntime need
+
+
+@dataclass(frozen=True)
+class _Done:
+    answer: Loaded | Unloaded
+    program: _native.Program | None
+
+
+class ModelJobs:
+    """Everything public is for the thread that calls `worker.loop`; `pending` jobs are not answered yet."""
+
+    def __init__(self, worker: _native.Worker, cache_dir: Path) -> None:
+        self._worker = worker
+        self._cache_dir = cache_dir
+        self._given: queue.SimpleQueue[Load | Unload] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
+        self._programs: dict[
+            int, _native.Program
+        ] = {}  # a second reference: what an unload frees is freed by the thread
+        self._thread: threading.Thread | None = None
+        self.pending = 0
+
+    def give(self, job: Load | Unload) -> None:
+        """Begin with a job; those before it are done first."""
+        if self._thread is None:
+            sys.setswitchinterval(SWITCH_SECONDS)
+            self._thread = threading.Thread(target=self._work, name="models", daemon=True)
+            self._thread.start()
+        if isinstance(job, Unload):
+            self._worker.set_program(job.model_id, None)
+        self.pending += 1
+        self._given.put(job)
+
+    def answer(self) -> None:
+        """Take over what has been loaded, and tell the scheduler what has been done."""
+        while not self._done.empty():
+            done = self._done.get()
+            self.pending -= 1
+            self._worker.set_program(done.answer.model_id, done.program)
+            self._worker.send(done.answer.pack())
+
+    def _work(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        try:
+            while True:
+                job = self._given.get()
+                self._done.put(self._load(job) if isinstance(job, Load) else self._unload(job))
+                self._worker.nudge()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)  # as whenever a worker fails: it is replaced
+
+    def _load(self, job: Load) -> _Done:
+        folder = self._cache_dir / job.key
+        try:
+            program = load_program(folder)
+        except (ArtifactError, OSError, ValueError) as error:
+            print(f"worker: cannot load {folder}: {error}", file=sys.stderr, flush=True)
+            return _Done(Loaded(job.model_id, False, str(error).replace(f"{folder}/", "")), None)
+        self._programs[job.model_id] = program
+        return _Done(Loaded(job.model_id, True), program)
+
+    def _unload(self, job: Unload) -> _Done:
+        self._programs.pop(job.model_id, None)  # unmaps weights and kernels, or ends onnxruntime's session
+        return_freed_memory()
+        return _Done(Unloaded(job.model_id), None)

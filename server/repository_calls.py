@@ -1,0 +1,128 @@
+"""What clients ask of the model repository, on its way to the supervisor, which alone loads and unloads models.
+
+A call has a number; its thread waits until the supervisor has answered that number. What comes with a load (a
+configuration, files) may be as large as a message: it stands in memory that the supervisor reads by itself.
+"""
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import grpc
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import RequestError, invalid, unavailable, unsupported
+from gangway.server.front_end_messages import CallKind, RepositoryAnswer, RepositoryCall
+
+MAX_WAITING = 16  # each has a thread, and maybe a model, for as long as it takes to compile one
+LOAD_SECONDS = 1800.0  # every wait ends; the load goes on
+INDEX_SECONDS = 5.0
+MAX_NAME_BYTES = 1024
+
+
+@dataclass
+class _Waiting:
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: RepositoryAnswer | None = None
+
+
+class RepositoryCalls:
+    """Safe for threads. `ask` says whether the supervisor could be told."""
+
+    def __init__(self, ask: Callable[[RepositoryCall], bool]) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._waiting: dict[int, _Waiting] = {}
+        self._refusal = ""
+        self._numbers = itertools.count(time.monotonic_ns())  # no number that was a predecessor's
+
+    def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        """Load or reload a model; return when it answers requests. Raises RequestError."""
+        _check(request.repository_name, request.model_name)
+        with _in_memory(request.SerializeToString() if request.parameters else b"") as path:
+            self._call("load", request.model_name, path)
+        return pb.RepositoryModelLoadResponse()
+
+    def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        """Unload a model; return when it takes no new requests. Raises RequestError.
+
+        No model depends on another one, so there are none that `unload_dependents` could mean.
+        """
+        _check(request.repository_name, request.model_name)
+        for name, parameter in request.parameters.items():
+            if name != "unload_dependents":
+                invalid(f"unrecognized unload parameter '{name}'")
+            if parameter.WhichOneof("parameter_choice") != "bool_param":
+                invalid("Unload parameter 'unload_dependents' must have bool type for its value")
+        self._call("unload", request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+    def refresh(self) -> None:
+        """Have the supervisor look what the repositories hold; if that is not possible, what was known stands."""
+        with contextlib.suppress(RequestError):
+            self._call("index", seconds=INDEX_SECONDS)
+
+    def answered(self, answer: RepositoryAnswer) -> None:
+        """The supervisor has answered."""
+        with self._lock:
+            waiting = self._waiting.get(answer.number)
+            if waiting is not None:  # else it was a predecessor's call, or waited too long
+                waiting.answer = answer
+                waiting.done.set()
+
+    def refuse(self, reason: str) -> None:
+        """Answer everything with UNAVAILABLE from now on, also what waits."""
+        with self._lock:
+            self._refusal = reason
+            for waiting in self._waiting.values():
+                waiting.done.set()
+
+    def _call(self, kind: CallKind, name: str = "", path: str = "", seconds: float = LOAD_SECONDS) -> None:
+        number, waiting = next(self._numbers), _Waiting()
+        with self._lock:
+            if self._refusal:
+                unavailable(self._refusal)
+            if len(self._waiting) >= MAX_WAITING:
+                unavailable(f"{MAX_WAITING} requests to the model repository wait for their answers, more cannot")
+            self._waiting[number] = waiting
+        try:
+            if not self._ask(RepositoryCall(number, kind, name, path)):
+                unavailable("the model repository cannot be asked now")
+            waiting.done.wait(seconds)
+        finally:
+            with self._lock:
+                del self._waiting[number]
+        if waiting.answer is None:
+            unavailable(self._refusal or f"no answer from the model repository within {seconds:.0f} seconds")
+        if waiting.answer.code != grpc.StatusCode.OK.name:
+            raise RequestError(grpc.StatusCode[waiting.answer.code], waiting.answer.message)
+
+
+def _check(repository: str, name: str) -> None:
+    if repository:
+        unsupported("'repository_name' specification is not supported")
+    if not name or len(name.encode()) > MAX_NAME_BYTES or "/" in name or not name.isprintable():
+        invalid(f"invalid model name '{name[:80]}': expected 1 to {MAX_NAME_BYTES} printable bytes without '/'")
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """Give a path under which the supervisor finds the content, empty for none."""
+    if not content:
+        yield ""
+        return
+    try:
+        descriptor = os.memfd_create("gangway-load", os.MFD_CLOEXEC)
+    except OSError as error:
+        unavailable(f"no memory for the request: {error}")
+    with open(descriptor, "wb", buffering=0) as file:
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[file.write(view) :]
+        except OSError as error:
+            unavailable(f"no memory for the request: {error}")
+        yield f"/proc/{os.getpid()}/fd/{descriptor}"

@@ -1,0 +1,115 @@
+"""`model_warmup` of config.pbtxt: requests that a model answers before it is ready.
+
+They are checked as clients' requests are, and go the same way, from the supervisor's own io segment.
+"""
+
+import math
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from gangway.artifact.datatypes import DTYPES
+from gangway.executor.frames import join_strings
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
+from gangway.server.control import ModelLoadError
+from gangway.server.data_plane import DataPlane
+from gangway.server.errors import RequestError
+from gangway.server.front_end_messages import ModelReady
+from gangway.server.isolated import run_once
+from gangway.server.model_config import ConfigError, datatype_name
+from gangway.server.models import Models, item_bytes
+from gangway.server.plan import Planner
+
+FOLDER: Final = "warmup"  # in the model's folder: what `input_data_file` names
+MAX_RUNS: Final = 10_000  # of all samples together
+MAX_SAMPLE_BYTES: Final = 256 << 20  # as much as one message may have
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request, to be sent `count` times: a ModelInferRequest without contents, and the contents."""
+
+    name: str
+    header: bytes
+    contents: tuple[bytes, ...]
+    count: int
+
+
+def samples_of(config: ModelConfig, folder: Path) -> list[Sample]:
+    """Return the samples of a completed configuration. Raises ConfigError, also where a file cannot be read."""
+    samples = [_sample(config, warmup, folder) for warmup in config.model_warmup]
+    if (runs := sum(sample.count for sample in samples)) > MAX_RUNS:
+        raise ConfigError(f"model_warmup: {runs} requests in all, at most {MAX_RUNS} are possible")
+    return samples
+
+
+def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: threading.Event) -> None:
+    """Have a loaded model answer the samples. Blocks until it has, or `stop` is set. Raises ModelLoadError."""
+    planner = Planner(Models().updated(ready))
+    for sample in samples:
+        try:
+            plan = planner.plan(sample.header, has_raws=True)
+            contents = plan.contents([memoryview(content) for content in sample.contents])
+            for _ in range(sample.count):
+                run_once(plane, plan.call, contents, stop, plan.shapes.rows)
+        except (RequestError, ModelLoadError) as error:
+            raise ModelLoadError(f"model_warmup '{sample.name}': {error}") from error
+
+
+def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path) -> Sample:
+    where = f"model_warmup '{warmup.name}'"
+    if warmup.batch_size < 1 or (warmup.batch_size > 1 and not config.max_batch_size):
+        expected = f"1 to {config.max_batch_size}" if config.max_batch_size else "1"
+        raise ConfigError(f"{where}: batch_size is {warmup.batch_size}, expected {expected}")
+    request = pb.ModelInferRequest(model_name=config.name)
+    contents = []
+    for name, given in warmup.inputs.items():
+        if min(given.dims, default=0) < 0:
+            raise ConfigError(f"{where}: input '{name}' needs fixed dims, got {list(given.dims)}")
+        shape = [warmup.batch_size] * bool(config.max_batch_size) + list(given.dims)
+        datatype = datatype_name(given.data_type)
+        if datatype not in (*DTYPES, "BYTES"):
+            raise ConfigError(f"{where}: input '{name}' has no data_type")
+        if math.prod(shape) * (item_bytes(datatype) or 1) > MAX_SAMPLE_BYTES:
+            raise ConfigError(f"{where}: input '{name}' is larger than {MAX_SAMPLE_BYTES} bytes")
+        request.inputs.add(name=name, datatype=datatype, shape=shape)
+        contents.append(_content(given, datatype, math.prod(shape), f"{where}: input '{name}'", folder))
+    return Sample(warmup.name, request.SerializeToString(), tuple(contents), max(warmup.count, 1))
+
+
+def _content(given: ModelWarmup.Input, datatype: str, elements: int, where: str, folder: Path) -> bytes:
+    match given.WhichOneof("input_data_type"):
+        case "zero_data":
+            return join_strings([b""] * elements) if datatype == "BYTES" else bytes(elements * item_bytes(datatype))
+        case "random_data":
+            return _random(datatype, elements)
+        case "input_data_file":
+            return _file(folder, given.input_data_file, where)
+        case _:
+            raise ConfigError(f"{where}: expected zero_data, random_data or input_data_file")
+
+
+def _file(folder: Path, name: str, where: str) -> bytes:
+    path = Path(folder / FOLDER / name)
+    if ".." in path.parts or Path(name).is_absolute():
+        raise ConfigError(f"{where}: input_data_file '{name}' leaves the folder {FOLDER}")
+    try:
+        if path.stat().st_size > MAX_SAMPLE_BYTES:
+            raise ConfigError(f"{where}: input_data_file '{name}' is larger than {MAX_SAMPLE_BYTES} bytes")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: input_data_file '{name}' cannot be read: {error}") from error
+
+
+def _random(datatype: str, elements: int) -> bytes:
+    """Return the same numbers each time: floats in [0, 1), integers in 0 to 127, which most models can do with."""
+    source = np.random.default_rng(0)
+    if datatype == "BYTES":
+        return join_strings([b"%d" % value for value in source.integers(0, 128, elements)])
+    dtype = DTYPES[datatype]
+    if dtype.kind == "f":
+        return source.random(elements).astype(dtype).tobytes()
+    return source.integers(0, 2 if dtype.kind == "b" else 128, elements).astype(dtype).tobytes()

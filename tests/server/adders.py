@@ -1,0 +1,98 @@
+"""Tiny models that add a number, so that an answer tells which file it comes from; and a server with some of them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import tritonclient.grpc as triton
+from gangway.artifact.cache import Cache
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.live_server import LiveServer
+
+TIMEOUT_S = 30
+COMPILED = (1, 2, 3)  # numbers that are in the cache
+
+
+def adder(number: float) -> bytes:
+    """y = x + number, four columns."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in "xy")
+    number_tensor = numpy_helper.from_array(np.full((1, 4), number, np.float32), "number")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "number"], ["y"])], "adder", [x], [y], [number_tensor])
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def write(repository: Path, name: str, number: float, version: int = 1, config: str | None = None) -> Path:
+    """Write a version of a model, replacing files as a careful owner does: each in one step."""
+    folder = repository / name / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace(folder / "model.onnx", adder(number))
+    if config is not None:
+        replace(repository / name / "config.pbtxt", config.encode())
+    return repository / name
+
+
+def replace(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}")
+    beside.write_bytes(content)
+    beside.rename(path)
+
+
+def fill_cache(folder: Path, *others: Path) -> Path:
+    """Compile the models here, and others: one import of TVM for all."""
+    for number in COMPILED:
+        (folder / f"{number}.onnx").write_bytes(adder(number))
+    for path in (*folder.glob("*.onnx"), *others):
+        compile_model(path, "adder", Cache(folder / "cache"), detect(), lambda *progress: None)
+    return folder / "cache"
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """A server whose models change."""
+
+    server: LiveServer
+    client: triton.InferenceServerClient
+    repository: Path
+    second: Path  # another repository
+    temporary: Path  # where the server keeps files of requests
+
+    def uploads(self) -> list[Path]:
+        """Return the folders of models whose files came in requests."""
+        return list(self.temporary.glob("gangway-override-*/*"))
+
+    def added(self, name: str, version: str = "", rows: int = 1) -> float:
+        """Return the number that a model adds."""
+        tensor = triton.InferInput("x", [rows, 4], "FP32")
+        tensor.set_data_from_numpy(np.full((rows, 4), 10, np.float32))
+        answer = self.client.infer(name, [tensor], version, client_timeout=TIMEOUT_S).as_numpy("y")
+        assert answer.shape == (rows, 4)
+        assert (answer == answer[0, 0]).all()
+        return float(answer[0, 0]) - 10
+
+    def index(self) -> dict[tuple[str, str], tuple[str, str]]:
+        """Return state and reason by name and version."""
+        models = self.client.get_model_repository_index().models
+        return {(model.name, model.version): (model.state, model.reason) for model in models}
+
+    def state(self, name: str, version: str = "1") -> tuple[str, str]:
+        return self.index().get((name, version), ("", ""))
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not is_so():
+            assert time.monotonic() < deadline, self.server.log.read_text()
+            time.sleep(0.02)
+
+    def wait_for_unloaded(self, name: str, version: str = "1") -> None:
+        self.wait_until(lambda: self.state(name, version) == ("UNAVAILABLE", "unloaded"))
+
+
+def flags(cache_dir: Path, second: Path, *more: str) -> Sequence[str]:
+    return [f"--cache-dir={cache_dir}", f"--model-repository={second}", *more]
