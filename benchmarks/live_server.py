@@ -65,8 +65,13 @@ class LiveServer:
 
 
 @contextmanager
-def live_server(repository: Path, flags: Sequence[str] = ()) -> Iterator[LiveServer]:
-    """Serve a repository on a free port until the block ends. Raises RuntimeError with the log's end if it fails."""
+def live_server(
+    repository: Path, flags: Sequence[str] = (), credentials: grpc.ChannelCredentials | None = None
+) -> Iterator[LiveServer]:
+    """Serve a repository on a free port until the block ends; `credentials` if the flags ask for TLS.
+
+    Raises RuntimeError with the log's end if it fails.
+    """
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("wb") as log:
         url = f"127.0.0.1:{free_port()}"
         address, port = url.split(":")
@@ -77,7 +82,7 @@ def live_server(repository: Path, flags: Sequence[str] = ()) -> Iterator[LiveSer
         begin = time.monotonic()
         process = subprocess.Popen([*GANGWAY, "serve", *options], stdout=log, stderr=subprocess.STDOUT)
         try:
-            wait_until_ready(url, process, Path(log.name))
+            wait_until_ready(url, process, Path(log.name), credentials)
             metrics_url = f"http://{address}:{metrics_port}/metrics"
             yield LiveServer(url, process, Path(log.name), time.monotonic() - begin, metrics_url)
         finally:
@@ -107,10 +112,12 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_ready(
+    url: str, process: subprocess.Popen[bytes], log: Path, credentials: grpc.ChannelCredentials | None = None
+) -> None:
     """Return as soon as a server is ready. Raises RuntimeError with the log's end when that is not to be expected."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    with raw_channel(url) as channel:
+    with raw_channel(url, credentials) as channel:
         while not _is_ready(channel):
             if process.poll() is not None:
                 raise RuntimeError(f"the server ended with status {process.returncode}:\n{_tail(log)}")

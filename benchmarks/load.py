@@ -119,8 +119,10 @@ def relative_error(got: Array, wanted: Array) -> float:
     return float(np.abs(got.astype(np.float64) - reference).max() / np.abs(reference).max())
 
 
-def raw_channel(url: str) -> grpc.Channel:
+def raw_channel(url: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
     """Return a channel for messages of any size that reconnects without patience."""
+    if credentials is not None:
+        return grpc.secure_channel(url, credentials, options=UNLIMITED_MESSAGES + EAGER)
     return grpc.insecure_channel(url, options=UNLIMITED_MESSAGES + EAGER)
 
 

@@ -8,8 +8,8 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.errors import RequestError, unsupported
 from gangway.server.models import Models, ServedModel, Tensor
+from gangway.server.options.general import SERVER_NAME
 
-SERVER_NAME = "gangway"
 EXTENSIONS = (  # only what works
     "model_configuration",
     "model_repository",
@@ -28,8 +28,9 @@ class Answers:
     `memory_bytes` says what a model holds, 0 if that is not known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = SERVER_NAME) -> None:
         self.models = Models()
+        self._name = name
         self.ready = False
         self.memory_bytes: Callable[[ServedModel], int] = lambda model: 0
         self.strict_readiness = True
@@ -55,7 +56,7 @@ class Answers:
 
     def server_metadata(self, _request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Return name, version and the extensions that work."""
-        return pb.ServerMetadataResponse(name=SERVER_NAME, version=self._version, extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(name=self._name, version=self._version, extensions=EXTENSIONS)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """Return versions, inputs and outputs of a model."""

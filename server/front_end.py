@@ -39,15 +39,17 @@ from gangway.server.front_end_messages import (
 )
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc_front_end import GrpcFrontEnd
+from gangway.server.health import Health
 from gangway.server.inference import Inference
+from gangway.server.listen_address import forget, is_taken, why_not_listening
 from gangway.server.memory_keeper import MemoryKeeper
-from gangway.server.methods import health_check_of, methods_of
+from gangway.server.methods import methods_of
 from gangway.server.metrics.reading import memory_bytes
 from gangway.server.metrics.service import serve_metrics
 from gangway.server.models import Models
 from gangway.server.options.logs import log_level
 from gangway.server.options.serve_options import ServeOptions
-from gangway.server.process import keep_freed_memory
+from gangway.server.process import allow_many_descriptors, keep_freed_memory
 from gangway.server.region_methods import RegionMethods
 from gangway.server.regions import Regions
 from gangway.server.repository_calls import RepositoryCalls
@@ -55,6 +57,7 @@ from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics_log import StatisticsLog
 from gangway.server.stream import StreamLimits
 from gangway.server.streams import Streams
+from gangway.server.tls_files import TlsError
 
 IDLE_POLL_SECONDS = 0.005
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
@@ -62,6 +65,10 @@ STOPPING = "the server is stopping"
 TELL_AGAIN_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
+
+
+class CannotListenError(Exception):
+    """The address cannot be had; the message says why."""
 
 
 class FrontEnd:
@@ -79,7 +86,7 @@ class FrontEnd:
         self._inference = Inference(plane, ShapeWatch(tell), regions)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self._inference.infer_parts, plane.slots.slots, limits)
-        self._answers = Answers()
+        self._answers = Answers(options.general.id)
         self._tell = tell
         self.repository = RepositoryCalls(ask)
         self.log = StatisticsLog(lambda: self.models)
@@ -87,9 +94,9 @@ class FrontEnd:
             self._inference,
             self.streams,
             methods_of(self._answers, RegionMethods(regions), self.repository),
-            health_check_of(self._answers),
+            Health(self._answers),
             plane.slots.slots,
-            options.grpc.max_message_bytes,
+            options.grpc,
         )
 
     @property
@@ -105,6 +112,22 @@ class FrontEnd:
     def tell_memory(self, control: ControlSegment) -> None:
         """Have ModelStatistics say what models hold, as the scheduler writes it into the control segment."""
         self._answers.memory_bytes = lambda model: memory_bytes(model, control)
+
+    def listen(self, target: str) -> str:
+        """Serve gRPC at "host:port" or "unix:PATH", and return it with the port it has; do nothing for "".
+
+        Raises CannotListenError.
+        """
+        if not target:
+            return ""
+        if is_taken(target):
+            raise CannotListenError(why_not_listening(target))
+        try:
+            address = self.server.bind(target)
+        except RuntimeError:
+            raise CannotListenError(why_not_listening(target)) from None
+        self.server.start()
+        return address
 
     def handle(self, message: FrontEndMessage) -> None:
         """Do what the supervisor says. Returns from Drain when the last request has ended."""
@@ -150,17 +173,6 @@ def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPl
     return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell, options.spin_us)
 
 
-def why_not_listening(address: str) -> str:
-    """Say why the address ("host:port") cannot be had, by trying again in a way that tells."""
-    host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host.strip("[]"), int(port)), family=family).close()
-    except OSError as error:
-        return f"cannot listen on {address}: {error.strerror or error}"
-    return f"cannot listen on {address}"
-
-
 def tell(supervisor: socket.socket, message: bytes) -> bool:
     """Send without ever waiting; say whether there was room."""
     try:
@@ -179,28 +191,24 @@ def run(options: FrontEndOptions) -> int:
     def say(message: FrontEndMessage) -> bool:
         return tell(supervisor, to_json(message))
 
-    front_end = FrontEnd(plane, options.serve, say, say)
-    front_end.tell_memory(control)
     memory = MemoryKeeper(lambda: plane.usage().heap_bytes)
     try:
-        port = front_end.server.bind(options.address)
-    except RuntimeError:  # gRPC does not say why
-        supervisor.send(to_json(BindFailed(why_not_listening(options.address))))
-        return 1
-    try:
+        front_end = FrontEnd(plane, options.serve, say, say)
         metrics_address = serve_metrics(options.serve.metrics, lambda: front_end.models, plane, control)
-    except OSError as error:
+        address = front_end.listen(options.address)
+    except (TlsError, OSError, CannotListenError) as error:
         supervisor.send(to_json(BindFailed(str(error))))
         return 1
-    front_end.server.start()
+    front_end.tell_memory(control)
     threading.Thread(target=front_end.log.run, name="statistics", daemon=True).start()
     threading.Thread(target=memory.run, name="memory", daemon=True).start()
     threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
-    supervisor.send(to_json(Listening(f"{options.address.rpartition(':')[0]}:{port}", metrics_address)))
+    supervisor.send(to_json(Listening(address, metrics_address)))
     while data := supervisor.recv(MAX_MESSAGE_BYTES):
         message = from_json(data)
         front_end.handle(message)
         if isinstance(message, Drain):
+            forget(address)
             # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
             os._exit(0)
     _log.error("the supervisor is gone")
@@ -215,6 +223,7 @@ def main(argv: list[str]) -> int:
     level = log_level(options.serve.logs)
     logging.basicConfig(level=level, format="%(asctime)s front end: %(message)s")
     keep_freed_memory()
+    allow_many_descriptors()
     return run(options)
 
 

@@ -1,30 +1,37 @@
 """The gRPC server: methods of the protocol to functions, refusals to status codes. Nothing here knows what a tensor is.
 
 Synchronous grpcio with a thread pool: measured, it needs 1.6 times less CPU per request than its asyncio sibling.
-Handlers get and return bytes, so that ModelInfer can leave the tensors where they are.
+Handlers get and return bytes, so that ModelInfer can leave the tensors where they are. What comes before them is in
+`grpc_gate.py`.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, TypeAlias
 
 import grpc
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.counting_pool import CountingPool
 from gangway.server.errors import RequestError, invalid
+from gangway.server.grpc_channel import channel_options
+from gangway.server.grpc_credentials import Certificates
+from gangway.server.grpc_gate import MAX_ARRIVING, MAX_PLAIN, Gate, GatedService, MethodHandler
+from gangway.server.health import MAX_WATCHERS, Health
 from gangway.server.inference import Inference
+from gangway.server.listen_address import UNIX, port_of
 from gangway.server.methods import AnyMethod
+from gangway.server.options.grpc import GrpcOptions
 from gangway.server.streams import Streams
 from google.protobuf.message import DecodeError
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 SPARE_THREADS = 16  # refuse what is too much, and answer health checks, while every slot's thread waits
+MAX_CALLS = 16384  # that have a thread or wait for one; gRPC answers RESOURCE_EXHAUSTED to more
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 StreamHandler = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
-MethodHandler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"  # not subscriptable at run time
 Handlers: TypeAlias = dict[str, MethodHandler]
 
 
@@ -36,40 +43,47 @@ class GrpcFrontEnd:
         inference: Inference,
         streams: Streams,
         methods: Mapping[str, AnyMethod],
-        health_check: AnyMethod,
+        health: Health,
         max_in_flight: int,
-        max_message_bytes: int,
+        options: GrpcOptions,
     ) -> None:
-        self._server = grpc.server(
-            # Each open stream keeps a thread, so these are there besides those that other calls need.
-            ThreadPoolExecutor(max_in_flight + SPARE_THREADS + streams.limits.streams, thread_name_prefix="grpc"),
-            options=[
-                # By default a second server on the same port would silently get every other connection.
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", max_message_bytes),
-                ("grpc.max_send_message_length", max_message_bytes),
-            ],
-        )
+        """Make a server that does not listen yet. Raises TlsError or OSError if its certificates cannot be used."""
+        self._certificates = Certificates(options.tls) if options.tls else None
+        self._gate = Gate(options.restrictions, options.max_message_bytes)
+        # Threads are started as they are needed. Each open stream keeps one.
+        waiting = MAX_PLAIN + MAX_ARRIVING + streams.limits.streams + MAX_WATCHERS
+        self._pool = CountingPool(max_in_flight + waiting + SPARE_THREADS, "grpc")
+        self._server = grpc.server(self._pool, options=channel_options(options), maximum_concurrent_rpcs=MAX_CALLS)
         handlers = _unimplemented_handlers() | {name: _message_handler(method) for name, method in methods.items()}
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_guarded(inference.infer))
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(_guarded_stream(streams.serve))
         self._add(INFERENCE_SERVICE, handlers)
-        self._add(HEALTH_SERVICE, {"Check": _message_handler(health_check)})
+        watch: MethodHandler = grpc.unary_stream_rpc_method_handler(health.watch)
+        self._add(HEALTH_SERVICE, {"Check": _message_handler(health.check), "Watch": watch})
 
-    def bind(self, address: str) -> int:
-        """Take the address ("host:port") and return the port. Raises RuntimeError if it cannot be had."""
-        return self._server.add_insecure_port(address)
+    def bind(self, target: str) -> str:
+        """Take the address ("host:port" or "unix:PATH") and return it with the port that it has got.
+
+        Raises RuntimeError if it cannot be had.
+        """
+        if self._certificates is None:
+            port = self._server.add_insecure_port(target)
+        else:
+            port = self._server.add_secure_port(target, self._certificates.credentials())
+        return target if target.startswith(UNIX) else port_of(target, port)
 
     def start(self) -> None:
         """Answer requests from now on."""
+        self._gate.watchman.start()
         self._server.start()
 
     def stop(self, grace_seconds: float) -> None:
         """Accept nothing new, return when the running requests have ended, or cancel them after the grace time."""
         self._server.stop(grace_seconds).wait(grace_seconds + 1.0)
+        self._gate.watchman.stop()
 
     def _add(self, service: str, handlers: Handlers) -> None:
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        self._server.add_generic_rpc_handlers((GatedService(service, handlers, self._gate, self._pool),))
 
 
 def _message_handler(method: AnyMethod) -> MethodHandler:

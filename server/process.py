@@ -1,6 +1,8 @@
 """What a process asks of the C library for itself."""
 
 import ctypes
+import resource
+from contextlib import suppress
 from typing import Final
 
 _M_TRIM_THRESHOLD: Final = -1
@@ -25,3 +27,10 @@ def keep_freed_memory() -> None:
 def return_freed_memory() -> None:
     """Return all memory to the kernel that malloc keeps, this once."""
     _libc.malloc_trim(0)
+
+
+def allow_many_descriptors() -> None:
+    """Let the process open as many files as its hard limit says: the usual soft one ends at 1024 connections."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # some systems name a hard limit that they do not grant
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -24,15 +24,22 @@ def print_summary(
     console = Console(highlight=False)
     if loaded or broken:
         console.print(_model_table(loaded, broken))
-    host, _, port = address.rpartition(":")
-    host = "localhost" if host in ("0.0.0.0", "[::]") else host
     cores = ", ".join(map(str, options.general.cores))
     console.print(f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.general.scheduler}")
-    console.print(f"gRPC       {address}")
+    if address:
+        console.print(f"gRPC       {address}" + ", TLS" * bool(options.grpc.tls))
     if metrics_address:
         console.print(f"metrics    http://{metrics_address}/metrics")
-    if loaded:
-        console.print(f"try        gangway client {loaded[0].ready.name} --url {host}:{port}", soft_wrap=True)
+    if loaded and address and not options.grpc.tls:
+        console.print(f"try        gangway client {loaded[0].ready.name} --url {client_url(address)}", soft_wrap=True)
+
+
+def client_url(address: str) -> str:
+    """Return what a client on this machine connects to."""
+    for everywhere in ("0.0.0.0:", "[::]:"):
+        if address.startswith(everywhere):
+            return "localhost:" + address.removeprefix(everywhere)
+    return address
 
 
 def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -> Table:

@@ -87,7 +87,7 @@ class Supervisor:
         self._compiler.give_way()
         metrics = self._front_end.metrics_address
         print_summary(self._options, address, metrics, self._compiler.target, self._models.loaded, self._models.broken)
-        _log.info("ready: gRPC on %s", address)
+        _log.info("ready: %s", f"gRPC on {address}" if address else "no gRPC")
         poll_seconds = self._options.repository.poll_seconds if self._options.repository.mode == "poll" else 0.0
         poller = RepositoryPoller(self._models, poll_seconds, found)
         await asyncio.gather(self._loader.compile_shapes(), self._profiles.run(), poller.run())

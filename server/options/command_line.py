@@ -1,8 +1,10 @@
 """The parser of `gangway serve`, made of the groups."""
 
 import argparse
+import sys
+from typing import NoReturn
 
-from gangway.server.options import general, grpc, http, logs, metrics, models, repository, traces
+from gangway.server.options import compatibility, general, grpc, http, logs, metrics, models, repository, traces
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.options.values import OptionError
 
@@ -21,13 +23,24 @@ The latency target of a model stands in its config.pbtxt:
 SIGTERM and SIGINT refuse new requests, finish the running ones and exit with 0.
 """
 
-GROUPS = (repository, models, general, grpc, http, metrics, traces, logs)  # in the order of the help
+USAGE = "gangway serve --model-repository DIR [OPTIONS]"
+GROUPS = (repository, models, general, grpc, http, metrics, traces, logs, compatibility)  # in the order of the help
+
+
+class Parser(argparse.ArgumentParser):
+    """Does not list a hundred flags when one is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and leave with status 2."""
+        print(f"gangway serve: error: {message}\nusage: {USAGE}; --help lists all options", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of `gangway serve`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gangway serve",
+        usage=USAGE,
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -35,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     for group in GROUPS:
         group.add_flags(parser.add_argument_group(group.TITLE))
+    compatibility.add_refused_flags(parser.add_argument_group(compatibility.REFUSED_TITLE))
     return parser
 
 
@@ -52,6 +66,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
             metrics=metrics.read(arguments),
             traces=traces.read(arguments),
             logs=logs.read(arguments),
+            compatibility=compatibility.read(arguments),
         )
     except OptionError as error:
         parser.error(f"argument {error.flag}: {error}")

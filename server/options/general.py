@@ -9,12 +9,17 @@ from gangway.executor.cores import available_cores
 from gangway.server.options.values import integer, seconds, writable_file
 
 TITLE = "server"
+SERVER_NAME = "gangway"
+MAX_NAME_CHARACTERS = 256
 
 
 @dataclass(frozen=True)
 class GeneralOptions:
-    """`cores` are CPU numbers, in order; each gets one pinned worker. Times are in seconds."""
+    """`id` is the name that clients are told. `cores` are CPU numbers, in order; each gets one pinned worker. Times are
+    in seconds.
+    """
 
+    id: str = SERVER_NAME
     cores: tuple[int, ...] = ()
     cache_dir: Path = field(default_factory=default_cache_dir)
     scheduler: str = ""  # the parser knows the default: only it loads the policies
@@ -30,6 +35,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
     from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES  # noqa: PLC0415 - not in the front end
 
     add = parser.add_argument
+    add("--id", type=_name, default=SERVER_NAME, metavar="NAME", help="the server's name in its metadata (%(default)s)")
     add("--cores", type=_cores, default="all", metavar="LIST",
         help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
     add("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR",
@@ -52,6 +58,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
 def read(arguments: argparse.Namespace) -> GeneralOptions:
     """Return the values."""
     return GeneralOptions(
+        id=arguments.id,
         cores=arguments.cores,
         cache_dir=arguments.cache_dir,
         scheduler=arguments.scheduler,
@@ -77,4 +84,10 @@ def _scheduler(text: str) -> str:
         make_policy(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _name(text: str) -> str:
+    if not text.isprintable() or not 0 < len(text) <= MAX_NAME_CHARACTERS:
+        raise argparse.ArgumentTypeError(f"a name has 1 to {MAX_NAME_CHARACTERS} characters that can be printed")
     return text

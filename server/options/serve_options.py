@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from gangway.server.options.compatibility import CompatibilityOptions
 from gangway.server.options.general import GeneralOptions
 from gangway.server.options.grpc import GrpcOptions
 from gangway.server.options.http import HttpOptions
@@ -24,3 +25,9 @@ class ServeOptions:
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     traces: TraceOptions = field(default_factory=TraceOptions)
     logs: LogOptions = field(default_factory=LogOptions)
+    compatibility: CompatibilityOptions = field(default_factory=CompatibilityOptions)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the log shall say once: flags that were given and have no effect."""
+        return (*self.compatibility.warnings, *self.grpc.warnings)

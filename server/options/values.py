@@ -7,8 +7,10 @@ not a port".
 import math
 import os
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from gangway.server.restriction import Restriction, Restrictions, parse_restriction
 
 INT32_MAX = (1 << 31) - 1
 _TRUE = ("true", "1")
@@ -90,3 +92,19 @@ def writable_file(text: str) -> Path:
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ArgumentTypeError(f"{path} cannot be written")
     return path
+
+
+def restriction(text: str) -> Restriction:
+    """Return a restriction of protocols."""
+    try:
+        return parse_restriction(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def restrictions(flag: str, parts: Sequence[Restriction]) -> Restrictions:
+    """Return what all occurrences of a flag say together. Raises OptionError."""
+    together = Restrictions(tuple(parts))
+    if (category := together.twice()) is not None:
+        raise OptionError(flag, f"'{category}' is given more than once")
+    return together

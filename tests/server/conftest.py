@@ -8,7 +8,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -145,8 +146,9 @@ class Server:
     max_message_bytes: int = MAX_MESSAGE_BYTES
 
 
-@pytest.fixture(scope="module")
-def running_server() -> Iterator[Server]:
+@contextmanager
+def front_end_server(options: GrpcOptions) -> Iterator[Server]:
+    """A front end of its own. Nothing of it is left at the end."""
     control = ControlSegment.create(ControlLayout(workers=1, front_ends=1, leases=1))
     io = Segment.create(IO_BYTES, "test-io")
     slots = SlotTable(io, SLOTS)
@@ -155,19 +157,31 @@ def running_server() -> Iterator[Server]:
     thread = threading.Thread(target=scheduler.run)
     thread.start()
     plane = DataPlane(io, slots, control.submit_rings[0], control.scheduler_bell)
-    options = ServeOptions(grpc=GrpcOptions(max_message_bytes=MAX_MESSAGE_BYTES))
-    front_end = FrontEnd(plane, options, stream_limits=STREAM_LIMITS)
-    address = f"127.0.0.1:{front_end.server.bind('127.0.0.1:0')}"
-    front_end.server.start()
+    limits = replace(STREAM_LIMITS, message_bytes=options.max_message_bytes)
+    front_end = FrontEnd(plane, ServeOptions(grpc=options), stream_limits=limits)
+    address = front_end.listen("127.0.0.1:0")
     for model in MODELS:
         front_end.handle(model)
     front_end.handle(InitialLoadDone())
     with triton.InferenceServerClient(address) as client:
-        yield Server(address, front_end, plane, scheduler, client)
+        yield Server(address, front_end, plane, scheduler, client, options.max_message_bytes)
     front_end.server.stop(5)
     scheduler.stop()
     thread.join(5)
     assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def running_server() -> Iterator[Server]:
+    with front_end_server(GrpcOptions(max_message_bytes=MAX_MESSAGE_BYTES)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def start_front_end() -> Iterator[Callable[[GrpcOptions], Server]]:
+    """Starts a front end with options of gRPC; it lives as long as the module's tests."""
+    with ExitStack() as stack:
+        yield lambda options: stack.enter_context(front_end_server(options))
 
 
 @pytest.fixture

@@ -186,3 +186,31 @@ def test_signals_are_left_to_the_supervisor(supervised: Supervised, number: sign
     os.kill(supervised.process.pid, number)
     supervised.send(Drain())
     assert supervised.process.wait(10) == 0
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    target = f"unix:{tmp_path}/grpc"
+    first = Supervised(target)
+    try:
+        with first.client() as client:
+            assert client.is_server_live()
+        second = Supervised(target)  # must not take the path away
+        try:
+            answer = second.receive()
+            assert isinstance(answer, BindFailed)
+            assert "it is in use" in answer.reason
+        finally:
+            second.close()
+        first.process.kill()
+        first.process.wait()
+        successor = Supervised(target)  # finds the file that the killed one left
+        try:
+            with successor.client() as client:
+                assert client.is_server_live()
+            successor.send(Drain())
+            assert successor.process.wait(10) == 0
+            assert list(tmp_path.iterdir()) == []
+        finally:
+            successor.close()
+    finally:
+        first.close()

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from gangway.executor.messages import Submit
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.answers import Answers
 from gangway.server.errors import RequestError
 from gangway.server.grpc_front_end import GrpcFrontEnd
+from gangway.server.health import Health
+from gangway.server.options.grpc import GrpcOptions
 from gangway.server.stream import StreamLimits
 from gangway.server.stream_call import StreamedCall
 from gangway.server.stream_messages import sequence_of
@@ -242,10 +245,10 @@ def test_requests_of_a_sequence_are_executed_one_after_the_other() -> None:
         infer = None
 
     streams = Streams(infer, 8, StreamLimits())
-    front_end = GrpcFrontEnd(OnlyStreams(), streams, {}, None, 8, 1 << 20)  # type: ignore[arg-type]
-    port = front_end.bind("127.0.0.1:0")
+    front_end = GrpcFrontEnd(OnlyStreams(), streams, {}, Health(Answers()), 8, GrpcOptions())  # type: ignore[arg-type]
+    address = front_end.bind("127.0.0.1:0")
     front_end.start()
-    with RawStream(f"127.0.0.1:{port}") as stream:
+    with RawStream(address) as stream:
         for number in range(5):
             for sequence in ("a", "b"):
                 request = pb.ModelInferRequest(id=f"{sequence}{number}")

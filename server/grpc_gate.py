@@ -1,0 +1,132 @@
+"""What stands before every gRPC method: who may call it, waiting for its message, inflating it.
+
+A gate makes of a handler another one that does all this first, in two forms. The plain one leaves waiting for the
+message to gRPC, which holds a thread until it has come, however long that takes. When many threads are held, calls get
+the other: it reads the message itself, so that a call whose message does not come can be found and ended
+(`stalled_calls.py`). That costs some 30 us of CPU, so it is not for everyone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import grpc
+from gangway.server.counting_pool import CountingPool
+from gangway.server.errors import RequestError, invalid, unavailable
+from gangway.server.inflate import inflated
+from gangway.server.restriction import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restriction, Restrictions
+from gangway.server.stalled_calls import StalledCalls, Watchman
+
+MAX_PLAIN = 256  # calls that hold a thread before others get the watched form
+MAX_ARRIVING = 256  # calls whose message has not come, each has a thread
+MAX_UNREAD = 8192  # calls whose answer has not been taken
+MAX_UNREAD_BYTES = 1 << 30
+FOLLOWED_BYTES = 64 * 1024  # of smaller answers the limit of calls on a connection is enough
+PATIENCE_S = 5.0
+
+MethodHandler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"  # not subscriptable at run time
+Context: TypeAlias = grpc.ServicerContext
+Behaviour: TypeAlias = Callable[[Any, Context], Any]  # message or messages to answer or answers
+Argument: TypeAlias = Callable[[Any, Context], Any]  # what comes to what a behaviour takes
+
+
+class Gate:
+    """For one server. `max_bytes` is the longest message, also after decompression."""
+
+    def __init__(self, restrictions: Restrictions, max_bytes: int, patience_s: float = PATIENCE_S) -> None:
+        self._restrictions = restrictions
+        self._max_bytes = max_bytes
+        self._arriving = StalledCalls(MAX_ARRIVING, 0, patience_s)
+        self._unread = StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, patience_s)
+        self.watchman = Watchman(self._arriving, self._unread)
+
+    def plain(self, method: str, handler: MethodHandler) -> MethodHandler:
+        """Return the handler of a method (by its name in the service) with the gate before it."""
+        restriction = self._restriction(method)
+        if handler.request_streaming:
+            assert handler.stream_stream is not None, "no method of the protocol answers many messages with one"
+            inner = self._entered(restriction, self._messages, handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(inner)
+        if handler.response_streaming:
+            return self.watched(method, handler)
+        assert handler.unary_unary is not None
+        return grpc.unary_unary_rpc_method_handler(
+            self._entered(restriction, self._inflated, self._followed(handler.unary_unary))
+        )
+
+    def watched(self, method: str, handler: MethodHandler) -> MethodHandler:
+        """Return the form that cannot hold a thread for ever."""
+        restriction = self._restriction(method)
+        if handler.unary_unary is not None:
+            inner = self._entered(restriction, self._arrived, self._followed(handler.unary_unary))
+            return grpc.stream_unary_rpc_method_handler(inner)
+        if handler.unary_stream is not None:
+            inner = self._entered(restriction, self._arrived, handler.unary_stream)
+            return grpc.stream_stream_rpc_method_handler(inner)
+        return self.plain(method, handler)
+
+    def _restriction(self, method: str) -> Restriction | None:
+        return self._restrictions.of(CATEGORY_OF_METHOD[method])
+
+    def _entered(self, restriction: Restriction | None, argument: Argument, inner: Behaviour) -> Behaviour:
+        def answer(messages: Any, context: Context) -> Any:
+            try:
+                if restriction is not None:
+                    admit(restriction, context)
+                message = argument(messages, context)
+            except RequestError as error:
+                context.abort(error.code, error.message)
+            return inner(message, context)
+
+        return answer
+
+    def _inflated(self, message: bytes, _context: Context) -> bytes:
+        return inflated(message, self._max_bytes)
+
+    def _arrived(self, messages: Iterator[bytes], context: Context) -> bytes:
+        """Wait for the one message of a call. What `messages` raises when the call ends is gRPC's own to catch."""
+        self._arriving.enter(context)
+        try:
+            message = next(messages)
+        except StopIteration:
+            invalid("the call has no message")
+        finally:
+            self._arriving.leave(context)
+        return inflated(message, self._max_bytes)
+
+    def _messages(self, messages: Iterator[bytes], _context: Context) -> Iterator[bytes]:
+        """Inflate as they are read; whoever reads gets RequestError for one that is damaged or too large."""
+        return (inflated(message, self._max_bytes) for message in messages)
+
+    def _followed(self, inner: Behaviour) -> Behaviour:
+        """Note a large answer until the client has taken it."""
+
+        def answer(message: Any, context: Context) -> bytes:
+            response: bytes = inner(message, context)
+            if len(response) >= FOLLOWED_BYTES:
+                self._unread.enter(context, len(response))
+                if not context.add_callback(lambda: self._unread.leave(context)):
+                    self._unread.leave(context)  # the call has ended already
+            return response
+
+        return answer
+
+
+class GatedService(grpc.GenericRpcHandler):
+    """A service's methods, each with the gate before it; `pool` tells how many calls hold a thread."""
+
+    def __init__(self, name: str, handlers: Mapping[str, MethodHandler], gate: Gate, pool: CountingPool) -> None:
+        self._pool = pool
+        self._plain = {f"/{name}/{method}": gate.plain(method, handler) for method, handler in handlers.items()}
+        self._watched = {f"/{name}/{method}": gate.watched(method, handler) for method, handler in handlers.items()}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "MethodHandler | None":
+        """Return the handler for a call that begins; None if the method is not this service's."""
+        crowded = self._pool.busy > MAX_PLAIN
+        return (self._watched if crowded else self._plain).get(handler_call_details.method)
+
+
+def admit(restriction: Restriction, context: Context) -> None:
+    """Return if the caller has sent what the restriction asks for. Raises RequestError, as Triton words it."""
+    key = GRPC_KEY_PREFIX + restriction.key
+    if not restriction.admits(value for name, value in context.invocation_metadata() if name == key):
+        unavailable(f"This protocol is restricted, expecting header '{key}'")

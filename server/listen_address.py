@@ -1,0 +1,41 @@
+"""Addresses that gRPC listens on: "host:port" or "unix:PATH"."""
+
+import os
+import socket
+from contextlib import suppress
+
+UNIX = "unix:"
+
+
+def port_of(target: str, port: int) -> str:
+    """Return "host:port" with another port."""
+    return f"{target.rpartition(':')[0]}:{port}"
+
+
+def why_not_listening(target: str) -> str:
+    """Say why an address cannot be had, by trying again in a way that tells; gRPC does not say."""
+    try:
+        if target.startswith(UNIX):
+            return f"cannot listen on {target}" + ": it is in use" * is_taken(target)
+        host, _, port = target.rpartition(":")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except OSError as error:
+        return f"cannot listen on {target}: {error.strerror or error}"
+    return f"cannot listen on {target}"
+
+
+def is_taken(target: str) -> bool:
+    """Say whether somebody listens on a "unix:PATH" already: gRPC would take the path away from them."""
+    if not target.startswith(UNIX):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(target.removeprefix(UNIX)) == 0
+
+
+def forget(target: str) -> None:
+    """Remove the file of a "unix:PATH" when nobody listens on it any more."""
+    if target.startswith(UNIX):
+        with suppress(OSError):
+            os.unlink(target.removeprefix(UNIX))

@@ -1,0 +1,262 @@
+"""The gRPC transport of a front end: who is admitted, compression, limits, and clients that stall."""
+
+import gzip
+import statistics
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from gangway.clients.connection import SERVICE
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos import health_pb2
+from gangway.server.front_end_messages import ModelUnavailable
+from gangway.server.grpc_gate import MAX_ARRIVING, MAX_PLAIN
+from gangway.server.options.grpc import Compression, GrpcOptions
+from gangway.server.restriction import CATEGORY_OF_METHOD, Category, Restrictions, parse_restriction
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.raw_connection import RawConnection
+
+Inputs = Callable[..., list[triton.InferInput]]
+HEALTH = "/grpc.health.v1.Health/"
+SECRET = {"triton-grpc-protocol-infer-key": "s3cret"}
+MAX_BYTES = 1 << 20
+
+
+def infer_message() -> bytes:
+    row = np.arange(16, dtype=np.int32).tobytes()
+    request = pb.ModelInferRequest(model_name="simple", raw_input_contents=[row, row])
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="INT32", shape=[1, 16])
+    return request.SerializeToString()
+
+
+def framed(message: bytes, compressed: bool = False) -> bytes:
+    return struct.pack(">BI", compressed, len(message)) + message
+
+
+# --- restricted protocols
+
+
+@pytest.fixture(scope="module")
+def restricted(start_front_end: Any) -> Any:
+    """Inference wants one key, all other categories another one."""
+    others = ",".join(category for category in Category if category is not Category.INFERENCE)
+    groups = ("inference:infer-key=s3cret", f"{others}:Other-Key=0ther")
+    return start_front_end(GrpcOptions(restrictions=Restrictions(tuple(map(parse_restriction, groups)))))
+
+
+def method_of(channel: grpc.Channel, name: str) -> Any:
+    """A method on bytes that reads all answers."""
+    path = HEALTH + name if name in ("Check", "Watch") else SERVICE + name
+    if name == "ModelStreamInfer":
+        streaming = channel.stream_stream(path)
+        return lambda metadata: list(streaming(iter([b""]), metadata=metadata, timeout=10))
+    if name == "Watch":
+        watching = channel.unary_stream(path)
+        return lambda metadata: next(watching(b"", metadata=metadata, timeout=10))
+    unary = channel.unary_unary(path)
+    return lambda metadata: unary(b"", metadata=metadata, timeout=10)
+
+
+@pytest.mark.parametrize("name", CATEGORY_OF_METHOD)
+def test_every_method_is_restricted(restricted: Any, name: str) -> None:
+    key, value = ("infer-key", "s3cret") if "Infer" in name else ("other-key", "0ther")
+    key = f"triton-grpc-protocol-{key}"
+    with grpc.insecure_channel(restricted.address) as channel:
+        call = method_of(channel, name)
+        for metadata in ((), ((key, "wrong"),), ((key, value[:-1]),), ((key[len("triton-grpc-") :], value),)):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(metadata)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert refused.value.details() == f"This protocol is restricted, expecting header '{key}'"
+        try:
+            call(((key, value),))
+        except grpc.RpcError as error:
+            assert "restricted" not in error.details()  # an empty message, or a method that is not served
+
+
+def test_a_client_with_the_key_is_served(restricted: Any, simple_inputs: Inputs) -> None:
+    result = restricted.client.infer("simple", simple_inputs(), headers=SECRET)
+    assert result.as_numpy("OUTPUT0").shape == (1, 16)
+    with pytest.raises(InferenceServerException, match="expecting header 'triton-grpc-protocol-infer-key'"):
+        restricted.client.infer("simple", simple_inputs())
+    assert restricted.client.is_server_live(headers={"triton-grpc-protocol-other-key": "0ther"})
+
+
+# --- compression
+
+
+@pytest.fixture(scope="module")
+def compressing(start_front_end: Any) -> Any:
+    return start_front_end(GrpcOptions(compression=Compression.HIGH, max_message_bytes=MAX_BYTES))
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate", None])
+def test_compressed_requests_and_answers(compressing: Any, simple_inputs: Inputs, algorithm: str | None) -> None:
+    result = compressing.client.infer("simple", simple_inputs(8), compression_algorithm=algorithm)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.arange(128, dtype=np.int32).reshape(8, 16) + 1)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen", "inflate"),
+    [("identity,deflate,gzip", "deflate", zlib.decompress), ("identity,gzip", "gzip", gzip.decompress)],
+)
+def test_answers_are_compressed_as_the_client_accepts(
+    compressing: Any, accepted: str, chosen: str, inflate: Callable[[bytes], bytes]
+) -> None:
+    headers, body = call(compressing.address, infer_message(), {"grpc-accept-encoding": accepted})
+    assert headers["grpc-encoding"] == chosen
+    assert body[0] == 1
+    response = pb.ModelInferResponse.FromString(inflate(body[5:]))
+    assert response.raw_output_contents[0] == (2 * np.arange(16, dtype=np.int32)).tobytes()
+
+
+def test_answers_stay_as_they_are_for_who_accepts_nothing(compressing: Any) -> None:
+    headers, body = call(compressing.address, infer_message(), {})
+    assert headers["grpc-status"] == "0"
+    assert body[0] == 0
+    assert pb.ModelInferResponse.FromString(body[5:]).model_name == "simple"
+
+
+def test_the_limit_holds_after_decompression(compressing: Any) -> None:
+    for compress, encoding in ((gzip.compress, "gzip"), (zlib.compress, "deflate")):
+        metadata = {"grpc-encoding": encoding}
+        headers, body = call(compressing.address, compress(infer_message()), metadata, compressed=True)
+        assert (headers["grpc-status"], len(body) > 0) == ("0", True)
+        headers, _ = call(compressing.address, compress(bytes(MAX_BYTES + 1)), metadata, compressed=True)
+        assert headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+
+
+def test_a_bomb_costs_no_more_than_a_message(compressing: Any) -> None:
+    compressor = zlib.compressobj(1)
+    bomb = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(128)) + compressor.flush()
+    assert len(bomb) < MAX_BYTES
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before_bytes = memory_bytes("VmRSS")
+    headers, _ = call(compressing.address, bomb, {"grpc-encoding": "deflate"}, compressed=True)
+    assert headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+    assert memory_bytes("VmHWM") - before_bytes < 32 << 20
+
+
+def memory_bytes(field: str) -> int:
+    """Resident memory of this process, now or at most."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def call(
+    address: str, message: bytes, metadata: dict[str, str], compressed: bool = False
+) -> tuple[dict[str, str], bytes]:
+    """One ModelInfer, seen from the wire."""
+    with RawConnection(address) as connection:
+        stream = connection.begin("ModelInfer", metadata)
+        connection.send_message(stream, framed(message, compressed))
+        return connection.answer(stream)
+
+
+# --- limits
+
+
+def test_messages_beyond_the_limit(compressing: Any) -> None:
+    headers, _ = call(compressing.address, infer_message() + bytes([0x7A]) + b"\x80\x80\x40" + bytes(MAX_BYTES), {})
+    assert headers["grpc-status"] == str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+
+
+def test_too_much_metadata(server: Any, simple_inputs: Inputs) -> None:
+    server.client.infer("simple", simple_inputs(), headers={"baggage": "x" * 12_000})
+    with pytest.raises(InferenceServerException, match="RESOURCE_EXHAUSTED"):
+        server.client.infer("simple", simple_inputs(), headers={"baggage": "x" * 20_000})
+    server.client.infer("simple", simple_inputs())
+
+
+def test_a_call_without_a_message(server: Any) -> None:
+    with RawConnection(server.address) as connection:
+        stream = connection.begin("ModelInfer")
+        connection.send(stream, b"", end=True)
+        headers, _ = connection.answer(stream)
+    assert headers["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
+    assert "requires exactly one request message" in headers["grpc-message"]
+
+
+# --- clients that stall
+
+
+def latency_ms(server: Any, inputs: list[triton.InferInput], count: int = 100) -> float:
+    times = []
+    for _ in range(count):
+        begin = time.monotonic()
+        server.client.infer("simple", inputs, client_timeout=10)
+        times.append(time.monotonic() - begin)
+    return statistics.median(times) * 1e3
+
+
+@pytest.fixture
+def half_sent(server: Any) -> Iterator[None]:
+    """Some hundred calls of which half a message has come, more than may wait for long."""
+    half = framed(infer_message())[:50]
+    with RawConnection(server.address) as connection:
+        for _ in range(MAX_PLAIN + MAX_ARRIVING + 50):
+            connection.send(connection.begin("ModelInfer"), half)
+        yield
+
+
+@pytest.fixture
+def answers_unread(server: Any) -> Iterator[None]:
+    """More calls than there are slots whose client takes no byte of the answer."""
+    with RawConnection(server.address, window_bytes=0) as connection:
+        for _ in range(5 * server.plane.slots.slots):
+            connection.send(connection.begin("ModelInfer"), framed(infer_message()), end=True)
+        yield
+
+
+def test_stalled_clients_do_not_hurt_the_others(
+    server: Any, simple_inputs: Inputs, request: pytest.FixtureRequest
+) -> None:
+    alone_ms = latency_ms(server, simple_inputs())
+    request.getfixturevalue("half_sent")
+    request.getfixturevalue("answers_unread")
+    assert latency_ms(server, simple_inputs()) < 2 * alone_ms + 2
+    assert server.client.is_server_ready()
+
+
+def test_a_half_sent_message_can_be_completed(server: Any) -> None:
+    message = framed(infer_message())
+    with RawConnection(server.address) as connection:
+        stream = connection.begin("ModelInfer")
+        connection.send(stream, message[:20])
+        other = connection.begin("ServerLive")
+        connection.send(other, framed(b""), end=True)
+        assert connection.answer(other)[0]["grpc-status"] == "0"
+        connection.send(stream, message[20:], end=True)
+        headers, body = connection.answer(stream)
+    assert headers["grpc-status"] == "0"
+    assert pb.ModelInferResponse.FromString(body[5:]).model_name == "simple"
+
+
+# --- health
+
+
+def test_watch_tells_every_change(start_front_end: Any) -> None:
+    server = start_front_end(GrpcOptions())
+    request = health_pb2.HealthCheckRequest().SerializeToString()
+    with grpc.insecure_channel(server.address) as channel:
+        watching = channel.unary_stream(HEALTH + "Watch")(request, timeout=30)
+        statuses = (health_pb2.HealthCheckResponse.FromString(answer).status for answer in watching)
+        assert next(statuses) == health_pb2.HealthCheckResponse.SERVING
+        server.front_end.handle(ModelUnavailable("broken", 1, "test"))
+        assert next(statuses) == health_pb2.HealthCheckResponse.NOT_SERVING
+        watching.cancel()
+        unknown = health_pb2.HealthCheckRequest(service="nobody").SerializeToString()
+        answer = next(channel.unary_stream(HEALTH + "Watch")(unknown, timeout=10))
+        assert health_pb2.HealthCheckResponse.FromString(answer).status == 3  # SERVICE_UNKNOWN
+        with pytest.raises(grpc.RpcError) as refused:
+            channel.unary_unary(HEALTH + "Check")(unknown, timeout=10)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND

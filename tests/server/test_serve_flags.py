@@ -1,0 +1,171 @@
+"""The command line of `gangway serve`: tritonserver's flags are honoured, accepted, or refused by name."""
+
+from pathlib import Path
+
+import pytest
+from gangway.server.options import ServeOptions, general, grpc, make_parser, parse_options
+from gangway.server.options.compatibility import ACCEPTED, REFUSED, REFUSED_TITLE, TITLE
+from gangway.server.options.grpc import Compression, GrpcOptions, KeepaliveOptions
+from gangway.server.restriction import Category
+
+NEEDED = "--model-repository=."
+# What `tritonserver --help` lists, without --help itself (release 2.73).
+TRITON = """
+id exit-timeout-secs log-verbose model-store model-repository model-load-retry-count model-namespacing
+enable-peer-access allow-grpc grpc-address grpc-port reuse-grpc-port grpc-header-forward-pattern
+grpc-infer-thread-count grpc-infer-allocation-pool-size grpc-max-response-pool-size grpc-use-ssl grpc-use-ssl-mutual
+grpc-server-cert grpc-server-key grpc-root-cert grpc-infer-response-compression-level grpc-keepalive-time
+grpc-keepalive-timeout grpc-keepalive-permit-without-calls grpc-http2-max-pings-without-data
+grpc-http2-min-recv-ping-interval-without-data grpc-http2-max-ping-strikes grpc-max-connection-age
+grpc-max-connection-age-grace grpc-restricted-protocol allow-sagemaker sagemaker-port sagemaker-safe-port-range
+sagemaker-thread-count allow-vertex-ai vertex-ai-port vertex-ai-thread-count vertex-ai-default-model
+allow-gpu-metrics backend-directory repoagent-directory cache-directory pinned-memory-pool-byte-size
+cuda-memory-pool-byte-size cuda-virtual-address-size min-supported-compute-capability buffer-manager-thread-count
+host-policy model-load-gpu-limit strict-model-config response-cache-byte-size trace-file trace-level trace-rate
+trace-count trace-log-frequency
+""".split()  # noqa: SIM905 - a list of words is easier to compare with the help
+
+
+def wrong(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """What is said of flags that make no sense."""
+    with pytest.raises(SystemExit) as left:
+        parse_options([NEEDED, *flags])
+    assert left.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_every_flag_of_tritonserver_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    help_text = make_parser().format_help()
+    assert [name for name in TRITON if f"--{name} " not in help_text and f"--{name}," not in help_text] == []
+
+
+def test_the_help_lists_what_has_no_effect_and_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # nothing is hyphenated
+    help_text = " ".join(make_parser().format_help().split())
+    accepted, refused = help_text.split(f"{TITLE}: ")[1].split(f"{REFUSED_TITLE}: ")
+    for flags, part, other in ((ACCEPTED, accepted, refused), (REFUSED, refused, accepted)):
+        for flag in flags:
+            assert f"{flag.name} {flag.metavar} {flag.reason}" in part
+            assert f"{flag.name} " not in other
+
+
+def test_flags_stand_in_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "flags.md").read_text()
+    groups = {group.title: group._group_actions for group in make_parser()._action_groups}
+    actions = [action for title in (general.TITLE, grpc.TITLE, TITLE, REFUSED_TITLE) for action in groups[title]]
+    missing = [name for action in actions for name in action.option_strings if f"`{name}`" not in text]
+    assert missing == []
+
+
+def test_defaults_are_those_of_the_dataclasses() -> None:
+    options = parse_options([NEEDED])
+    assert options.grpc == GrpcOptions()
+    assert options.grpc.keepalive == KeepaliveOptions()
+    assert options.logs == ServeOptions().logs
+    assert options.warnings == ()
+
+
+def test_values_of_grpc() -> None:
+    options = parse_options(
+        [
+            NEEDED,
+            "--allow-grpc=TRUE",
+            "--grpc-port=0",
+            "--grpc-address=::1",
+            "--reuse-grpc-port=1",
+            "--grpc-infer-response-compression-level=Medium",
+            "--grpc-restricted-protocol=inference,health:a=b",
+            "--grpc-restricted-protocol",
+            "trace:c=d",
+            "--grpc-max-message-bytes=4096",
+            "--grpc-keepalive-time=1",
+            "--grpc-keepalive-permit-without-calls=true",
+            "--grpc-max-connection-age=2",
+            "--grpc-max-connection-age-grace=3",
+        ]
+    ).grpc
+    assert (options.target, options.reuse_port, options.compression) == ("[::1]:0", True, Compression.MEDIUM)
+    assert [group.categories for group in options.restrictions.groups] == [
+        (Category.INFERENCE, Category.HEALTH),
+        (Category.TRACE,),
+    ]
+    assert options.max_message_bytes == 4096
+    keepalive = options.keepalive
+    assert (keepalive.time_ms, keepalive.permit_without_calls) == (1, True)
+    assert (keepalive.max_connection_age_ms, keepalive.max_connection_age_grace_ms) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("0.0.0.0", "0.0.0.0:8001"),
+        ("::", "[::]:8001"),
+        ("ipv6:[::1]", "[::1]:8001"),
+        ("ipv4:127.0.0.1", "127.0.0.1:8001"),
+        ("unix:/tmp/a socket", "unix:/tmp/a socket"),
+    ],
+)
+def test_addresses(address: str, target: str) -> None:
+    assert parse_options([NEEDED, f"--grpc-address={address}"]).grpc.target == target
+
+
+def test_grpc_can_be_switched_off() -> None:
+    assert parse_options([NEEDED, "--allow-grpc=false"]).grpc.target == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--allow-grpc=yes", "argument --allow-grpc: 'yes' is neither true nor false"),
+        ("--grpc-port=-1", "argument --grpc-port: -1 is not a port"),
+        ("--grpc-port=x", "argument --grpc-port: x is not a port"),
+        ("--grpc-address=unix:" + "x" * 108, "argument --grpc-address: the path of a socket has 1 to 107 bytes"),
+        ("--grpc-address=unix:", "argument --grpc-address: the path of a socket"),
+        ("--grpc-keepalive-time=0", "argument --grpc-keepalive-time: 0 is not from 1 to 2147483647"),
+        ("--grpc-keepalive-timeout=2147483648", "argument --grpc-keepalive-timeout: 2147483648 is not from 1"),
+        ("--grpc-http2-max-ping-strikes=-1", "argument --grpc-http2-max-ping-strikes: -1 is not from 0"),
+        ("--grpc-http2-max-pings-without-data=1.5", "'1.5' is no whole number"),
+        ("--grpc-max-connection-age=0", "argument --grpc-max-connection-age: 0 is not from 1"),
+        ("--grpc-max-message-bytes=10", "argument --grpc-max-message-bytes: 10 is not from 1024"),
+        ("--grpc-infer-response-compression-level=best", "'best' is none of none, low, medium, high"),
+        ("--grpc-restricted-protocol=health", "argument --grpc-restricted-protocol: expected CATEGORY,...:KEY=VALUE"),
+        ("--grpc-restricted-protocol=wealth:a=b", "unknown category 'wealth'"),
+        ("--grpc-use-ssl=true", "argument --grpc-server-cert: is needed for --grpc-use-ssl"),
+        ("--profile-seconds=-1", "argument --profile-seconds: -1 is no time"),
+        ("--exit-timeout-secs=inf", "argument --exit-timeout-secs: inf is no time"),
+        ("--id=", "argument --id: a name has 1 to 256 characters"),
+        ("--log-verbose=-1", "argument --log-verbose: -1 is not from 0"),
+        ("--min-supported-compute-capability=x", "argument --min-supported-compute-capability: invalid float value"),
+        ("--host-policy=a,numa-node=0", "argument --host-policy: is not supported: one worker is pinned to each core"),
+        ("--model-namespacing=true", "argument --model-namespacing: is not supported: a model's name is unique"),
+        ("--allow-vertex-ai=1", "argument --allow-vertex-ai: is not supported: Vertex AI's protocol is not served"),
+        ("--trace-rate=5", "argument --trace-rate: is not supported: deprecated; use --trace-config=rate=N"),
+        ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+        ("surplus", "unrecognized arguments: surplus"),
+    ],
+)
+def test_wrong_flags(capsys: pytest.CaptureFixture[str], flag: str, said: str) -> None:
+    text = wrong(capsys, flag)
+    assert said in text
+    assert len(text.splitlines()) == 2  # not the whole usage
+
+
+def test_a_category_in_two_restrictions(capsys: pytest.CaptureFixture[str]) -> None:
+    flag = "--grpc-restricted-protocol=health:key=s3cret"
+    text = wrong(capsys, flag, flag)
+    assert "argument --grpc-restricted-protocol: 'health' is given more than once" in text
+    assert "s3cret" not in text
+
+
+def test_accepted_flags_are_remarked_upon_once() -> None:
+    flags = ["--cuda-memory-pool-byte-size=0:1", "--cuda-memory-pool-byte-size=1:1", "--backend-directory", "/b"]
+    assert parse_options([NEEDED, *flags]).warnings == (
+        "--cuda-memory-pool-byte-size has no effect: no GPU is used",
+        "--backend-directory has no effect: no shared libraries are loaded",
+    )
+
+
+def test_what_asks_for_nothing_is_no_mistake() -> None:
+    flags = ["--allow-sagemaker=false", "--allow-vertex-ai=0", "--model-namespacing=False", "--strict-model-config=0"]
+    assert parse_options([NEEDED, *flags]).warnings == ()

@@ -1,0 +1,66 @@
+"""Calls that wait for their client: the oldest are ended when there are too many, or they hold too much."""
+
+import time
+
+from gangway.server.stalled_calls import StalledCalls, Watchman
+
+
+class Call:
+    """Remembers that it was ended."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    def cancel(self) -> None:
+        self.ended = True
+
+
+def entered(stalled: StalledCalls, count: int, held_bytes: int = 0) -> list[Call]:
+    calls = [Call() for _ in range(count)]
+    for call in calls:
+        stalled.enter(call, held_bytes)
+    return calls
+
+
+def test_the_oldest_of_too_many_are_ended() -> None:
+    stalled = StalledCalls(max_calls=3, max_bytes=0, patience_s=0.0)
+    calls = entered(stalled, 5)
+    assert stalled.look() == 2
+    assert [call.ended for call in calls] == [True, True, False, False, False]
+    assert stalled.look() == 0
+
+
+def test_the_oldest_of_those_that_hold_too_much_are_ended() -> None:
+    stalled = StalledCalls(max_calls=100, max_bytes=1000, patience_s=0.0)
+    calls = entered(stalled, 4, held_bytes=400)
+    assert stalled.look() == 2
+    assert [call.ended for call in calls] == [True, True, False, False]
+
+
+def test_nobody_is_ended_too_early() -> None:
+    stalled = StalledCalls(max_calls=1, max_bytes=0, patience_s=60.0)
+    calls = entered(stalled, 50)
+    assert stalled.look() == 0
+    assert not any(call.ended for call in calls)
+
+
+def test_who_does_not_wait_any_more_does_not_count() -> None:
+    stalled = StalledCalls(max_calls=1, max_bytes=0, patience_s=0.0)
+    first, second, third = entered(stalled, 3)
+    stalled.leave(first)
+    stalled.leave(second)
+    stalled.leave(second)
+    assert stalled.look() == 0
+    assert not third.ended
+
+
+def test_somebody_looks() -> None:
+    stalled = StalledCalls(max_calls=0, max_bytes=0, patience_s=0.0)
+    watchman = Watchman(stalled)
+    watchman.start()
+    (call,) = entered(stalled, 1)
+    deadline = time.monotonic() + 10
+    while not call.ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    watchman.stop()
+    assert call.ended
