@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -86,7 +87,8 @@ class Report:
 
 
 def start_report(title: str) -> Report:
-    """Print what is measured, where, and by which command."""
+    """Print what is measured, where, and by which command. From now on SIGTERM ends the servers that run, too."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     module = Path(sys.argv[0]).stem
     report = Report(title, describe_machine(), f"python -m benchmarks.{module} {shlex.join(sys.argv[1:])}".strip())
     print(f"{title}\nmachine: {', '.join(f'{key} {value}' for key, value in report.machine.items())}")
