@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
-from gangway.server.errors import RequestError, unavailable
+from gangway.server.errors import RequestError
 from gangway.server.stream_call import StreamContext, StreamedCall
 from gangway.server.stream_messages import StreamedRequest, failure, success
 from gangway.server.stream_order import AnswerOrder, SequenceQueues
@@ -105,7 +105,7 @@ class Stream:
         self._reading = False
         self._half_closed = False  # the client sends nothing more
         self._ended = False
-        self._refusal = ""
+        self._refusal: RequestError | None = None  # how the stream ends when what is under way has been answered
         self._give_up_s = 0.0  # when the answer that is being sent must have been taken, 0: none is
         self.unsent_bytes = 0
 
@@ -120,13 +120,13 @@ class Stream:
             self._give_up_s = time.monotonic() + patience_s
             yield answer.message  # returns when gRPC has taken it
             self._sent(answer)
-        if self._refusal:
-            unavailable(self._refusal)
+        if self._refusal is not None:
+            raise self._refusal
 
-    def refuse(self, reason: str) -> None:
-        """Read nothing more; when what is under way has been answered, end with UNAVAILABLE."""
+    def refuse(self, error: RequestError) -> None:
+        """Read nothing more; when what is under way has been answered, end with this error."""
         with self._changed:
-            self._refusal = reason
+            self._refusal = error
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -164,7 +164,7 @@ class Stream:
             return self._ready.popleft() if self._ready else None
 
     def _finished(self) -> bool:
-        return self._ended or (not self._calls and (self._half_closed or bool(self._refusal)))
+        return self._ended or (not self._calls and (self._half_closed or self._refusal is not None))
 
     def _sent(self, answer: _Answer) -> None:
         size_bytes = len(answer.message)
@@ -182,7 +182,7 @@ class Stream:
 
     def _read_on(self) -> None:
         """Have a thread wait for the next request, if there may be one. The caller holds the lock."""
-        closed = self._reading or self._half_closed or self._ended or self._refusal
+        closed = self._reading or self._half_closed or self._ended or self._refusal is not None
         if not closed and len(self._calls) < self._limits.in_flight and self._held_bytes < self._limits.held_bytes:
             self._reading = True
             self._start(self._take)
@@ -224,6 +224,13 @@ class Stream:
         try:
             return next(self._messages, None)
         except grpc.RpcError:
+            return None
+        except RequestError as error:  # what comes after such a message is anybody's guess
+            self.refuse(error)
+            return None
+        except Exception:
+            _log.exception("a stream cannot be read")
+            self.refuse(RequestError(grpc.StatusCode.INTERNAL, "internal error, see the server's log"))
             return None
 
     def _work_off(self, work: _Work) -> None:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from gangway.server.errors import unavailable
+import grpc
+from gangway.server.errors import RequestError, unavailable
 from gangway.server.stream import Infer, Stream, StreamLimits
 from gangway.server.stream_call import StreamContext
 
@@ -49,7 +50,7 @@ class Streams:
             self._refusal = reason
             streams = list(self._streams)
         for stream in streams:
-            stream.refuse(reason)
+            stream.refuse(RequestError(grpc.StatusCode.UNAVAILABLE, reason))
 
     @property
     def idle(self) -> bool:
