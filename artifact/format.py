@@ -14,7 +14,7 @@ a second kernel, for several rows in one call.
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 ALIGNMENT_BYTES = 64
 
 MANIFEST_FILE = "manifest.json"
@@ -67,6 +67,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     row_bytes: int  # 0 if only a request or its answer tells: strings, and dimensions other than the batch
     symbols: tuple[str, ...] = ()
+    optional: bool = False  # a request may leave it out; only for onnxruntime, which has a value for it
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,23 @@
-"""How a model is opened in onnxruntime: by the compiler, to see whether that works, and by the workers.
+"""How a model is opened and run in onnxruntime: by the compiler, to see whether that works, and by the workers.
 
 Importing this imports onnxruntime and numpy (15 MB of private memory). Who does not need them does not import it.
 """
 
+import ctypes
+import math
 import os
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 # Otherwise onnxruntime tells Microsoft about every model it opens: names, hashes, shapes. It looks when it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 _FATAL = 4  # errors come as exceptions
+_BFLOAT16 = 16  # ONNX's number
 
 
 def open_session(path: Path) -> Any:
@@ -24,3 +30,30 @@ def open_session(path: Path) -> Any:
     options.enable_cpu_mem_arena = False
     options.log_severity_level = _FATAL
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run_session(session: Any, outputs: Sequence[str], feeds: Mapping[str, Any], bfloat16: Collection[str]) -> list[Any]:
+    """Return the outputs as arrays. `bfloat16` names the inputs and outputs of that type, whose arrays are of uint16.
+
+    Raises what onnxruntime raises.
+    """
+    if not bfloat16:
+        answers: list[Any] = session.run(outputs, feeds)
+        return answers
+    values = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
+        if name in bfloat16
+        else onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        for name, array in feeds.items()
+    }
+    return [
+        _bits(value) if name in bfloat16 else value.numpy()
+        for name, value in zip(outputs, session.run_with_ort_values(outputs, values), strict=True)
+    ]
+
+
+def _bits(value: Any) -> Any:
+    """Return a copy of a tensor that numpy has no type for, two bytes an element."""
+    shape = value.shape()
+    content = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape))
+    return np.frombuffer(content, np.uint16).reshape(shape)

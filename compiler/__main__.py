@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
             target,
             _progress(report),
             dict(options.dimension),
+            options.optional,
         )
     except Exception as error:  # everything becomes a report: the supervisor must not be left guessing
         return _failure(error, report)
@@ -131,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("path", type=Path, metavar="PATH", help="an .onnx file, or a model directory (newest version)")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
     parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=DIMENSION)
+    parser.add_argument("--optional", action="append", default=[], metavar="INPUT", help="requests may leave it out")
     parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--progress-fd", type=int, metavar="N", help="write JSON lines to this file descriptor")

@@ -8,23 +8,30 @@ dimension is like any other.
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gangway.artifact.datatypes import DTYPES
+from gangway.artifact.datatypes import ITEM_BYTES, STORAGE
 from gangway.artifact.format import MAX_TENSORS, Engine, Layer, Manifest, TargetSpec, TensorSpec, Version
-from gangway.artifact.onnx_session import open_session
+from gangway.artifact.onnx_session import open_session, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.importer import count_parameters, dimension_name, external_locations
-from gangway.compiler.key import compiler_version, model_key
+from gangway.compiler.key import compiler_version, model_key, with_optional
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
 MAX_TENSOR_BYTES = 1 << 30  # of one row; as for compiled models
 TRIAL_SIZE = 8  # of symbolic dimensions that are no batch
-_TYPES = {"float": "FP32", "double": "FP64", "float16": "FP16", "bool": "BOOL", "string": "BYTES"}  # others: capitals
+_TYPES = {  # others: capitals
+    "float": "FP32",
+    "double": "FP64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "bool": "BOOL",
+    "string": "BYTES",
+}
 
 
 @dataclass(frozen=True)
@@ -44,10 +51,12 @@ def leave_to_onnxruntime(
     phase_us: dict[str, int],
     folder: Path,
     refusal: ModelError,
+    optional: Sequence[str] = (),
 ) -> Manifest:
     """Make the artifact `folder` of the ONNX file `path`, which the compiler refuses to compile.
 
     If it thinks that the file contradicts itself, onnxruntime must not only open the model, but run it.
+    `optional` names inputs that have initializers, which requests may leave out.
 
     Raises UnsupportedModelError, with both reasons, if it cannot be served in this way either; ModelError; OSError.
     """
@@ -56,12 +65,12 @@ def leave_to_onnxruntime(
     with OnnxArtifactWriter(folder) as writer:
         try:
             writer.copy(path, sorted(external_locations(path)))
-            if model_key(writer.model_path, target) != key:
+            if model_key(writer.model_path, target, with_optional(optional)) != key:
                 raise ModelError(f"{path.name} changed while it was read")
             session = open_session(writer.model_path)
-            signature = read_signature(session)
-            if not isinstance(refusal, UnsupportedModelError) and not has_open_sizes(session):
-                try_out(session, rows=1)
+            signature = read_signature(session, optional)
+            if not isinstance(refusal, UnsupportedModelError) and not has_open_sizes(session.get_inputs()):
+                try_out(session, session.get_inputs(), rows=1)
         except OSError:
             raise
         except ModelError as error:
@@ -89,17 +98,27 @@ def leave_to_onnxruntime(
         return writer.commit(manifest)
 
 
-def read_signature(session: Any) -> Signature:
+def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:
     """Return inputs and outputs of an open model. Raises UnsupportedModelError for what a request cannot hold."""
-    inputs, outputs = session.get_inputs(), session.get_outputs()
+    inputs, outputs = [*session.get_inputs(), *_optional_inputs(session, optional)], session.get_outputs()
     for kind, tensors in (("input", inputs), ("output", outputs)):
         if not 1 <= len(tensors) <= MAX_TENSORS:
             raise UnsupportedModelError(f"the model has {len(tensors)} {kind}s; 1 to {MAX_TENSORS} are possible")
         for tensor in tensors:
             _check(kind, tensor)
-    batched = has_batch(inputs, outputs) and keeps_rows(session)
+    if {"BF16", "BYTES"} <= {_datatype(tensor) for tensor in (*inputs, *outputs)}:
+        raise UnsupportedModelError("strings and bfloat16 in one model: onnxruntime's Python interface has no way")
+    batched = has_batch(inputs, outputs) and keeps_rows(session, inputs)
     specs = [tuple(_spec(tensor, batched) for tensor in tensors) for tensors in (inputs, outputs)]
-    return Signature(specs[0], specs[1], batched)
+    signature = Signature(specs[0], specs[1], batched)
+    return replace(signature, inputs=tuple(replace(spec, optional=spec.name in optional) for spec in signature.inputs))
+
+
+def _optional_inputs(session: Any, names: Sequence[str]) -> list[Any]:
+    found = {tensor.name: tensor for tensor in session.get_overridable_initializers()}
+    if missing := [name for name in names if name not in found]:
+        raise UnsupportedModelError(f"'{missing[0]}' cannot be optional: no input of that name has an initializer")
+    return [found[name] for name in names]
 
 
 def has_batch(inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
@@ -113,19 +132,19 @@ def has_batch(inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
     return symbolic and len(named) <= 1 and not named & others
 
 
-def keeps_rows(session: Any) -> bool:
+def keeps_rows(session: Any, inputs: Sequence[Any]) -> bool:
     """Whether the model turns one row into one and two into two, as a run with zeros shows.
 
     Where no size of the other symbolic dimensions is known to be possible, a run that fails says nothing, and the
     names decide.
     """
-    inputs, outputs = session.get_inputs(), session.get_outputs()
+    outputs = session.get_outputs()
     for rows in (1, 2):
         try:
-            answers = try_out(session, rows)
+            answers = try_out(session, inputs, rows)
         except Exception:  # whatever it does not like about zeros
             symbols = {_symbol(tensor, 0) for tensor in (*inputs, *outputs)}
-            return has_open_sizes(session) and len(symbols) == 1
+            return has_open_sizes(inputs) and len(symbols) == 1
         if any(answer.shape[:1] != (rows,) for answer in answers):
             return False
         if not all(_agree(answer.shape, tensor.shape) for tensor, answer in zip(outputs, answers, strict=True)):
@@ -133,15 +152,17 @@ def keeps_rows(session: Any) -> bool:
     return True
 
 
-def try_out(session: Any, rows: int) -> Sequence[Any]:
+def try_out(session: Any, inputs: Sequence[Any], rows: int) -> Sequence[Any]:
     """Run the model with zeros; return what it answers. Raises what onnxruntime raises."""
-    answers: Sequence[Any] = session.run(None, {tensor.name: _zeros(tensor, rows) for tensor in session.get_inputs()})
-    return answers
+    outputs = session.get_outputs()
+    bfloat16 = {tensor.name for tensor in (*inputs, *outputs) if _datatype(tensor) == "BF16"}
+    feeds = {tensor.name: _zeros(tensor, rows) for tensor in inputs}
+    return run_session(session, [tensor.name for tensor in outputs], feeds, bfloat16)
 
 
-def has_open_sizes(session: Any) -> bool:
+def has_open_sizes(inputs: Sequence[Any]) -> bool:
     """Whether an input has symbolic dimensions other than the first."""
-    return any(not isinstance(size, int) for tensor in session.get_inputs() for size in tensor.shape[1:])
+    return any(not isinstance(size, int) for tensor in inputs for size in tensor.shape[1:])
 
 
 def _agree(shape: Sequence[int], declared: Sequence[Any]) -> bool:
@@ -154,14 +175,14 @@ def _zeros(tensor: Any, rows: int) -> Any:
     if shape and not isinstance(tensor.shape[0], int):
         shape[0] = rows
     datatype = _datatype(tensor)
-    return np.full(shape, "0", object) if datatype == "BYTES" else np.zeros(shape, DTYPES[datatype])
+    return np.full(shape, "0", object) if datatype == "BYTES" else np.zeros(shape, STORAGE[datatype])
 
 
 def _check(kind: str, tensor: Any) -> None:
     if not tensor.type.startswith("tensor("):
         raise UnsupportedModelError(f"{kind} '{tensor.name}' is a {tensor.type}, not a tensor")
     datatype = _datatype(tensor)
-    if datatype != "BYTES" and datatype not in DTYPES:
+    if datatype not in ITEM_BYTES:
         raise UnsupportedModelError(f"{kind} '{tensor.name}' holds {tensor.type}, not what a request can have")
     size_bytes = _fixed_elements(tensor) * _item_bytes(datatype)
     if size_bytes > MAX_TENSOR_BYTES:
@@ -190,7 +211,7 @@ def _datatype(tensor: Any) -> str:
 
 
 def _item_bytes(datatype: str) -> int:
-    return 1 if datatype == "BYTES" else DTYPES[datatype].itemsize
+    return ITEM_BYTES[datatype] or 1  # a string has one byte at least
 
 
 def _fixed_elements(tensor: Any) -> int:

@@ -1,7 +1,7 @@
 """The key of a model in the cache. Fast, without TVM and, for a model in one file, onnx: every start asks."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ from gangway.compiler.onnx_file import may_have_external_data
 from gangway.compiler.size import refuse_too_large
 
 NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
+_OPTIONAL = "optional "
 
 
 def model_key(path: Path, target: TargetSpec, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> str:
@@ -24,6 +25,11 @@ def model_key(path: Path, target: TargetSpec, dimensions: Mapping[str, int] = NO
     files = [path, *_external_files(path)]
     refuse_too_large(files)
     return cache_key(files, compiler_version(), target, dimensions)
+
+
+def with_optional(names: Iterable[str]) -> dict[str, int]:
+    """Return what tells the key of a model with optional inputs from that of the same file without."""
+    return {f"{_OPTIONAL}{name}": 1 for name in names}
 
 
 @cache

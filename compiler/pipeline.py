@@ -5,7 +5,7 @@ Only when something must be compiled, `job.py` is imported, and with it onnx, nu
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
-from gangway.compiler.key import NO_DIMENSIONS, model_key
+from gangway.compiler.key import NO_DIMENSIONS, model_key, with_optional
 
 _log = logging.getLogger(__name__)
 
@@ -41,14 +41,19 @@ def compile_model(
     target: TargetSpec,
     progress: Progress,
     dimensions: Mapping[str, int] = NO_DIMENSIONS,
+    optional: Sequence[str] = (),
 ) -> Compiled:
     """Return the artifact of the ONNX file `path`, compiled unless the cache holds it.
 
     If the model has been tuned on this machine, it is the one with the tuning's versions, which has a key of its own.
-    `dimensions` gives values to symbolic dimensions; only models without such are tuned. Errors as of `compile_static`.
+    `dimensions` gives values to symbolic dimensions; only models without such are tuned. `optional` names inputs
+    that requests may leave out, since they have initializers, too; such a model is left to onnxruntime. Errors as of
+    `compile_static`.
     """
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
+    if optional:
+        return _leave_with_optional(path, model_name, optional, start_ns, cache, target, progress)
     key = model_key(path, target, dimensions)
     tuning = None if dimensions else find_tuning(cache.root, key, target.name)
     if tuning and (manifest := cache.lookup(tuning.tuned_key)):
@@ -133,4 +138,28 @@ def _compile_static(
             manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, refusal)
         except UnsupportedModelError as error:
             raise type(refusal)(str(error)) from error  # what the compiler finds wrong says more about the file
+        return Compiled(manifest, folder, False)
+
+
+def _leave_with_optional(
+    path: Path,
+    model_name: str,
+    optional: Sequence[str],
+    start_ns: int,
+    cache: Cache,
+    target: TargetSpec,
+    progress: Progress,
+) -> Compiled:
+    key = model_key(path, target, with_optional(optional))
+    folder = cache.folder(key)
+    with cache.lock(key):
+        if manifest := cache.lookup(key):
+            return Compiled(manifest, folder, True)
+        phase_us = {"key": (time.monotonic_ns() - start_ns) // 1000}
+        progress("import", 0, 1)
+        progress(FALLBACK_PHASE, 0, 1)
+        from gangway.compiler.fallback import leave_to_onnxruntime  # noqa: PLC0415
+
+        refusal = UnsupportedModelError(f"it has optional inputs: {', '.join(optional)}")
+        manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, refusal, optional)
         return Compiled(manifest, folder, False)

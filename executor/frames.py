@@ -8,6 +8,7 @@ itself what is in it, in words of 64 bits, little endian:
 and then the contents, in the same order, each beginning at a multiple of 64 bytes. An answer that has no room in its
 block leaves only the first word, which says how much would have been needed. Contents are row-major numbers; those of
 BYTES are as in Triton's protocol: for each element a length of 4 bytes, little endian, and so many bytes.
+An optional input that is left out is a scalar without contents.
 """
 
 import math
@@ -83,6 +84,11 @@ def read_frame(view: memoryview) -> Frame:
     if frame.size_bytes != size_bytes or size_bytes > len(view):
         raise ValueError(f"a frame of {frame.size_bytes} bytes that says {size_bytes}, in a block of {len(view)}")
     return frame
+
+
+def is_absent(part: Part) -> bool:
+    """Whether the place of an optional input is empty: not even a scalar has no bytes."""
+    return part.shape == () and not part.size_bytes
 
 
 def split_strings(content: memoryview | bytes, count: int) -> list[str]:

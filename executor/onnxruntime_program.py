@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gangway.artifact.datatypes import DTYPES
+from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
-from gangway.artifact.onnx_session import open_session
+from gangway.artifact.onnx_session import open_session, run_session
 from gangway.executor import _native
-from gangway.executor.frames import Part, join_strings, plan_frame, read_frame, split_strings, write_header
+from gangway.executor.frames import Part, is_absent, join_strings, plan_frame, read_frame, split_strings, write_header
 
 
 class OnnxRuntimeModel:
@@ -23,6 +23,7 @@ class OnnxRuntimeModel:
         except Exception as error:  # onnxruntime's own exceptions have no common base
             raise ValueError(f"onnxruntime: {error}") from error
         self._outputs = [tensor.name for tensor in manifest.outputs]
+        self._bfloat16 = {tensor.name for tensor in (*manifest.inputs, *manifest.outputs) if tensor.datatype == "BF16"}
 
     def __call__(self, request: memoryview, answer: memoryview) -> bool:
         """Compute a query from frame to frame; False if that fails, after a line on standard error that says why.
@@ -42,8 +43,9 @@ class OnnxRuntimeModel:
         feeds = {
             tensor.name: _array(tensor, part, request)
             for tensor, part in zip(self._manifest.inputs, parts, strict=True)
+            if not (tensor.optional and is_absent(part))
         }
-        arrays = self._session.run(self._outputs, feeds)
+        arrays = run_session(self._session, self._outputs, feeds, self._bfloat16)
         contents = [_contents(tensor, array) for tensor, array in zip(self._manifest.outputs, arrays, strict=True)]
         frame = plan_frame([(array.shape, len(content)) for array, content in zip(arrays, contents, strict=True)])
         if write_header(answer, frame):
@@ -57,13 +59,13 @@ def _array(tensor: TensorSpec, part: Part, request: memoryview) -> Any:
         array = np.empty(math.prod(part.shape), object)
         array[:] = split_strings(content, array.size)
         return array.reshape(part.shape)
-    return np.frombuffer(content, DTYPES[tensor.datatype]).reshape(part.shape)
+    return np.frombuffer(content, STORAGE[tensor.datatype]).reshape(part.shape)
 
 
 def _contents(tensor: TensorSpec, array: Any) -> memoryview | bytes:
     if tensor.datatype == "BYTES":
         return join_strings(array.ravel().tolist())
-    if array.dtype != DTYPES[tensor.datatype]:
+    if array.dtype != STORAGE[tensor.datatype]:
         raise ValueError(f"output '{tensor.name}' is {array.dtype} instead of {tensor.datatype}")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
 

@@ -72,6 +72,8 @@ class Execution:
             self._close(gang)
             self.changed = True
             return
+        if not gang.blocks:
+            self._models.limits.started(request.query.model_id)
         for core in start.cores:
             self._workers.occupy(core, gang.lease)
         self._requests.count(request, self._accounts.begins(gang, start))
@@ -209,6 +211,7 @@ class Execution:
     def _close(self, gang: Gang) -> None:
         self._arenas.release(gang.request.query.model_id, gang.arena_offset)
         self.gangs.close(gang)
+        self.changed |= bool(self._models.limits)  # a query may have waited for this one
 
     def _at_work(self, query_id: int) -> Gang | None:
         gang = self.gangs.of_query(query_id)

@@ -15,6 +15,8 @@ class LoadModel:
     `key` names the artifact. An arena is `arena_bytes` for each of up to `max_rows` rows of one query. `indivisible`:
     a query is one task, which nothing can stop and which may last long. `layer_us` (of one row on one core) and
     `layer_ranks` (more cores do not help) are estimates, which count until the model is measured; empty: not known.
+    `limits`: (name, amount, available) of resources that a query holds (`limits.py`); `limit_priority`: the larger, the
+    fewer turns a model gets where they are short; 0: turns do not count.
     """
 
     model_id: int
@@ -27,6 +29,8 @@ class LoadModel:
     indivisible: bool = False
     layer_us: tuple[float, ...] = ()
     layer_ranks: tuple[int, ...] = ()
+    limits: tuple[tuple[str, int, int], ...] = ()
+    limit_priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,11 @@ def decode(packet: bytes) -> ControlMessage:
         if content.keys() != {field.name for field in fields(kind)}:
             raise ValueError("wrong fields")
         for name, value in content.items():
-            content[name] = tuple(value) if isinstance(value, list) else value
+            content[name] = _tuples(value)
         return kind(**content)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a control message: {packet[:200]!r} ({error})") from error
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

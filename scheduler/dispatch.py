@@ -57,6 +57,8 @@ class Dispatcher:
         profiles = self._models.profiles
         if self._models.any_loading:
             waiting = [query for query in waiting if query.model_id in profiles]
+        if self._models.limits:
+            waiting = self._models.limits.admissible(waiting, self._execution.gangs.models_under_way())
         return Snapshot(
             now_us=now_us,
             waiting=waiting,

@@ -91,6 +91,10 @@ class GangTable:
         """Return every gang, paused ones included."""
         return list(self._gangs.values())
 
+    def models_under_way(self) -> list[int]:
+        """Return the model of each query that has begun and is not yet answered."""
+        return [gang.request.query.model_id for gang in self._gangs.values() if LeftReason.DONE not in gang.reasons]
+
     def of_query(self, query_id: int) -> Gang | None:
         """Return the gang that has this query, at work or paused."""
         return self._by_query.get(query_id)

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from gangway.artifact.profile import Profile
 from gangway.executor.messages import Load
 from gangway.scheduler.control import LoadModel, SetProfile
+from gangway.scheduler.limits import Limits
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.profiles import estimated_profile, served_profile
 
@@ -42,6 +43,7 @@ class ModelTable:
         self._cores = cores
         self._models: dict[int, Model] = {}
         self._profiles: dict[int, ModelProfile] = {}
+        self.limits = Limits()
         self.any_loading = False  # a query may wait for a model without a profile
 
     @property
@@ -52,6 +54,7 @@ class ModelTable:
     def add(self, spec: LoadModel) -> Model:
         """Begin with a model."""
         model = self._models[spec.model_id] = Model(spec)
+        self.limits.add(spec)
         self._review()
         return model
 
@@ -114,6 +117,7 @@ class ModelTable:
     def remove(self, model: Model) -> None:
         """Forget it."""
         del self._models[model.spec.model_id]
+        self.limits.remove(model.spec.model_id)
 
     def _review(self) -> None:
         self.any_loading = any(model.state is ModelState.LOADING for model in self._models.values())

@@ -11,6 +11,7 @@ from gangway.server.models import Models, ServedModel, Tensor
 from gangway.server.options.general import SERVER_NAME
 
 EXTENSIONS = (  # only what works
+    "classification",
     "model_configuration",
     "model_repository",
     "model_repository(unload_dependents)",

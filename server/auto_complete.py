@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from gangway.server.config_error import shortened
 from gangway.server.model_config import (
     BACKEND,
     DEFAULT_MODEL_FILENAME,
     ENGINE_PARAMETER,
     FALLBACK_PARAMETER,
+    MAX_CONFIG_BYTES,
     PLATFORM,
     ConfigError,
     check_supported,
@@ -57,10 +59,20 @@ def complete_config(
         complete.output.add(name=spec.name)
     _fit_tensors(complete.input, inputs, "input", complete.max_batch_size > 0)
     _fit_tensors(complete.output, outputs, "output", complete.max_batch_size > 0)
+    for tensor in complete.input:
+        tensor.optional = next(spec.optional for spec in inputs if spec.name == tensor.name)
     missing = [spec.name for spec in inputs if spec.name not in {tensor.name for tensor in complete.input}]
     if missing:
         raise ConfigError(f"the config leaves out input {_quoted(missing)} of the ONNX model")
+    if complete.ByteSize() > MAX_CONFIG_BYTES:
+        size_bytes = complete.ByteSize()
+        raise ConfigError(f"the completed configuration has {size_bytes} bytes, {MAX_CONFIG_BYTES} are possible")
     return complete
+
+
+def optional_inputs(config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of the inputs that requests may leave out."""
+    return tuple(sorted(tensor.name for tensor in config.input if tensor.optional))
 
 
 def tell_engine(config: ModelConfig, engine: Engine, fallback_reason: str) -> None:
@@ -86,11 +98,13 @@ def _fit_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], group: 
     for tensor in tensors:
         spec = known.get(tensor.name)
         if spec is None:
-            raise ConfigError(f"{group} '{tensor.name}' is not in the ONNX model, which has {_quoted(list(known))}")
+            raise ConfigError(
+                f"{group} '{shortened(tensor.name)}' is not in the ONNX model, which has {_quoted(list(known))}"
+            )
         expected = datatype_value(spec.datatype)
         if tensor.data_type not in (0, expected):
             raise ConfigError(
-                f"{group} '{tensor.name}': data_type is TYPE_{datatype_name(tensor.data_type)}, "
+                f"{group} '{shortened(tensor.name)}': data_type is TYPE_{datatype_name(tensor.data_type)}, "
                 f"but the ONNX model has TYPE_{spec.datatype}"
             )
         tensor.data_type = expected
@@ -107,16 +121,18 @@ def _check_dims(tensor: Tensor, shape: list[int], group: str) -> None:
     )
     if not fits:
         raise ConfigError(
-            f"{group} '{tensor.name}': dims are {dims}, but the ONNX model has {shape}"
+            f"{group} '{shortened(tensor.name)}': dims are {dims}, but the ONNX model has {shape}"
             " (with max_batch_size > 0 the batch dimension is left out of both)"
         )
     if tensor.HasField("reshape") and -1 in tensor.dims:
-        raise ConfigError(f"{group} '{tensor.name}': reshape needs fixed dims, got {list(tensor.dims)}")
+        raise ConfigError(f"{group} '{shortened(tensor.name)}': reshape needs fixed dims, got {list(tensor.dims)}")
     if tensor.HasField("reshape") and -1 in shape:
-        raise ConfigError(f"{group} '{tensor.name}': reshape needs max_batch_size > 0")
+        raise ConfigError(f"{group} '{shortened(tensor.name)}': reshape needs max_batch_size > 0")
     if tensor.HasField("reshape") and math.prod(dims) != math.prod(tensor.dims):
-        raise ConfigError(f"{group} '{tensor.name}': dims {list(tensor.dims)} and reshape {dims} differ in size")
+        raise ConfigError(
+            f"{group} '{shortened(tensor.name)}': dims {list(tensor.dims)} and reshape {dims} differ in size"
+        )
 
 
 def _quoted(names: list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
+    return ", ".join(f"'{shortened(name)}'" for name in names)

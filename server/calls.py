@@ -86,7 +86,7 @@ class FrameCall:
 
     def layout(self, contents: Contents) -> FrameLayout:
         """Return the sizes of both frames."""
-        tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.inputs)
+        tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.model.inputs)
         for tensor, shape, content in zip(self.inputs, self.shapes, contents, strict=True):
             tensors[tensor.index] = (shape, len(content))
         return FrameLayout(self.model.model_id, plan_frame(tensors), self.room.size_bytes)
@@ -166,7 +166,7 @@ def trial_of(model: ServedModel) -> tuple[Call, Contents]:
 
 def _expected_bytes(model: ServedModel, shapes: Shapes) -> int:
     """Return the size of the answer's frame: exact where all is known, generous where not."""
-    largest = max(math.prod(shape) for _, shape in shapes.inputs)
+    largest = max((math.prod(shape) for _, shape in shapes.inputs), default=1)
     tensors = []
     for tensor in model.outputs.values():
         shape = tensor.known_shape(shapes.sizes, shapes.rows if model.batched else None)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -41,15 +41,22 @@ class Compiler:
         """From now on there are requests: let them go before jobs, also while these only look into the cache."""
         self._nice = BESIDE_REQUESTS_NICE
 
-    async def compile(self, name: str, path: Path, dimensions: Mapping[str, int] = MappingProxyType({})) -> Manifest:
+    async def compile(
+        self,
+        name: str,
+        path: Path,
+        dimensions: Mapping[str, int] = MappingProxyType({}),
+        optional: Sequence[str] = (),
+    ) -> Manifest:
         """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError.
 
-        One job at a time: further calls wait. `dimensions`: values for symbolic dimensions.
+        One job at a time: further calls wait. `dimensions`: values for symbolic dimensions. `optional`: inputs
+        that requests may leave out.
         """
         async with self._turn:
             begin = time.monotonic()
             with ProgressDisplay(name) as display:
-                report = await self._run(path, dimensions, display.update)
+                report = await self._run(path, dimensions, optional, display.update)
         if "error" in report:
             raise CompileError(report["error"])
         try:
@@ -75,13 +82,18 @@ class Compiler:
             self._job.kill()
 
     async def _run(
-        self, path: Path, dimensions: Mapping[str, int], progress: Callable[[str, int, int], None]
+        self,
+        path: Path,
+        dimensions: Mapping[str, int],
+        optional: Sequence[str],
+        progress: Callable[[str, int, int], None],
     ) -> dict[str, Any]:
         """Run one job; return its last report, which has "folder" or "error"."""
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "gangway.compiler", str(path)]
         command += ["--cache-dir", str(self._cache_dir), "--progress-fd", str(write_fd)]
         command += [f"--dimension={name}={size}" for name, size in dimensions.items()]
+        command += [f"--optional={name}" for name in optional]
         process = subprocess.Popen(
             command,
             pass_fds=(write_fd,),

@@ -53,6 +53,7 @@ from gangway.server.process import allow_many_descriptors, keep_freed_memory
 from gangway.server.region_methods import RegionMethods
 from gangway.server.regions import Regions
 from gangway.server.repository_calls import RepositoryCalls
+from gangway.server.response_cache import ResponseCache
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics_log import StatisticsLog
 from gangway.server.stream import StreamLimits
@@ -83,7 +84,9 @@ class FrontEnd:
         stream_limits: StreamLimits | None = None,
     ) -> None:
         regions = Regions()
-        self._inference = Inference(plane, ShapeWatch(tell), regions)
+        cache_bytes = options.models.cache_bytes
+        cache = ResponseCache(cache_bytes) if cache_bytes else None
+        self._inference = Inference(plane, ShapeWatch(tell), regions, cache)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self._inference.infer_parts, plane.slots.slots, limits)
         self._answers = Answers(options.general.id)

@@ -25,7 +25,7 @@ class ModelReady:
     `config` is the serialised ModelConfig, base64. `inputs`, `outputs`, `batched` and `engine` are the manifest's.
     `max_batch_size` is the config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one
     request may hold. `qos_us` is the resolved latency target. `load_seconds`: compiling and measuring included.
-    `weights_bytes`: 0 if onnxruntime has them.
+    `weights_bytes`: 0 if onnxruntime has them. `labels`: (output, file with the names of its classes).
     """
 
     model_id: int
@@ -41,6 +41,7 @@ class ModelReady:
     qos_us: float | None = None
     load_seconds: float = 0.0
     weights_bytes: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def from_json(data: bytes) -> FrontEndMessage:
         kind = _TYPES[content.pop("type")]
         for group in {"inputs", "outputs"} & content.keys():
             content[group] = tuple(_tensor(item) for item in content[group])
-        for group in {"sizes", "oldest"} & content.keys():
+        for group in {"sizes", "oldest", "labels"} & content.keys():
             content[group] = _tuples(content[group])
         if "engine" in content:
             content["engine"] = Engine(content["engine"])

@@ -14,7 +14,8 @@ from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.models import Models
 from gangway.server.plan import Plan, Planner
 from gangway.server.regions import NO_REGIONS, Region, Regions
-from gangway.server.response import report_of
+from gangway.server.response import report_of, with_id
+from gangway.server.response_cache import ResponseCache, key_of
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics import Times
 from gangway.server.wire import MalformedRequestError, split_request
@@ -63,10 +64,13 @@ class _Clock:
 class Inference:
     """Serves the models that it was last given. Safe for threads."""
 
-    def __init__(self, plane: DataPlane, watch: ShapeWatch, regions: Regions) -> None:
+    def __init__(
+        self, plane: DataPlane, watch: ShapeWatch, regions: Regions, cache: ResponseCache | None = None
+    ) -> None:
         self._plane = plane
         self._watch = watch
         self._regions = regions
+        self._cache = cache
         self._planner = Planner(Models())
         self._refusal = ""
         self._calls: set[Request] = set()  # until the last byte of the answer has been sent
@@ -74,6 +78,8 @@ class Inference:
     def serve(self, models: Models) -> None:
         """Serve these models from now on; requests that have begun keep theirs."""
         self._planner = Planner(models)
+        if self._cache is not None:
+            self._cache.keep({model.load for model in models.served()})
 
     def refuse(self, reason: str) -> None:
         """Answer every further request with UNAVAILABLE."""
@@ -104,6 +110,8 @@ class Inference:
             unavailable(self._refusal)
         plan = self._take(header, bool(raws))
         try:
+            if self._cache is not None and plan.cacheable:
+                return self._remember(self._cache, plan, header, request_id, raws, call, arrival_ns)
             return self._run(plan, request_id, raws, call, arrival_ns)
         except RequestError as error:
             had_target = plan.terms.target_us > 0
@@ -118,6 +126,31 @@ class Inference:
             plan = self._planner.plan(header, has_raws)
             if plan.model.uses.begin():  # else it has been replaced since, and the planner with it
                 return plan
+
+    def _remember(
+        self,
+        cache: ResponseCache,
+        plan: Plan,
+        header: bytes,
+        request_id: bytes,
+        raws: list[memoryview],
+        call: Call,
+        arrival_ns: int,
+    ) -> bytes:
+        """Answer from the cache, or run the request and keep its answer."""
+        begin_ns = time.monotonic_ns()
+        key = key_of(plan.model.load, header, raws)
+        response = cache.get(key)
+        looked_ns = time.monotonic_ns()
+        if response is not None:
+            in_time = looked_ns - arrival_ns <= plan.terms.target_us * 1000 if plan.terms.target_us else None
+            plan.model.statistics.cache_hit(looked_ns - arrival_ns, looked_ns - begin_ns, in_time)
+            return with_id(response, request_id)
+        response = self._run(plan, b"", raws, call, arrival_ns)
+        answered_ns = time.monotonic_ns()
+        cache.put(key, response)
+        plan.model.statistics.cache_miss(looked_ns - begin_ns + time.monotonic_ns() - answered_ns)
+        return with_id(response, request_id)
 
     def _run(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
         if not plan.regions:

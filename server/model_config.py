@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import cast
 
 from gangway.protos.model_config_pb2 import DataType, ModelConfig
+from gangway.server.config_check import check_fields
+from gangway.server.config_error import ConfigError as ConfigError  # noqa: PLC0414 - others take it from here
+from gangway.server.config_error import shortened
 from google.protobuf import text_format
 
 PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX files; clients and configs rely on the names
@@ -17,10 +20,9 @@ QOS_PARAMETER = "qos_ms"
 BUCKETS_PARAMETER = "gangway_buckets"  # sizes of symbolic dimensions that are compiled before the model is ready
 ENGINE_PARAMETER = "gangway_engine"  # what executes the model; set by the server
 FALLBACK_PARAMETER = "gangway_fallback_reason"  # why it was not compiled; set by the server
-
-
-class ConfigError(ValueError):
-    """A model's configuration is wrong or asks for what this server does not do. The message is for the user."""
+MAX_FILE_BYTES = 1 << 20
+MAX_FILENAME_BYTES = 255
+MAX_CONFIG_BYTES = 40_000  # serialised; it travels to the front end in one message
 
 
 @dataclass(frozen=True)
@@ -77,42 +79,46 @@ def buckets_of(config: ModelConfig, symbols: Sequence[str]) -> list[tuple[int, .
 def read_config(path: Path) -> ModelConfig:
     """Parse a config.pbtxt. Raises ConfigError with file, line and column."""
     try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path.name} has more than {MAX_FILE_BYTES} bytes")
         return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
     except text_format.ParseError as error:
-        raise ConfigError(f"{path.name}: {error}") from None  # the message begins with line:column
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name}: {error}") from error
+        raise ConfigError(f"{path.name}: {shortened(str(error))}") from None  # the message begins with line:column
+    except (OSError, ValueError, TypeError) as error:  # the latter two: values that the parser lets pass
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{path.name}: {error}") from error
 
 
 def check_supported(config: ModelConfig, name: str) -> None:
     """Raise ConfigError if the config of model `name` contradicts itself or asks for what this server cannot do."""
+    if config.ByteSize() > MAX_CONFIG_BYTES:
+        raise ConfigError(f"the configuration has {config.ByteSize()} bytes, at most {MAX_CONFIG_BYTES} are possible")
     if config.name not in ("", name):
-        raise ConfigError(f"name '{config.name}' differs from the folder's name '{name}'")
+        raise ConfigError(f"name '{shortened(config.name)}' differs from the folder's name '{name}'")
     if config.platform not in ("", PLATFORM) or config.backend not in ("", BACKEND):
-        kind = config.backend or config.platform
+        kind = shortened(config.backend or config.platform)
         raise ConfigError(f"platform or backend '{kind}' is not supported, only ONNX ('{PLATFORM}', '{BACKEND}')")
     if config.max_batch_size < 0:
         raise ConfigError(f"max_batch_size is {config.max_batch_size}, expected 0 or more")
-    if "/" in config.default_model_filename:
-        raise ConfigError(f"default_model_filename '{config.default_model_filename}' leaves the version folder")
-    choice = config.WhichOneof("scheduling_choice")
-    if choice in ("sequence_batching", "ensemble_scheduling"):
-        raise ConfigError(f"{choice} is not supported")
-    if config.model_transaction_policy.decoupled:
-        raise ConfigError("model_transaction_policy.decoupled is not supported")
-    for tensor in config.input:
-        for flag in ("is_shape_tensor", "allow_ragged_batch", "optional", "is_non_linear_format_io"):
-            if getattr(tensor, flag):
-                raise ConfigError(f"input '{tensor.name}': {flag} is not supported")
+    _check_filename(config.default_model_filename)
+    check_fields(config)
     _check_names([tensor.name for tensor in config.input], "input")
     _check_names([tensor.name for tensor in config.output], "output")
+
+
+def _check_filename(name: str) -> None:
+    if "/" in name or name in (".", ".."):
+        raise ConfigError(f"default_model_filename '{shortened(name)}' leaves the version folder")
+    if "\0" in name or len(name.encode()) > MAX_FILENAME_BYTES:
+        raise ConfigError(f"default_model_filename '{shortened(name)}' is no name of a file")
 
 
 def _check_names(names: list[str], group: str) -> None:
     if "" in names:
         raise ConfigError(f"an {group} has no name")
+    if any("\0" in name for name in names):
+        raise ConfigError(f"the name of an {group} has a zero byte")
     if len(set(names)) < len(names):
-        raise ConfigError(f"the config names an {group} twice: {', '.join(names)}")
+        raise ConfigError(f"the config names an {group} twice: {shortened(', '.join(names))}")
 
 
 def datatype_name(data_type: int) -> str:

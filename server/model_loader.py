@@ -6,7 +6,7 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
@@ -14,16 +14,19 @@ from gangway.executor import _native
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
-from gangway.server.auto_complete import complete_config, max_rows, tell_engine
+from gangway.server.auto_complete import complete_config, max_rows, optional_inputs, tell_engine
 from gangway.server.compile_jobs import CompileError, Compiler
+from gangway.server.config_check import log_accepted
 from gangway.server.control import ModelLoadError, SchedulerControl
 from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import MAX_MESSAGE_BYTES, ModelReady, to_json
 from gangway.server.isolated import Isolated, TrialError, measure_isolated
+from gangway.server.labels import label_files
 from gangway.server.model_config import ConfigError, buckets_of, require_complete
 from gangway.server.models import ServedModel, open_symbols
 from gangway.server.profile_keeper import ProfileKeeper
+from gangway.server.rate_limits import ModelLimits, RateLimits
 from gangway.server.repository import ModelVersion
 from gangway.server.targets import profile_message, resolve_qos_us, warn_of_target
 from gangway.server.variants import Shaped, VariantKeeper
@@ -59,6 +62,7 @@ class ModelLoader:
         max_shapes: int,
         profiles: ProfileKeeper,
         complete_configs: bool = True,
+        rates: RateLimits = RateLimits(),  # noqa: B008 - frozen
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
@@ -66,6 +70,7 @@ class ModelLoader:
         self._max_shapes = max_shapes
         self._profiles = profiles
         self._complete_configs = complete_configs
+        self._rates = rates
         self._free_ids = list(range(_native.MAX_MODELS))
         self._variants = VariantKeeper(compiler, scheduler, front_end, self._spec, max_shapes)
         self._trials = asyncio.Lock()
@@ -80,16 +85,20 @@ class ModelLoader:
         begin = time.monotonic()
         if not self._complete_configs:
             require_complete(entry.config)
-        manifest = await self._compiler.compile(entry.name, entry.path)
+        manifest = await self._compiler.compile(entry.name, entry.path, optional=optional_inputs(entry.config))
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
         tell_engine(config, manifest.engine, manifest.fallback_reason)
         declared = buckets_of(config, open_symbols(manifest.inputs, manifest.batched))
         if len(declared) > self._max_shapes:
             raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
-        spec = self._spec(f"{entry.name}, version {entry.version}", manifest, max_rows(config, manifest.batched))
+        limits = ModelLimits.of(config, entry.version, self._rates)
+        labels = label_files(entry.folder, config)
+        log_accepted(entry.name, entry.version, entry.config)
+        rows = max_rows(config, manifest.batched)
+        spec = limits.give(self._spec(f"{entry.name}, version {entry.version}", manifest, rows))
         await self._scheduler.load(spec)
         try:
-            model = await self._try(entry, spec, manifest, config, declared)
+            model = await self._try(entry, spec, manifest, config, declared, labels)
         except BaseException:
             self._scheduler.unload(spec.model_id)
             raise
@@ -131,6 +140,7 @@ class ModelLoader:
         manifest: Manifest,
         config: ModelConfig,
         declared: Sequence[tuple[int, ...]],
+        labels: Mapping[str, str],
     ) -> LoadedModel:
         ready = ModelReady(
             model_id=spec.model_id,
@@ -144,6 +154,7 @@ class ModelLoader:
             batched=manifest.batched,
             engine=manifest.engine,
             weights_bytes=_weights_bytes(manifest),
+            labels=tuple(labels.items()),
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
@@ -154,7 +165,7 @@ class ModelLoader:
         ready = replace(ready, qos_us=resolve_qos_us(entry.qos, isolated))
         warn_of_target(ready, entry.qos, isolated)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated))
-        shaped = await self._variants.prepare(ready, entry.path, declared)
+        shaped = await self._variants.prepare(ready, entry.path, declared, spec)
         self._profiles.add(spec.model_id, manifest)
         return LoadedModel(entry, ready, isolated, manifest.engine, shaped)
 

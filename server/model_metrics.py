@@ -16,7 +16,11 @@ def response_bounds_ns(config: ModelConfig) -> tuple[int, ...]:
         family, buckets_ms = control.metric_identifier.family, list(control.histogram_options.buckets)
         if family != FIRST_RESPONSE:
             raise ConfigError(f"model_metrics: nothing can be said of '{family}', only of {FIRST_RESPONSE}")
-        if not buckets_ms or not all(map(math.isfinite, buckets_ms)) or buckets_ms != sorted(set(buckets_ms)):
+        if (
+            not buckets_ms
+            or not all(math.isfinite(bound_ms * 1e6) for bound_ms in buckets_ms)
+            or buckets_ms != sorted(set(buckets_ms))
+        ):
             raise ConfigError(f"model_metrics: the buckets of {family} are {buckets_ms}, expected ascending numbers")
         bounds_ns = tuple(round(bound_ms * 1e6) for bound_ms in buckets_ms)
     return bounds_ns

@@ -3,9 +3,10 @@
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import grpc
-from gangway.artifact.datatypes import DTYPES
+from gangway.artifact.datatypes import ITEM_BYTES
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.data_plane import TensorLayout
@@ -18,6 +19,7 @@ from gangway.server.front_end_messages import (
     VariantGone,
     VariantReady,
 )
+from gangway.server.labels import labels_of
 from gangway.server.model_config import datatype_name
 from gangway.server.model_metrics import response_bounds_ns
 from gangway.server.queue_policy import QueuePolicies
@@ -30,7 +32,7 @@ class Tensor:
     """An input or output as clients see it. `index` is its place in the model, -1 in `shape` is any size.
 
     `symbols` names the dimensions that are any size, if it is not empty; those of one name must be equal.
-    `own_shape`: the model's, if the config has the server reshape the tensor.
+    `own_shape`: the model's, if the config has the server reshape the tensor. `optional`: a request may leave it out.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Tensor:
     index: int
     symbols: tuple[str, ...] = ()
     own_shape: tuple[int, ...] | None = None
+    optional: bool = False
 
     @classmethod
     def of(cls, tensor: ModelInput | ModelOutput, batch: bool, spec: TensorSpec, index: int) -> "Tensor":
@@ -46,7 +49,8 @@ class Tensor:
         shape = (-1, *tensor.dims) if batch else tuple(tensor.dims)
         own_shape = spec.shape if tensor.HasField("reshape") else None
         symbols = () if own_shape else spec.symbols
-        return cls(tensor.name, datatype_name(tensor.data_type), shape, index, symbols, own_shape)
+        datatype = datatype_name(tensor.data_type)
+        return cls(tensor.name, datatype, shape, index, symbols, own_shape, spec.optional)
 
     def model_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape that the model gets from a client's."""
@@ -94,7 +98,8 @@ class ServedModel:
     """One version of a model that answers requests. `batched`: the first dimension of every tensor counts rows.
 
     `compiled` has what is compiled, by the sizes of `symbols`, the dimensions of its inputs that are neither fixed nor
-    the batch. What is not there is executed by onnxruntime, under the number `model_id`.
+    the batch. What is not there is executed by onnxruntime, under the number `model_id`. `labels` names the classes of
+    outputs. `load` is another number whenever the model is loaded anew.
     """
 
     name: str
@@ -114,6 +119,8 @@ class ServedModel:
     policies: QueuePolicies = field(default_factory=QueuePolicies)
     statistics: Statistics = field(default_factory=Statistics)
     uses: Uses = field(default_factory=Uses)
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    load: int = field(default_factory=count(1).__next__)
 
     @classmethod
     def of(cls, message: ModelReady) -> "ServedModel":
@@ -137,11 +144,12 @@ class ServedModel:
             weights_bytes=message.weights_bytes,
             policies=QueuePolicies.of(config),
             statistics=Statistics(response_bounds_ns(config)),
+            labels=labels_of(dict(message.labels)),
         )
 
     def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the sizes of the model's symbols, in their order."""
-        return tuple(sizes[symbol] for symbol in self.symbols)
+        """Return the sizes of the model's symbols, in their order; -1 where only an input has it that was left out."""
+        return tuple(sizes.get(symbol, -1) for symbol in self.symbols)
 
 
 def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]:
@@ -152,7 +160,7 @@ def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]
 
 def item_bytes(datatype: str) -> int:
     """Return the size of one element, 0 for strings."""
-    return 0 if datatype == "BYTES" else DTYPES[datatype].itemsize
+    return ITEM_BYTES[datatype]
 
 
 def _tensors(

@@ -10,8 +10,10 @@ from functools import cached_property
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.calls import Call, Contents, FrameCall, Sinks, call_of, frame_call_of
+from gangway.server.classification import PARAMETER as CLASSIFICATION
+from gangway.server.classification import Classes, ClassifyingCall, wanted_classes
 from gangway.server.contents import check_contents, check_sources, mixed_contents, raw_contents
-from gangway.server.errors import invalid, unsupported
+from gangway.server.errors import invalid
 from gangway.server.models import Models, ServedModel, Shapes, Tensor
 from gangway.server.queue_policy import Terms
 from gangway.server.region_ranges import REGION, RegionRange
@@ -39,6 +41,7 @@ class Plan:
     `spare` is another way, for a compiled variant of a model that may be unloaded at any time. `sources` says which
     inputs are in regions, in the request's order (empty: none); `typed` leaves these out. `sinks` are outputs that are
     to be in regions. Which regions have these names is looked up for each request: plans stay, regions come and go.
+    `may_be_cached`: the response cache may answer it, if no tensor is in a region.
     """
 
     model: ServedModel
@@ -46,10 +49,11 @@ class Plan:
     typed: tuple[bytes, ...] | None
     call: Call
     terms: Terms
-    spare: FrameCall | None = None
+    spare: Call | None = None
     wants_report: bool = False
     sources: tuple[RegionRange | None, ...] = ()
     sinks: Sinks = field(default_factory=dict)
+    may_be_cached: bool = False
 
     @cached_property
     def regions(self) -> frozenset[str]:
@@ -58,6 +62,11 @@ class Plan:
             return frozenset()
         sources = [source for source in self.sources if source is not None]
         return frozenset(place.region for place in (*sources, *self.sinks.values()))
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether the response cache may answer it."""
+        return self.may_be_cached and not self.regions
 
     def contents(self, raws: list[memoryview], regions: Mapping[str, Region] = NO_REGIONS) -> Contents:
         """Return the contents of each input, in the request's order, their sizes checked. Raises RequestError."""
@@ -113,10 +122,14 @@ def make_plan(models: Models, header: bytes, has_raws: bool) -> Plan:
     outputs, sinks = _requested_outputs(request, model)
     call = call_of(model, shapes, outputs, sinks)
     compiled = model.symbols and not isinstance(call, FrameCall)
-    spare = frame_call_of(model, shapes, outputs, sinks) if compiled else None
+    spare: Call | None = frame_call_of(model, shapes, outputs, sinks) if compiled else None
+    if classes := _classes(request, model):
+        call = ClassifyingCall(call, classes, model.max_batch_size > 0)
+        spare = spare and ClassifyingCall(spare, classes, model.max_batch_size > 0)
     terms = model.policies.terms(timeout_us, priority, model.qos_us)
     wants_report = _flag(request, REPORT_PARAMETER, model)
-    return Plan(model, shapes, typed, call, terms, spare, wants_report, sources, sinks)
+    may_be_cached = model.config.response_cache.enable and not wants_report
+    return Plan(model, shapes, typed, call, terms, spare, wants_report, sources, sinks, may_be_cached)
 
 
 def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:
@@ -162,20 +175,26 @@ def _named_inputs(request: pb.ModelInferRequest, model: ServedModel) -> list[tup
             invalid(f"input '{given.name}' for model '{model.name}' is given twice")
         _refuse_parameters(given, f"input '{given.name}' for model '{model.name}'")
         pairs[given.name] = (given, tensor)
-    if len(pairs) < len(model.inputs):
-        missing = [name for name in model.inputs if name not in pairs]
+    missing = [name for name, tensor in model.inputs.items() if not (tensor.optional or name in pairs)]
+    if missing:
         invalid(
-            f"expected {len(model.inputs)} inputs but got {len(pairs)} inputs for model '{model.name}'."
+            f"expected {_input_count(model)} inputs but got {len(pairs)} inputs for model '{model.name}'."
             f" Got input(s) {list(pairs)}, but missing required input(s) {missing}."
             " Please provide all required input(s)."
         )
     return list(pairs.values())
 
 
+def _input_count(model: ServedModel) -> str:
+    """Return how many inputs a request may have, in words."""
+    required = sum(not tensor.optional for tensor in model.inputs.values())
+    return str(required) if required == len(model.inputs) else f"between {required} and {len(model.inputs)}"
+
+
 def _refuse_parameters(given: InputTensor | OutputTensor, where: str) -> None:
     for parameter in given.parameters:
-        if parameter == "classification":
-            unsupported(f"{where}: the classification extension is not supported by this server")
+        if parameter == CLASSIFICATION and isinstance(given, InputTensor):
+            invalid(f"{where}: parameter '{parameter}' is for outputs")
 
 
 def _sources(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> tuple[RegionRange | None, ...]:
@@ -268,3 +287,9 @@ def _requested_outputs(request: pb.ModelInferRequest, model: ServedModel) -> tup
         if sink is not None:
             sinks[wanted[output.name].index] = sink
     return list(wanted.values()) or list(model.outputs.values()), sinks
+
+
+def _classes(request: pb.ModelInferRequest, model: ServedModel) -> dict[str, Classes]:
+    """Return the outputs that are to be classified."""
+    found = {output.name: wanted_classes(output, model.outputs[output.name], model) for output in request.outputs}
+    return {name: classes for name, classes in found.items() if classes is not None}

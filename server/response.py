@@ -44,6 +44,11 @@ def report_of(outcome: SlotOutcome, target_us: float) -> bytes:
     return message.SerializeToString()
 
 
+def with_id(response: bytes, request_id: bytes) -> bytes:
+    """Return a serialised response, which has no id, with one."""
+    return b"".join((response, length_prefix(REQUEST_ID, len(request_id)), request_id)) if request_id else response
+
+
 @dataclass(frozen=True)
 class ResponseTemplate:
     """The response of a model for certain outputs of certain shapes."""

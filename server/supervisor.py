@@ -60,6 +60,7 @@ class Supervisor:
             general.max_shapes,
             self._profiles,
             options.repository.complete_configs,
+            options.models.rates,
         )
         self._overrides = OverrideKeeper()
         self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)

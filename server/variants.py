@@ -9,7 +9,7 @@ and stay.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
@@ -24,6 +24,7 @@ from gangway.server.targets import profile_message
 Sizes = tuple[int, ...]
 
 MAX_QUEUED = 16  # sizes that wait to be compiled, of all models; what comes on top asks again later
+NEVER_COMPILED = ("BYTES", "BF16")
 MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Shaped:
     ready: ModelReady
     path: Path
     symbols: tuple[str, ...]
+    spec: LoadModel  # of the model itself, whose limits hold for its variants, too
     loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
     declared: set[Sizes] = field(default_factory=set)
     refused: set[Sizes] = field(default_factory=set)
@@ -75,7 +77,7 @@ class VariantKeeper:
         self._news = asyncio.Event()
         front_end.on_shape_wanted = self.want
 
-    async def prepare(self, ready: ModelReady, path: Path, declared: Sequence[Sizes]) -> Shaped | None:
+    async def prepare(self, ready: ModelReady, path: Path, declared: Sequence[Sizes], spec: LoadModel) -> Shaped | None:
         """Return when the declared sizes of a loaded model are compiled, or cannot be; None if it has none to compile.
 
         Nobody is told of it before `adopt`.
@@ -83,7 +85,9 @@ class VariantKeeper:
         symbols = open_symbols(ready.inputs, ready.batched)
         if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self._limit:
             return None
-        model = Shaped(ready, path, symbols, declared=set(declared))
+        if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
+            return None  # compiled, an optional input would be a constant
+        model = Shaped(ready, path, symbols, spec, declared=set(declared))
         _log.info("%s: compiled for sizes of %s on first use, at most %d", ready.name, ", ".join(symbols), self._limit)
         try:
             for sizes in declared:
@@ -158,6 +162,7 @@ class VariantKeeper:
             while len(model.loaded) >= self._limit and self._drop_oldest(model):
                 pass
             spec = self._make_spec(title, manifest, model.ready.max_rows)
+            spec = replace(spec, limits=model.spec.limits, limit_priority=model.spec.limit_priority)
             await self._scheduler.load(spec)
         except (CompileError, ModelLoadError) as error:
             _log.warning("%s: left to onnxruntime: %s", title, error)

@@ -122,14 +122,14 @@ class GraphBuilder:
 
     def finish(
         self,
-        inputs: Mapping[str, Sequence[int]],
-        outputs: Mapping[str, Sequence[int]],
+        inputs: Mapping[str, Sequence[int | str]],
+        outputs: Mapping[str, Sequence[int | str]],
         input_type: int = TensorProto.FLOAT,
         output_type: int = TensorProto.FLOAT,
     ) -> Blueprint:
-        """Make the checked model. Shapes are given without the batch dimension, which becomes the symbol `N`."""
+        """Make the checked model. Shapes leave out the batch dimension, the symbol `N`; other symbols are names."""
 
-        def infos(side: Mapping[str, Sequence[int]], datatype: int) -> list[ValueInfoProto]:
+        def infos(side: Mapping[str, Sequence[int | str]], datatype: int) -> list[ValueInfoProto]:
             return [helper.make_tensor_value_info(name, datatype, [BATCH, *shape]) for name, shape in side.items()]
 
         blueprint = Blueprint(

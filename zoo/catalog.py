@@ -8,6 +8,7 @@ from typing import cast
 from zlib import crc32
 
 from gangway.zoo.blueprint import Blueprint
+from gangway.zoo.examples import COLOURS
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class ZooModel:
     paper_qos_ms: str | None = None  # latency target in VELTAIR's (64 cores), else in Layerweaver+'s evaluation (NPU)
     sequence: int | None = None  # tokens unless told otherwise; None: takes no tokens
     max_sequence: int | None = None  # None: no limit
+    labels: tuple[str, ...] = ()  # of the classes of its only output
+    input_format: str = ""  # what config.pbtxt says of its inputs, if anything
 
 
 MODELS: Mapping[str, ZooModel] = MappingProxyType(
@@ -65,9 +68,16 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
         "xlnet_base": ZooModel("XLNet-base, 117 M parameters", "xlnet", paper_qos_ms="130", sequence=128),
         "gpt2": ZooModel("GPT-2 small, next token, 124 M parameters", "gpt2", sequence=64, max_sequence=1024),
         "mlp": ZooModel("multilayer perceptron, 16 floats to 10", "small", max_batch_size=64),
-        "simple": ZooModel("Triton's example: sum and difference of 16 INT32 numbers", "small"),
-        "simple_string": ZooModel("Triton's example on decimal numbers as strings", "small"),
-        "simple_int8": ZooModel("Triton's example on INT8 numbers", "small"),
+        "simple": ZooModel("Triton's example: sum and difference of 16 INT32 numbers", "examples"),
+        "simple_string": ZooModel("Triton's example on decimal numbers as strings", "examples"),
+        "simple_int8": ZooModel("Triton's example on INT8 numbers", "examples"),
+        "simple_identity": ZooModel("Triton's example that answers with the strings it gets", "examples"),
+        "simple_image": ZooModel(
+            "classifier with labels: the brightest channel of a 64 x 64 image",
+            "examples",
+            labels=COLOURS,
+            input_format="FORMAT_NCHW",
+        ),
     }
 )
 DEFAULT_NAMES = ("resnet50", "mobilenetv2", "mlp", "simple")  # quick to write and compile, 120 MB

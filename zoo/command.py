@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangway.zoo.blueprint import Blueprint
@@ -11,16 +11,18 @@ from gangway.zoo.catalog import DEFAULT_NAMES, MODELS, build
 from gangway.zoo.count import count
 from gangway.zoo.repository import write_blueprint
 
-ALL = "all"
+ALL, EXAMPLES = "all", "examples"  # groups of models; the latter is a module, too
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 when the directory cannot be written. Wrong arguments exit with 2 (argparse)."""
     parser = _parser()
     options = parser.parse_args(argv)
-    if unknown := [name for name in options.names if name not in (*MODELS, ALL)]:
+    groups = _groups()
+    if unknown := [name for name in options.names if name not in MODELS and name not in groups]:
         parser.error(f"the zoo has no model '{unknown[0]}'; it has {', '.join(MODELS)}")
-    names = tuple(MODELS) if ALL in options.names else options.names or DEFAULT_NAMES
+    named = [member for name in options.names for member in groups.get(name, (name,))]
+    names = tuple(dict.fromkeys(named)) or DEFAULT_NAMES
     if options.sequence is not None and not any(MODELS[name].sequence for name in names):
         parser.error("none of these models takes tokens, so --sequence means nothing to them")
     try:
@@ -35,6 +37,10 @@ def main(argv: Sequence[str]) -> int:
             print(f"gangway zoo: cannot write {folder}: {error.strerror or error}", file=sys.stderr)
             return 1
     return 0
+
+
+def _groups() -> Mapping[str, tuple[str, ...]]:
+    return {ALL: tuple(MODELS), EXAMPLES: tuple(name for name, entry in MODELS.items() if entry.module == EXAMPLES)}
 
 
 def _write(blueprint: Blueprint, options: argparse.Namespace) -> None:
@@ -71,7 +77,8 @@ def _parser() -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"which models, or '{ALL}' (default: {', '.join(DEFAULT_NAMES)})",
+        help=f"which models, '{ALL}', or '{EXAMPLES}' for those of Triton's client examples"
+        f" (default: {', '.join(DEFAULT_NAMES)})",
     )
     parser.add_argument(
         "--sequence",

@@ -16,6 +16,7 @@ CONFIG_TYPES = {  # ONNX's data types in the names of config.pbtxt
     TensorProto.INT8: "TYPE_INT8",
     TensorProto.STRING: "TYPE_STRING",
 }
+LABELS = "labels.txt"
 
 
 def write_model(directory: Path, name: str, *, paper_qos: bool = False, sequence: int | None = None) -> Path:
@@ -32,6 +33,9 @@ def write_blueprint(directory: Path, blueprint: Blueprint, *, paper_qos: bool = 
     (folder / "1").mkdir(parents=True, exist_ok=True)
     _replace(folder / "1" / "model.onnx", blueprint.write)
     config = config_text(blueprint, paper_qos=paper_qos).encode()
+    if labels := MODELS[blueprint.name].labels:
+        text = "".join(f"{label}\n" for label in labels).encode()
+        _replace(folder / LABELS, lambda file: file.write(text))
     _replace(folder / "config.pbtxt", lambda file: file.write(config))
     return folder
 
@@ -40,22 +44,29 @@ def config_text(blueprint: Blueprint, *, paper_qos: bool = False) -> str:
     """Return the model's config.pbtxt."""
     entry = MODELS[blueprint.name]
     qos = entry.paper_qos_ms if paper_qos and entry.paper_qos_ms else "3x"
+    layout = f"    format: {entry.input_format}\n" if entry.input_format else ""
+    labels = f'    label_filename: "{LABELS}"\n' if entry.labels else ""
     return (
         f"# {entry.summary}\n"
         f'name: "{blueprint.name}"\nplatform: "onnxruntime_onnx"\nmax_batch_size: {entry.max_batch_size}\n'
-        f"input [\n{_tensors(blueprint.inputs)}\n]\noutput [\n{_tensors(blueprint.outputs)}\n]\n"
+        f"input [\n{_tensors(blueprint.inputs, layout)}\n]\noutput [\n{_tensors(blueprint.outputs, labels)}\n]\n"
         "# Latency target in milliseconds, or 3x = three times the model's isolated latency on the server's cores.\n"
         f'parameters {{\n  key: "qos_ms"\n  value: {{ string_value: "{qos}" }}\n}}\n'
     )
 
 
-def _tensors(infos: Any) -> str:
-    """Return one side's tensors, without the batch dimension."""
+def _tensors(infos: Any, more: str) -> str:
+    """Return one side's tensors, without the batch dimension, with `more` lines each."""
     return ",\n".join(
         f'  {{\n    name: "{info.name}"\n    data_type: {CONFIG_TYPES[info.type.tensor_type.elem_type]}\n'
-        f"    dims: [ {', '.join(str(d.dim_value) for d in info.type.tensor_type.shape.dim[1:])} ]\n  }}"
+        f"    dims: [ {_dims(info)} ]\n{more}  }}"
         for info in infos
     )
+
+
+def _dims(info: Any) -> str:
+    dims = info.type.tensor_type.shape.dim[1:]
+    return ", ".join(str(dim.dim_value if dim.HasField("dim_value") else -1) for dim in dims)
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:

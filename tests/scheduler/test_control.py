@@ -13,6 +13,7 @@ LOAD = LoadModel(3, 'a "name"\n', "ab" * 32, layers=7, max_ranks=2, arena_bytes=
 def test_every_message_survives_the_journey() -> None:
     samples: dict[object, object] = {int: 7, str: "text", float: 1.5, bool: True, float | None: 2.5}
     samples |= {tuple[int, ...]: (1, 2), tuple[float, ...]: (0.5, 3.0)}
+    samples |= {tuple[tuple[str, int, int], ...]: (("r", 1, 2),)}
     for kind in typing.get_args(ControlMessage):
         types = typing.get_type_hints(kind)
         message = kind(**{field.name: samples[types[field.name]] for field in dataclasses.fields(kind)})

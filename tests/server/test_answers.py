@@ -57,7 +57,12 @@ def test_server_metadata(server: Any) -> None:
     metadata = server.client.get_server_metadata()
     assert metadata.name == "gangway"
     assert metadata.version
-    assert set(metadata.extensions) >= {"model_configuration", "model_repository", "statistics"}
+    assert set(metadata.extensions) >= {
+        "classification",
+        "model_configuration",
+        "model_repository",
+        "statistics",
+    }
 
 
 def test_model_metadata(server: Any) -> None:

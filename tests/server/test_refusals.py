@@ -221,12 +221,26 @@ CASES: dict[str, tuple[bytes, str, str]] = {
         "INVALID_ARGUMENT",
         "parameter keys starting with 'triton_' are reserved for Triton usage, got 'triton_secret'",
     ),
-    "classification": (
+    "classification of a negative number of classes": (
         changed(
-            lambda request: setattr(request.outputs.add(name="OUTPUT1").parameters["classification"], "int64_param", 1)
+            lambda request: setattr(request.outputs.add(name="OUTPUT1").parameters["classification"], "int64_param", -1)
         ),
-        "UNIMPLEMENTED",
-        "output 'OUTPUT1' for model 'simple': the classification extension is not supported",
+        "INVALID_ARGUMENT",
+        "output 'OUTPUT1' for model 'simple': parameter 'classification': expected 0 to 2147483647, got -1",
+    ),
+    "classification by a word": (
+        changed(
+            lambda request: setattr(
+                request.outputs.add(name="OUTPUT1").parameters["classification"], "string_param", "3"
+            )
+        ),
+        "INVALID_ARGUMENT",
+        "output 'OUTPUT1' for model 'simple': parameter 'classification': expected int64_param, got string_param",
+    ),
+    "classification of an input": (
+        changed(lambda request: setattr(request.inputs[0].parameters["classification"], "int64_param", 1)),
+        "INVALID_ARGUMENT",
+        "input 'INPUT0' for model 'simple': parameter 'classification' is for outputs",
     ),
     "not a message": (b"\x3a\x05abc", "INVALID_ARGUMENT", "field 7 has 5 bytes, but only 3 follow"),
     "broken inside": (b"\x2a\x02\x0a\x05", "INVALID_ARGUMENT", "the request is not a ModelInferRequest"),

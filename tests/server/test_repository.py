@@ -86,7 +86,7 @@ def test_a_broken_model_does_not_hinder_others(tmp_path: Path) -> None:
         ("sequence_batching {}", "sequence_batching is not supported"),
         ("ensemble_scheduling {}", "ensemble_scheduling is not supported"),
         ("model_transaction_policy { decoupled: true }", "decoupled is not supported"),
-        ('input { name: "x" optional: true }', "input 'x': optional is not supported"),
+        ('input { name: "x" is_shape_tensor: true }', "input 'x': is_shape_tensor is not supported"),
         ('input { name: "x" } input { name: "x" }', "names an input twice"),
         ("output { data_type: TYPE_FP32 }", "an output has no name"),
         ("version_policy { specific { versions: [1, 4] } }", r"asks for \[1, 4\], but there are \[1\]"),

@@ -88,3 +88,10 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("gangway.zoo.blueprint.Blueprint.write", full)
     assert main([str(tmp_path), "mlp"]) == 1
     assert not list((tmp_path / "mlp" / "1").iterdir())
+
+
+def test_the_examples_of_triton_s_clients(tmp_path: Path) -> None:
+    assert main([str(tmp_path), "examples", "simple"]) == 0
+    names = {"simple", "simple_string", "simple_int8", "simple_identity", "simple_image"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert "dims: [ -1 ]" in (tmp_path / "simple_identity" / "config.pbtxt").read_text()

@@ -53,3 +53,20 @@ def test_simple_adds_and_subtracts(tmp_path: Path, name: str, datatype: type) ->
     total, difference = model.run(["OUTPUT0", "OUTPUT1"], {"INPUT0": typed(a), "INPUT1": typed(b)})
     assert (total == typed(a + b)).all()
     assert (difference == typed(a - b)).all()
+
+
+def test_the_identity_keeps_strings(tmp_path: Path) -> None:
+    texts = np.array([["", "é", "he\0llo"], ["a" * 1000, "1", "\n"]], object)
+    (answer,) = session(tmp_path, "simple_identity").run(None, {"INPUT0": texts})
+    assert answer.tolist() == texts.tolist()
+
+
+def test_the_classifier_sees_colours(tmp_path: Path) -> None:
+    images = np.zeros((3, 3, 64, 64), np.float32)
+    for channel in range(3):
+        images[channel, channel] = 1
+    (answer,) = session(tmp_path, "simple_image").run(None, {"IMAGE": images})
+    assert answer.argmax(axis=1).tolist() == [0, 1, 2]
+    assert (tmp_path / "simple_image" / "labels.txt").read_text() == "red\ngreen\nblue\n"
+    config = (tmp_path / "simple_image" / "config.pbtxt").read_text()
+    assert 'label_filename: "labels.txt"' in config and "format: FORMAT_NCHW" in config

@@ -1,0 +1,179 @@
+"""What becomes of every field of a model's configuration. Nothing but data: `config_check.py` acts on it.
+
+A field is named after its message, as in model_config.proto. What stands for a field that holds a message and is
+refused or accepted as a whole stands for everything within it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Fate(StrEnum):
+    """What becomes of a field that is set."""
+
+    HONOURED = "honoured"
+    ACCEPTED = "accepted"  # it has no meaning here and cannot change an answer; the log names it when a model is loaded
+    REFUSED = "refused"  # the model is not ready, the reason names it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One field. `note`: how it is honoured, why it means nothing here, or why it is refused."""
+
+    fate: Fate
+    note: str
+
+
+def _honoured(note: str) -> Entry:
+    return Entry(Fate.HONOURED, note)
+
+
+def _accepted(note: str) -> Entry:
+    return Entry(Fate.ACCEPTED, note)
+
+
+def _refused(note: str) -> Entry:
+    return Entry(Fate.REFUSED, note)
+
+
+_NO_GPU = "there is no GPU"
+_TENSORRT = "only TensorRT has it"
+_NO_BATCHES = "requests are not joined to batches"
+
+FIELDS: Mapping[str, Entry] = {
+    # the model
+    "ModelConfig.name": _honoured("empty, or the name of the model's folder"),
+    "ModelConfig.platform": _honoured("empty or `onnxruntime_onnx`, no other"),
+    "ModelConfig.backend": _honoured("empty or `onnxruntime`, no other"),
+    "ModelConfig.runtime": _honoured("empty, `onnxruntime` or `libtriton_onnxruntime.so`, no other"),
+    "ModelConfig.version_policy": _honoured("which versions are served; the latest one if it is missing"),
+    "ModelVersionPolicy.latest": _honoured("the highest numbers"),
+    "ModelVersionPolicy.Latest.num_versions": _honoured("how many; 0 counts as 1"),
+    "ModelVersionPolicy.all": _honoured("every version folder"),
+    "ModelVersionPolicy.specific": _honoured("these, all of which must exist"),
+    "ModelVersionPolicy.Specific.versions": _honoured("their numbers"),
+    "ModelConfig.max_batch_size": _honoured(
+        "0: shapes are whole; else every tensor has a batch dimension in front, of this size at most, and the ONNX"
+        " file must have it, too"
+    ),
+    "ModelConfig.default_model_filename": _honoured("name of the ONNX file in the version folder; no path"),
+    "ModelConfig.cc_model_filenames": _accepted(f"a file for each kind of GPU: {_NO_GPU}"),
+    # inputs
+    "ModelConfig.input": _honoured("some or all of the ONNX file's; what is left out of one is completed"),
+    "ModelInput.name": _honoured("as in the ONNX file"),
+    "ModelInput.data_type": _honoured("compared with the ONNX file"),
+    "ModelInput.format": _honoured("for clients that ask for it; NHWC and NCHW need three `dims`"),
+    "ModelInput.dims": _honoured("compared with the ONNX file; a size may be given to a symbolic dimension"),
+    "ModelInput.reshape": _honoured("clients send `dims`, the model gets `reshape`"),
+    "ModelTensorReshape.shape": _honoured("as many elements as `dims`, whose sizes must be fixed"),
+    "ModelInput.optional": _honoured(
+        "the ONNX file must have an initializer of that name, which counts where a request leaves the input out;"
+        " such a model is left to onnxruntime"
+    ),
+    "ModelInput.is_shape_tensor": _refused(_TENSORRT),
+    "ModelInput.allow_ragged_batch": _refused(f"{_NO_BATCHES}, and one request has one shape"),
+    "ModelInput.is_non_linear_format_io": _refused(_TENSORRT),
+    # outputs
+    "ModelConfig.output": _honoured("those that clients get, some or all of the ONNX file's"),
+    "ModelOutput.name": _honoured("as in the ONNX file"),
+    "ModelOutput.data_type": _honoured("compared with the ONNX file"),
+    "ModelOutput.dims": _honoured("compared with the ONNX file"),
+    "ModelOutput.reshape": _honoured("the model gives `reshape`, clients get `dims`"),
+    "ModelOutput.label_filename": _honoured(
+        "a file in the model's folder, one class name per line, for the classification extension"
+    ),
+    "ModelOutput.is_shape_tensor": _refused(_TENSORRT),
+    "ModelOutput.is_non_linear_format_io": _refused(_TENSORRT),
+    # batches
+    "ModelConfig.batch_input": _refused(f"inputs that describe a batch: {_NO_BATCHES}"),
+    "ModelConfig.batch_output": _refused(f"outputs to be split: {_NO_BATCHES}"),
+    "ModelConfig.dynamic_batching": _honoured("its queue policies and priorities"),
+    "ModelDynamicBatching.preferred_batch_size": _accepted(_NO_BATCHES),
+    "ModelDynamicBatching.max_queue_delay_microseconds": _accepted(f"{_NO_BATCHES}, so nothing waits for company"),
+    "ModelDynamicBatching.preserve_ordering": _accepted("each call has an answer of its own"),
+    "ModelDynamicBatching.priority_levels": _honoured("see deadlines.md"),
+    "ModelDynamicBatching.default_priority_level": _honoured("see deadlines.md"),
+    "ModelDynamicBatching.default_queue_policy": _honoured("see deadlines.md"),
+    "ModelDynamicBatching.priority_queue_policy": _honoured("see deadlines.md"),
+    "ModelQueuePolicy.timeout_action": _honoured("see deadlines.md"),
+    "ModelQueuePolicy.default_timeout_microseconds": _honoured("see deadlines.md"),
+    "ModelQueuePolicy.allow_timeout_override": _honoured("see deadlines.md"),
+    "ModelQueuePolicy.max_queue_size": _honoured("see deadlines.md"),
+    # other ways to schedule
+    "ModelConfig.sequence_batching": _refused("requests are independent of each other"),
+    "ModelConfig.ensemble_scheduling": _refused("a model is one ONNX file"),
+    "ModelConfig.model_transaction_policy": _honoured("only the usual one: one request, one answer"),
+    "ModelTransactionPolicy.decoupled": _refused("an ONNX model gives exactly one answer"),
+    # where it runs
+    "ModelConfig.instance_group": _honoured("how many queries of the model may be under way at the same time"),
+    "ModelInstanceGroup.name": _accepted("nothing refers to it"),
+    "ModelInstanceGroup.kind": _honoured(
+        "KIND_CPU, KIND_AUTO and KIND_MODEL mean the server's cores; KIND_GPU is refused"
+    ),
+    "ModelInstanceGroup.count": _honoured(
+        "so many queries of the model, or of one version, may be under way at the same time; the counts of several"
+        " groups add up; 0 or missing: any number"
+    ),
+    "ModelInstanceGroup.rate_limiter": _honoured("with `--rate-limit=execution_count`; without it, it has no effect"),
+    "ModelRateLimiter.resources": _honoured("a query begins when all of them are free, and holds them to its end"),
+    "ModelRateLimiter.Resource.name": _honoured("what is counted, across all models"),
+    "ModelRateLimiter.Resource.global": _honoured("there is one device, so both mean the same"),
+    "ModelRateLimiter.Resource.count": _honoured("how many a query holds"),
+    "ModelRateLimiter.priority": _honoured("where resources are short, a model of priority 2 gets half the turns of 1"),
+    "ModelInstanceGroup.gpus": _refused(_NO_GPU),
+    "ModelInstanceGroup.secondary_devices": _refused("there is no such device"),
+    "ModelInstanceGroup.profile": _refused(_TENSORRT),
+    "ModelInstanceGroup.passive": _refused("an instance without requests would do nothing"),
+    "ModelInstanceGroup.host_policy": _refused("the server has no host policies: `--cores` says where it computes"),
+    # how it runs
+    "ModelConfig.optimization": _honoured("checked; the compiler decides for itself"),
+    "ModelOptimizationPolicy.graph": _accepted("the compiler, and onnxruntime where it serves, use all they have"),
+    "ModelOptimizationPolicy.priority": _accepted(f"{_TENSORRT}; see deadlines.md for ours"),
+    "ModelOptimizationPolicy.cuda": _accepted(_NO_GPU),
+    "ModelOptimizationPolicy.execution_accelerators": _honoured("known names, others are refused as Triton does"),
+    "ModelOptimizationPolicy.ExecutionAccelerators.gpu_execution_accelerator": _accepted(_NO_GPU),
+    "ModelOptimizationPolicy.ExecutionAccelerators.cpu_execution_accelerator": _accepted(
+        "`openvino` only: models are compiled for this CPU anyway"
+    ),
+    "ModelOptimizationPolicy.input_pinned_memory": _accepted(_NO_GPU),
+    "ModelOptimizationPolicy.output_pinned_memory": _accepted(_NO_GPU),
+    "ModelOptimizationPolicy.gather_kernel_buffer_threshold": _accepted(_NO_GPU),
+    "ModelOptimizationPolicy.eager_batching": _accepted(_NO_BATCHES),
+    "ModelConfig.parameters": _honoured("see below; others are shown to clients and have no effect"),
+    "ModelParameter.string_value": _honoured("the value"),
+    "ModelConfig.model_operations": _refused("libraries of operators are not loaded"),
+    "ModelConfig.model_repository_agents": _refused("agents are not loaded, and what they check would go unchecked"),
+    "ModelConfig.response_cache": _honoured("with `--cache-config`"),
+    "ModelResponseCache.enable": _honoured(
+        "equal requests are answered from memory; without `--cache-config` it has no effect"
+    ),
+    "ModelConfig.model_warmup": _honoured("requests that the model answers before it is ready; see repository.md"),
+    "ModelWarmup.name": _honoured("for messages"),
+    "ModelWarmup.batch_size": _honoured("rows of the request"),
+    "ModelWarmup.count": _honoured("how often; 0 counts as 1"),
+    "ModelWarmup.inputs": _honoured("contents of each input"),
+    "ModelWarmup.Input.data_type": _honoured("compared with the model"),
+    "ModelWarmup.Input.dims": _honoured("compared with the model"),
+    "ModelWarmup.Input.zero_data": _honoured("zeros"),
+    "ModelWarmup.Input.random_data": _honoured("random numbers"),
+    "ModelWarmup.Input.input_data_file": _honoured("a file in the folder `warmup` of the model"),
+    "ModelConfig.metric_tags": _honoured("further labels of the model's metrics; see metrics.md"),
+    "ModelConfig.model_metrics": _honoured("buckets of a histogram; see metrics.md"),
+    "ModelMetrics.metric_control": _honoured("one for each histogram"),
+    "ModelMetrics.MetricControl.metric_identifier": _honoured("which one"),
+    "ModelMetrics.MetricControl.MetricIdentifier.family": _honoured(
+        "`nv_inference_first_response_histogram_ms`, no other"
+    ),
+    "ModelMetrics.MetricControl.histogram_options": _honoured("its buckets"),
+    "ModelMetrics.MetricControl.HistogramOptions.buckets": _honoured("upper bounds in milliseconds, ascending"),
+}
+
+PARAMETERS: Mapping[str, Entry] = {
+    "qos_ms": _honoured("the latency target, milliseconds or a multiple as in `3x`; see deadlines.md"),
+    "late": _honoured("`serve` or `reject`; see deadlines.md"),
+    "max_queue_size": _honoured("see deadlines.md"),
+    "gangway_buckets": _honoured("sizes to compile before the model is ready; see shapes.md"),
+    "gangway_engine": _honoured("set by the server: what executes the model"),
+    "gangway_fallback_reason": _honoured("set by the server: why it was not compiled"),
+}

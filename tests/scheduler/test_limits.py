@@ -1,0 +1,93 @@
+"""Which queries have to wait for others, although cores are free."""
+
+from collections.abc import Sequence
+
+from gangway.scheduler.control import LoadModel, decode, encode
+from gangway.scheduler.limits import Limits
+from gangway.scheduler.policy import Query
+
+
+def model(model_id: int, *limits: tuple[str, int, int], priority: int = 0) -> LoadModel:
+    return LoadModel(model_id, "m", "key", 1, 1, 64, 1, limits=limits, limit_priority=priority)
+
+
+def query(query_id: int, model_id: int, **values: object) -> Query:
+    values = {"deadline_us": None, **values}
+    return Query(query_id, model_id, 1, arrival_us=query_id, **values)  # type: ignore[arg-type]
+
+
+def ids(queries: Sequence[Query]) -> list[int]:
+    return [query.query_id for query in queries]
+
+
+def limits_of(*models: LoadModel) -> Limits:
+    limits = Limits()
+    for spec in models:
+        limits.add(spec)
+    return limits
+
+
+def test_without_limits_there_are_none() -> None:
+    limits = limits_of(model(1))
+    assert not limits
+    waiting = [query(1, 1), query(2, 1)]
+    assert limits.admissible(waiting, [1] * 50) is waiting
+
+
+def test_so_many_queries_of_a_model_as_it_has_instances() -> None:
+    limits = limits_of(model(1, ("a", 1, 2)), model(2))
+    waiting = [query(1, 1), query(2, 2), query(3, 1), query(4, 1), query(5, 2)]
+    assert ids(limits.admissible(waiting, [])) == [1, 2, 3, 5]
+    assert ids(limits.admissible(waiting, [1, 2])) == [1, 2, 5]
+    assert ids(limits.admissible(waiting, [1, 1])) == [2, 5]
+    assert ids(limits.admissible(waiting, [1, 1, 1])) == [2, 5]  # there were more before it was loaded again
+
+
+def test_a_stopped_query_has_what_it_needs() -> None:
+    limits = limits_of(model(1, ("a", 1, 1)))
+    assert ids(limits.admissible([query(1, 1, started=True), query(2, 1)], [1])) == [1]
+
+
+def test_the_most_urgent_goes_first() -> None:
+    limits = limits_of(model(1, ("a", 1, 1)))
+    late, soon, first = query(1, 1, deadline_us=90.0), query(2, 1, deadline_us=50.0), query(3, 1, priority=-1)
+    assert ids(limits.admissible([query(0, 1), late, soon, first], [])) == [3]
+    assert ids(limits.admissible([query(0, 1), late, soon], [])) == [2]
+
+
+def test_models_share_a_resource() -> None:
+    limits = limits_of(model(1, ("r", 2, 3)), model(2, ("r", 1, 1)), model(3, ("other", 1, 1)))
+    waiting = [query(1, 1), query(2, 1), query(3, 2), query(4, 2), query(5, 3)]
+    assert ids(limits.admissible(waiting, [])) == [1, 3, 5]
+    assert ids(limits.admissible(waiting, [1])) == [3, 5]
+    limits.remove(1)
+    assert ids(limits.admissible([query(3, 2), query(4, 2)], [])) == [3]
+
+
+def run(limits: Limits, models: Sequence[int], turns: int) -> list[int]:
+    """Whose turn it is, when always one query of each model waits."""
+    order = []
+    for _ in range(turns):
+        (admitted,) = limits.admissible([query(10 + model_id, model_id) for model_id in models], [])
+        limits.started(admitted.model_id)
+        order.append(admitted.model_id)
+    return order
+
+
+def test_a_model_of_priority_2_gets_half_the_turns() -> None:
+    limits = limits_of(model(1, ("r", 1, 1), priority=1), model(2, ("r", 1, 1), priority=2))
+    order = run(limits, [1, 2], 30)
+    assert (order.count(1), order.count(2)) == (20, 10)
+    limits.add(model(3, ("r", 1, 1), priority=1))
+    order = run(limits, [1, 2, 3], 25)
+    assert (order.count(1), order.count(2), order.count(3)) == (10, 5, 10)  # what was before is not made good
+
+
+def test_more_than_there_is_is_never_given() -> None:
+    limits = limits_of(model(1, ("r", 5, 5), ("a", 1, 9)))
+    assert ids(limits.admissible([query(1, 1), query(2, 1)], [])) == [1]
+
+
+def test_limits_travel() -> None:
+    spec = model(1, ("r", 2, 3), ("a", 1, 1), priority=2)
+    assert decode(encode(spec)) == spec

@@ -1,0 +1,157 @@
+"""Every field of a configuration is honoured, accepted or refused, and the documentation says which."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.config_check import check_fields, field_name, value_type
+from gangway.server.config_docs import with_tables
+from gangway.server.config_table import FIELDS, Fate
+from gangway.server.model_config import ConfigError, check_supported
+from google.protobuf import text_format
+from google.protobuf.message_factory import GetMessageClass
+
+DOCS = Path(__file__).parents[2] / "docs" / "config.md"
+
+
+def parsed(text: str) -> ModelConfig:
+    return text_format.Parse(text, ModelConfig())
+
+
+def fields_within(message: Any, above: frozenset[str] = frozenset()) -> Iterator[Any]:
+    """The fields of a message and of those within it, but not within one that is refused or accepted as a whole."""
+    for field in message.fields:
+        yield field
+        kind, entry = value_type(field), FIELDS.get(field_name(field))
+        if kind is not None and entry is not None and entry.fate is Fate.HONOURED and kind.full_name not in above:
+            yield from fields_within(kind, above | {kind.full_name})
+
+
+def test_every_field_has_its_entry_and_no_other_has_one() -> None:
+    names = {field_name(field) for field in fields_within(ModelConfig.DESCRIPTOR)}
+    assert names == FIELDS.keys()
+    assert len(names) > 70
+
+
+def test_the_documentation_has_the_same_table() -> None:
+    text = DOCS.read_text()
+    assert with_tables(text) == text, "python -m gangway.server.config_docs docs/config.md"
+    assert text.count("| `ModelInput.") == 9
+
+
+def set_field(field: Any, message: Any) -> None:
+    """Give a field a value that is not its default."""
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        getattr(message, field.name)["key"] = "value"
+    elif field.message_type is not None and field.is_repeated:
+        getattr(message, field.name).add()
+    elif field.message_type is not None:
+        getattr(message, field.name).SetInParent()
+    elif field.is_repeated:
+        getattr(message, field.name).append("x" if field.cpp_type == field.CPPTYPE_STRING else 1)
+    else:
+        setattr(message, field.name, "x" if field.cpp_type == field.CPPTYPE_STRING else 1)
+
+
+def config_with(wanted: Any) -> ModelConfig:
+    """The smallest configuration that has this field set."""
+
+    def fill(message: Any) -> bool:
+        for field in message.DESCRIPTOR.fields:
+            kind = value_type(field)
+            if field_name(field) == wanted:
+                set_field(field, message)
+                return True
+            if kind is None or FIELDS[field_name(field)].fate is not Fate.HONOURED:
+                continue
+            part = GetMessageClass(kind)()
+            if fill(part):
+                if field.message_type.GetOptions().map_entry:
+                    getattr(message, field.name)[1].CopyFrom(part)
+                elif field.is_repeated:
+                    getattr(message, field.name).append(part)
+                else:
+                    getattr(message, field.name).CopyFrom(part)
+                return True
+        return False
+
+    config = ModelConfig()
+    assert fill(config), wanted
+    return config
+
+
+@pytest.mark.parametrize("name", [name for name, entry in FIELDS.items() if entry.fate is Fate.REFUSED])
+def test_a_refused_field_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name.rpartition('.')[2]} is not supported: "):
+        check_fields(config_with(name))
+
+
+ACCEPTED = [name for name, entry in FIELDS.items() if entry.fate is Fate.ACCEPTED and "Accelerators" not in name]
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_an_accepted_field_is_named(name: str) -> None:
+    config = config_with(name)
+    config.max_batch_size = 8
+    (named,) = check_fields(config)
+    assert named.rpartition(".")[2] == name.rpartition(".")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("instance_group { kind: KIND_GPU }", r"instance_group\[0\]: KIND_GPU is not supported: there is no GPU"),
+        ('instance_group { name: "a" } instance_group { name: "b" kind: 1 }', "instance_group 'b': KIND_GPU"),
+        ("instance_group { count: -1 }", "count is -1"),
+        ("instance_group { kind: 9 }", r"instance_group\[0\].kind: 9 is no Kind"),
+        ("instance_group { count: 2147483647 } instance_group { count: 1 }", "the counts add up"),
+        ("instance_group { gpus: 0 }", "gpus is not supported: there is no GPU"),
+        ("instance_group { passive: true }", "passive is not supported"),
+        ("instance_group { rate_limiter { resources { count: 1 } } }", "has no name"),
+        ('input { name: "x" data_type: 99 }', "input 'x': data_type: 99 is no DataType"),
+        ('input { name: "x" format: FORMAT_NCHW dims: [2, 2] }', "FORMAT_NCHW needs 3 dims, got 2"),
+        ('input { name: "x" is_shape_tensor: true }', "input 'x': is_shape_tensor is not supported"),
+        ('input { name: "x" allow_ragged_batch: true }', "input 'x': allow_ragged_batch is not supported"),
+        ('input { name: "a\\000b" }', "has a zero byte"),
+        ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 8 }", "expected 1 to max_batch_size, got 8"),
+        ("dynamic_batching { preferred_batch_size: 0 }", "got 0"),
+        (
+            'optimization { execution_accelerators { cpu_execution_accelerator { name: "magic" } } }',
+            "unknown cpu accelerator 'magic'",
+        ),
+        ('runtime: "libtriton_python.so"', "runtime 'libtriton_python.so' is not supported"),
+        (f'default_model_filename: "{"x" * 300}"', "is no name of a file"),
+        (f'name: "{"x" * 50_000}"', "at most 40000 are possible"),
+    ],
+)
+def test_what_is_refused_by_its_value(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        check_supported(parsed(text), "m")
+
+
+def test_what_many_people_write_is_served() -> None:
+    text = """
+        name: "m" platform: "onnxruntime_onnx" backend: "onnxruntime" max_batch_size: 8
+        input [ { name: "x" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 4, 4 ] } ]
+        instance_group [ { count: 2 kind: KIND_CPU } ]
+        dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 }
+        optimization { graph { level: 1 } execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }
+        parameters { key: "intra_op_thread_count" value { string_value: "1" } }
+        metric_tags { key: "team" value: "a" }
+        response_cache { enable: true }
+    """
+    check_supported(parsed(text), "m")
+    assert set(check_fields(parsed(text))) == {
+        "optimization.graph",
+        "optimization.execution_accelerators.cpu_execution_accelerator",
+        "dynamic_batching.preferred_batch_size",
+        "dynamic_batching.max_queue_delay_microseconds",
+    }
+
+
+def test_a_reason_has_an_end() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_supported(parsed(f'platform: "{"y" * 30_000}"'), "m")
+    assert len(str(caught.value)) < 2100
