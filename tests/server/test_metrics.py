@@ -143,6 +143,7 @@ def served(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
         (repository / name / "config.pbtxt").write_text(config.replace("TEAM", json.dumps(TEAM)))
     flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--scheduler=model_fcfs", "--metrics-interval-ms=1"]
     flags += ["--metrics-config=histogram_latencies=true", "--metrics-config", "summary_latencies=false"]
+    flags += ["--model-control-mode=explicit", "--load-model=*"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client)
 
@@ -313,6 +314,19 @@ def test_what_scheduler_and_workers_know(served: Served) -> None:
     assert memory.byte_size == scrape("gangway_weights_bytes", model="heavy") + scrape(
         "gangway_arena_bytes", model="heavy"
     )
+
+
+def test_a_model_that_is_unloaded_leaves_no_series(served: Served) -> None:
+    def has_series() -> bool:
+        return any(("model", "hopeless") in labels for _, labels in served.scrape().samples)
+
+    served.client.unload_model("hopeless")
+    until(lambda: not has_series())
+    served.client.load_model("hopeless")
+    until(has_series)
+    scrape = served.scrape()
+    assert scrape("nv_inference_request_failure", model="hopeless", reason="REJECTED") == 0
+    assert scrape("nv_model_load_duration_secs", model="hopeless") > 0
 
 
 @pytest.mark.parametrize(
