@@ -40,6 +40,7 @@ MODELS = {
               'metric_identifier { family: "nv_inference_first_response_histogram_ms" } '
               "histogram_options { buckets: [0.01, 1.5, 30000] } } } "
               'parameters { key: "qos_ms" value { string_value: "10000" } }'),
+    "cached": ("mlp", "response_cache { enable: true }"),
     "hopeless": ("mlp", 'parameters { key: "qos_ms" value { string_value: "0.001" } } '
                  'parameters { key: "late" value { string_value: "reject" } }'),
 }  # fmt: skip
@@ -143,7 +144,7 @@ def served(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
         (repository / name / "config.pbtxt").write_text(config.replace("TEAM", json.dumps(TEAM)))
     flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--scheduler=model_fcfs", "--metrics-interval-ms=1"]
     flags += ["--metrics-config=histogram_latencies=true", "--metrics-config", "summary_latencies=false"]
-    flags += ["--model-control-mode=explicit", "--load-model=*"]
+    flags += ["--model-control-mode=explicit", "--load-model=*", "--cache-config=local,size=1048576"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client)
 
@@ -225,7 +226,7 @@ def test_names_types_and_labels_are_tritons(served: Served) -> None:
     assert scrape("nv_inference_count", model="quick", version="1", _the_team=TEAM) >= 0
     assert 0 < scrape("nv_cpu_utilization") <= 1
     assert 0 < scrape("nv_cpu_memory_used_bytes") < scrape("nv_cpu_memory_total_bytes")
-    assert not any(line.startswith("nv_cache") for line in lines), "no model has a cache"
+    assert all('model="cached"' in line for line in lines if line.startswith("nv_cache")), "others have no cache"
 
 
 def test_every_family_explains_itself_and_ours_are_named_as_prometheus_wants(served: Served) -> None:
@@ -314,6 +315,18 @@ def test_what_scheduler_and_workers_know(served: Served) -> None:
     assert memory.byte_size == scrape("gangway_weights_bytes", model="heavy") + scrape(
         "gangway_arena_bytes", model="heavy"
     )
+
+
+def test_the_response_cache(served: Served) -> None:
+    for _ in range(3):
+        served.infer("cached")
+    scrape, stats = served.scrape(), served.statistics("cached").inference_stats
+    counts = ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count")
+    assert [scrape(name, model="cached") for name in counts] == [3, 1, 1]
+    assert scrape("nv_cache_num_hits_per_model", model="cached", version="1") == stats.cache_hit.count == 2
+    assert scrape("nv_cache_num_misses_per_model", model="cached", version="1") == stats.cache_miss.count == 1
+    assert scrape("nv_cache_hit_duration_per_model", model="cached") == stats.cache_hit.ns // 1000
+    assert scrape("nv_cache_miss_duration_per_model", model="cached") == stats.cache_miss.ns // 1000
 
 
 def test_a_model_that_is_unloaded_leaves_no_series(served: Served) -> None:
