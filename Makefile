@@ -69,6 +69,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.compilation
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.frontend
+	$(BIN)/python -m benchmarks.http_frontend
 	$(BIN)/python -m benchmarks.metrics_cost
 	$(BIN)/python -m benchmarks.load_generator
 	$(BIN)/python -m benchmarks.faults

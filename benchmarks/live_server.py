@@ -31,13 +31,14 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class LiveServer:
-    """A server that answers at `url`; `ready_after_s` is how long its start took. `metrics_url`: of its metrics."""
+    """A server that answers at `url` and, over HTTP, at `http_url`; `ready_after_s` is how long its start took."""
 
     url: str
     process: subprocess.Popen[bytes]
     log: Path
     ready_after_s: float
     metrics_url: str = ""
+    http_url: str = ""
 
     def pids(self) -> dict[str, list[int]]:
         """Return process ids by role: supervisor, front end, scheduler, worker."""
@@ -76,15 +77,17 @@ def live_server(
         url = f"127.0.0.1:{free_port()}"
         address, port = url.split(":")
         options = [f"--model-repository={repository}", f"--grpc-address={address}", f"--grpc-port={port}"]
-        metrics_port = free_port()
+        metrics_port, http_port = free_port(), free_port()
         options += [f"--metrics-address={address}", f"--metrics-port={metrics_port}"]
+        options += [f"--http-address={address}", f"--http-port={http_port}"]
         options += ["--no-profile", *flags]  # nothing shall begin in the background unless it is asked for
         begin = time.monotonic()
         process = subprocess.Popen([*GANGWAY, "serve", *options], stdout=log, stderr=subprocess.STDOUT)
         try:
             wait_until_ready(url, process, Path(log.name), credentials)
             metrics_url = f"http://{address}:{metrics_port}/metrics"
-            yield LiveServer(url, process, Path(log.name), time.monotonic() - begin, metrics_url)
+            elapsed_s = time.monotonic() - begin
+            yield LiveServer(url, process, Path(log.name), elapsed_s, metrics_url, f"{address}:{http_port}")
         finally:
             stop(process)
 

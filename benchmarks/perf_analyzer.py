@@ -65,7 +65,9 @@ class Result:
         }
 
 
-def run_one(url: str, model: str, name: str, mode: Mode, interval_ms: int, metrics_url: str = "") -> Result:
+def run_one(
+    url: str, model: str, name: str, mode: Mode, interval_ms: int, metrics_url: str = "", protocol: str = "grpc"
+) -> Result:
     """Run perf_analyzer once.
 
     It takes three windows of `interval_ms` and asks for no more stability than that: the protocol is on trial here.
@@ -73,7 +75,7 @@ def run_one(url: str, model: str, name: str, mode: Mode, interval_ms: int, metri
     with tempfile.TemporaryDirectory() as folder:
         exported = Path(folder) / "results.csv"
         windows = ["--measurement-interval", str(interval_ms), "--stability-percentage", "999", "--max-trials", "3"]
-        target = ["-m", model, "-u", url, "-i", "grpc", "-f", str(exported)]
+        target = ["-m", model, "-u", url, "-i", protocol, "-f", str(exported)]
         if mode.metrics:
             target += ["--collect-metrics", "--metrics-interval", "50", "--verbose-csv"]
             target += ["--metrics-url", metrics_url.removeprefix("http://")]

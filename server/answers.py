@@ -11,6 +11,7 @@ from gangway.server.models import Models, ServedModel, Tensor
 from gangway.server.options.general import SERVER_NAME
 
 EXTENSIONS = (  # only what works
+    "binary_tensor_data",
     "classification",
     "model_configuration",
     "model_repository",

@@ -14,7 +14,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "serve": Command("gangway.server.serve_command", "serve a model repository over gRPC"),
+    "serve": Command("gangway.server.serve_command", "serve a model repository over gRPC and HTTP"),
     "compile": Command("gangway.compiler.command", "compile a model and show its layers"),
     "profile": Command("gangway.server.profile_command", "measure a model's layers on this machine"),
     "tune": Command("gangway.server.tune_command", "find versions of a model's layers worth having on this machine"),

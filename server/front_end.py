@@ -40,6 +40,7 @@ from gangway.server.front_end_messages import (
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc_front_end import GrpcFrontEnd
 from gangway.server.health import Health
+from gangway.server.http.server import HttpFrontEnd
 from gangway.server.inference import Inference
 from gangway.server.listen_address import forget, is_taken, why_not_listening
 from gangway.server.memory_keeper import MemoryKeeper
@@ -93,13 +94,17 @@ class FrontEnd:
         self._tell = tell
         self.repository = RepositoryCalls(ask)
         self.log = StatisticsLog(lambda: self.models)
+        methods = methods_of(self._answers, RegionMethods(regions), self.repository)
         self.server = GrpcFrontEnd(
             self._inference,
             self.streams,
-            methods_of(self._answers, RegionMethods(regions), self.repository),
+            methods,
             Health(self._answers),
             plane.slots.slots,
             options.grpc,
+        )
+        self.http = HttpFrontEnd(
+            self._inference, methods, lambda: self.models, plane.slots.slots, options.grpc.max_message_bytes
         )
 
     @property
@@ -165,7 +170,7 @@ class FrontEnd:
     def _await_idle(self) -> None:
         """Return when all answers have been sent. Not by the gRPC server's own stop: it cancels what just arrives."""
         end = time.monotonic() + MAX_DRAIN_SECONDS
-        while not (self._inference.idle and self.streams.idle) and time.monotonic() < end:
+        while not (self._inference.idle and self.streams.idle and self.http.idle) and time.monotonic() < end:
             time.sleep(IDLE_POLL_SECONDS)
 
 
@@ -198,6 +203,7 @@ def run(options: FrontEndOptions) -> int:
     try:
         front_end = FrontEnd(plane, options.serve, say, say)
         metrics_address = serve_metrics(options.serve.metrics, lambda: front_end.models, plane, control)
+        http_address = front_end.http.listen(options.serve.http.target)
         address = front_end.listen(options.address)
     except (TlsError, OSError, CannotListenError) as error:
         supervisor.send(to_json(BindFailed(str(error))))
@@ -206,7 +212,7 @@ def run(options: FrontEndOptions) -> int:
     threading.Thread(target=front_end.log.run, name="statistics", daemon=True).start()
     threading.Thread(target=memory.run, name="memory", daemon=True).start()
     threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
-    supervisor.send(to_json(Listening(address, metrics_address)))
+    supervisor.send(to_json(Listening(address, metrics_address, http_address)))
     while data := supervisor.recv(MAX_MESSAGE_BYTES):
         message = from_json(data)
         front_end.handle(message)

@@ -72,6 +72,7 @@ class FrontEndControl:
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._listened = False  # until then there are no requests
         self.metrics_address = ""  # "host:port"; empty: none
+        self.http_address = ""  # the same
         self._stopping = False
 
     def start(self) -> None:
@@ -164,10 +165,10 @@ class FrontEndControl:
 
     def _heard(self, message: FrontEndMessage) -> None:
         match message:
-            case Listening(address, metrics_address):
+            case Listening(address, metrics_address, http_address):
                 # A successor must take the very port that clients know, also when the system chose the first one.
-                self._options = replace(self._options, address=address, serve=self._serve_with(metrics_address))
-                self.metrics_address = metrics_address
+                self._options = replace(self._options, address=address, serve=self._serve_with(message))
+                self.metrics_address, self.http_address = metrics_address, http_address
                 self._listened = True
                 if not self._listening.done():
                     self._listening.set_result(address)
@@ -186,13 +187,14 @@ class FrontEndControl:
             case _:
                 raise ValueError(f"unexpected {message}")
 
-    def _serve_with(self, metrics_address: str) -> ServeOptions:
-        """Return the options with the port of the metrics that the system chose."""
+    def _serve_with(self, message: Listening) -> ServeOptions:
+        """Return the options with the ports of metrics and HTTP that the system chose."""
         serve = self._options.serve
-        if not metrics_address:
-            return serve
-        port = int(metrics_address.rpartition(":")[2])
-        return replace(serve, metrics=replace(serve.metrics, port=port))
+        if message.metrics_address:
+            serve = replace(serve, metrics=replace(serve.metrics, port=_port_of(message.metrics_address)))
+        if message.http_address:
+            serve = replace(serve, http=replace(serve.http, port=_port_of(message.http_address)))
+        return serve
 
     def _unused(self, model_id: int) -> None:
         done = self._retiring.get(model_id)
@@ -216,3 +218,7 @@ class FrontEndControl:
         if not self._stopping:
             self._memory.tables[FRONT_END].init()
             self.start()
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])

@@ -153,11 +153,12 @@ class Drain:
 class Listening:
     """The front end accepts connections at `address` ("host:port", the port as bound).
 
-    `metrics_address`: where metrics are served, in the same way; empty if nowhere.
+    `metrics_address`, `http_address`: where metrics and HTTP are served, in the same way; empty if nowhere.
     """
 
     address: str
     metrics_address: str = ""
+    http_address: str = ""
 
 
 @dataclass(frozen=True)

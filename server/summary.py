@@ -16,6 +16,7 @@ def print_summary(
     options: ServeOptions,
     address: str,
     metrics_address: str,
+    http_address: str,
     target: str,
     loaded: Sequence[LoadedModel],
     broken: Sequence[BrokenModel],
@@ -26,6 +27,8 @@ def print_summary(
         console.print(_model_table(loaded, broken))
     cores = ", ".join(map(str, options.general.cores))
     console.print(f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.general.scheduler}")
+    if http_address:
+        console.print(f"HTTP       {http_address}")
     if address:
         console.print(f"gRPC       {address}" + ", TLS" * bool(options.grpc.tls))
     if metrics_address:

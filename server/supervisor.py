@@ -86,8 +86,11 @@ class Supervisor:
         address = await self._front_end.listening()
         found = await self._models.start()
         self._compiler.give_way()
-        metrics = self._front_end.metrics_address
-        print_summary(self._options, address, metrics, self._compiler.target, self._models.loaded, self._models.broken)
+        metrics, http = self._front_end.metrics_address, self._front_end.http_address
+        loaded, broken = self._models.loaded, self._models.broken
+        print_summary(self._options, address, metrics, http, self._compiler.target, loaded, broken)
+        if http:
+            _log.info("ready: HTTP on %s", http)
         _log.info("ready: %s", f"gRPC on {address}" if address else "no gRPC")
         poll_seconds = self._options.repository.poll_seconds if self._options.repository.mode == "poll" else 0.0
         poller = RepositoryPoller(self._models, poll_seconds, found)

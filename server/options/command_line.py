@@ -9,7 +9,7 @@ from gangway.server.options.serve_options import ServeOptions
 from gangway.server.options.values import OptionError
 
 DESCRIPTION = """
-Serve every model of a repository over Triton's gRPC protocol.
+Serve every model of a repository over Triton's gRPC and HTTP protocols.
 
 A repository is a folder with one folder per model: NAME/VERSION/model.onnx and, if wanted, NAME/config.pbtxt.
 Models that are not in the cache are compiled first. `gangway zoo DIR` writes an example repository.

@@ -4,12 +4,17 @@ The real ones are exercised by the tests that start the whole server; here a tes
 """
 
 import base64
+import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from http.client import HTTPConnection
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +149,7 @@ class Server:
     scheduler: FakeScheduler
     client: triton.InferenceServerClient
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    http_address: str = ""
 
 
 @contextmanager
@@ -160,11 +166,13 @@ def front_end_server(options: GrpcOptions) -> Iterator[Server]:
     limits = replace(STREAM_LIMITS, message_bytes=options.max_message_bytes)
     front_end = FrontEnd(plane, ServeOptions(grpc=options), stream_limits=limits)
     address = front_end.listen("127.0.0.1:0")
+    http_address = front_end.http.listen("127.0.0.1:0")
     for model in MODELS:
         front_end.handle(model)
     front_end.handle(InitialLoadDone())
     with triton.InferenceServerClient(address) as client:
-        yield Server(address, front_end, plane, scheduler, client, options.max_message_bytes)
+        yield Server(address, front_end, plane, scheduler, client, options.max_message_bytes, http_address)
+    front_end.http.stop()
     front_end.server.stop(5)
     scheduler.stop()
     thread.join(5)
@@ -222,3 +230,45 @@ class Announced:
 @pytest.fixture
 def announced(simple_inputs: Callable[..., list[triton.InferInput]]) -> Announced:
     return Announced(SIMPLE, simple_inputs)
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """What an HTTP server answered. Names of headers are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def content(self) -> Any:
+        """The body's JSON, without the tensors that may follow it."""
+        size = self.headers.get("inference-header-content-length")
+        return json.loads(self.body if size is None else self.body[: int(size)])
+
+
+HttpAsk = Callable[..., HttpAnswer]
+
+
+def ask_http(
+    address: str, verb: str, path: str, body: Any = b"", headers: Mapping[str, str] = MappingProxyType({})
+) -> HttpAnswer:
+    """Send one request over a connection of its own; a body that is no bytes is sent as JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with closing(HTTPConnection(address, timeout=20)) as connection:
+        connection.request(verb, path, content or None, dict(headers))
+        response = connection.getresponse()
+        names = {name.lower(): value for name, value in response.getheaders()}
+        return HttpAnswer(response.status, names, response.read())
+
+
+@pytest.fixture
+def http(server: Server) -> HttpAsk:
+    """Asks the server of this process."""
+    return partial(ask_http, server.http_address)
+
+
+@pytest.fixture(scope="module")
+def live_http(gangway_server: Any) -> HttpAsk:
+    """Asks `gangway serve`."""
+    return partial(ask_http, gangway_server.http_url)

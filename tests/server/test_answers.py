@@ -58,6 +58,7 @@ def test_server_metadata(server: Any) -> None:
     assert metadata.name == "gangway"
     assert metadata.version
     assert set(metadata.extensions) >= {
+        "binary_tensor_data",
         "classification",
         "model_configuration",
         "model_repository",

@@ -38,6 +38,7 @@ def test_help_imports_nothing_heavy() -> None:
         (("serve", "--model-repository", ".", "--cores", "0-4095"), 2, "not available to this process"),
         (("serve", "--model-repository", ".", "--scheduler", "fifo"), 2, "model_fcfs"),
         (("serve", "--model-repository", ".", "--grpc-port", "70000"), 2, "argument --grpc-port: 70000 is not a port"),
+        (("serve", "--model-repository", ".", "--http-port", "x"), 2, "argument --http-port: x is not a port"),
         (("serve", "--model-repository", ".", "--max-shapes", "-1"), 2, "argument --max-shapes: -1 is not from 0"),
         (("serve", "--model-repository", ".", "--timeline", "/no/such/x"), 2, "argument --timeline: /no/such/x cannot"),
     ],

@@ -133,7 +133,7 @@ def served(repository: Path, compiled_zoo: CompiledZoo, tmp_path_factory: pytest
     """A server of all of them. It never says that it is ready, since some models cannot be."""
     port, log = free_port(), tmp_path_factory.mktemp("log") / "server.log"
     command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={compiled_zoo.cache_dir}"]
-    command += ["--grpc-address=127.0.0.1", f"--grpc-port={port}", "--no-profile", "--max-shapes=0"]
+    command += ["--grpc-address=127.0.0.1", f"--grpc-port={port}", "--no-profile", "--max-shapes=0", "--http-port=0"]
     command += ["--cache-config=local,size=100000", "--rate-limit=execution_count", "--rate-limit-resource=r:2"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)

@@ -1,6 +1,9 @@
 """kill -9 under load: every request ends with the right answer or UNAVAILABLE; the service is back within a second."""
 
+import os
+import signal
 import time
+import urllib.request
 
 import pytest
 
@@ -10,6 +13,7 @@ from benchmarks.load import Load, run_for
 from benchmarks.reference import example_of
 
 CLIENTS = 16
+TIMEOUT_S = 20
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +47,18 @@ def test_many_kills_in_a_row_leak_nothing(server, example, victim, pause_s):
         assert time.monotonic() < deadline, "not back"
     afterwards = run_for(Load(server.url, example.request, example.outputs, CLIENTS), seconds=0.3)
     assert {outcome.result for outcome in afterwards.outcomes} == {RIGHT}
+
+
+def test_http_is_back_at_the_same_port(server):
+    """Whoever keeps asking the port that was announced is answered again."""
+    (front_end,) = server.pids()["front end"]
+    os.kill(front_end, signal.SIGKILL)
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{server.http_url}/v2/health/ready", timeout=5) as answer:
+                assert answer.status == 200
+                break
+        except OSError:  # refused, or not ready yet
+            assert time.monotonic() < deadline
+    assert server.pids()["front end"] != [front_end]

@@ -19,6 +19,7 @@ TENSOR = TensorSpec("x", "FP32", (-1, 3, 224, 224), 602112)
         messages.RepositoryAnswer(1 << 50, "INTERNAL", "no"),
         messages.Drain(),
         messages.Listening("[::]:8001"),
+        messages.Listening("[::]:8001", "0.0.0.0:8000"),
         messages.BindFailed("address in use"),
     ],
 )

@@ -1,39 +1,44 @@
 """The front-end process: what it says to the supervisor, and how it ends."""
 
+import base64
 import os
 import queue
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tritonclient.grpc as triton
+from gangway.artifact.format import TensorSpec
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
+from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.front_end_messages import (
     BindFailed,
     Drain,
     FrontEndMessage,
     InitialLoadDone,
     Listening,
+    ModelReady,
     ModelUnavailable,
     from_json,
     to_json,
 )
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.options import ServeOptions
+from gangway.server.options.http import HttpOptions
 from gangway.server.options.metrics import MetricsOptions
 from tritonclient.utils import InferenceServerException
 
 SLOTS = 4
 LISTEN = "0A"  # in /proc/net/tcp
-NO_METRICS = ServeOptions(metrics=MetricsOptions(allow=False))
+NO_METRICS = ServeOptions(metrics=MetricsOptions(allow=False), http=HttpOptions(allowed=False))
 
 
 class Supervised:
@@ -41,7 +46,7 @@ class Supervised:
 
     def __init__(self, address: str, serve: ServeOptions = NO_METRICS) -> None:
         self.control = ControlSegment.create(ControlLayout(workers=1, front_ends=2, leases=1))
-        self.io = Segment.create(SLOTS * 1024 + (1 << 20), "test-process")
+        self.io = Segment.create(SLOTS * 1024 + (40 << 20), "test-process")
         self.slots = SlotTable(self.io, SLOTS)
         self.slots.init()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -151,7 +156,7 @@ def test_a_taken_port_is_reported(supervised: Supervised) -> None:
 
 @pytest.mark.parametrize("allow", [False, True])
 def test_metrics_have_a_port_only_if_they_are_wanted(allow: bool) -> None:
-    front_end = Supervised("127.0.0.1:0", ServeOptions(metrics=MetricsOptions(allow, "127.0.0.1", 0)))
+    front_end = Supervised("127.0.0.1:0", replace(NO_METRICS, metrics=MetricsOptions(allow, "127.0.0.1", 0)))
     try:
         message = front_end.receive()
         assert isinstance(message, Listening)
@@ -214,3 +219,79 @@ def test_a_unix_socket(tmp_path: Path) -> None:
             successor.close()
     finally:
         first.close()
+
+
+IMAGE_BYTES = 32 << 20  # more than the kernel keeps for a client that does not read
+LARGE = ModelReady(
+    7,
+    "large",
+    1,
+    base64.b64encode(
+        ModelConfig(
+            name="large",
+            input=[ModelInput(name="x", data_type="TYPE_UINT8", dims=[16])],
+            output=[ModelOutput(name="y", data_type="TYPE_UINT8", dims=[IMAGE_BYTES])],
+        ).SerializeToString()
+    ).decode(),
+    (TensorSpec("x", "UINT8", (16,), 16),),
+    (TensorSpec("y", "UINT8", (IMAGE_BYTES,), IMAGE_BYTES),),
+    0,
+    1,
+    False,
+)
+
+
+def http_on(address: str, port: int) -> ServeOptions:
+    return replace(NO_METRICS, http=HttpOptions(True, address, port))
+
+
+def submitted_to(supervised: Supervised) -> Any:
+    """The next request, as the scheduler gets it; it is running then."""
+    bell, ring = supervised.control.scheduler_bell, supervised.control.submit_rings[1]
+    seen = bell.seen()
+    raw = ring.receive() or (bell.wait(seen, timeout_us=10_000_000) and ring.receive())
+    message = unpack(raw)
+    assert supervised.slots.start(message.slot, message.sequence)
+    return message
+
+
+def test_draining_sends_http_answers_to_the_last_byte() -> None:
+    supervised = Supervised("127.0.0.1:0", http_on("127.0.0.1", 0))
+    try:
+        message = supervised.receive()
+        assert isinstance(message, Listening)
+        supervised.send(LARGE)
+        host, _, port = message.http_address.partition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as slow, slow.makefile("rb") as answer:
+            head = b"POST /v2/models/large/infer HTTP/1.1\r\ninference-header-content-length: 0\r\n"
+            while True:  # until the model is known
+                slow.sendall(b"GET /v2/models/large/ready HTTP/1.1\r\n\r\n")
+                line = answer.readline()
+                while answer.readline() != b"\r\n":
+                    pass
+                if b" 200 " in line:
+                    break
+            slow.sendall(head + b"content-length: 16\r\n\r\n" + bytes(16))
+            submitted = submitted_to(supervised)
+            supervised.send(Drain())
+            supervised.slots.finish(submitted.slot, submitted.sequence, SlotStatus.OK)
+            with pytest.raises(subprocess.TimeoutExpired):
+                supervised.process.wait(0.3)
+            assert b" 200 " in answer.readline()
+            assert len(answer.read()) > IMAGE_BYTES
+        assert supervised.process.wait(10) == 0
+    finally:
+        supervised.close()
+
+
+def test_a_taken_http_port_is_reported() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        supervised = Supervised("127.0.0.1:0", http_on("127.0.0.1", port))
+        try:
+            answer = supervised.receive()
+            assert isinstance(answer, BindFailed)
+            assert answer.reason == f"cannot listen on 127.0.0.1:{port} for HTTP: Address already in use"
+            assert supervised.process.wait(10) == 1
+        finally:
+            supervised.close()

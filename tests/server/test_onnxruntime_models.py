@@ -290,7 +290,7 @@ def test_what_nobody_can_serve_is_refused(tmp_path: Path) -> None:
     path = FOREIGN["lstm"]().save(tmp_path / "models" / "broken" / "1" / "model.onnx")
     path.write_bytes(path.read_bytes()[:-30])
     command = [*GANGWAY, "serve", f"--model-repository={tmp_path / 'models'}", f"--cache-dir={tmp_path / 'cache'}"]
-    command += ["--grpc-address=127.0.0.1", "--grpc-port=0", "--metrics-port=0"]
+    command += ["--grpc-address=127.0.0.1", "--grpc-port=0", "--metrics-port=0", "--http-port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             assert process.stdout is not None

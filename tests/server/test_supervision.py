@@ -43,7 +43,7 @@ def repository(tmp_path, compiled_zoo):
 def started(repository, cache_dir, *flags):
     """A server that need not become ready; output goes to a pipe."""
     command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={cache_dir}", "--no-profile"]
-    command.append("--metrics-port=0")
+    command += ("--metrics-port=0", "--http-address=127.0.0.1", "--http-port=0")
     command += flags or ("--grpc-address=127.0.0.1", "--grpc-port=0")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
@@ -75,7 +75,7 @@ def test_the_start_says_what_is_served(gangway_server):
     for name in ("mlp", "mobilenetv2", "resnet50", "simple"):
         assert re.search(rf"^{name} +1 +[\d.]+ ms +[\d.]+ ms +ready", text, re.MULTILINE), text
     assert text.count("found in the cache") == 4
-    assert gangway_server.url in text
+    assert gangway_server.url in text and gangway_server.http_url in text
     command = re.search(r"gangway client .*", text)
     assert command
     assert (
@@ -98,12 +98,16 @@ def test_processes_are_small(gangway_server):
         assert not re.search(r"numpy|grpc|onnx|tvm", Path(f"/proc/{pid}/maps").read_text())
 
 
-def test_a_busy_port_is_a_clear_error(gangway_server, repository, compiled_zoo):
-    port = gangway_server.url.partition(":")[2]
-    with started(repository, compiled_zoo.cache_dir, "--grpc-address=127.0.0.1", f"--grpc-port={port}") as second:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_busy_port_is_a_clear_error(gangway_server, repository, compiled_zoo, protocol):
+    url = gangway_server.url if protocol == "grpc" else gangway_server.http_url
+    port = url.partition(":")[2]
+    flags = ["--grpc-address=127.0.0.1", "--grpc-port=0", f"--{protocol}-port={port}"]
+    with started(repository, compiled_zoo.cache_dir, *flags) as second:
         output, _ = second.communicate(timeout=TIMEOUT_SECONDS)
     assert second.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in output.splitlines()[-1]
+    how = " for HTTP" * (protocol == "http")
+    assert f"cannot listen on 127.0.0.1:{port}{how}: Address already in use" in output.splitlines()[-1]
     assert "unfinished" not in output
     assert "Traceback" not in output
 

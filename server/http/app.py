@@ -1,0 +1,175 @@
+"""The ASGI application: reads a request, has a thread answer it, sends the reply. Nothing here blocks or computes.
+
+A thread waits for each inference, as in the gRPC server: the data plane's wait blocks, without the interpreter's lock.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeAlias
+
+from gangway.server.http.call import HttpCall
+from gangway.server.http.replies import HttpError, Reply
+from gangway.server.http.routes import Route, route_of
+from gangway.server.http.service import Incoming, Service, verbs_of
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+WATCH_AFTER_SECONDS: Final = 0.01  # whether the client is still there; most answers are quicker, and watching costs
+MAX_HELD_BYTES: Final = 2 << 30  # bodies of all requests together
+JOIN_BYTES: Final = 64 * 1024  # smaller bodies are sent in one piece
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection before its request was complete."""
+
+
+class App:
+    """Serves one server's connections, in its event loop."""
+
+    def __init__(self, service: Service, threads: ThreadPoolExecutor, max_body_bytes: int) -> None:
+        self._service = service
+        self._threads = threads
+        self._max_body_bytes = max_body_bytes
+        self._held_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, as ASGI has it."""
+        headers = dict(scope["headers"])
+        call = HttpCall(headers)
+        try:
+            await _send(await self._reply(scope, receive, call, headers), send)
+        except ClientGoneError:
+            return
+        finally:
+            call.end()
+
+    async def _reply(self, scope: Scope, receive: Receive, call: HttpCall, headers: Mapping[bytes, bytes]) -> Reply:
+        body = _Body()
+        try:
+            route = _route(scope)
+            await self._read(body, headers, receive)
+            incoming = Incoming(scope["method"], route, headers, body.content(), call, time.monotonic_ns())
+            return await self._answer(incoming, receive)
+        except HttpError as error:
+            return error.reply
+        finally:
+            self._held_bytes -= body.size_bytes
+
+    async def _read(self, body: "_Body", headers: Mapping[bytes, bytes], receive: Receive) -> None:
+        """Read the body. Raises HttpError, ClientGoneError. A client that stalls is the connection's affair.
+
+        What is left of a body that is refused is dropped as it comes: many clients read no answer before they have sent
+        all. One that asks first (Expect) may never send it, so that nobody knows where its next request begins.
+        """
+        closes = b"expect" in headers
+        if int(headers.get(b"content-length", b"0")) > self._max_body_bytes:
+            raise self._too_large(closes)
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGoneError
+            piece = message.get("body", b"")
+            more = message.get("more_body", False)
+            body.add(piece)
+            self._held_bytes += len(piece)
+            if body.size_bytes > self._max_body_bytes:
+                raise self._too_large(closes)
+            if self._held_bytes > MAX_HELD_BYTES:
+                raise HttpError(503, "too many large requests at once", closes=closes)
+
+    def _too_large(self, closes: bool) -> HttpError:
+        return HttpError(413, f"the body has more than {self._max_body_bytes} bytes", closes=closes)
+
+    async def _answer(self, incoming: Incoming, receive: Receive) -> Reply:
+        """Have a thread answer. A client that goes away meanwhile cancels its request."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Reply] = loop.create_future()
+        watch = _Watch(loop, receive, incoming.call)
+        self._threads.submit(self._work, incoming, loop, done)
+        try:
+            return await done
+        finally:
+            watch.stop()
+
+    def _work(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, done: "asyncio.Future[Reply]") -> None:
+        reply = self._service.answer(incoming)
+        loop.call_soon_threadsafe(_finish, done, reply)
+
+
+class _Body:
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.size_bytes = 0
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self.size_bytes += len(piece)
+
+    def content(self) -> bytes:
+        """Return the whole; the pieces are gone then."""
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class _Watch:
+    """Ends a call when its client goes away."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, call: HttpCall) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._timer = loop.call_later(WATCH_AFTER_SECONDS, self._begin, loop, receive, call)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, receive: Receive, call: HttpCall) -> None:
+        self._task = loop.create_task(_watch(receive, call))
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def _watch(receive: Receive, call: HttpCall) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call.end()
+
+
+def _finish(done: "asyncio.Future[Reply]", reply: Reply) -> None:
+    if not done.cancelled():
+        done.set_result(reply)
+
+
+def _route(scope: Scope) -> Route:
+    """Return what the path means. Raises HttpError: 404, 405."""
+    route = route_of(scope["raw_path"])
+    if route is None:
+        raise HttpError(404, "Not Found")
+    verbs = verbs_of(route)
+    if scope["method"] not in verbs:
+        allow = ", ".join(verbs)
+        raise HttpError(405, f"Method Not Allowed, only {allow}", allow=allow)
+    return route
+
+
+async def _send(reply: Reply, send: Send) -> None:
+    headers = [(b"content-length", b"%d" % reply.size_bytes)]
+    if reply.parts:
+        headers.append((b"content-type", reply.content_type))
+    if reply.json_bytes is not None:
+        headers.append((b"inference-header-content-length", b"%d" % reply.json_bytes))
+    if reply.encoding:
+        headers.append((b"content-encoding", reply.encoding.encode()))
+    if reply.allow:
+        headers.append((b"allow", reply.allow.encode()))
+    if reply.closes:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    parts = reply.parts if reply.size_bytes > JOIN_BYTES else (b"".join(reply.parts),)
+    for part in parts[:-1]:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": parts[-1]})

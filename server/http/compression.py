@@ -1,0 +1,75 @@
+"""Compressed bodies, both ways: gzip and deflate, by zlib, which lets other threads run meanwhile."""
+
+import zlib
+from dataclasses import replace
+from typing import Final
+
+from gangway.server.http.replies import HttpError, Reply
+
+MIN_BYTES: Final = 1024  # smaller answers would hardly be smaller
+LEVEL: Final = 1  # the others cost much more than they save
+MAX_RATIO: Final = 100  # a bomb has up to 1032
+ALWAYS_BYTES: Final = 16 * 1024 * 1024  # a body of zeros may grow so large in any case
+_STEP_BYTES: Final = 1024 * 1024
+_GZIP: Final = 31  # window bits of zlib that mean: gzip's header
+_ZLIB: Final = 15
+_RAW: Final = -15
+_WINDOW_BITS: Final = {"gzip": _GZIP, "deflate": _ZLIB}
+
+
+def inflate(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Return the body as it was. Raises HttpError: 415 unknown encoding, 413 too large, 400 damaged."""
+    if encoding == "identity":
+        return body
+    if encoding == "x-gzip":
+        encoding = "gzip"
+    if encoding not in _WINDOW_BITS:
+        raise HttpError(415, f"Content-Encoding '{encoding[:40]}' is not supported, only gzip and deflate")
+    bits = _WINDOW_BITS[encoding]
+    if encoding == "deflate" and not _has_zlib_header(body):
+        bits = _RAW  # what some clients call deflate
+    limit = min(max_bytes, max(ALWAYS_BYTES, len(body) * MAX_RATIO))
+    stream = zlib.decompressobj(wbits=bits)
+    pieces, size, rest = [], 0, body
+    try:
+        while not stream.eof:
+            piece = stream.decompress(rest, _STEP_BYTES)
+            rest = stream.unconsumed_tail
+            size += len(piece)
+            if size > limit:
+                raise HttpError(413, f"the body has more than {limit} bytes when it is inflated")
+            if not piece and not rest and not stream.eof:
+                raise HttpError(400, f"the {encoding} body is cut off")
+            pieces.append(piece)
+    except zlib.error as error:
+        raise HttpError(400, f"the body is no {encoding}: {error}") from None
+    if stream.unused_data:
+        raise HttpError(400, f"bytes follow the {encoding} body")
+    return b"".join(pieces)
+
+
+def _has_zlib_header(body: bytes) -> bool:
+    return len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+
+
+def accepted(header: str) -> str:
+    """Return the encoding for an answer to a request with this Accept-Encoding: gzip, deflate, or "" for none."""
+    best, best_weight = "", 0.0
+    for item in header.lower().split(","):
+        name, _, options = item.partition(";")
+        name, options = name.strip(), options.replace(" ", "")
+        try:
+            weight = float(options.removeprefix("q=")) if options.startswith("q=") else 1.0
+        except ValueError:
+            weight = 0.0
+        if name in _WINDOW_BITS and weight > best_weight:
+            best, best_weight = name, weight
+    return best
+
+
+def deflate(reply: Reply, encoding: str) -> Reply:
+    """Return the reply with its body compressed."""
+    stream = zlib.compressobj(LEVEL, wbits=_WINDOW_BITS[encoding])
+    pieces = [stream.compress(part) for part in reply.parts]
+    body = b"".join((*pieces, stream.flush()))
+    return replace(reply, parts=(body,), encoding=encoding)

@@ -1,0 +1,72 @@
+"""Tensors as JSON arrays, to and from the bytes that the protocol's raw contents have."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+from gangway.artifact.datatypes import DTYPES
+from gangway.executor.frames import join_strings, split_strings
+from gangway.server.errors import invalid
+from gangway.server.http.json_text import dump, dump_numbers, kind_of
+from gangway.server.http.messages import utf8
+
+MAX_RANK: Final = 32
+MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024  # of one tensor; as JSON it is five times larger
+RAW_ONLY: Final = ("FP16", "BF16")  # Triton, too, has no JSON for them
+
+_WHOLE: Final = frozenset({int})
+_KINDS: Final = {
+    **dict.fromkeys((name for name, dtype in DTYPES.items() if dtype.kind in "iu"), _WHOLE),
+    "BOOL": frozenset({bool}),
+    "FP32": frozenset({int, float}),
+    "FP64": frozenset({int, float}),
+    "BYTES": frozenset({str}),
+}
+
+
+def flatten(data: Any, where: str) -> list[Any]:
+    """Return the elements of a nested or flat list, or of a single value. Raises RequestError (INVALID_ARGUMENT)."""
+    elements = data if isinstance(data, list) else [data]
+    for _ in range(MAX_RANK):
+        if not (elements and type(elements[0]) is list):
+            return elements
+        if set(map(type, elements)) != {list}:
+            invalid(f"{where}: arrays and elements are mixed")
+        elements = list(chain.from_iterable(elements))
+    invalid(f"{where}: the arrays are nested deeper than {MAX_RANK} levels")
+
+
+def to_raw(elements: Sequence[Any], datatype: str, where: str) -> bytes:
+    """Return elements as raw contents. Raises RequestError (INVALID_ARGUMENT) with `where` in front of it."""
+    if datatype in RAW_ONLY:
+        invalid(f"{where}: {datatype} data cannot be sent as JSON. Please use the binary data format")
+    if datatype not in _KINDS:
+        invalid(f"{where}: unknown datatype '{datatype}'")
+    if strange := set(map(type, elements)) - _KINDS[datatype]:
+        value = next(element for element in elements if type(element) in strange)
+        invalid(f"{where}: {kind_of(value)} ({str(value)[:40]}) is no element of {datatype}")
+    if datatype == "BYTES":
+        return join_strings([utf8(text, where).encode() for text in elements])
+    try:
+        with np.errstate(over="ignore"):
+            numbers = np.array(elements, dtype=DTYPES[datatype])
+    except OverflowError:
+        invalid(f"{where}: an element is out of the range of {datatype}")
+    if datatype == "FP32" and np.isinf(numbers).any() and np.isfinite(np.array(elements)[np.isinf(numbers)]).any():
+        invalid(f"{where}: an element is out of the range of FP32")
+    return numbers.tobytes()
+
+
+def from_raw(raw: memoryview | bytes, datatype: str, elements: int, where: str) -> bytes:
+    """Return raw contents as a flat JSON array. Raises RequestError (INVALID_ARGUMENT)."""
+    if datatype in RAW_ONLY:
+        invalid(f"{where}: {datatype} data cannot be sent as JSON. Please use the binary data format")
+    if len(raw) > MAX_OUTPUT_BYTES:
+        invalid(f"{where}: {len(raw)} bytes are too many for JSON. Please use the binary data format")
+    if datatype == "BYTES":
+        try:
+            return dump(split_strings(raw, elements))
+        except ValueError as error:
+            invalid(f"{where}: {error}. Please use the binary data format")
+    return dump_numbers(np.frombuffer(raw, DTYPES[datatype]))

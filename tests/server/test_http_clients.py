@@ -1,0 +1,157 @@
+"""Triton's own HTTP clients against `gangway serve`, and the same answers as over gRPC."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from benchmarks.live_server import LiveServer
+from benchmarks.load import TOLERANCE, relative_error
+from benchmarks.perf_analyzer import closed_loop, run_one
+from benchmarks.reference import Example, example_of
+
+Ask = Callable[..., Any]
+REQUESTS = 16
+INTERVAL_MS = 200
+
+
+@pytest.fixture(scope="module")
+def client(gangway_server: LiveServer) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(gangway_server.http_url, concurrency=REQUESTS) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def grpc_client(gangway_server: LiveServer) -> Iterator[triton_grpc.InferenceServerClient]:
+    with triton_grpc.InferenceServerClient(gangway_server.url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def image(compiled_zoo: Any) -> Example:
+    return example_of("mobilenetv2", compiled_zoo.onnx_file("mobilenetv2"))
+
+
+def inputs_of(example: Example, binary: bool = True) -> list[triton.InferInput]:
+    found = []
+    for name, values in example.inputs.items():
+        found.append(triton.InferInput(name, values.shape, np_to_triton_dtype(values.dtype)))
+        found[-1].set_data_from_numpy(values, binary_data=binary)
+    return found
+
+
+def outputs_of(example: Example, binary: bool = True) -> list[triton.InferRequestedOutput]:
+    return [triton.InferRequestedOutput(name, binary_data=binary) for name in example.outputs]
+
+
+def assert_right(result: triton.InferResult, example: Example) -> None:
+    for name, wanted in example.outputs.items():
+        got = result.as_numpy(name)
+        assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+        assert relative_error(got, wanted) <= TOLERANCE
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
+def test_images(client: triton.InferenceServerClient, image: Example, binary: bool) -> None:
+    outputs = outputs_of(image, binary)
+    assert_right(client.infer("mobilenetv2", inputs_of(image, binary), outputs=outputs, request_id="7"), image)
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compression(client: triton.InferenceServerClient, image: Example, algorithm: str) -> None:
+    result = client.infer(
+        "mobilenetv2",
+        inputs_of(image),
+        request_compression_algorithm=algorithm,
+        response_compression_algorithm=algorithm,
+    )
+    assert_right(result, image)
+
+
+def test_the_numbers_are_those_of_grpc(
+    client: triton.InferenceServerClient, grpc_client: triton_grpc.InferenceServerClient, image: Example
+) -> None:
+    (name,) = image.inputs
+    tensor = triton_grpc.InferInput(name, image.inputs[name].shape, "FP32")
+    tensor.set_data_from_numpy(image.inputs[name])
+    wanted = grpc_client.infer("mobilenetv2", [tensor]).as_numpy("output")
+    for binary in (True, False):
+        result = client.infer("mobilenetv2", inputs_of(image, binary), outputs=outputs_of(image, binary))
+        assert relative_error(result.as_numpy("output"), wanted) < 1e-6
+
+
+def test_async_infer(client: triton.InferenceServerClient, image: Example) -> None:
+    calls = [client.async_infer("mobilenetv2", inputs_of(image), request_id=str(n)) for n in range(REQUESTS)]
+    for number, call in enumerate(calls):
+        result = call.get_result(timeout=20)
+        assert result.get_response()["id"] == str(number)
+        assert_right(result, image)
+
+
+def test_aio(gangway_server: LiveServer, image: Example) -> None:
+    async def ask() -> list[triton.InferResult]:
+        async with triton_aio.InferenceServerClient(gangway_server.http_url) as client:
+            assert await client.is_server_live() and await client.is_server_ready()
+            assert await client.is_model_ready("mobilenetv2", "1")
+            assert (await client.get_model_metadata("mobilenetv2"))["name"] == "mobilenetv2"
+            config = await client.get_model_config("mobilenetv2")
+            assert config["input"][0]["dims"] == [3, 224, 224]
+            calls = [client.infer("mobilenetv2", inputs_of(image)) for _ in range(REQUESTS)]
+            return list(await asyncio.gather(*calls))
+
+    for result in asyncio.run(ask()):
+        assert_right(result, image)
+
+
+def test_what_clients_ask_besides(
+    client: triton.InferenceServerClient, grpc_client: triton_grpc.InferenceServerClient
+) -> None:
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("simple")
+    assert not client.is_model_ready("simple", "9") and not client.is_model_ready("nobody")
+    metadata = client.get_server_metadata()
+    assert metadata["name"] == "gangway" and "binary_tensor_data" in metadata["extensions"]
+    assert client.get_model_metadata("simple") == grpc_json(grpc_client.get_model_metadata("simple", as_json=True))
+    config = client.get_model_config("simple")
+    assert (config["name"], config["max_batch_size"], config["input"][0]["dims"]) == ("simple", 8, [16])
+    index = {entry["name"]: entry for entry in client.get_model_repository_index()}
+    assert index["mlp"] == {"name": "mlp", "version": "1", "state": "READY"}
+    (statistics,) = client.get_inference_statistics("mobilenetv2")["model_stats"]
+    assert statistics["inference_count"] >= 0 and isinstance(statistics["inference_stats"]["success"]["ns"], int)
+    assert len(client.get_inference_statistics()["model_stats"]) == len(index)
+
+
+def grpc_json(content: Any, name: str = "") -> Any:
+    """protobuf's JSON, with numbers where it has strings of digits."""
+    match content:
+        case dict():
+            return {key: grpc_json(value, key) for key, value in content.items()}
+        case list():
+            return [grpc_json(value, name) for value in content]
+        case str() if name == "shape":
+            return int(content)
+    return content
+
+
+def test_errors_reach_the_client(client: triton.InferenceServerClient, image: Example) -> None:
+    with pytest.raises(InferenceServerException, match="unknown model: 'nobody' is not found") as caught:
+        client.infer("nobody", inputs_of(image))
+    assert caught.value.status() == "404"
+    with pytest.raises(InferenceServerException, match="data-type is 'FP64'") as caught:
+        wrong = triton.InferInput("input", [1, 3, 224, 224], "FP64")
+        wrong.set_data_from_numpy(np.zeros((1, 3, 224, 224)))
+        client.infer("mobilenetv2", [wrong])
+    assert caught.value.status() == "400"
+    with pytest.raises(InferenceServerException, match="unknown model: 'nobody'"):
+        client.get_model_config("nobody")
+
+
+@pytest.mark.parametrize("model", ["simple", "mlp"])
+def test_perf_analyzer(gangway_server: LiveServer, model: str) -> None:
+    result = run_one(gangway_server.http_url, model, "http", closed_loop(2), INTERVAL_MS, protocol="http")
+    assert result.problem == ""

@@ -1,0 +1,239 @@
+"""Hostile bytes over HTTP: each is answered or refused, nobody else notices, nothing stays taken."""
+
+import json
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from gangway.server.http import connection as connections
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.processes import cpu_ns, memory_of
+
+Ask = Callable[..., Any]
+GOOD = json.dumps(
+    {"inputs": [{"name": n, "shape": [1, 16], "datatype": "INT32", "data": [1] * 16} for n in ("INPUT0", "INPUT1")]}
+).encode()
+HEAD = b"POST /v2/models/simple/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+STATUSES = {200, 400, 404, 413, 415, 431, 501, 503}
+
+
+@contextmanager
+def connected(address: str) -> Iterator[socket.socket]:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        yield connection
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    pieces = []
+    try:
+        while piece := connection.recv(1 << 16):
+            pieces.append(piece)
+    except ConnectionResetError:
+        pass  # it closed before it had read all
+    return b"".join(pieces)
+
+
+def one_reply(connection: socket.socket) -> tuple[int, bytes]:
+    """The next reply: status and body."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(1 << 16)
+        assert piece, data
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    while len(body) < size:
+        body += connection.recv(1 << 16)
+    return int(head.split()[1]), body
+
+
+@pytest.fixture(scope="module")
+def unharmed(gangway_server: Any, live_http: Ask) -> Iterator[Any]:
+    """The server; after all that a test has sent it must be as it was."""
+    pids = gangway_server.pids()
+    yield gangway_server
+    assert live_http("POST", "/v2/models/simple/infer", GOOD).content["outputs"][0]["data"] == [2] * 16
+    assert gangway_server.pids() == pids
+    deadline = time.monotonic() + 10
+    while gangway_server.busy_slots() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert gangway_server.busy_slots() == 0
+
+
+@FUZZ
+@given(data=st.one_of(st.binary(max_size=300), st.binary(max_size=200).map(lambda data: HEAD % 5 + data)))
+def test_any_bytes(unharmed: Any, data: bytes) -> None:
+    with connected(unharmed.http_url) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        reply = everything(connection)
+    assert not reply or int(reply.split()[1]) in STATUSES
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(
+            st.sampled_from(["name", "shape", "datatype", "data", "parameters", "binary_data_size", "x", "id"]),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=20,
+)
+TENSORS = st.fixed_dictionaries(
+    {"name": st.sampled_from(["INPUT0", "INPUT1", "é"]), "shape": st.one_of(st.just([1, 16]), JSON)},
+    optional={
+        "datatype": st.one_of(st.just("INT32"), JSON),
+        "data": st.one_of(st.just([1] * 16), JSON),
+        "parameters": st.one_of(st.just({"binary_data_size": 64}), JSON),
+    },
+)
+REQUESTS = st.fixed_dictionaries(
+    {"inputs": st.one_of(st.lists(TENSORS, max_size=3), JSON)},
+    optional={"outputs": JSON, "parameters": JSON, "id": JSON},
+)
+
+
+@FUZZ
+@given(content=REQUESTS, cut=st.integers(0, 400))
+@pytest.mark.parametrize("kind", ["infer", "generate"])
+def test_any_json(unharmed: Any, live_http: Ask, kind: str, content: Any, cut: int) -> None:
+    text = json.dumps(content).encode()
+    body = text if cut > 200 else text[: len(text) - cut]
+    answer = live_http("POST", f"/v2/models/simple/{kind}", body)
+    assert answer.status in STATUSES
+    assert answer.status == 200 or answer.content["error"]
+
+
+@FUZZ
+@given(
+    headers=st.dictionaries(
+        st.sampled_from(
+            ["Inference-Header-Content-Length", "Content-Encoding", "Accept-Encoding", "Transfer-Encoding", "Expect"]
+        ),
+        st.one_of(
+            st.sampled_from(
+                ["gzip", "deflate", "identity", "chunked", "100-continue", "q=", ";,;", "0", "999999999999"]
+            ),
+            st.text(st.characters(min_codepoint=33, max_codepoint=255), max_size=30),
+        ),
+        max_size=3,
+    )
+)
+def test_any_headers(unharmed: Any, headers: dict[str, str]) -> None:
+    lines = b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items())
+    with connected(unharmed.http_url) as connection:
+        connection.sendall(HEAD % len(GOOD) + lines + b"\r\n" + GOOD)
+        connection.shutdown(socket.SHUT_WR)
+        reply = everything(connection)
+    assert not reply or int(reply.split()[1]) in STATUSES | {100}
+
+
+def test_pipelined_requests_are_answered_in_order(unharmed: Any) -> None:
+    with connected(unharmed.http_url) as connection:
+        request = HEAD % len(GOOD) + b"\r\n" + GOOD
+        connection.sendall((LIVE + request) * 20 + b"GET /v2/nothing HTTP/1.1\r\nconnection: close\r\n\r\n")
+        reply = everything(connection)
+    statuses = [int(part.split()[0]) for part in reply.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [200] * 40 + [404]
+    assert reply.count(b'"data":[2,2') == 20
+
+
+def test_chunked_bodies(unharmed: Any) -> None:
+    chunks = b"".join(
+        b"%x;x=y\r\n%b\r\n" % (len(GOOD[at : at + 7]), GOOD[at : at + 7]) for at in range(0, len(GOOD), 7)
+    )
+    with connected(unharmed.http_url) as connection:
+        head = b"POST /v2/models/simple/infer HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+        connection.sendall(head + chunks + b"0\r\ntrailer: x\r\n\r\n")
+        assert one_reply(connection)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"GET /v2/" + b"x" * 100_000,
+        b"GET /v2 HTTP/1.1\r\n" + b"a: b\r\n" * 20_000,
+        b"GET /v2 HTTP/1.1\r\na: " + b"b" * 1_000_000,
+        b"POST /v2/models/simple/infer HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 100_000,
+    ],
+    ids=["path", "headers", "header", "trailers"],
+)
+def test_floods_of_headers_are_cut_off(unharmed: Any, flood: bytes) -> None:
+    with connected(unharmed.http_url) as connection:
+        try:
+            connection.sendall(flood)
+            reply = everything(connection)
+        except (ConnectionResetError, BrokenPipeError):
+            reply = b""
+    assert not reply or int(reply.split()[1]) in {400, 431}
+
+
+def test_a_body_that_is_announced_too_large(unharmed: Any) -> None:
+    with connected(unharmed.http_url) as connection:
+        connection.sendall(HEAD % (1 << 40) + b"expect: 100-continue\r\n\r\n")
+        status, body = one_reply(connection)
+    assert (status, b"the body has more than" in body) == (413, True)
+
+
+def test_idle_connections_cost_little(unharmed: Any, live_http: Ask) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    (front_end,) = unharmed.pids()["front end"]
+    live_http("POST", "/v2/models/simple/infer", GOOD)
+    memory = memory_of(front_end).private_bytes
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connected(unharmed.http_url)) for _ in range(1000)]
+        for connection in idle[::2]:
+            connection.sendall(LIVE)
+        for connection in idle[::2]:
+            assert one_reply(connection)[0] == 200
+        spent = cpu_ns(front_end)
+        time.sleep(0.5)
+        assert cpu_ns(front_end) - spent < 25e6  # of 500 ms
+        assert memory_of(front_end).private_bytes - memory < 30e6
+        begin = time.monotonic()
+        assert live_http("POST", "/v2/models/simple/infer", GOOD).status == 200
+        assert time.monotonic() - begin < 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+STALLS = [b"", b"GET /v2", HEAD % 10 + b"\r\n", HEAD % 10 + b"\r\n{"]
+
+
+@pytest.mark.parametrize("begin", STALLS[1:])
+def test_clients_that_stall_are_sent_away(server: Any, monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
+    monkeypatch.setattr(connections, "STALL_SECONDS", 0.1)
+    with connected(server.http_address) as connection:
+        connection.sendall(begin)
+        assert b" 408 " in everything(connection)
+
+
+def test_connections_have_a_limit(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+    with ExitStack() as stack:
+        kept = [stack.enter_context(connected(server.http_address)) for _ in range(2)]
+        for connection in kept:
+            connection.sendall(LIVE)
+            assert one_reply(connection)[0] == 200
+        with connected(server.http_address) as third:
+            assert b" 503 " in everything(third)
+    deadline = time.monotonic() + 10
+    while True:  # until the server has noticed that they are gone
+        with connected(server.http_address) as again:
+            again.sendall(LIVE)
+            if b" 200 " in again.recv(1 << 16):
+                break
+        assert time.monotonic() < deadline
