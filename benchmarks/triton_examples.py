@@ -4,7 +4,7 @@
     python -m benchmarks.triton_examples --examples client/src/python/examples
 
 Nothing of theirs is changed. The server has the models that `gangway zoo DIR examples` writes, and two more that some
-scripts name. A script passes if it ends with status 0.
+scripts name, and is called `triton`, as one of them demands. A script passes if it ends with status 0.
 """
 
 import re
@@ -73,11 +73,11 @@ def run_example(example: Example, folder: Path, urls: Mapping[str, str], picture
 
 
 def _unreachable(example: Example, urls: Mapping[str, str]) -> str:
-    if example.protocol not in urls:
+    if not urls[example.protocol]:
         return f"the server does not speak {example.protocol}"
     port = DEFAULT_PORTS[example.protocol]
     if not example.takes_url and not urls[example.protocol].endswith(f":{port}"):
-        return f"it speaks to port {port} only: --default-ports"
+        return f"it speaks to port {port} only"
     return ""
 
 
@@ -98,19 +98,19 @@ def repositories() -> Iterator[tuple[Path, Path]]:
         yield served, explicit
 
 
-def run_all(examples: Sequence[Example], folder: Path, default_ports: bool) -> list[Outcome]:
+def run_all(examples: Sequence[Example], folder: Path) -> list[Outcome]:
     """Run every call, in order, against the server that it needs."""
     outcomes: dict[Example, Outcome] = {}
     with repositories() as (served, explicit), tempfile.TemporaryDirectory() as scratch:
         picture = Path(scratch) / "red.png"
         Image.new("RGB", (80, 60), (200, 30, 20)).save(picture)
         for repository, by_request in ((served, False), (explicit, True)):
-            flags = ["--model-control-mode=explicit"] if by_request else []
+            flags = ["--id=triton", *(["--model-control-mode=explicit"] if by_request else [])]
             wanted = [example for example in examples if example.explicit == by_request]
             if not wanted:
                 continue
             with live_server(repository, flags) as server:
-                urls = {"grpc": server.url}
+                urls = {"grpc": server.url, "http": server.http_url}
                 for example in wanted:
                     outcomes[example] = run_example(example, folder, urls, picture)
                     print(f"{outcomes[example].result:>14}  {example.title}", flush=True)
@@ -122,13 +122,12 @@ def main() -> int:
     parser = option_parser("Run Triton's public client examples against a Gangway server.")
     parser.add_argument("--examples", type=Path, required=True, metavar="DIR", help="folder of the scripts")
     parser.add_argument("--only", default="", metavar="TEXT", help="only scripts whose names contain this")
-    parser.add_argument("--default-ports", action="store_true", help="serve on 8000 and 8001, as some scripts demand")
     options = parser.parse_args()
     scripts = sorted(path.name for path in options.examples.glob("*.py") if options.only in path.name)
     if not scripts:
         parser.error(f"argument --examples: {options.examples} has no such script")
     report = start_report("Triton's public client examples")
-    outcomes = run_all(examples_of(scripts), options.examples.resolve(), options.default_ports)
+    outcomes = run_all(examples_of(scripts), options.examples.resolve())
     report.table("examples", [outcome.row() for outcome in outcomes])
     counts = Counter(outcome.result for outcome in outcomes)
     report.table("in all", [{"result": result, "calls": counts[result]} for result in (PASSED, FAILED, NOT_APPLICABLE)])

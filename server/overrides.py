@@ -59,7 +59,7 @@ class OverrideKeeper:
         for key in parameters:
             if key != CONFIG_PARAMETER and not key.startswith(FILE_PREFIX):
                 invalid(f"unrecognized load parameter '{key}'")
-        config = _config(parameters)
+        config = _config(name, parameters)
         files = [key for key in parameters if key.startswith(FILE_PREFIX)]
         if not files:
             return None if config is None else Override(config, None)
@@ -119,7 +119,7 @@ def sweep_overrides() -> list[Path]:
     return swept
 
 
-def _config(parameters: Parameters) -> ModelConfig | None:
+def _config(name: str, parameters: Parameters) -> ModelConfig | None:
     if CONFIG_PARAMETER not in parameters:
         return None
     parameter = parameters[CONFIG_PARAMETER]
@@ -130,7 +130,7 @@ def _config(parameters: Parameters) -> ModelConfig | None:
     try:
         return json_format.Parse(parameter.string_param, ModelConfig())
     except (json_format.ParseError, RecursionError) as error:
-        invalid(f"Config parameter 'config' is no model configuration in JSON: {error}")
+        _not_polled(name, f"Config parameter 'config' is no model configuration in JSON: {error}")
 
 
 def _write_file(name: str, folder: Path, key: str, parameter: pb.ModelRepositoryParameter) -> None:
@@ -146,9 +146,10 @@ def _write_file(name: str, folder: Path, key: str, parameter: pb.ModelRepository
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             unavailable(f"no place for the model's files: {error.strerror}")
-        _not_polled(name, f"Invalid file parameter '{key}': {error.strerror}")
+        # Triton's public clients know this status for a name that no file can have.
+        _not_polled(name, f"Invalid file parameter '{key}': {error.strerror}", grpc.StatusCode.INTERNAL)
 
 
-def _not_polled(name: str, reason: str) -> NoReturn:
+def _not_polled(name: str, reason: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> NoReturn:
     message = f"failed to load '{name}', failed to poll from model repository: {reason}"
-    raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
+    raise RequestError(code, message)

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.http as triton_http
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
@@ -131,9 +132,10 @@ def repository(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def served(repository: Path, compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of all of them. It never says that it is ready, since some models cannot be."""
-    port, log = free_port(), tmp_path_factory.mktemp("log") / "server.log"
+    port, http_port, log = free_port(), free_port(), tmp_path_factory.mktemp("log") / "server.log"
     command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={compiled_zoo.cache_dir}"]
-    command += ["--grpc-address=127.0.0.1", f"--grpc-port={port}", "--no-profile", "--max-shapes=0", "--http-port=0"]
+    command += ["--grpc-address=127.0.0.1", f"--grpc-port={port}", "--no-profile", "--max-shapes=0"]
+    command += ["--http-address=127.0.0.1", f"--http-port={http_port}", f"--metrics-port={free_port()}"]
     command += ["--cache-config=local,size=100000", "--rate-limit=execution_count", "--rate-limit-resource=r:2"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -144,7 +146,7 @@ def served(repository: Path, compiled_zoo: CompiledZoo, tmp_path_factory: pytest
             time.sleep(0.02)
         url = f"127.0.0.1:{port}"
         with triton.InferenceServerClient(url) as client:
-            yield Served(LiveServer(url, process, log, 0.0), client)
+            yield Served(LiveServer(url, process, log, 0.0, http_url=f"127.0.0.1:{http_port}"), client)
     finally:
         status = stop(process)
     assert status == 0
@@ -162,6 +164,23 @@ def test_classes_with_labels(served: Served) -> None:
         assert [float(part[0]) for part in parts] == pytest.approx(np.sort(row)[::-1], abs=1e-6)
         assert all(part[2:] == LABELS[int(part[1]) : int(part[1]) + 1] for part in parts)
     assert "classification" in served.client.get_server_metadata().extensions
+
+
+def test_classes_over_http(served: Served) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 16), np.float32)
+    tensor = triton_http.InferInput("input", [2, 16], "FP32")
+    tensor.set_data_from_numpy(x)
+    outputs = [triton.InferRequestedOutput("output", class_count=3)]
+    expected = served.infer("mlp", {"input": x}, outputs=outputs).as_numpy("output")
+    with triton_http.InferenceServerClient(served.server.http_url) as client:
+        for binary in (True, False):
+            output = triton_http.InferRequestedOutput("output", binary_data=binary, class_count=3)
+            answer = client.infer("mlp", [tensor], outputs=[output]).as_numpy("output")
+            assert texts_of(answer) == texts_of(expected)
+
+
+def texts_of(array: Array) -> list[str]:
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in array.ravel()]
 
 
 def test_equal_requests_are_answered_from_the_cache(served: Served) -> None:
