@@ -13,7 +13,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 READ_BYTES = 1 << 16
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 class RawConnection:

@@ -49,7 +49,7 @@ class GrpcFrontEnd:
     ) -> None:
         """Make a server that does not listen yet. Raises TlsError or OSError if its certificates cannot be used."""
         self._certificates = Certificates(options.tls) if options.tls else None
-        self._gate = Gate(options.restrictions, options.max_message_bytes)
+        self._gate = Gate(options.restrictions)
         # Threads are started as they are needed. Each open stream keeps one.
         waiting = MAX_PLAIN + MAX_ARRIVING + streams.limits.streams + MAX_WATCHERS
         self._pool = CountingPool(max_in_flight + waiting + SPARE_THREADS, "grpc")

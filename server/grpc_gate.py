@@ -1,9 +1,9 @@
-"""What stands before every gRPC method: who may call it, waiting for its message, inflating it.
+"""What stands before every gRPC method: who may call it, and waiting for its message.
 
 A gate makes of a handler another one that does all this first, in two forms. The plain one leaves waiting for the
 message to gRPC, which holds a thread until it has come, however long that takes. When many threads are held, calls get
 the other: it reads the message itself, so that a call whose message does not come can be found and ended
-(`stalled_calls.py`). That costs some 30 us of CPU, so it is not for everyone.
+(`stalled_calls.py`). That was measured at up to a tenth of the CPU of a small request, so it is not for everyone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 import grpc
 from gangway.server.counting_pool import CountingPool
-from gangway.server.errors import RequestError, invalid, unavailable
-from gangway.server.inflate import inflated
+from gangway.server.errors import RequestError, unavailable
 from gangway.server.restriction import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restriction, Restrictions
 from gangway.server.stalled_calls import StalledCalls, Watchman
 
@@ -26,15 +25,13 @@ PATIENCE_S = 5.0
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"  # not subscriptable at run time
 Context: TypeAlias = grpc.ServicerContext
 Behaviour: TypeAlias = Callable[[Any, Context], Any]  # message or messages to answer or answers
-Argument: TypeAlias = Callable[[Any, Context], Any]  # what comes to what a behaviour takes
 
 
 class Gate:
-    """For one server. `max_bytes` is the longest message, also after decompression."""
+    """For one server. `patience_s`: see StalledCalls."""
 
-    def __init__(self, restrictions: Restrictions, max_bytes: int, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, restrictions: Restrictions, patience_s: float = PATIENCE_S) -> None:
         self._restrictions = restrictions
-        self._max_bytes = max_bytes
         self._arriving = StalledCalls(MAX_ARRIVING, 0, patience_s)
         self._unread = StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, patience_s)
         self.watchman = Watchman(self._arriving, self._unread)
@@ -44,58 +41,54 @@ class Gate:
         restriction = self._restriction(method)
         if handler.request_streaming:
             assert handler.stream_stream is not None, "no method of the protocol answers many messages with one"
-            inner = self._entered(restriction, self._messages, handler.stream_stream)
-            return grpc.stream_stream_rpc_method_handler(inner)
+            return grpc.stream_stream_rpc_method_handler(self._admitted(restriction, handler.stream_stream))
         if handler.response_streaming:
             return self.watched(method, handler)
         assert handler.unary_unary is not None
-        return grpc.unary_unary_rpc_method_handler(
-            self._entered(restriction, self._inflated, self._followed(handler.unary_unary))
-        )
+        return grpc.unary_unary_rpc_method_handler(self._admitted(restriction, self._followed(handler.unary_unary)))
 
     def watched(self, method: str, handler: MethodHandler) -> MethodHandler:
         """Return the form that cannot hold a thread for ever."""
         restriction = self._restriction(method)
         if handler.unary_unary is not None:
-            inner = self._entered(restriction, self._arrived, self._followed(handler.unary_unary))
-            return grpc.stream_unary_rpc_method_handler(inner)
+            inner = self._arrived(self._followed(handler.unary_unary))
+            return grpc.stream_unary_rpc_method_handler(self._admitted(restriction, inner))
         if handler.unary_stream is not None:
-            inner = self._entered(restriction, self._arrived, handler.unary_stream)
-            return grpc.stream_stream_rpc_method_handler(inner)
+            inner = self._arrived(handler.unary_stream)
+            return grpc.stream_stream_rpc_method_handler(self._admitted(restriction, inner))
         return self.plain(method, handler)
 
     def _restriction(self, method: str) -> Restriction | None:
         return self._restrictions.of(CATEGORY_OF_METHOD[method])
 
-    def _entered(self, restriction: Restriction | None, argument: Argument, inner: Behaviour) -> Behaviour:
+    def _admitted(self, restriction: Restriction | None, inner: Behaviour) -> Behaviour:
+        """Let only those in who may call the method, before anything of theirs is waited for."""
+        if restriction is None:
+            return inner
+
         def answer(messages: Any, context: Context) -> Any:
             try:
-                if restriction is not None:
-                    admit(restriction, context)
-                message = argument(messages, context)
+                admit(restriction, context)
             except RequestError as error:
                 context.abort(error.code, error.message)
-            return inner(message, context)
+            return inner(messages, context)
 
         return answer
 
-    def _inflated(self, message: bytes, _context: Context) -> bytes:
-        return inflated(message, self._max_bytes)
-
-    def _arrived(self, messages: Iterator[bytes], context: Context) -> bytes:
+    def _arrived(self, inner: Behaviour) -> Behaviour:
         """Wait for the one message of a call. What `messages` raises when the call ends is gRPC's own to catch."""
-        self._arriving.enter(context)
-        try:
-            message = next(messages)
-        except StopIteration:
-            invalid("the call has no message")
-        finally:
-            self._arriving.leave(context)
-        return inflated(message, self._max_bytes)
 
-    def _messages(self, messages: Iterator[bytes], _context: Context) -> Iterator[bytes]:
-        """Inflate as they are read; whoever reads gets RequestError for one that is damaged or too large."""
-        return (inflated(message, self._max_bytes) for message in messages)
+        def answer(messages: Iterator[bytes], context: Context) -> Any:
+            self._arriving.enter(context)
+            try:
+                message = next(messages)
+            except StopIteration:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+            finally:
+                self._arriving.leave(context)
+            return inner(message, context)
+
+        return answer
 
     def _followed(self, inner: Behaviour) -> Behaviour:
         """Note a large answer until the client has taken it."""

@@ -5,11 +5,14 @@ too many, those that have waited longest are ended; a client that is merely slow
 the room.
 """
 
+import logging
 import threading
 import time
 from typing import Protocol
 
 PERIOD_S = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 class Call(Protocol):
@@ -39,10 +42,10 @@ class StalledCalls:
 
     def look(self) -> int:
         """End calls while there are too many; return how many were ended."""
-        calls = list(self._calls.items())
-        count, held_bytes = len(calls), sum(size for _, (_, size) in calls)
+        calls = self._calls.copy()  # at once: other threads come and go
+        count, held_bytes = len(calls), sum(size for _, size in calls.values())
         now, ended = time.monotonic(), 0
-        for call, (since, size) in calls:
+        for call, (since, size) in calls.items():
             if (count <= self._max_calls and held_bytes <= self._max_bytes) or now - since < self._patience_s:
                 break
             count, held_bytes, ended = count - 1, held_bytes - size, ended + 1
@@ -72,4 +75,7 @@ class Watchman:
     def _run(self) -> None:
         while not self._stopping.wait(PERIOD_S):
             for kind in self._kinds:
-                kind.look()
+                try:
+                    kind.look()
+                except Exception:  # of a call that cannot be ended; the next ones can
+                    _log.exception("stalled calls could not be ended")

@@ -25,7 +25,7 @@ def echo(message: bytes, _context: Any) -> bytes:
 
 @contextmanager
 def gated_server() -> Iterator[str]:
-    gate = Gate(Restrictions(), max_bytes=1 << 20, patience_s=0.1)
+    gate = Gate(Restrictions(), patience_s=0.1)
     pool = CountingPool(THREADS, "test")
     server = grpc.server(pool)
     handlers = {"ModelInfer": grpc.unary_unary_rpc_method_handler(echo)}

@@ -146,6 +146,15 @@ def test_a_bomb_costs_no_more_than_a_message(compressing: Any) -> None:
     assert memory_bytes("VmHWM") - before_bytes < 32 << 20
 
 
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+def test_damaged_ones_end_the_call(compressing: Any, method: str) -> None:
+    with RawConnection(compressing.address) as connection:
+        stream = connection.begin(method, {"grpc-encoding": "gzip"})
+        connection.send_message(stream, framed(b"\x1f\x8b\x08 and nothing of gzip", compressed=True))
+        headers, body = connection.answer(stream)
+    assert (headers["grpc-status"], body) == (str(grpc.StatusCode.INTERNAL.value[0]), b"")
+
+
 def memory_bytes(field: str) -> int:
     """Resident memory of this process, now or at most."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
