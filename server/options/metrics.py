@@ -50,7 +50,7 @@ def read(arguments: argparse.Namespace) -> MetricsOptions:
     settings = dict(arguments.metrics_config)
     return MetricsOptions(
         allow=arguments.allow_metrics,
-        address=arguments.metrics_address or getattr(arguments, "http_address", "") or MetricsOptions.address,
+        address=arguments.metrics_address or arguments.http_address,
         port=arguments.metrics_port,
         interval_ms=arguments.metrics_interval_ms,
         cpu=arguments.allow_cpu_metrics,

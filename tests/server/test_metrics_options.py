@@ -13,6 +13,7 @@ def metrics(*flags: str) -> MetricsOptions:
 
 def test_defaults_are_tritons() -> None:
     assert metrics() == MetricsOptions(True, "0.0.0.0", 8002, 2000, True, True, False)
+    assert metrics("--http-address=127.0.0.2").address == "127.0.0.2"
 
 
 def test_everything_can_be_said() -> None:
