@@ -71,6 +71,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.frontend
 	$(BIN)/python -m benchmarks.http_frontend
 	$(BIN)/python -m benchmarks.metrics_cost
+	$(BIN)/python -m benchmarks.trace_cost
 	$(BIN)/python -m benchmarks.load_generator
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.perf_analyzer

@@ -21,11 +21,14 @@ class WorkerPlan:
     spin_us: int = 20
 
 
-def start_worker(plan: WorkerPlan, extra_pass_fds: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
+def start_worker(
+    plan: WorkerPlan, extra_pass_fds: Sequence[int] = (), stderr: int | None = None
+) -> "subprocess.Popen[bytes]":
     """Start `python -m gangway.executor.worker`; its first message is Ready.
 
     It dies with the THREAD that calls this (PR_SET_PDEATHSIG), so call it from one that lives as long as the process.
-    The worker ignores SIGINT and SIGTERM: it ends by an Exit message or by SIGKILL.
+    The worker ignores SIGINT and SIGTERM: it ends by an Exit message or by SIGKILL. `stderr`: a descriptor for its
+    complaints, None for the standard error of this process.
     """
     arguments = {
         "rank": plan.rank,
@@ -44,4 +47,4 @@ def start_worker(plan: WorkerPlan, extra_pass_fds: Sequence[int] = ()) -> "subpr
         *(f"--{key}={value}" for key, value in arguments.items()),
     ]
     fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *extra_pass_fds)
-    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)

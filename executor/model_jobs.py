@@ -15,6 +15,7 @@ from typing import Final
 
 from gangway.artifact.reader import ArtifactError
 from gangway.executor import _native
+from gangway.executor.complain import complain
 from gangway.executor.messages import Load, Loaded, Unload, Unloaded
 from gangway.executor.process import return_freed_memory
 from gangway.executor.program import load_program
@@ -78,7 +79,7 @@ class ModelJobs:
         try:
             program = load_program(folder)
         except (ArtifactError, OSError, ValueError) as error:
-            print(f"worker: cannot load {folder}: {error}", file=sys.stderr, flush=True)
+            complain(f"cannot load {folder}: {error}")
             return _Done(Loaded(job.model_id, False, str(error).replace(f"{folder}/", "")), None)
         self._programs[job.model_id] = program
         return _Done(Loaded(job.model_id, True), program)

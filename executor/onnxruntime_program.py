@@ -1,7 +1,6 @@
 """A model that onnxruntime executes, as a program of a worker. Imports onnxruntime and numpy."""
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.executor import _native
+from gangway.executor.complain import complain
 from gangway.executor.frames import Part, is_absent, join_strings, plan_frame, read_frame, split_strings, write_header
 
 
@@ -34,7 +34,7 @@ class OnnxRuntimeModel:
             self._run(request, answer)
         except Exception as error:  # whatever it was, it concerns this request only
             reason = " ".join(str(error).split())[:500]
-            print(f"worker: {self._manifest.model_name}: onnxruntime: {reason}", file=sys.stderr, flush=True)
+            complain(f"{self._manifest.model_name}: onnxruntime: {reason}")
             return False
         return True
 

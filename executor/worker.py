@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from gangway.executor import _native
+from gangway.executor.complain import complain
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Exit, Load, Ready, Unload, unpack
 from gangway.executor.model_jobs import ModelJobs
@@ -83,7 +84,7 @@ def _obey(worker: _native.Worker, jobs: ModelJobs) -> bool:
         case Exit():
             return False
         case unexpected:
-            print(f"worker: ignored {unexpected}", file=sys.stderr)
+            complain(f"ignored {unexpected}")
     return True
 
 

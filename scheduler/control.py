@@ -119,6 +119,13 @@ class FrontEndQuiet:
 
 
 @dataclass(frozen=True)
+class SetLog:
+    """To the scheduler: log these lines from now on (`executor/logs.py`, `LogLevels.to_number`)."""
+
+    levels: int
+
+
+@dataclass(frozen=True)
 class Stop:
     """To the scheduler: tell the workers to exit, then exit with 0."""
 
@@ -147,6 +154,7 @@ ControlMessage = (
     | WorkerStuck
     | FrontEndDied
     | FrontEndQuiet
+    | SetLog
     | Begin
     | Stop
     | Recovered

@@ -8,10 +8,11 @@ be killed at any time.
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gangway.executor.control import ControlSegment
+from gangway.executor.logs import LogLevels
 from gangway.executor.messages import Cancel, Exit, Left, Loaded, Ready, Submit, Unloaded, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
@@ -54,6 +55,7 @@ class LiveScheduler:
         way_back_us: float = 0.0,
         trace: TraceWriter | None = None,
         timeline: TimelineWriter | None = None,
+        set_log: Callable[[LogLevels], None] = lambda levels: None,
     ) -> None:
         self.control = control
         self.supervisor = supervisor
@@ -62,6 +64,7 @@ class LiveScheduler:
         self._models = ModelTable(control.layout.workers)
         pool = ArenaPool(arenas, arenas.size_bytes // KEPT_SHARE)
         self._trace = trace
+        self._set_log = set_log
         self.accounts = Accounts(timeline)
         self._execution = Execution(control, self.requests, self.workers, self._models, pool, policy, self.accounts)
         self.model_life = ModelLife(
@@ -140,6 +143,8 @@ class LiveScheduler:
                     self._worker_died(core, pid)
                 case slow.FrontEndDied(front_end):
                     self._front_end_died(front_end)
+                case slow.SetLog(levels):
+                    self._set_log(LogLevels.from_number(levels))
                 case slow.Stop():
                     self._stop()
                 case _:

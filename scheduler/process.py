@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.executor.control import ControlSegment
+from gangway.executor.logs import LogLevels, ProcessLog
 from gangway.executor.process import die_with_parent, take_precedence
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
@@ -39,11 +40,11 @@ class SchedulerPlan:
     way_back_us: int = 0  # of an answer, from the last layer's end to the client, when the machine is busy
     trace: str = ""  # file for decisions; empty: none
     timeline: str = ""  # file for Perfetto; empty: none
-    log_level: int = logging.INFO
+    log_levels: int = LogLevels().to_number()
 
 
-def start_scheduler(plan: SchedulerPlan) -> "subprocess.Popen[bytes]":
-    """Start the process. It dies with the thread that calls this."""
+def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subprocess.Popen[bytes]":
+    """Start the process. It dies with the thread that calls this. `stderr`: where its log goes; None: as this one's."""
     arguments = {
         "control-fd": plan.control_fd,
         "arena-fd": plan.arena_fd,
@@ -55,18 +56,18 @@ def start_scheduler(plan: SchedulerPlan) -> "subprocess.Popen[bytes]":
         "way-back-us": plan.way_back_us,
         "trace": plan.trace,
         "timeline": plan.timeline,
-        "log-level": plan.log_level,
+        "log-levels": plan.log_levels,
     }
     command = [sys.executable, "-m", "gangway.scheduler.process"]
     command += [f"--{name}={value}" for name, value in arguments.items()]
     fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, plan.supervisor_fd)
-    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
 
 
 def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
     """Read the command line that `start_scheduler` wrote."""
     parser = argparse.ArgumentParser(prog="gangway.scheduler.process")
-    for name in ("control-fd", "arena-fd", "supervisor-fd", "slots", "spin-us", "way-back-us", "log-level"):
+    for name in ("control-fd", "arena-fd", "supervisor-fd", "slots", "spin-us", "way-back-us", "log-levels"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--io-fds", type=lambda text: tuple(map(int, text.split(","))), required=True)
     for name in ("policy", "trace", "timeline"):
@@ -74,7 +75,7 @@ def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
     return SchedulerPlan(**vars(parser.parse_args(argv)))
 
 
-def serve(plan: SchedulerPlan) -> None:
+def serve(plan: SchedulerPlan, log: ProcessLog) -> None:
     """Take over from a predecessor, if there was one, and schedule until the supervisor says Stop."""
     control = ControlSegment.attach(plan.control_fd)
     tables = [SlotTable(Segment.attach(fd), plan.slots) for fd in plan.io_fds]
@@ -86,7 +87,7 @@ def serve(plan: SchedulerPlan) -> None:
         trace, timeline = _open_files(plan, control.layout.workers, files)
         policy = make_policy(plan.policy)
         scheduler = LiveScheduler(
-            control, tables, arenas, supervisor, policy, plan.spin_us, plan.way_back_us, trace, timeline
+            control, tables, arenas, supervisor, policy, plan.spin_us, plan.way_back_us, trace, timeline, log.set
         )
         requests = take_over(scheduler, pids)
         supervisor.send(slow.Recovered(requests))
@@ -114,11 +115,13 @@ def main() -> int:
     die_with_parent()
     take_precedence()
     plan = parse_plan()
-    logging.basicConfig(level=plan.log_level, format="%(asctime)s %(levelname)s scheduler: %(message)s")
+    log = ProcessLog(LogLevels.from_number(plan.log_levels))
     try:
-        serve(plan)
+        serve(plan, log)
     except EOFError:
         _log.info("the supervisor is gone")
+    finally:
+        log.finish()
     return 0
 
 

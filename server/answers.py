@@ -13,11 +13,13 @@ from gangway.server.options.general import SERVER_NAME
 EXTENSIONS = (  # only what works
     "binary_tensor_data",
     "classification",
+    "logging",
     "model_configuration",
     "model_repository",
     "model_repository(unload_dependents)",
     "statistics",
     "system_shared_memory",
+    "trace",
 )
 HEALTH_SERVICES = ("", "inference.GRPCInferenceService")
 

@@ -1,6 +1,7 @@
 """Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own at the lowest priority."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from typing import Any
 from gangway.artifact.format import Manifest
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.server.children import Child
+from gangway.server.logs.server_log import ServerLog
 from gangway.server.progress import ProgressDisplay
 
 JOB_END_SECONDS = 10.0  # from the job's last word to its end
@@ -28,10 +30,14 @@ class CompileError(Exception):
 
 
 class Compiler:
-    """Turns ONNX files into artifacts in the cache. `target`: what the last artifact was built for, for people."""
+    """Turns ONNX files into artifacts in the cache.
 
-    def __init__(self, cache_dir: Path) -> None:
+    `log`: where details go, if they are wanted. `target`: what the last artifact was built for, for people.
+    """
+
+    def __init__(self, cache_dir: Path, log: ServerLog | None = None) -> None:
         self._cache_dir = cache_dir
+        self._log = log
         self._job: Child | None = None
         self._turn = asyncio.Lock()
         self._nice = 0
@@ -94,13 +100,14 @@ class Compiler:
         command += ["--cache-dir", str(self._cache_dir), "--progress-fd", str(write_fd)]
         command += [f"--dimension={name}={size}" for name, size in dimensions.items()]
         command += [f"--optional={name}" for name in optional]
-        process = subprocess.Popen(
-            command,
-            pass_fds=(write_fd,),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=None if _log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL,
-        )
+        with contextlib.nullcontext() if self._log is None else self._log.details_of_child("compile job") as stderr:
+            process = subprocess.Popen(
+                command,
+                pass_fds=(write_fd,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL if stderr is None else stderr,
+            )
         os.close(write_fd)
         if self._nice > os.getpriority(os.PRIO_PROCESS, 0):
             with suppress(ProcessLookupError):

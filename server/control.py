@@ -12,6 +12,8 @@ from gangway.scheduler.packets import packet_pair
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.children import Child, DeathLimit
 from gangway.server.link import Link
+from gangway.server.logs.server_log import ServerLog
+from gangway.server.logs.settings import LogSettings
 from gangway.server.placement import Placement
 from gangway.server.shared_memory import SLOTS, SharedMemory
 
@@ -31,11 +33,12 @@ class SchedulerControl:
         memory: SharedMemory,
         policy: str,
         placement: Placement,
-        log_level: int,
+        log: ServerLog,
         trace: Path | None = None,
         timeline: Path | None = None,
     ) -> None:
         self._memory = memory
+        self._log = log
         self._plan = SchedulerPlan(
             memory.control.segment.fd,
             memory.arenas.fd,
@@ -44,7 +47,6 @@ class SchedulerControl:
             SLOTS,
             policy,
             way_back_us=placement.way_back_us,
-            log_level=log_level,
             trace=str(trace or ""),
             timeline=str(timeline or ""),
         )
@@ -66,7 +68,9 @@ class SchedulerControl:
     def start(self) -> None:
         """Start a scheduler and tell it all there is to know."""
         ours, theirs = packet_pair()
-        process = start_scheduler(replace(self._plan, supervisor_fd=theirs.fileno()))
+        levels = self._log.settings.levels.to_number()
+        with self._log.of_child("scheduler") as stderr:
+            process = start_scheduler(replace(self._plan, supervisor_fd=theirs.fileno(), log_levels=levels), stderr)
         theirs.close()
         os.sched_setaffinity(process.pid, {self._core})
         self._child = Child("scheduler", process, self._exited)
@@ -120,6 +124,10 @@ class SchedulerControl:
             return
         self._measured[model_id] = slow.UseProfile(model_id, str(path))
         self._send(self._measured[model_id])
+
+    def set_log(self, settings: LogSettings) -> None:
+        """Tell which lines are wanted in the log."""
+        self._send(slow.SetLog(settings.levels.to_number()))
 
     def worker_died(self, core: int, pid: int) -> None:
         """Tell that a worker is dead and reaped."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import gangway.server.grpc_environment  # noqa: F401 - before grpc
 from gangway.executor.control import ControlSegment
+from gangway.executor.logs import ProcessLog
 from gangway.executor.process import die_with_parent, take_precedence
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
@@ -31,7 +32,6 @@ from gangway.server.front_end_messages import (
     ModelUnavailable,
     RepositoryAnswer,
     RepositoryCall,
-    ShapeWanted,
     VariantGone,
     VariantReady,
     from_json,
@@ -43,12 +43,12 @@ from gangway.server.health import Health
 from gangway.server.http.server import HttpFrontEnd
 from gangway.server.inference import Inference
 from gangway.server.listen_address import forget, is_taken, why_not_listening
+from gangway.server.logs.answers import LogAnswers
 from gangway.server.memory_keeper import MemoryKeeper
 from gangway.server.methods import methods_of
 from gangway.server.metrics.reading import memory_bytes
 from gangway.server.metrics.service import serve_metrics
 from gangway.server.models import Models
-from gangway.server.options.logs import log_level
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.process import allow_many_descriptors, keep_freed_memory
 from gangway.server.region_methods import RegionMethods
@@ -60,8 +60,12 @@ from gangway.server.statistics_log import StatisticsLog
 from gangway.server.stream import StreamLimits
 from gangway.server.streams import Streams
 from gangway.server.tls_files import TlsError
+from gangway.server.tracing.answers import TraceAnswers
+from gangway.server.tracing.settings import TraceOverrides
+from gangway.server.tracing.tracer import Tracer
 
 IDLE_POLL_SECONDS = 0.005
+DRAIN_TRACES_SECONDS = 1.0
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
 STOPPING = "the server is stopping"
 TELL_AGAIN_SECONDS = 0.01
@@ -80,21 +84,26 @@ class FrontEnd:
         self,
         plane: DataPlane,
         options: ServeOptions,
-        tell: Callable[[ShapeWanted | ModelRetired], bool] = lambda message: True,
+        tell: Callable[[FrontEndMessage], bool] = lambda message: True,
         ask: Callable[[RepositoryCall], bool] = lambda message: False,
         stream_limits: StreamLimits | None = None,
+        tracer: Tracer | None = None,
+        log: ProcessLog | None = None,
     ) -> None:
         regions = Regions()
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
-        self._inference = Inference(plane, ShapeWatch(tell), regions, cache)
+        self._tracer = tracer or Tracer(options.traces)
+        self._inference = Inference(plane, ShapeWatch(tell), regions, self._tracer, cache)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self._inference.infer_parts, plane.slots.slots, limits)
         self._answers = Answers(options.general.id)
         self._tell = tell
         self.repository = RepositoryCalls(ask)
+        logs = LogAnswers(options.logs, log, tell)
         self.log = StatisticsLog(lambda: self.models)
-        methods = methods_of(self._answers, RegionMethods(regions), self.repository)
+        traces = TraceAnswers(self._tracer, lambda: self.models, tell)
+        methods = methods_of(self._answers, RegionMethods(regions), self.repository, traces, logs)
         self.server = GrpcFrontEnd(
             self._inference,
             self.streams,
@@ -147,6 +156,8 @@ class FrontEnd:
                     before.uses.close(lambda: self._retired(before.model_id))
             case VariantReady() | VariantGone():
                 self.models = self.models.with_variant(message)
+            case TraceOverrides():
+                self._tracer.override(message)
             case InitialLoadDone(strict_readiness):
                 self._answers.strict_readiness = strict_readiness
                 self._answers.ready = True
@@ -158,6 +169,7 @@ class FrontEnd:
                 self.streams.refuse(STOPPING)
                 self.repository.refuse(STOPPING)
                 self._await_idle()
+                self._tracer.finish(DRAIN_TRACES_SECONDS)
                 self.log.write_all()
             case _:
                 raise ValueError(f"{message} is not for a front end")
@@ -190,7 +202,7 @@ def tell(supervisor: socket.socket, message: bytes) -> bool:
     return True
 
 
-def run(options: FrontEndOptions) -> int:
+def run(options: FrontEndOptions, log: ProcessLog) -> int:
     """Serve until the supervisor says Drain; return the exit status."""
     supervisor = socket.socket(fileno=options.supervisor_fd)
     control = ControlSegment.attach(options.control_fd)
@@ -200,8 +212,9 @@ def run(options: FrontEndOptions) -> int:
         return tell(supervisor, to_json(message))
 
     memory = MemoryKeeper(lambda: plane.usage().heap_bytes)
+    tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
     try:
-        front_end = FrontEnd(plane, options.serve, say, say)
+        front_end = FrontEnd(plane, options.serve, say, say, tracer=tracer, log=log)
         metrics_address = serve_metrics(options.serve.metrics, lambda: front_end.models, plane, control)
         http_address = front_end.http.listen(options.serve.http.target)
         address = front_end.listen(options.address)
@@ -219,6 +232,7 @@ def run(options: FrontEndOptions) -> int:
         if isinstance(message, Drain):
             forget(address)
             # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
+            log.finish()
             os._exit(0)
     _log.error("the supervisor is gone")
     os._exit(1)  # without waiting for threads, which wait for answers that nobody may give any more
@@ -229,11 +243,10 @@ def main(argv: list[str]) -> int:
     die_with_parent()
     take_precedence()
     options = FrontEndOptions.parse(argv)
-    level = log_level(options.serve.logs)
-    logging.basicConfig(level=level, format="%(asctime)s front end: %(message)s")
+    log = ProcessLog(options.serve.logs.levels)
     keep_freed_memory()
     allow_many_descriptors()
-    return run(options)
+    return run(options, log)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,13 @@ from gangway.server.front_end_messages import (
 )
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.link import Link
+from gangway.server.logs.server_log import ServerLog
+from gangway.server.logs.settings import LogSettings
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.placement import Placement
 from gangway.server.shared_memory import FRONT_END, SLOTS, SharedMemory
+from gangway.server.tracing.exporter_control import ExporterControl
+from gangway.server.tracing.settings import TraceOverrides
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +49,19 @@ class FrontEndControl:
     """What clients are to know of the models is kept here, and said again to a successor."""
 
     def __init__(
-        self, memory: SharedMemory, options: ServeOptions, placement: Placement, scheduler: SchedulerControl
+        self,
+        memory: SharedMemory,
+        options: ServeOptions,
+        placement: Placement,
+        log: ServerLog,
+        scheduler: SchedulerControl,
+        exporter: ExporterControl,
     ) -> None:
         self._memory = memory
+        self._log = log
+        self._exporter = exporter
+        self._trace_overrides: dict[str, TraceOverrides] = {}
+        self.on_log_settings: Callable[[LogSettings], None] = lambda settings: None
         self._options = FrontEndOptions(
             index=FRONT_END,
             control_fd=memory.control.segment.fd,
@@ -56,6 +70,7 @@ class FrontEndControl:
             slots=SLOTS,
             address=options.grpc.target,
             serve=options,
+            trace_fd=exporter.front_end_fd,
             spin_us=placement.front_end_spin_us,
         )
         self._core = placement.front_end
@@ -78,13 +93,19 @@ class FrontEndControl:
     def start(self) -> None:
         """Start a front end and tell it what it shall serve."""
         ours, theirs = packet_pair()
-        options = replace(self._options, supervisor_fd=theirs.fileno())
-        process = subprocess.Popen(options.command(), pass_fds=options.descriptors, stdin=subprocess.DEVNULL)
+        serve = replace(self._options.serve, logs=self._log.settings)  # which a client may have changed
+        options = replace(self._options, supervisor_fd=theirs.fileno(), serve=serve)
+        with self._log.of_child("front end") as stderr:
+            process = subprocess.Popen(
+                options.command(), pass_fds=options.descriptors, stdin=subprocess.DEVNULL, stderr=stderr
+            )
         theirs.close()
         os.sched_setaffinity(process.pid, {self._core})
         self._child = Child("front end", process, self._exited)
         self._link = Link[FrontEndMessage](ours, to_json, from_json, self._heard)
-        for message in (*self._models.values(), *self._variants.values()):
+        known: list[FrontEndMessage] = [*self._trace_overrides.values()]
+        known += [*self._models.values(), *self._variants.values()]
+        for message in known:
             self._send(message)
         if self._load_done is not None:
             self._send(self._load_done)
@@ -179,6 +200,12 @@ class FrontEndControl:
                 self.on_repository_call(message)
             case ModelRetired(model_id):
                 self._unused(model_id)
+            case LogSettings():
+                self.on_log_settings(message)
+            case TraceOverrides():
+                self._trace_overrides[message.model] = message
+                if message.level:
+                    self._exporter.want()
             case BindFailed(reason) if not self._listening.done():
                 self._stopping = True
                 self._listening.set_exception(BindError(reason))

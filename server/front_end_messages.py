@@ -4,6 +4,8 @@ Supervisor to front end: first every model it knows (`ModelReady` or `ModelUnava
 them has loaded or failed, changes as they happen (also `ModelRemoved`, `VariantReady` and `VariantGone`), answers to
 `RepositoryCall`, and `Drain` at the end. Front end to supervisor: `Listening` or `BindFailed`, once, `ShapeWanted`,
 `RepositoryCall` and `ModelRetired`. A later message about the same (name, version) replaces what was known.
+`LogSettings` come from a front end whose client has changed them; so do `TraceOverrides`, which a successor gets before
+anything else.
 """
 
 import json
@@ -11,6 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from gangway.artifact.format import Engine, TensorSpec
+from gangway.server.logs.settings import LogSettings
+from gangway.server.tracing.settings import TraceOverrides
 
 MAX_MESSAGE_BYTES = 128 * 1024
 UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses
@@ -182,6 +186,8 @@ FrontEndMessage = (
     | Drain
     | Listening
     | BindFailed
+    | LogSettings
+    | TraceOverrides
 )
 _TYPES: dict[str, type[FrontEndMessage]] = {kind.__name__: kind for kind in FrontEndMessage.__args__}
 
@@ -198,7 +204,7 @@ def from_json(data: bytes) -> FrontEndMessage:
         kind = _TYPES[content.pop("type")]
         for group in {"inputs", "outputs"} & content.keys():
             content[group] = tuple(_tensor(item) for item in content[group])
-        for group in {"sizes", "oldest", "labels"} & content.keys():
+        for group in {"sizes", "oldest", "labels", "level"} & content.keys():
             content[group] = _tuples(content[group])
         if "engine" in content:
             content["engine"] = Engine(content["engine"])

@@ -13,11 +13,11 @@ from gangway.server.options.serve_options import ServeOptions
 
 @dataclass(frozen=True)
 class FrontEndOptions:
-    """The three descriptors are inherited; the io segment begins with `slots` request slots, its heap follows.
+    """The descriptors are inherited; the io segment begins with `slots` request slots, its heap follows.
 
     `index` is the front end's number in the control segment, `address` is where gRPC listens, "host:port" (port 0: any;
     a successor gets its predecessor's). At most `slots` requests are in flight, whatever comes on top is answered
-    UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for.
+    UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere).
     """
 
     index: int
@@ -27,6 +27,7 @@ class FrontEndOptions:
     slots: int
     address: str
     spin_us: int = 0
+    trace_fd: int = -1
     serve: ServeOptions = field(default_factory=ServeOptions)
 
     def command(self) -> list[str]:
@@ -34,9 +35,10 @@ class FrontEndOptions:
         return [sys.executable, "-m", "gangway.server.front_end", json_dataclass.dumps(self)]
 
     @property
-    def descriptors(self) -> tuple[int, int, int]:
+    def descriptors(self) -> tuple[int, ...]:
         """What the process must inherit."""
-        return self.control_fd, self.io_fd, self.supervisor_fd
+        inherited = (self.control_fd, self.io_fd, self.supervisor_fd)
+        return inherited if self.trace_fd < 0 else (*inherited, self.trace_fd)
 
     @classmethod
     def parse(cls, argv: list[str]) -> "FrontEndOptions":

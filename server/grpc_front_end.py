@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn, TypeAlias
 
 import grpc
+from gangway.executor.log_limit import OFTEN
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.counting_pool import CountingPool
 from gangway.server.errors import RequestError, invalid
@@ -104,9 +105,10 @@ def _guarded(handle: Handler) -> Handler:
         try:
             return handle(message, context)
         except RequestError as error:
+            _log.debug("refused: %s: %s", error.code.name, error.message, extra=OFTEN)
             context.abort(error.code, error.message)
         except Exception:
-            _log.exception("a request failed unexpectedly")
+            _log.exception("a request failed unexpectedly", extra=OFTEN)
             context.abort(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
 
     return guard

@@ -18,6 +18,8 @@ from gangway.server.response import report_of, with_id
 from gangway.server.response_cache import ResponseCache, key_of
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics import Times
+from gangway.server.tracing.sampled import Instants
+from gangway.server.tracing.tracer import Tracer
 from gangway.server.wire import MalformedRequestError, split_request
 
 MAX_WAIT_NS = 600 * 10**9  # every wait ends; a later deadline counts as none
@@ -25,7 +27,12 @@ LIMIT_SLACK_NS = 20 * 10**6  # the client's clock started earlier than ours
 
 
 class Call(Protocol):
-    """What inference must know of a remote call (the part of grpc.ServicerContext it uses)."""
+    """What inference must know of a remote call (the part of grpc.ServicerContext it uses).
+
+    A call may have more, which is only asked for when the request is traced (tracing/sampled.py): a method
+    `invocation_metadata` that returns headers as pairs of text, names in small letters; and `front_end`, "GRPC" or
+    "HTTP".
+    """
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the client's deadline; None or a huge number without one."""
@@ -65,11 +72,17 @@ class Inference:
     """Serves the models that it was last given. Safe for threads."""
 
     def __init__(
-        self, plane: DataPlane, watch: ShapeWatch, regions: Regions, cache: ResponseCache | None = None
+        self,
+        plane: DataPlane,
+        watch: ShapeWatch,
+        regions: Regions,
+        tracer: Tracer,
+        cache: ResponseCache | None = None,
     ) -> None:
         self._plane = plane
         self._watch = watch
         self._regions = regions
+        self._tracer = tracer
         self._cache = cache
         self._planner = Planner(Models())
         self._refusal = ""
@@ -116,6 +129,8 @@ class Inference:
         except RequestError as error:
             had_target = plan.terms.target_us > 0
             plan.model.statistics.failed(time.monotonic_ns() - arrival_ns, error.code, had_target)
+            if self._tracer.active:
+                self._tracer.not_executed(plan, request_id, call, arrival_ns, error)
             raise
         finally:
             plan.model.uses.end()
@@ -145,6 +160,8 @@ class Inference:
         if response is not None:
             in_time = looked_ns - arrival_ns <= plan.terms.target_us * 1000 if plan.terms.target_us else None
             plan.model.statistics.cache_hit(looked_ns - arrival_ns, looked_ns - begin_ns, in_time)
+            if self._tracer.active:
+                self._tracer.not_executed(plan, request_id, call, arrival_ns)
             return with_id(response, request_id)
         response = self._run(plan, b"", raws, call, arrival_ns)
         answered_ns = time.monotonic_ns()
@@ -194,6 +211,9 @@ class Inference:
         )
         in_time = end_ns <= clock.deadline_ns if clock.deadline_ns else None
         plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts)
+        if self._tracer.active:
+            instants = Instants(arrival_ns, submitted_ns, finished_ns, end_ns)
+            self._tracer.answered(plan, request_id, call, instants, outcome, contents, response)
         return response + report_of(outcome, plan.terms.target_us) if plan.wants_report else response
 
     def _open(self, plan: Plan, way: Way, contents: Contents) -> Request:

@@ -26,8 +26,19 @@ def why_not_listening(target: str) -> str:
 
 
 def is_taken(target: str) -> bool:
-    """Say whether somebody listens on a "unix:PATH" already: gRPC would take the path away from them."""
+    """Say whether an address cannot be had, before gRPC tries.
+
+    It would take a "unix:PATH" away from whoever listens there, and write about a port to standard error. Nobody can
+    connect to the port meanwhile: it is only bound.
+    """
     if not target.startswith(UNIX):
+        host, _, port = target.rpartition(":")
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind((host.strip("[]"), int(port)))
+            except OSError:
+                return True
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)

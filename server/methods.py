@@ -10,8 +10,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.answers import Answers
+from gangway.server.logs.answers import LogAnswers
 from gangway.server.region_methods import RegionMethods
 from gangway.server.repository_calls import RepositoryCalls
+from gangway.server.tracing.answers import TraceAnswers
 from google.protobuf.message import Message
 
 Request = TypeVar("Request", bound=Message)
@@ -28,7 +30,9 @@ class Method(Generic[Request]):
 AnyMethod: TypeAlias = Method[Any]
 
 
-def methods_of(answers: Answers, regions: RegionMethods, repository: RepositoryCalls) -> Mapping[str, AnyMethod]:
+def methods_of(
+    answers: Answers, regions: RegionMethods, repository: RepositoryCalls, traces: TraceAnswers, logs: LogAnswers
+) -> Mapping[str, AnyMethod]:
     """Return what is served besides inference, by the name that it has in the service."""
 
     def index(request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
@@ -52,6 +56,8 @@ def methods_of(answers: Answers, regions: RegionMethods, repository: RepositoryC
         "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, regions.cuda_status),
         "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, regions.cuda_register),
         "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, regions.cuda_unregister),
+        "TraceSetting": Method(pb.TraceSettingRequest, traces.trace_setting),
+        "LogSettings": Method(pb.LogSettingsRequest, logs.log_settings),
     }
 
 

@@ -19,6 +19,7 @@ from gangway.executor.control import ControlSegment
 from gangway.server.children import Child
 from gangway.server.compile_jobs import Compiler
 from gangway.server.control import SchedulerControl
+from gangway.server.logs.server_log import ServerLog
 
 QUIET_SECONDS = 2.0  # without a request, before a measurement begins; doubled by each one that was disturbed
 LONGEST_QUIET_SECONDS = 60.0
@@ -38,7 +39,9 @@ class ProfileKeeper:
         compiler: Compiler,
         scheduler: SchedulerControl,
         seconds: float,
+        log: ServerLog,
     ) -> None:
+        self._log = log
         self._cache_dir = cache_dir
         self._cores = cores
         self._control = control
@@ -108,8 +111,8 @@ class ProfileKeeper:
         }
         command = [sys.executable, "-m", "gangway.server.profile_job"]
         command += [f"--{name}={value}" for name, value in arguments.items()]
-        quiet = None if _log.isEnabledFor(logging.DEBUG) else subprocess.DEVNULL
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=quiet, stderr=quiet)
+        with self._log.details_of_child("measurement") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         return Child("measurement", process, lambda _: None)
 
     async def _wait_until_quiet(self, seconds: float) -> None:

@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from gangway.executor.log_limit import ALWAYS
+from gangway.executor.logs import fields
 from gangway.server.models import Models, ServedModel
 from gangway.server.statistics import Totals
 
@@ -44,7 +46,14 @@ class StatisticsLog:
 
     def _write(self, model: ServedModel, totals: Totals, when: str) -> None:
         if totals.answered or totals.failed:
-            _log.info("%s, version %d, %s: %s", model.name, model.version, when, describe(totals))
+            about = {
+                "model": model.name,
+                "version": model.version,
+                "answered": totals.answered,
+                "failed": totals.failed,
+            }
+            extra = fields(**about, **totals.own) | ALWAYS
+            _log.info("%s, version %d, %s: %s", model.name, model.version, when, describe(totals), extra=extra)
 
 
 def describe(totals: Totals) -> str:

@@ -44,6 +44,10 @@ class StreamedCall:
             self._callbacks.append(callback)
             return True
 
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Return the headers of the stream."""
+        return self._context.invocation_metadata()
+
     def end(self) -> None:
         """Say that the call is over. Calling it again does nothing."""
         with self._lock:

@@ -11,9 +11,11 @@ from gangway.executor.segment import sweep_stale
 from gangway.server.compile_jobs import Compiler
 from gangway.server.control import SchedulerControl
 from gangway.server.front_end_control import FrontEndControl
+from gangway.server.logs.server_log import ServerLog
+from gangway.server.logs.settings import LogSettings
 from gangway.server.model_control import ModelControl
 from gangway.server.model_loader import ModelLoader
-from gangway.server.options import ServeOptions, log_level
+from gangway.server.options import ServeOptions
 from gangway.server.overrides import OverrideKeeper, sweep_overrides
 from gangway.server.placement import place
 from gangway.server.profile_keeper import ProfileKeeper
@@ -21,6 +23,7 @@ from gangway.server.repository_desk import RepositoryDesk
 from gangway.server.repository_poller import RepositoryPoller
 from gangway.server.shared_memory import SharedMemory
 from gangway.server.summary import print_summary
+from gangway.server.tracing.exporter_control import ExporterControl
 from gangway.server.worker_set import WorkerSet
 
 EXIT_GRACE_SECONDS = 5.0  # for processes that have nothing left to do
@@ -30,8 +33,9 @@ _log = logging.getLogger(__name__)
 class Supervisor:
     """One server, from start to stop. Its event loop never blocks: it must see deaths at once."""
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, log: ServerLog) -> None:
         self._options = options
+        self._log = log
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()  # set by a signal; an exception is fatal
         for name in sweep_stale():
@@ -42,15 +46,22 @@ class Supervisor:
         memory = SharedMemory.create(len(general.cores))
         memory.control.server_block.init(general.cores, time.time())
         placement = place(general.cores)
-        level = log_level(options.logs)
         self._scheduler = SchedulerControl(
-            memory, general.scheduler, placement, level, general.trace_decisions, general.timeline
+            memory, general.scheduler, placement, log, general.trace_decisions, general.timeline
         )
-        self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler)
-        self._front_end = FrontEndControl(memory, options, placement, self._scheduler)
-        self._compiler = Compiler(general.cache_dir)
+        self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler, log)
+        self._exporter = ExporterControl(options.traces, log)
+        self._front_end = FrontEndControl(memory, options, placement, log, self._scheduler, self._exporter)
+        self._front_end.on_log_settings = self._set_log
+        self._compiler = Compiler(general.cache_dir, log)
         self._profiles = ProfileKeeper(
-            general.cache_dir, general.cores, memory.control, self._compiler, self._scheduler, general.profile_seconds
+            general.cache_dir,
+            general.cores,
+            memory.control,
+            self._compiler,
+            self._scheduler,
+            general.profile_seconds,
+            log,
         )
         self._loader = ModelLoader(
             self._compiler,
@@ -96,6 +107,12 @@ class Supervisor:
         poller = RepositoryPoller(self._models, poll_seconds, found)
         await asyncio.gather(self._loader.compile_shapes(), self._profiles.run(), poller.run())
 
+    def _set_log(self, settings: LogSettings) -> None:
+        """A client has changed the settings of the log."""
+        self._log.apply(settings)
+        self._scheduler.set_log(settings)
+        _log.info("log settings changed by a client: %s", settings)
+
     def _started(self, startup: "asyncio.Task[None]") -> None:
         if not startup.cancelled() and (error := startup.exception()) is not None and not self._end.done():
             self._end.set_exception(error)
@@ -127,13 +144,15 @@ class Supervisor:
         await self._scheduler.stop(EXIT_GRACE_SECONDS)
         await self._workers.wait(EXIT_GRACE_SECONDS)
         self._overrides.close()
+        await self._exporter.stop(EXIT_GRACE_SECONDS)
+        await self._log.finish(1.0)
         _log.info("stopped after %.2f s", time.monotonic() - begin)
 
 
-def serve(options: ServeOptions) -> int:
+def serve(options: ServeOptions, log: ServerLog) -> int:
     """Run a server; return the exit status."""
     try:
-        asyncio.run(_serve(options))
+        asyncio.run(_serve(options, log))
     except Exception as error:
         _log.debug("fatal", exc_info=True)
         print(f"gangway serve: {error}", file=sys.stderr)
@@ -141,5 +160,5 @@ def serve(options: ServeOptions) -> int:
     return 0
 
 
-async def _serve(options: ServeOptions) -> None:
-    await Supervisor(options).run()
+async def _serve(options: ServeOptions, log: ServerLog) -> None:
+    await Supervisor(options, log).run()

@@ -6,6 +6,7 @@ from pathlib import Path
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.server.children import Child, DeathLimit
 from gangway.server.control import SchedulerControl
+from gangway.server.logs.server_log import ServerLog
 from gangway.server.shared_memory import SharedMemory
 
 _log = logging.getLogger(__name__)
@@ -15,9 +16,15 @@ class WorkerSet:
     """Worker i serves core `cores[i]`."""
 
     def __init__(
-        self, memory: SharedMemory, cores: tuple[int, ...], cache_dir: Path, scheduler: SchedulerControl
+        self,
+        memory: SharedMemory,
+        cores: tuple[int, ...],
+        cache_dir: Path,
+        scheduler: SchedulerControl,
+        log: ServerLog,
     ) -> None:
         self._memory = memory
+        self._log = log
         self._scheduler = scheduler
         self._plans = [
             WorkerPlan(index, core, memory.control.segment.fd, memory.arenas.fd, memory.io_fds, cache_dir)
@@ -54,7 +61,8 @@ class WorkerSet:
             await child.wait(timeout_seconds)
 
     def _start(self, index: int) -> None:
-        process = start_worker(self._plans[index])
+        with self._log.of_child(f"worker {index}") as stderr:
+            process = start_worker(self._plans[index], stderr=stderr)
         self._children[index] = Child(f"worker {index}", process, lambda child: self._exited(index, child))
 
     def _exited(self, index: int, child: Child) -> None:

@@ -141,7 +141,7 @@ def test_a_failure_concerns_one_request(runner: Runner, tmp_path: Path, capfd: p
         if status is SlotStatus.OK:
             assert np.frombuffer(outputs["y"], np.float32)[0] == 4 * index
     assert runner.executor.workers[0].poll() is None and runner.executor.control.status(0).pid == worker
-    assert "worker: picker: onnxruntime: " in capfd.readouterr().err
+    assert "picker: onnxruntime: " in capfd.readouterr().err
 
 
 def test_an_answer_without_room_says_how_much_it_needs(runner: Runner, tmp_path: Path) -> None:

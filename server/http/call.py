@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 class HttpCall:
     """Ends when the answer has been handed to the connection, or when the client has gone. Safe for threads."""
 
+    front_end = "HTTP"  # in traces
+
     def __init__(self, headers: Mapping[bytes, bytes]) -> None:
         self._headers = headers
         self._lock = threading.Lock()

@@ -9,7 +9,6 @@ nothing else needs to be told.
 """
 
 from gangway.server.options.command_line import make_parser, parse_options
-from gangway.server.options.logs import log_level
 from gangway.server.options.serve_options import ServeOptions
 
-__all__ = ["ServeOptions", "log_level", "make_parser", "parse_options"]
+__all__ = ["ServeOptions", "make_parser", "parse_options"]

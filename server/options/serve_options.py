@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 
+from gangway.server.logs.settings import LogSettings
 from gangway.server.options.compatibility import CompatibilityOptions
 from gangway.server.options.general import GeneralOptions
 from gangway.server.options.grpc import GrpcOptions
 from gangway.server.options.http import HttpOptions
-from gangway.server.options.logs import LogOptions
 from gangway.server.options.metrics import MetricsOptions
 from gangway.server.options.models import ModelOptions
 from gangway.server.options.repository import RepositoryOptions
-from gangway.server.options.traces import TraceOptions
+from gangway.server.tracing.config import TraceConfig
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class ServeOptions:
     grpc: GrpcOptions = field(default_factory=GrpcOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
-    traces: TraceOptions = field(default_factory=TraceOptions)
-    logs: LogOptions = field(default_factory=LogOptions)
+    traces: TraceConfig = field(default_factory=TraceConfig)
+    logs: LogSettings = field(default_factory=LogSettings)
     compatibility: CompatibilityOptions = field(default_factory=CompatibilityOptions)
 
     @property

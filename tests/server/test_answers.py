@@ -60,9 +60,11 @@ def test_server_metadata(server: Any) -> None:
     assert set(metadata.extensions) >= {
         "binary_tensor_data",
         "classification",
+        "logging",
         "model_configuration",
         "model_repository",
         "statistics",
+        "trace",
     }
 
 
@@ -146,19 +148,6 @@ def test_index_of_ready_models(server: Any, broken: None, call: Callable[[str, b
     models = pb.RepositoryIndexResponse.FromString(answer).models
     assert {model.state for model in models} == {"READY"}
     assert "broken" not in {model.name for model in models}
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda client: client.get_trace_settings(),
-        lambda client: client.get_log_settings(),
-    ],
-)
-def test_the_rest_is_unimplemented(server: Any, ask: Callable[[Any], object]) -> None:
-    with pytest.raises(InferenceServerException, match="is not supported by this server") as caught:
-        ask(server.client)
-    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
 @pytest.mark.parametrize("method", ["ModelReady", "ModelStatistics", "RepositoryIndex"])

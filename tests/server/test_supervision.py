@@ -108,6 +108,7 @@ def test_a_busy_port_is_a_clear_error(gangway_server, repository, compiled_zoo, 
     assert second.returncode == 1
     how = " for HTTP" * (protocol == "http")
     assert f"cannot listen on 127.0.0.1:{port}{how}: Address already in use" in output.splitlines()[-1]
+    assert " front end: " not in output, "gRPC says nothing about it itself"
     assert "unfinished" not in output
     assert "Traceback" not in output
 

@@ -1,0 +1,1 @@
+"""The server's log: settings, the process that writes it, and the protocol's LogSettings (docs/logging.md)."""

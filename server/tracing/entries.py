@@ -1,0 +1,49 @@
+"""What Triton writes about one request into its trace file."""
+
+import base64
+import json
+import math
+
+from gangway.server.tracing.record import TensorRecord, TraceRecord
+
+
+def text_of(record: TraceRecord, number: int) -> str:
+    """Return the entries of a trace as JSON, without the brackets of the list that they are part of."""
+    return ",".join(json.dumps(entry, separators=(",", ":")) for entry in entries_of(record, number))
+
+
+def entries_of(record: TraceRecord, number: int) -> list[dict[str, object]]:
+    """Return who it was, its instants in their order, its tensors; `number` is the trace's id."""
+    who: dict[str, object] = {"id": number, "model_name": record.model, "model_version": record.version}
+    if record.request_id:
+        who["request_id"] = record.request_id
+    entries = [who]
+    if record.timestamps:
+        read, sent = record.of_root()[:2], record.of_root()[2:]
+        instants = sorted([*read, *record.of_compute(), *record.of_model(), *sent], key=lambda instant: instant[1])
+        entries += [{"id": number, "timestamps": [{"name": name, "ns": ns}]} for name, ns in instants]
+    return entries + [_tensor_entry(tensor, number) for tensor in record.tensors]
+
+
+def _tensor_entry(tensor: TensorRecord, number: int) -> dict[str, object]:
+    return {
+        "id": number,
+        "activity": tensor.activity,
+        "tensor": {
+            "name": tensor.name,
+            "data": _values_of(tensor),
+            "shape": ",".join(map(str, tensor.shape)),
+            "dtype": tensor.datatype,
+        },
+    }
+
+
+def _values_of(tensor: TensorRecord) -> str:
+    import numpy as np  # noqa: PLC0415 - an exporter without tensors never needs it
+    from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415
+    from gangway.executor.frames import split_strings  # noqa: PLC0415
+
+    data = base64.b64decode(tensor.data)
+    if tensor.datatype == "BYTES":
+        return ",".join(map(json.dumps, split_strings(data, math.prod(tensor.shape))))
+    return ",".join(map(str, np.frombuffer(data, DTYPES[tensor.datatype]).tolist()))

@@ -1,0 +1,77 @@
+"""The exporter's process as the supervisor sees it: started when somebody wants traces, replaced when it dies."""
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+
+from gangway.server import json_dataclass
+from gangway.server.children import Child
+from gangway.server.logs.server_log import ServerLog
+from gangway.server.tracing.config import TraceConfig
+from gangway.server.tracing.exporter import STOP
+
+RESTART_SECONDS = 1.0  # after a death; traces wait or are dropped meanwhile, requests are not concerned
+_log = logging.getLogger(__name__)
+
+
+class ExporterControl:
+    """`front_end_fd` is for front ends to inherit: what they send there comes to the exporter, whoever that is."""
+
+    def __init__(self, config: TraceConfig, log: ServerLog) -> None:
+        self.config = config
+        self._log = log
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._child: Child | None = None
+        self._wanted = False
+        self._predecessors = 0
+        self._stopping = False
+        if config.level:
+            self.want()
+
+    @property
+    def front_end_fd(self) -> int:
+        """The descriptor."""
+        return self._ours.fileno()
+
+    def want(self) -> None:
+        """Have an exporter from now on."""
+        if not self._wanted:
+            self._wanted = True
+            self._start()
+
+    async def stop(self, timeout_seconds: float) -> None:
+        """Have everything written that was sent, then end the process. Front ends have ended before."""
+        self._stopping = True
+        if self._child is None or self._child.returncode is not None:
+            return
+        try:
+            self._ours.send(STOP, socket.MSG_DONTWAIT)
+        except BlockingIOError:  # it is far behind
+            _log.warning("traces are lost: the trace exporter does not keep up")
+            timeout_seconds = 0.0
+        await self._child.wait(timeout_seconds)
+
+    def _start(self) -> None:
+        if self._stopping:
+            return
+        arguments = {
+            "fd": self._theirs.fileno(),
+            "predecessors": self._predecessors,
+            "log-levels": self._log.settings.levels.to_number(),
+            "config": json_dataclass.dumps(self.config),
+        }
+        command = [sys.executable, "-m", "gangway.server.tracing.exporter"]
+        command += [f"--{name}={value}" for name, value in arguments.items()]
+        with self._log.of_child("trace exporter") as stderr:
+            process = subprocess.Popen(
+                command, pass_fds=(self._theirs.fileno(),), stdin=subprocess.DEVNULL, stderr=stderr
+            )
+        self._child = Child("trace exporter", process, self._exited)
+        self._predecessors += 1
+
+    def _exited(self, child: Child) -> None:
+        if not self._stopping:
+            _log.error("the trace exporter (process %d) %s; starting another", child.pid, child.fate())
+            asyncio.get_running_loop().call_later(RESTART_SECONDS, self._start)

@@ -1,0 +1,101 @@
+"""What is known of a traced request, as it goes from a front end to the exporter."""
+
+import base64
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+GRPC = "GRPC"
+HTTP = "HTTP"
+
+
+class TensorRecord(NamedTuple):
+    """A tensor of a traced request: `activity` is Triton's name for the side it was on, `data` its bytes in base64."""
+
+    activity: str
+    name: str
+    datatype: str
+    shape: list[int]
+    data: str
+
+    @classmethod
+    def of(cls, activity: str, name: str, datatype: str, shape: Iterable[int], data: bytes) -> "TensorRecord":
+        """Return the record of a tensor with these contents."""
+        return cls(activity, name, datatype, list(shape), base64.b64encode(data).decode())
+
+
+class TraceRecord(NamedTuple):
+    """One request. Instants are CLOCK_MONOTONIC in nanoseconds, 0 where the request did not get so far.
+
+    `front_end`: GRPC or HTTP. `parent` and `tracestate`: the headers of W3C's trace context that came with it.
+    `status`: the code's name, OK if it was answered. `versions` is a mask. `timestamps`: whether these are wanted.
+    """
+
+    model: str
+    version: int
+    request_id: str
+    front_end: str
+    parent: str
+    tracestate: str
+    arrival_ns: int
+    submitted_ns: int
+    start_ns: int  # of the first task
+    computed_ns: int  # end of the last task
+    end_ns: int  # the answer is there
+    status: str
+    message: str
+    rows: int
+    target_us: float  # 0: best effort
+    ranks: int
+    attempts: int
+    blocks: int
+    conflicts: int
+    preemptions: int
+    versions: int
+    log_frequency: int
+    timestamps: bool
+    tensors: list[TensorRecord]
+
+    def encode(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(self, separators=(",", ":"))
+
+    def of_root(self) -> list[tuple[str, int]]:
+        """Return Triton's instants of the whole request.
+
+        Reading and sending are the libraries' business: we know when the bytes were there, and when they were handed
+        over.
+        """
+        read = "GRPC_WAITREAD" if self.front_end == GRPC else "HTTP_RECV"
+        starts = [(f"{read}_START", self.arrival_ns), (f"{read}_END", self.arrival_ns)]
+        sends = [(f"{self.front_end}_SEND_START", self.end_ns), (f"{self.front_end}_SEND_END", self.end_ns)]
+        return starts + sends
+
+    def of_model(self) -> list[tuple[str, int]]:
+        """Return Triton's instants of the request at its model."""
+        instants = [("REQUEST_START", self.arrival_ns)]
+        if self.submitted_ns:
+            instants += [("QUEUE_START", self.submitted_ns), ("INFER_RESPONSE_COMPLETE", self.end_ns)]
+        return [*instants, ("REQUEST_END", self.end_ns)]
+
+    def of_compute(self) -> list[tuple[str, int]]:
+        """Return Triton's instants of the computation. Inputs are in their place before it starts."""
+        if not self.start_ns:
+            return []
+        return [
+            ("COMPUTE_START", self.start_ns),
+            ("COMPUTE_INPUT_END", self.start_ns),
+            ("COMPUTE_OUTPUT_START", self.computed_ns),
+            ("COMPUTE_END", self.end_ns),
+        ]
+
+
+def decode(packet: bytes) -> list[TraceRecord]:
+    """Return the records of a packet: a JSON list of what `encode` made. Raises ValueError."""
+    try:
+        records = [TraceRecord._make(item) for item in json.loads(packet)]
+        return [
+            record._replace(tensors=[TensorRecord._make(tensor) for tensor in record.tensors]) for record in records
+        ]
+    except TypeError as error:
+        raise ValueError(f"not a packet of traces: {packet[:200]!r} ({error})") from error

@@ -1,0 +1,172 @@
+"""Traces of a real server in mode opentelemetry: the SDK's exporter talks to a collector that keeps what it gets."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import tritonclient.grpc as triton
+from gangway.protos import grpc_service_pb2 as pb
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.live_server import LiveServer, live_server, stop
+from benchmarks.load import raw_channel, raw_infer
+from benchmarks.otlp_collector import CollectedSpan, OtlpCollector
+
+SERVER_KIND, ERROR_STATUS = 2, 2  # of OpenTelemetry's protocol
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+SPAN_ID = "b7ad6b7169203331"
+NONSENSE = ["", "x", "0" * 4000, f"00-{TRACE_ID}-{SPAN_ID}"]
+NONSENSE += [f"ff-{TRACE_ID}-{SPAN_ID}-01", f"00-{'0' * 32}-{SPAN_ID}-01"]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A server that traces every request, and where its spans arrive."""
+
+    server: LiveServer
+    collector: OtlpCollector
+    client: triton.InferenceServerClient
+    log: Path
+    inputs: Callable[..., list[triton.InferInput]]
+
+    def infer(self, request_id: str, **headers: str) -> None:
+        self.client.infer("simple", self.inputs(), request_id=request_id, headers=headers)
+
+    def spans_of(self, request_id: str) -> dict[str, CollectedSpan]:
+        """The three spans of a request, by name."""
+
+        def found(spans: Sequence[CollectedSpan]) -> list[CollectedSpan]:
+            own = [span for span in spans if span.attributes.get("triton.request_id") == request_id]
+            return [span for span in spans if span.trace_id == own[0].trace_id] if own else []
+
+        return {span.name: span for span in found(self.collector.wait_for(lambda spans: len(found(spans)) >= 3))}
+
+
+@pytest.fixture(scope="module")
+def running(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, ...]]:
+    log = tmp_path_factory.mktemp("spans") / "server.log"
+    with OtlpCollector() as collector:
+        settings = ["mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={collector.url}"]
+        settings += ["opentelemetry,resource=service.name=shop", "opentelemetry,bsp_schedule_delay=100"]
+        flags = [f"--trace-config={setting}" for setting in settings]
+        flags += [f"--cache-dir={compiled_zoo.cache_dir}", f"--log-file={log}", "--log-format=json"]
+        with live_server(compiled_zoo.repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+            yield server, collector, client, log
+
+
+@pytest.fixture
+def traced(running: tuple[Any, ...], simple_inputs: Any) -> Traced:
+    return Traced(*running, simple_inputs)
+
+
+def test_three_spans_say_what_became_of_a_request(traced: Traced) -> None:
+    begin_ns = time.time_ns()
+    traced.infer("plain")
+    end_ns = time.time_ns()
+    spans = traced.spans_of("plain")
+    root, model, compute = (spans[name] for name in ("InferRequest", "simple", "compute"))
+    assert (root.parent_id, model.parent_id, compute.parent_id) == ("", root.span_id, model.span_id)
+    assert root.kind == SERVER_KIND
+    assert root.resource["service.name"] == "shop"
+    assert [name for name, _ in root.events] == [
+        *("GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END")
+    ]
+    assert [name for name, _ in model.events] == [
+        *("REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END")
+    ]
+    assert [name for name, _ in compute.events] == [
+        *("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+    ]
+    slack_ns = 10**7  # two clocks are compared
+    assert begin_ns - slack_ns < root.start_ns <= model.start_ns <= compute.start_ns
+    assert compute.end_ns <= model.end_ns <= root.end_ns < end_ns + slack_ns
+    for span in (root, model, compute):
+        assert all(span.start_ns <= ns <= span.end_ns for _, ns in span.events)
+    assert model.attributes["triton.model_name"] == "simple"
+    assert model.attributes["triton.model_version"] == 1
+    assert model.attributes["gangway.status"] == "OK"
+    assert model.attributes["gangway.ranks"] >= 1
+    assert model.attributes["gangway.blocks"] >= 1
+    assert model.attributes["gangway.preemptions"] >= 0
+    assert 0 < model.attributes["gangway.queue_us"] < 1e6
+
+
+def test_the_context_of_a_client_is_the_parent(traced: Traced) -> None:
+    traced.infer("child", traceparent=f"00-{TRACE_ID}-{SPAN_ID}-01", tracestate="shop=cart")
+    spans = traced.spans_of("child")
+    assert {span.trace_id for span in spans.values()} == {TRACE_ID}
+    assert spans["InferRequest"].parent_id == SPAN_ID
+    assert spans["InferRequest"].trace_state == "shop=cart"
+
+
+def test_who_comes_with_a_context_has_decided_already(traced: Traced) -> None:
+    traced.client.update_trace_settings(settings={"trace_rate": "0"})
+    traced.infer("without context")
+    traced.infer("not sampled", traceparent=f"00-{TRACE_ID[::-1]}-{SPAN_ID}-00")
+    traced.infer("sampled", traceparent=f"00-{TRACE_ID[::-1]}-{SPAN_ID}-01")
+    assert traced.spans_of("sampled")["InferRequest"].parent_id == SPAN_ID
+    traced.client.update_trace_settings(settings={"trace_rate": None})
+    ids = {span.attributes.get("triton.request_id") for span in traced.collector.spans}
+    assert not ids & {"without context", "not sampled"}
+
+
+@pytest.mark.parametrize(
+    "number, header",
+    list(enumerate(NONSENSE)),
+)
+def test_a_context_that_makes_no_sense_is_ignored(traced: Traced, number: int, header: str) -> None:
+    traced.infer(f"nonsense {number}", traceparent=header)
+    spans = traced.spans_of(f"nonsense {number}")
+    assert spans["InferRequest"].parent_id == ""
+    assert spans["InferRequest"].trace_id != TRACE_ID
+
+
+def test_a_request_that_fails_is_an_error(traced: Traced) -> None:
+    request = pb.ModelInferRequest(model_name="simple", id="wrong")
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="INT32", shape=[1, 16])
+        request.raw_input_contents.append(bytes(63))
+    with raw_channel(traced.server.url) as channel, pytest.raises(grpc.RpcError, match="byte size mismatch"):
+        raw_infer(channel)(request.SerializeToString(), timeout=10)
+    traced.collector.wait_for(lambda spans: any(span.attributes.get("triton.request_id") == "wrong" for span in spans))
+    (model,) = (span for span in traced.collector.spans if span.attributes.get("triton.request_id") == "wrong")
+    assert model.status_code == ERROR_STATUS
+    assert "byte size mismatch" in model.status_message
+    assert model.attributes["gangway.status"] == "INVALID_ARGUMENT"
+
+
+def test_settings(traced: Traced) -> None:
+    settings = traced.client.get_trace_settings(as_json=True)["settings"]
+    shown = {name: value["value"] for name, value in settings.items()}
+    assert shown == {
+        "trace_level": ["TIMESTAMPS"],
+        "trace_rate": ["1"],
+        "trace_count": ["-1"],
+        "trace_mode": ["opentelemetry"],
+        "url": [traced.collector.url],
+        "resource": ["service.name=shop"],
+        "bsp_schedule_delay": ["100"],
+    }
+    for wrong in ({"trace_level": ["TENSORS"]}, {"log_frequency": "5"}):
+        with pytest.raises(InferenceServerException, match="mode opentelemetry"):
+            traced.client.update_trace_settings(settings=wrong)
+
+
+def test_last_a_dead_collector_costs_spans_and_nothing_else(traced: Traced) -> None:
+    traced.collector.close()
+    for number in range(50):
+        traced.infer(f"lost {number}")
+    begin = time.monotonic()
+    assert stop(traced.server.process) == 0
+    assert time.monotonic() - begin < 10
+    lines = [json.loads(line) for line in traced.log.read_text().splitlines()]
+    (said,) = (line["message"] for line in lines if line["process"] == "trace exporter" and " of " in line["message"])
+    lost = int(said.split()[0])
+    assert said.endswith("spans were dropped")
+    assert lost >= 150, "three for each request"
+    assert sum("spans" in line["message"] for line in lines) <= 2, "not one line for each batch"
