@@ -40,10 +40,13 @@ def _tensor_entry(tensor: TensorRecord, number: int) -> dict[str, object]:
 
 def _values_of(tensor: TensorRecord) -> str:
     import numpy as np  # noqa: PLC0415 - an exporter without tensors never needs it
-    from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415
+    from gangway.artifact.datatypes import STORAGE  # noqa: PLC0415
     from gangway.executor.frames import split_strings  # noqa: PLC0415
 
     data = base64.b64decode(tensor.data)
     if tensor.datatype == "BYTES":
         return ",".join(map(json.dumps, split_strings(data, math.prod(tensor.shape))))
-    return ",".join(map(str, np.frombuffer(data, DTYPES[tensor.datatype]).tolist()))
+    values = np.frombuffer(data, STORAGE[tensor.datatype])
+    if tensor.datatype == "BF16":  # the upper half of an FP32
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return ",".join(map(str, values.tolist()))
