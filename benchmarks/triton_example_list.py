@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 GRPC, HTTP = "grpc", "http"
+CONTROLLED_MODELS = {GRPC: 8, HTTP: 7}  # as many as the examples of model control count
 DEFAULT_PORTS = {GRPC: 8001, HTTP: 8000}
 IMAGE = "IMAGE"  # stands for the file with the picture
 _CLASSIFY = ("-m", "simple_image", "-s", "INCEPTION", "-c", "3")
@@ -15,12 +16,12 @@ _CLASSIFY = ("-m", "simple_image", "-s", "INCEPTION", "-c", "3")
 
 @dataclass(frozen=True)
 class Example:
-    """One call of one script. `explicit`: with a server whose models are loaded by request."""
+    """One call of one script. `explicit`: with a server that loads models by request, and has so many of them."""
 
     script: str
     protocol: str = GRPC
     arguments: Sequence[str] = ()
-    explicit: bool = False
+    explicit: int = 0
     takes_url: bool = True
     not_applicable: str = ""
 
@@ -73,4 +74,4 @@ def _calls_of(script: str) -> Sequence[Example]:
     if script in _CALLS:
         return _CALLS[script]
     protocol = HTTP if "http" in PurePath(script).stem.split("_") else GRPC
-    return (Example("", protocol, explicit="model_control" in script),)
+    return (Example("", protocol, explicit=CONTROLLED_MODELS[protocol] if "model_control" in script else 0),)

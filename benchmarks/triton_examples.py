@@ -8,7 +8,6 @@ scripts name, and is called `triton`, as one of them demands. A script passes if
 """
 
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,6 @@ from benchmarks.triton_example_list import DEFAULT_PORTS, IMAGE, Example, exampl
 from benchmarks.triton_example_models import write_integer_identity, write_photo_model
 
 TIMEOUT_S = 120
-EXPLICIT_MODELS = 8  # as many as the examples of model control expect to find
 PASSED, FAILED, NOT_APPLICABLE = "passed", "FAILED", "not applicable"
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
@@ -82,34 +80,30 @@ def _unreachable(example: Example, urls: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def repositories() -> Iterator[tuple[Path, Path]]:
-    """Write the models: for a server that loads all, and for one that loads by request."""
+def repository(models: int = 0) -> Iterator[Path]:
+    """Write the models that the examples ask for, or so many models, those among them."""
     with tempfile.TemporaryDirectory() as folder:
-        served, explicit = Path(folder) / "models", Path(folder) / "explicit"
+        served = Path(folder)
         examples = [name for name, entry in MODELS.items() if entry.module == "examples"]
         for name in examples:
             write_model(served, name)
         write_photo_model(served, "densenet_onnx")
         write_integer_identity(served, "custom_identity_int32")
-        for name in sorted(path.name for path in served.iterdir())[:EXPLICIT_MODELS]:
-            shutil.copytree(served / name, explicit / name)
-        for number in range(EXPLICIT_MODELS - len(list(explicit.iterdir()))):
-            write_integer_identity(explicit, f"identity_{number}")
-        yield served, explicit
+        for number in range(models - len(list(served.iterdir()))):
+            write_integer_identity(served, f"identity_{number}")
+        yield served
 
 
 def run_all(examples: Sequence[Example], folder: Path) -> list[Outcome]:
     """Run every call, in order, against the server that it needs."""
     outcomes: dict[Example, Outcome] = {}
-    with repositories() as (served, explicit), tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         picture = Path(scratch) / "red.png"
         Image.new("RGB", (80, 60), (200, 30, 20)).save(picture)
-        for repository, by_request in ((served, False), (explicit, True)):
-            flags = ["--id=triton", *(["--model-control-mode=explicit"] if by_request else [])]
-            wanted = [example for example in examples if example.explicit == by_request]
-            if not wanted:
-                continue
-            with live_server(repository, flags) as server:
+        for models in sorted({example.explicit for example in examples}):
+            flags = ["--id=triton", *(["--model-control-mode=explicit"] if models else [])]
+            wanted = [example for example in examples if example.explicit == models]
+            with repository(models) as folder_of_models, live_server(folder_of_models, flags) as server:
                 urls = {"grpc": server.url, "http": server.http_url}
                 for example in wanted:
                     outcomes[example] = run_example(example, folder, urls, picture)
