@@ -112,9 +112,7 @@ class FrontEnd:
             plane.slots.slots,
             options.grpc,
         )
-        self.http = HttpFrontEnd(
-            self._inference, methods, lambda: self.models, plane.slots.slots, options.grpc.max_message_bytes
-        )
+        self.http = HttpFrontEnd(self._inference, methods, lambda: self.models, plane.slots.slots, options.http)
 
     @property
     def models(self) -> Models:

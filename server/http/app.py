@@ -12,7 +12,8 @@ from typing import Any, Final, TypeAlias
 from gangway.server.http.call import HttpCall
 from gangway.server.http.replies import HttpError, Reply
 from gangway.server.http.routes import Route, route_of
-from gangway.server.http.service import Incoming, Service, verbs_of
+from gangway.server.http.service import Incoming, Service, method_of, verbs_of
+from gangway.server.restriction import CATEGORY_OF_METHOD, Restrictions
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -31,10 +32,13 @@ class ClientGoneError(Exception):
 class App:
     """Serves one server's connections, in its event loop."""
 
-    def __init__(self, service: Service, threads: ThreadPoolExecutor, max_body_bytes: int) -> None:
+    def __init__(
+        self, service: Service, threads: ThreadPoolExecutor, max_body_bytes: int, restrictions: Restrictions
+    ) -> None:
         self._service = service
         self._threads = threads
         self._max_body_bytes = max_body_bytes
+        self._restrictions = restrictions
         self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,6 +56,7 @@ class App:
         body = _Body()
         try:
             route = _route(scope)
+            self._admit(route, scope["method"], headers)
             await self._read(body, headers, receive)
             incoming = Incoming(scope["method"], route, headers, body.content(), call, time.monotonic_ns())
             return await self._answer(incoming, receive)
@@ -59,6 +64,14 @@ class App:
             return error.reply
         finally:
             self._held_bytes -= body.size_bytes
+
+    def _admit(self, route: Route, verb: str, headers: Mapping[bytes, bytes]) -> None:
+        """Raise HttpError unless the client has sent what a restriction asks for; the message is Triton's."""
+        if not self._restrictions.groups:
+            return
+        restriction = self._restrictions.of(CATEGORY_OF_METHOD[method_of(route, verb)])
+        if restriction is not None and not restriction.admits([headers.get(restriction.key.encode(), b"")]):
+            raise HttpError(403, f"This API is restricted, expecting header '{restriction.key}'")
 
     async def _read(self, body: "_Body", headers: Mapping[bytes, bytes], receive: Receive) -> None:
         """Read the body. Raises HttpError, ClientGoneError. A client that stalls is the connection's affair.

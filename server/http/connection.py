@@ -8,6 +8,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_CONNECTIONS: Final = 4096
 MAX_HEAD_BYTES: Final = 64 * 1024  # request line and headers; also of what brings no body: trailers, empty chunks
+PIECE_BYTES: Final = 1024 * 1024  # of a body
 IDLE_SECONDS: Final = 600  # between two requests
 STALL_SECONDS: Final = 30  # within a request, without a byte of it
 
@@ -73,9 +74,17 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Note that some of its body is here."""
+        """Note that some of its body is here.
+
+        uvicorn would have the application called for each piece of 64 KiB, and stop reading meanwhile. It is called
+        when the body is complete, or for much larger pieces: measured, a tenth of the cost of a 600 KB image.
+        """
         self._progress += 1
-        super().on_body(body)
+        if not self.cycle.response_complete:
+            self.cycle.body += body
+            if len(self.cycle.body) >= PIECE_BYTES:
+                self.flow.pause_reading()
+                self.cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """Note that it is complete."""

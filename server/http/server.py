@@ -18,6 +18,7 @@ from gangway.server.inference import Inference
 from gangway.server.listen_address import port_of
 from gangway.server.methods import AnyMethod
 from gangway.server.models import Models
+from gangway.server.options.http import HttpOptions
 from uvicorn.server import ServerState
 
 BACKLOG: Final = 1024
@@ -36,11 +37,12 @@ class HttpFrontEnd:
         methods: Mapping[str, AnyMethod],
         models: Callable[[], Models],
         max_in_flight: int,
-        max_body_bytes: int,
+        options: HttpOptions,
     ) -> None:
         threads = ThreadPoolExecutor(max_in_flight + SPARE_THREADS, thread_name_prefix="http")
         self._threads = threads
-        self._app = App(Service(inference, methods, models, max_body_bytes), threads, max_body_bytes)
+        service = Service(inference, methods, models, options.max_body_bytes)
+        self._app = App(service, threads, options.max_body_bytes, options.restrictions)
         self._state = ServerState()
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -42,6 +42,11 @@ def verbs_of(route: Route) -> tuple[str, ...]:
     return ("POST",) if route.operation in INFERENCES else tuple(OPERATIONS[route.operation])
 
 
+def method_of(route: Route, verb: str) -> str:
+    """Return the method of the service that a route stands for."""
+    return "ModelInfer" if route.operation in INFERENCES else OPERATIONS[route.operation][verb].method
+
+
 class Service:
     """Translates to and from the methods of the service. Safe for threads."""
 

@@ -1,20 +1,24 @@
 """Flags of the HTTP server."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from gangway.server.options.values import boolean, port
+from gangway.server.options.values import boolean, integer, port, restriction, restrictions
+from gangway.server.restriction import Category, Restrictions
 
 TITLE = "HTTP"
+MAX_BODY_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Whether to serve HTTP, and where to listen (port 0: any free one)."""
+    """Whether to serve HTTP, where to listen (port 0: any free one), the longest body, and who may ask for what."""
 
     allowed: bool = True
     address: str = "0.0.0.0"
     port: int = 8000
+    max_body_bytes: int = MAX_BODY_BYTES
+    restrictions: Restrictions = field(default_factory=Restrictions)
 
     @property
     def target(self) -> str:
@@ -30,8 +34,19 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
     add("--http-port", type=port, default=HttpOptions.port, metavar="PORT",
         help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
     add("--http-address", default=HttpOptions.address, metavar="HOST", help="address to listen on (%(default)s)")
+    add("--http-max-input-size", type=integer(1), default=MAX_BODY_BYTES, metavar="BYTES",
+        help="longest body of a request, also when it is inflated (%(default)s)")  # fmt: skip
+    add("--http-restricted-api", type=restriction, action="append", default=[], metavar="CATEGORY,...:KEY=VALUE",
+        help="serve these routes only to who sends the header KEY: VALUE; may be given several times; categories: "
+        f"{', '.join(Category)}")  # fmt: skip
 
 
 def read(arguments: argparse.Namespace) -> HttpOptions:
-    """Return the values."""
-    return HttpOptions(arguments.allow_http, arguments.http_address, arguments.http_port)
+    """Return the values. Raises OptionError."""
+    return HttpOptions(
+        allowed=arguments.allow_http,
+        address=arguments.http_address,
+        port=arguments.http_port,
+        max_body_bytes=arguments.http_max_input_size,
+        restrictions=restrictions("--http-restricted-api", arguments.http_restricted_api),
+    )

@@ -30,11 +30,14 @@ from gangway.server.data_plane import DataPlane, Usage
 from gangway.server.front_end import FrontEnd
 from gangway.server.front_end_messages import InitialLoadDone, ModelReady
 from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.http import HttpOptions
 from gangway.server.options.serve_options import ServeOptions
+from gangway.server.restriction import Restrictions, parse_restriction
 from gangway.server.stream import StreamLimits
 
 SLOTS = 8
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+HTTP_RESTRICTIONS = Restrictions((parse_restriction("logging,model-repository:secret=42"),))
 IO_BYTES = 64 * 1024 * 1024
 STREAM_LIMITS = StreamLimits(
     streams=6,
@@ -164,7 +167,8 @@ def front_end_server(options: GrpcOptions) -> Iterator[Server]:
     thread.start()
     plane = DataPlane(io, slots, control.submit_rings[0], control.scheduler_bell)
     limits = replace(STREAM_LIMITS, message_bytes=options.max_message_bytes)
-    front_end = FrontEnd(plane, ServeOptions(grpc=options), stream_limits=limits)
+    http_options = HttpOptions(max_body_bytes=options.max_message_bytes, restrictions=HTTP_RESTRICTIONS)
+    front_end = FrontEnd(plane, ServeOptions(grpc=options, http=http_options), stream_limits=limits)
     address = front_end.listen("127.0.0.1:0")
     http_address = front_end.http.listen("127.0.0.1:0")
     for model in MODELS:

@@ -182,3 +182,11 @@ def test_json_that_would_need_much_memory() -> None:
         parse(b"[" + b"[]," * (MAX_JSON_BYTES // 3) + b"[]]")
     file = b'{"parameters":{"file:1/model.onnx":"' + b"A" * MAX_JSON_BYTES + b'"}}'
     assert len(parse(file)["parameters"]["file:1/model.onnx"]) == MAX_JSON_BYTES
+
+
+@pytest.mark.parametrize(("header", "admitted"), [({}, False), ({"Secret": "43"}, False), ({"Secret": "42"}, True)])
+def test_restricted_routes(http: Ask, header: dict[str, str], admitted: bool) -> None:
+    answer = http("POST", "/v2/repository/index", b"", header)
+    assert answer.status == (200 if admitted else 403)
+    assert admitted or answer.content == {"error": "This API is restricted, expecting header 'secret'"}
+    assert http("GET", "/v2/health/live", b"", header).status == 200
