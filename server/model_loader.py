@@ -85,15 +85,15 @@ class ModelLoader:
         begin = time.monotonic()
         if not self._complete_configs:
             require_complete(entry.config)
+        labels = label_files(entry.folder, entry.config)
+        limits = ModelLimits.of(entry.config, entry.name, entry.version, self._rates)
+        log_accepted(entry.name, entry.version, entry.config)
         manifest = await self._compiler.compile(entry.name, entry.path, optional=optional_inputs(entry.config))
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
         tell_engine(config, manifest.engine, manifest.fallback_reason)
         declared = buckets_of(config, open_symbols(manifest.inputs, manifest.batched))
         if len(declared) > self._max_shapes:
             raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
-        limits = ModelLimits.of(config, entry.version, self._rates)
-        labels = label_files(entry.folder, config)
-        log_accepted(entry.name, entry.version, entry.config)
         rows = max_rows(config, manifest.batched)
         spec = limits.give(self._spec(f"{entry.name}, version {entry.version}", manifest, rows))
         await self._scheduler.load(spec)

@@ -27,10 +27,10 @@ class ModelLimits:
     priority: int = 0
 
     @classmethod
-    def of(cls, config: ModelConfig, version: int, rates: RateLimits) -> "ModelLimits":
-        """Read a completed configuration. Raises ConfigError for what can never be had."""
+    def of(cls, config: ModelConfig, name: str, version: int, rates: RateLimits) -> "ModelLimits":
+        """Read the configuration of model `name`. Raises ConfigError for what can never be had."""
         instances = _instances(config)
-        own = ((f"instances of {config.name}, version {version}", 1, instances),) if instances else ()
+        own = ((f"instances of {name}, version {version}", 1, instances),) if instances else ()
         limiter = _limiter(config) if rates.enabled else None
         if limiter is None:
             return cls(own)

@@ -77,7 +77,7 @@ def prepare(entry: ModelVersion) -> None:
     config = complete_config(entry.config, entry.name, INPUTS, OUTPUTS, batched=True)
     assert max_rows(config, batched=True) > 0
     label_files(entry.path.parent.parent, config)
-    ModelLimits.of(config, entry.version, RateLimits(True, (("x", 1),)))
+    ModelLimits.of(config, entry.name, entry.version, RateLimits(True, (("x", 1),)))
     buckets_of(config, ("S",))
 
 

@@ -85,7 +85,6 @@ HOSTILE = {
     ),
     "required": ('input { name: "INPUT0" } input { name: "INPUT1" optional: true }', "'INPUT1' cannot be optional"),
     "long": (f'default_model_filename: "{"x" * 5000}"', "is no name of a file"),
-    "large": ("max_batch_size: 2147483647", ""),
     "control": ('input { name: "' + "\\001" * 30_000 + '" }', "is not in the ONNX model"),
     "ensemble": ('platform: "ensemble" ensemble_scheduling { step { model_name: "simple" } }', "'ensemble'"),
     "sequence": ("sequence_batching { oldest { max_candidate_sequences: 4 } }", "sequence_batching is not supported"),

@@ -13,7 +13,7 @@ LIMITED = 'rate_limiter { resources { name: "r" count: 4 } resources { name: "s"
 
 
 def limits_of(text: str, rates: RateLimits = RateLimits()) -> ModelLimits:  # noqa: B008 - frozen
-    return ModelLimits.of(text_format.Parse(f'name: "m" {text}', ModelConfig()), 2, rates)
+    return ModelLimits.of(text_format.Parse(text, ModelConfig()), "m", 2, rates)
 
 
 @pytest.mark.parametrize(
