@@ -32,6 +32,7 @@ class Flag:
 
 ACCEPTED = (
     Flag("--allow-gpu-metrics", "BOOL", _GPU, boolean),
+    Flag("--backend-config", "BACKEND,SETTING=VALUE", "config.pbtxt says how a model is executed"),
     Flag("--backend-directory", "DIR", _LIBRARIES),
     Flag("--buffer-manager-thread-count", "N", "tensors are copied once, by the thread that got them", integer(0)),
     Flag("--cache-directory", "DIR", _LIBRARIES),
@@ -47,6 +48,7 @@ ACCEPTED = (
     Flag("--min-supported-compute-capability", "X", _GPU, float),
     Flag("--model-load-gpu-limit", "GPU:FRACTION", _GPU),
     Flag("--model-load-retry-count", "N", "a second try would fail as the first one did", integer(0)),
+    Flag("--model-load-thread-count", "N", "models are compiled one at a time, beside the requests", integer(1)),
     Flag("--pinned-memory-pool-byte-size", "BYTES", _GPU, integer(0, (1 << 63) - 1)),
     Flag("--repoagent-directory", "DIR", _LIBRARIES),
     Flag("--sagemaker-port", "PORT", _SAGEMAKER),
@@ -62,6 +64,7 @@ REFUSED = (
     Flag("--allow-sagemaker", "BOOL", f"{_SAGEMAKER}; false is accepted", boolean),
     Flag("--allow-vertex-ai", "BOOL", f"{_VERTEX}; false is accepted", boolean),
     Flag("--host-policy", "POLICY,SETTING=VALUE", "one worker is pinned to each core; choose them with --cores"),
+    Flag("--model-config-name", "NAME", "a model's configuration is config.pbtxt"),
     Flag("--model-namespacing", "BOOL", "a model's name is unique among all repositories; false is accepted", boolean),
     Flag("--response-cache-byte-size", "BYTES", "deprecated; use --cache-config=local,size=BYTES"),
     Flag("--reuse-http-port", "BOOL", "one server has the port of HTTP; false is accepted", boolean),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gangway.server.options.values import OptionError, boolean, folder, integer, seconds
+from gangway.server.options.values import OptionError, boolean, folder, seconds
 
 TITLE = "model repository"
 ALL_MODELS = "*"
@@ -46,8 +46,6 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         help="end when a model cannot be loaded at the start; otherwise the others are served (false)")  # fmt: skip
     add("--disable-auto-complete-config", action="store_true",
         help="refuse a model whose config.pbtxt does not say everything, instead of asking the model")  # fmt: skip
-    add("--model-load-thread-count", type=integer(1), default=1, metavar="N",
-        help="accepted and without effect: models are compiled one at a time, beside the requests")  # fmt: skip
 
 
 def read(arguments: argparse.Namespace) -> RepositoryOptions:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from gangway.server.options import ServeOptions, general, grpc, make_parser, parse_options
+from gangway.server.options import ServeOptions, make_parser, parse_options
 from gangway.server.options.compatibility import ACCEPTED, REFUSED, REFUSED_TITLE, TITLE
 from gangway.server.options.grpc import Compression, GrpcOptions, KeepaliveOptions
 from gangway.server.restriction import Category
@@ -22,7 +22,12 @@ sagemaker-thread-count allow-vertex-ai vertex-ai-port vertex-ai-thread-count ver
 allow-gpu-metrics backend-directory repoagent-directory cache-directory pinned-memory-pool-byte-size
 cuda-memory-pool-byte-size cuda-virtual-address-size min-supported-compute-capability buffer-manager-thread-count
 host-policy model-load-gpu-limit strict-model-config response-cache-byte-size trace-file trace-level trace-rate
-trace-count trace-log-frequency
+trace-count trace-log-frequency log-info log-warning log-error log-format log-file exit-on-error
+disable-auto-complete-config strict-readiness model-control-mode repository-poll-secs load-model model-config-name
+model-load-thread-count allow-http http-address http-port reuse-http-port http-header-forward-pattern
+http-thread-count http-restricted-api http-max-input-size allow-metrics allow-cpu-metrics metrics-address
+metrics-port metrics-interval-ms metrics-config trace-config backend-config cache-config rate-limit
+rate-limit-resource
 """.split()  # noqa: SIM905 - a list of words is easier to compare with the help
 
 
@@ -36,8 +41,8 @@ def wrong(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 def test_every_flag_of_tritonserver_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "500")
-    help_text = make_parser().format_help()
-    assert [name for name in TRITON if f"--{name} " not in help_text and f"--{name}," not in help_text] == []
+    words = set(make_parser().format_help().replace(",", " ").split())
+    assert [name for name in TRITON if f"--{name}" not in words] == []
 
 
 def test_the_help_lists_what_has_no_effect_and_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +55,9 @@ def test_the_help_lists_what_has_no_effect_and_what_is_refused(monkeypatch: pyte
             assert f"{flag.name} " not in other
 
 
-def test_flags_stand_in_the_documentation() -> None:
+def test_all_flags_stand_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "flags.md").read_text()
-    groups = {group.title: group._group_actions for group in make_parser()._action_groups}
-    actions = [action for title in (general.TITLE, grpc.TITLE, TITLE, REFUSED_TITLE) for action in groups[title]]
+    actions = make_parser()._actions
     missing = [name for action in actions for name in action.option_strings if f"`{name}`" not in text]
     assert missing == []
 
