@@ -2,6 +2,7 @@
 
 import json
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,10 +105,24 @@ def test_the_context_of_a_client_is_the_parent(traced: Traced) -> None:
     assert spans["InferRequest"].trace_state == "shop=cart"
 
 
+def test_the_same_over_http(traced: Traced) -> None:
+    url, trace_id = f"http://{traced.server.http_url}/v2/models/simple/infer", TRACE_ID[::-1]
+    tensors = [{"name": name, "datatype": "INT32", "shape": [1, 16], "data": [1] * 16} for name in ("INPUT0", "INPUT1")]
+    headers = {"Traceparent": f"00-{trace_id}-{SPAN_ID}-01", "Content-Type": "application/json"}
+    body = json.dumps({"id": "over http", "inputs": tensors}).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10) as answer:
+        assert answer.status == 200
+    root = traced.spans_of("over http")["InferRequest"]
+    assert (root.trace_id, root.parent_id) == (trace_id, SPAN_ID)
+    assert [name for name, _ in root.events] == [
+        *("HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END")
+    ]
+
+
 def test_who_comes_with_a_context_has_decided_already(traced: Traced) -> None:
     traced.client.update_trace_settings(settings={"trace_rate": "0"})
     traced.infer("without context")
-    traced.infer("not sampled", traceparent=f"00-{TRACE_ID[::-1]}-{SPAN_ID}-00")
+    traced.infer("not sampled", traceparent=f"00-{TRACE_ID[::-1]}-{SPAN_ID[::-1]}-00")
     traced.infer("sampled", traceparent=f"00-{TRACE_ID[::-1]}-{SPAN_ID}-01")
     assert traced.spans_of("sampled")["InferRequest"].parent_id == SPAN_ID
     traced.client.update_trace_settings(settings={"trace_rate": None})
