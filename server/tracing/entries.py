@@ -8,21 +8,19 @@ from gangway.server.tracing.record import TensorRecord, TraceRecord
 
 
 def text_of(record: TraceRecord, number: int) -> str:
-    """Return the entries of a trace as JSON, without the brackets of the list that they are part of."""
-    return ",".join(json.dumps(entry, separators=(",", ":")) for entry in entries_of(record, number))
+    """Return who it was, its instants in their order, its tensors, as JSON without the brackets of the list around it.
 
-
-def entries_of(record: TraceRecord, number: int) -> list[dict[str, object]]:
-    """Return who it was, its instants in their order, its tensors; `number` is the trace's id."""
+    `number` is the trace's id. Instants are formatted by hand: their names need no escaping, and there are many.
+    """
     who: dict[str, object] = {"id": number, "model_name": record.model, "model_version": record.version}
     if record.request_id:
         who["request_id"] = record.request_id
-    entries = [who]
+    parts = [_json(who)]
     if record.timestamps:
         read, sent = record.of_root()[:2], record.of_root()[2:]
         instants = sorted([*read, *record.of_compute(), *record.of_model(), *sent], key=lambda instant: instant[1])
-        entries += [{"id": number, "timestamps": [{"name": name, "ns": ns}]} for name, ns in instants]
-    return entries + [_tensor_entry(tensor, number) for tensor in record.tensors]
+        parts += [f'{{"id":{number},"timestamps":[{{"name":"{name}","ns":{ns}}}]}}' for name, ns in instants]
+    return ",".join([*parts, *(_json(_tensor_entry(tensor, number)) for tensor in record.tensors)])
 
 
 def _tensor_entry(tensor: TensorRecord, number: int) -> dict[str, object]:
@@ -36,6 +34,10 @@ def _tensor_entry(tensor: TensorRecord, number: int) -> dict[str, object]:
             "dtype": tensor.datatype,
         },
     }
+
+
+def _json(entry: dict[str, object]) -> str:
+    return json.dumps(entry, separators=(",", ":"))
 
 
 def _values_of(tensor: TensorRecord) -> str:
