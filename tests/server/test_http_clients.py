@@ -1,6 +1,7 @@
 """Triton's own HTTP clients against `gangway serve`, and the same answers as over gRPC."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 
 from benchmarks.live_server import LiveServer
 from benchmarks.load import TOLERANCE, relative_error
@@ -149,6 +150,53 @@ def test_errors_reach_the_client(client: triton.InferenceServerClient, image: Ex
     assert caught.value.status() == "400"
     with pytest.raises(InferenceServerException, match="unknown model: 'nobody'"):
         client.get_model_config("nobody")
+
+
+def test_shared_memory(client: triton.InferenceServerClient) -> None:
+    a, b = np.arange(16, dtype=np.int32)[None], np.ones((1, 16), np.int32)
+    keys = [f"/gangway-test-http-{os.getpid()}-{which}" for which in ("in", "out")]
+    source = shared_memory.create_shared_memory_region("in", keys[0], 128)
+    target = shared_memory.create_shared_memory_region("out", keys[1], 64)
+    try:
+        shared_memory.set_shared_memory_region(source, [a, b])
+        client.register_system_shared_memory("http-in", keys[0], 128)
+        client.register_system_shared_memory("http-out", keys[1], 64)
+        region = {"name": "http-out", "key": keys[1], "offset": 0, "byte_size": 64}
+        assert client.get_system_shared_memory_status("http-out") == [region]
+        inputs = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+        outputs = [triton.InferRequestedOutput(name) for name in ("OUTPUT0", "OUTPUT1")]
+        inputs[0].set_shared_memory("http-in", 64)
+        inputs[1].set_shared_memory("http-in", 64, offset=64)
+        outputs[0].set_shared_memory("http-out", 64)
+        for _ in range(2):
+            result = client.infer("simple", inputs, outputs=outputs)
+            assert "data" not in result.get_output("OUTPUT0")
+            np.testing.assert_array_equal(shared_memory.get_contents_as_numpy(target, np.int32, [1, 16]), a + 1)
+            np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), a - 1)
+            inputs[1] = triton.InferInput("INPUT1", [1, 16], "INT32")  # then one of them in the body
+            inputs[1].set_data_from_numpy(b)
+    finally:
+        client.unregister_system_shared_memory("http-in")
+        client.unregister_system_shared_memory("http-out")
+        shared_memory.destroy_shared_memory_region(source)
+        shared_memory.destroy_shared_memory_region(target)
+
+
+def test_settings_and_control(client: triton.InferenceServerClient, image: Example) -> None:
+    assert client.get_trace_settings("simple")["trace_level"] == ["OFF"]
+    assert client.update_trace_settings(settings={"trace_rate": "7"})["trace_rate"] == "7"
+    assert client.update_trace_settings(settings={"trace_rate": None})["trace_rate"] == "1000"
+    assert client.update_log_settings({"log_info": True})["log_info"] is True
+    assert client.get_log_settings()["log_verbose_level"] == 0
+    assert client.get_cuda_shared_memory_status() == []
+    client.unregister_cuda_shared_memory()
+    with pytest.raises(InferenceServerException) as caught:
+        client.load_model("simple")  # this server loads what the repository has
+    assert caught.value.status() in ("400", "503")
+    outputs = [triton.InferRequestedOutput("output", class_count=3, binary_data=False)]
+    result = client.infer("mobilenetv2", inputs_of(image), outputs=outputs)
+    best = [int(text.split(":")[1]) for text in result.get_output("output")["data"]]
+    assert best == np.argsort(image.outputs["output"][0])[::-1][:3].tolist()
 
 
 @pytest.mark.parametrize("model", ["simple", "mlp"])
