@@ -167,7 +167,7 @@ def copied(repository: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder)
         for name in (WATCHED, OTHER):
-            (own / name).symlink_to(repository / name)
+            (own / name).symlink_to((repository / name).resolve())
         write_whole_model(own)
         (own / "changing" / "1").mkdir(parents=True)
         yield own

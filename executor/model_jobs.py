@@ -1,14 +1,17 @@
 """Models are loaded and unloaded by a thread of their own, while the worker goes on running leases.
 
 Opening a model takes a millisecond or, in onnxruntime, seconds; a gang whose rank was away for so long would stand
-still. The thread has the worker's core and a much lower priority: what it does costs the gangs about a hundredth. Only
-the thread that runs leases touches the worker itself: results come to it by a nudge.
+still. The thread gets the worker's core only when nobody else wants it; a hundredth of it if that takes too long, or if
+queries for onnxruntime might need the interpreter meanwhile. Only the thread that runs leases touches the worker
+itself: results come to it by a nudge.
 """
 
 import os
 import queue
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,10 +20,11 @@ from gangway.artifact.reader import ArtifactError
 from gangway.executor import _native
 from gangway.executor.complain import complain
 from gangway.executor.messages import Load, Loaded, Unload, Unloaded
-from gangway.executor.process import return_freed_memory
+from gangway.executor.process import give_way, give_way_less, return_freed_memory
 from gangway.executor.program import load_program
 
-NICE: Final = 15
+NICE: Final = 15  # a hundredth of a core that a gang wants, too
+PATIENCE_SECONDS: Final = 2.0  # with a core that is never free
 SWITCH_SECONDS: Final = 0.0005  # how long it may hold the interpreter, which queries for onnxruntime need
 
 
@@ -64,11 +68,13 @@ class ModelJobs:
             self._worker.send(done.answer.pack())
 
     def _work(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         try:
             while True:
                 job = self._given.get()
-                self._done.put(self._load(job) if isinstance(job, Load) else self._unload(job))
+                with _in_the_background():
+                    done = self._load(job) if isinstance(job, Load) else self._unload(job)
+                self._done.put(done)
+                del done
                 self._worker.nudge()
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -88,3 +94,20 @@ class ModelJobs:
         self._programs.pop(job.model_id, None)  # unmaps weights and kernels, or ends onnxruntime's session
         return_freed_memory()
         return _Done(Unloaded(job.model_id), None)
+
+
+@contextmanager
+def _in_the_background() -> Iterator[None]:
+    """Let the calling thread give way for the block."""
+    thread = threading.get_native_id()
+    if "onnxruntime" in sys.modules:
+        give_way_less(thread, NICE)
+        yield
+        return
+    give_way(alone=True)  # the timer's thread must not wait as this one does
+    patience = threading.Timer(PATIENCE_SECONDS, give_way_less, (thread, NICE))
+    patience.start()
+    try:
+        yield
+    finally:
+        patience.cancel()

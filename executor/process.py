@@ -20,6 +20,24 @@ def take_precedence() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, SERVING_NICE)
 
 
+def give_way(pid: int = 0, alone: bool = False) -> None:
+    """Have a process (0: the calling thread) run only when nobody else wants the core; `alone`: not what it starts.
+
+    Mere niceness is not enough: the kernel lets a nice thread finish its slice of 3 ms before one that wakes up.
+    """
+    policy = os.SCHED_IDLE | (os.SCHED_RESET_ON_FORK if alone else 0)
+    with contextlib.suppress(OSError):  # some containers forbid it; or the process has ended
+        os.sched_setscheduler(pid, policy, os.sched_param(0))
+
+
+def give_way_less(pid: int, nice: int) -> None:
+    """Take a process or thread out of that, where the system lets us (as in `take_precedence`), and make it nice."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, max(nice, os.getpriority(os.PRIO_PROCESS, pid)))
+        policy = os.SCHED_OTHER | (os.sched_getscheduler(pid) & os.SCHED_RESET_ON_FORK)
+        os.sched_setscheduler(pid, policy, os.sched_param(0))
+
+
 def die_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends. Ignores SIGINT and SIGTERM from now on.
 

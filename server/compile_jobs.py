@@ -9,19 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from gangway.artifact.format import Manifest
 from gangway.artifact.reader import ArtifactError, read_manifest
+from gangway.executor.process import give_way, give_way_less
 from gangway.server.children import Child
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.progress import ProgressDisplay
 
 JOB_END_SECONDS = 10.0  # from the job's last word to its end
-BESIDE_REQUESTS_NICE = 10
+BESIDE_REQUESTS_NICE = 10  # of a job that gets no time when it gives way
+PATIENCE_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -40,12 +41,12 @@ class Compiler:
         self._log = log
         self._job: Child | None = None
         self._turn = asyncio.Lock()
-        self._nice = 0
+        self._gives_way = False
         self.target = ""
 
     def give_way(self) -> None:
         """From now on there are requests: let them go before jobs, also while these only look into the cache."""
-        self._nice = BESIDE_REQUESTS_NICE
+        self._gives_way = True
 
     async def compile(
         self,
@@ -109,20 +110,30 @@ class Compiler:
                 stderr=subprocess.DEVNULL if stderr is None else stderr,
             )
         os.close(write_fd)
-        if self._nice > os.getpriority(os.PRIO_PROCESS, 0):
-            with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, process.pid, self._nice)
         self._job = Child("compile job", process, lambda _: None)
         last: dict[str, Any] = {}
-        async for report in _reports(read_fd):
-            if "phase" in report:
-                progress(report["phase"], report["done"], report["total"])
-            elif "warning" in report:
-                _log.warning("%s", report["warning"])
-            else:
-                last = report
+        patience = self._give_way(process.pid)
+        try:
+            async for report in _reports(read_fd):
+                if "phase" in report:
+                    patience.cancel()  # the cache does not have it: compiling has time
+                    progress(report["phase"], report["done"], report["total"])
+                elif "warning" in report:
+                    _log.warning("%s", report["warning"])
+                else:
+                    last = report
+        finally:
+            patience.cancel()
         await self._job.wait(JOB_END_SECONDS)
         return last or {"error": f"the compile job {self._job.fate()}"}
+
+    def _give_way(self, pid: int) -> asyncio.TimerHandle:
+        """Let requests go before a job; cancel what is returned unless the job must not wait for ever."""
+        loop = asyncio.get_running_loop()
+        if not self._gives_way:
+            return loop.call_later(0, lambda: None)
+        give_way(pid)
+        return loop.call_later(PATIENCE_SECONDS, give_way_less, pid, BESIDE_REQUESTS_NICE)
 
 
 async def _reports(read_fd: int) -> AsyncIterator[dict[str, Any]]:
