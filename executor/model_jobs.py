@@ -111,3 +111,4 @@ def _in_the_background() -> Iterator[None]:
         yield
     finally:
         patience.cancel()
+        patience.join()
