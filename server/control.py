@@ -57,6 +57,7 @@ class SchedulerControl:
         self._measured: dict[int, slow.UseProfile] = {}
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._unloading: set[int] = set()
+        self._unloads: dict[int, asyncio.Future[None]] = {}  # those that somebody waits for
         self._quieting: dict[int, asyncio.Future[None]] = {}  # by front end
         self._child: Child | None = None
         self._link: LinkToScheduler | None = None
@@ -110,6 +111,19 @@ class SchedulerControl:
             return
         self._forget(model_id)
         self._send(slow.UnloadModel(model_id))
+
+    async def unloaded(self, model_id: int, timeout_seconds: float) -> bool:
+        """Return when all memory of a model is given back that was told to unload; False if that takes too long."""
+        if model_id not in self._unloading:
+            return True
+        done = self._unloads[model_id] = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait_for(done, timeout_seconds)
+        except TimeoutError:
+            return False
+        finally:
+            self._unloads.pop(model_id, None)
+        return True
 
     def set_profile(self, profile: slow.SetProfile) -> None:
         """Tell the measured latency of a model, and its target, if it is still there."""
@@ -166,6 +180,8 @@ class SchedulerControl:
             case slow.ModelUnloaded(model_id) if model_id in self._unloading:
                 _log.debug("model %d is unloaded", model_id)
                 self._unloading.remove(model_id)
+                if (done := self._unloads.get(model_id)) is not None and not done.done():
+                    done.set_result(None)
                 self.on_model_unloaded(model_id)
             case slow.ModelUnloaded():
                 pass  # said by a scheduler and by its successor

@@ -20,6 +20,7 @@ from gangway.server.overrides import Override, OverrideKeeper
 from gangway.server.repository import BrokenModel, Entry, ModelVersion, find_models, read_model, read_only_one
 
 RETIRE_SECONDS = 660.0  # no request lasts longer
+UNLOAD_SECONDS = 60.0  # workers do it beside their queries
 MAX_REASON_CHARACTERS = 2000
 NOT_FOUND = "failed to load '{}', failed to poll from model repository"
 _log = logging.getLogger(__name__)
@@ -250,6 +251,8 @@ class ModelControl:
         if not await self._front_end.retired(model.ready.model_id, RETIRE_SECONDS):
             _log.warning("%s, version %d: unloaded although requests have not ended", name, version)
         self._loader.unload(model)
+        if not await self._loader.unloaded(model, UNLOAD_SECONDS):
+            _log.warning("%s, version %d: its memory is not given back yet", name, version)
         self._remove_unused(model.entry.override)
         _log.info("model %s, version %d: %sunloaded", name, version, "" if leaving else "the one before is ")
         if leaving is not None and self._front_end.entries.get((name, version)) is leaving:

@@ -117,6 +117,10 @@ class ModelLoader:
         if model.shaped is not None:
             self._variants.forget(model.shaped)
 
+    async def unloaded(self, model: LoadedModel, timeout_seconds: float) -> bool:
+        """Return when that has happened; False if it takes too long."""
+        return await self._scheduler.unloaded(model.ready.model_id, timeout_seconds)
+
     def unload(self, model: LoadedModel) -> None:
         """Give back all that a model takes. Nobody uses it any more."""
         self.withdrawn(model)
