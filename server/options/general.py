@@ -4,13 +4,18 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangway.artifact.cache import default_cache_dir
 from gangway.executor.cores import available_cores
 from gangway.server.options.values import integer, seconds, writable_file
 
 TITLE = "server"
 SERVER_NAME = "gangway"
 MAX_NAME_CHARACTERS = 256
+
+
+def _default_cache_dir() -> Path:
+    from gangway.artifact.cache import default_cache_dir  # noqa: PLC0415 - not in the front end, which starts sooner
+
+    return default_cache_dir()
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class GeneralOptions:
 
     id: str = SERVER_NAME
     cores: tuple[int, ...] = ()
-    cache_dir: Path = field(default_factory=default_cache_dir)
+    cache_dir: Path = field(default_factory=_default_cache_dir)
     scheduler: str = ""  # the parser knows the default: only it loads the policies
     max_shapes: int = 8
     profile_seconds: float = 15.0
@@ -38,7 +43,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
     add("--id", type=_name, default=SERVER_NAME, metavar="NAME", help="the server's name in its metadata (%(default)s)")
     add("--cores", type=_cores, default="all", metavar="LIST",
         help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
-    add("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR",
+    add("--cache-dir", type=Path, default=_default_cache_dir(), metavar="DIR",
         help="where compiled models are kept (~/.cache/gangway)")  # fmt: skip
     add("--scheduler", type=_scheduler, default=DEFAULT_POLICY, metavar="NAME",
         help=f"scheduling policy: {', '.join(sorted(POLICIES))} ({DEFAULT_POLICY})")  # fmt: skip
