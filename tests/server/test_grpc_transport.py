@@ -232,7 +232,7 @@ def test_stalled_clients_do_not_hurt_the_others(
     alone_ms = latency_ms(server, simple_inputs())
     request.getfixturevalue("half_sent")
     request.getfixturevalue("answers_unread")
-    assert latency_ms(server, simple_inputs()) < 2 * alone_ms + 2
+    assert latency_ms(server, simple_inputs()) < 2 * alone_ms + 50  # who is held up waits for seconds
     assert server.client.is_server_ready()
 
 
