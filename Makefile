@@ -7,6 +7,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 MODELS ?= models
 ROOMS := artifact clients compiler executor protos scheduler server simulator workload zoo
 SOURCES := $(ROOMS) benchmarks tests setup.py
+# Tests that compute and time nothing run two at a time. Those of servers have the machine to themselves.
+UNTIMED := tests/artifact tests/compiler tests/protos tests/workload tests/zoo
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test lint bench tools format clean
@@ -43,7 +45,8 @@ serve: install
 	$(BIN)/gangway serve --model-repository $(MODELS) $(SERVE_FLAGS)
 
 test: $(VENV)/.installed-test tools
-	$(BIN)/python -m pytest $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 2 $(TEST_FLAGS) $(UNTIMED)
+	$(BIN)/python -m pytest $(TEST_FLAGS) $(addprefix --ignore=,$(UNTIMED))
 
 # The real perf_analyzer, for tests and benchmarks.
 tools: $(VENV)/.installed-test

@@ -88,8 +88,8 @@ def file_mappings(pid: int, name: str) -> list[FileMapping]:
 
 
 def shm_names() -> set[str]:
-    """Return the names in /dev/shm."""
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Return the names that servers of ours have in /dev/shm; other programs have theirs there, too."""
+    return {path.name for path in Path("/dev/shm").glob("gangway.*")}
 
 
 def open_descriptors(pid: int) -> int:

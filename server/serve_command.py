@@ -2,7 +2,7 @@
 
 import logging
 
-from gangway.server.options import parse_options
+from gangway.server.options.command_line import parse_options
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gangway.artifact.format import Engine
 from gangway.server.model_loader import LoadedModel
-from gangway.server.options import ServeOptions
+from gangway.server.options.serve_options import ServeOptions
 from gangway.server.queue_policy import Terms
 from gangway.server.repository import BrokenModel
 from gangway.server.targets import policies_of

@@ -15,7 +15,7 @@ from gangway.server.logs.server_log import ServerLog
 from gangway.server.logs.settings import LogSettings
 from gangway.server.model_control import ModelControl
 from gangway.server.model_loader import ModelLoader
-from gangway.server.options import ServeOptions
+from gangway.server.options.serve_options import ServeOptions
 from gangway.server.overrides import OverrideKeeper, sweep_overrides
 from gangway.server.placement import place
 from gangway.server.profile_keeper import ProfileKeeper

@@ -5,10 +5,5 @@ stand in its docstring), `add_flags(parser)`, which defines the flags, and `read
 dataclass of what argparse found. `read` raises OptionError if flags do not fit together; what is wrong with one flag
 is said by its type (`values.py`). A group is known by its line in `command_line.GROUPS` and its field in
 `serve_options.ServeOptions`. The whole of ServeOptions reaches the front-end process (`front_end_options.py`), so
-nothing else needs to be told.
+nothing else needs to be told. That process imports no `command_line`.
 """
-
-from gangway.server.options.command_line import make_parser, parse_options
-from gangway.server.options.serve_options import ServeOptions
-
-__all__ = ["ServeOptions", "make_parser", "parse_options"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from gangway.server.cli import COMMANDS
-from gangway.server.options import parse_options
+from gangway.server.options.command_line import parse_options
 
 
 def gangway(*arguments: str) -> subprocess.CompletedProcess[str]:

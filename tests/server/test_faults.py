@@ -29,7 +29,7 @@ def example(compiled_zoo):
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_killed_under_load(server, example, victim):
-    trial = try_kills(server, example, victim, kills=3, clients=CLIENTS, pause_s=0.5)
+    trial = try_kills(server, example, victim, kills=3, clients=CLIENTS, pause_s=BACK_WITHIN_S)
     assert wrong_answers(trial) == 0, {outcome.result for outcome in trial.outcomes}
     assert max(trial.outages_s()) < BACK_WITHIN_S
     assert leaks(trial) == 0

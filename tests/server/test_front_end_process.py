@@ -31,9 +31,9 @@ from gangway.server.front_end_messages import (
     to_json,
 )
 from gangway.server.front_end_options import FrontEndOptions
-from gangway.server.options import ServeOptions
 from gangway.server.options.http import HttpOptions
 from gangway.server.options.metrics import MetricsOptions
+from gangway.server.options.serve_options import ServeOptions
 from tritonclient.utils import InferenceServerException
 
 SLOTS = 4

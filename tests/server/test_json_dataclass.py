@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gangway.server import json_dataclass
 from gangway.server.front_end_options import FrontEndOptions
-from gangway.server.options import parse_options
+from gangway.server.options.command_line import parse_options
 
 
 class Colour(StrEnum):

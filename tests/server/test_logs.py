@@ -14,7 +14,7 @@ from gangway.executor.logs import MAX_LINE_BYTES, LogLevels, decode, encode
 from gangway.server.logs.formats import formatter_of
 from gangway.server.logs.log_file import LogFile
 from gangway.server.logs.settings import LogSettings
-from gangway.server.options import parse_options
+from gangway.server.options.command_line import parse_options
 
 
 class Kept(logging.Handler):

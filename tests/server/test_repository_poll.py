@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as triton
-from gangway.server.options import parse_options
+from gangway.server.options.command_line import parse_options
 from gangway.server.options.repository import RepositoryOptions
 from tritonclient.utils import InferenceServerException
 

@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from cryptography import x509
 from gangway.server.grpc_credentials import Certificates
-from gangway.server.options import parse_options
+from gangway.server.options.command_line import parse_options
 from gangway.server.options.grpc import GrpcOptions
 from gangway.server.tls_files import TlsError, TlsFiles
 from tritonclient.utils import InferenceServerException

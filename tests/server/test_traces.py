@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as triton
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server import json_dataclass
-from gangway.server.options import parse_options
+from gangway.server.options.command_line import parse_options
 from gangway.server.tracing.config import TraceConfig, trace_config_of
 from gangway.server.tracing.record import TraceRecord
 from gangway.server.tracing.trace_file import TraceFile
