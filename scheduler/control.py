@@ -175,11 +175,12 @@ def decode(packet: bytes) -> ControlMessage:
         if content.keys() != {field.name for field in fields(kind)}:
             raise ValueError("wrong fields")
         for name, value in content.items():
-            content[name] = _tuples(value)
+            content[name] = tuples(value)
         return kind(**content)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a control message: {packet[:200]!r} ({error})") from error
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def tuples(value: Any) -> Any:
+    """Return JSON's lists as the tuples that they were, at any depth."""
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from gangway.artifact.format import Engine, TensorSpec
+from gangway.scheduler.control import tuples
 from gangway.server.logs.settings import LogSettings
 from gangway.server.tracing.settings import TraceOverrides
 
@@ -205,7 +206,7 @@ def from_json(data: bytes) -> FrontEndMessage:
         for group in {"inputs", "outputs"} & content.keys():
             content[group] = tuple(_tensor(item) for item in content[group])
         for group in {"sizes", "oldest", "labels", "level"} & content.keys():
-            content[group] = _tuples(content[group])
+            content[group] = tuples(content[group])
         if "engine" in content:
             content["engine"] = Engine(content["engine"])
         if content.keys() - {field.name for field in fields(kind)}:
@@ -217,7 +218,3 @@ def from_json(data: bytes) -> FrontEndMessage:
 
 def _tensor(content: dict[str, Any]) -> TensorSpec:
     return TensorSpec(**{**content, "shape": tuple(content["shape"]), "symbols": tuple(content["symbols"])})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
