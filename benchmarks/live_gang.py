@@ -16,7 +16,7 @@ from pathlib import Path
 from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import Lease
-from gangway.executor.process import take_precedence
+from gangway.executor.process import go_first
 from gangway.scheduler import control as slow
 from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket, packet_pair
@@ -188,7 +188,7 @@ def main() -> int:
     if len(cores) < 2:
         sys.exit("a gang of two needs two cores")
     report = start_report("live gang")
-    take_precedence()  # as the scheduler's process does
+    go_first()  # as the scheduler's process does
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), make_artifact(Path(folder), "busy", LAYERS, 2), cores)
         try:

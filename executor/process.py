@@ -20,6 +20,19 @@ def take_precedence() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, SERVING_NICE)
 
 
+def go_first() -> None:
+    """Take the core at once whenever there is something to do, also from workers; else as `take_precedence`.
+
+    For the scheduler, whose turns are short and which all others wait for. Merely being as nice as a worker it waited
+    0.3 ms a turn on two cores with images at a third of capacity, and some turns 3.7 ms: the slice that the kernel lets
+    a worker finish. So seen, mean latency was 1.7 instead of 1.4 times isolated. Threads and processes that it starts
+    are of the ordinary kind.
+    """
+    take_precedence()
+    with contextlib.suppress(OSError):  # without CAP_SYS_NICE; some containers forbid it altogether
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
 def give_way(pid: int = 0, alone: bool = False) -> None:
     """Have a process (0: the calling thread) run only when nobody else wants the core; `alone`: not what it starts.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.logs import LogLevels, ProcessLog
-from gangway.executor.process import die_with_parent, take_precedence
+from gangway.executor.process import die_with_parent, go_first
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.scheduler import control as slow
@@ -113,7 +113,7 @@ def _open_files(
 def main() -> int:
     """Run the process; 0 after Stop or when the supervisor is gone."""
     die_with_parent()
-    take_precedence()
+    go_first()
     plan = parse_plan()
     log = ProcessLog(LogLevels.from_number(plan.log_levels))
     try:

@@ -5,7 +5,7 @@ A running query makes room only if that is worth it: see `worth_it`.
 
 from collections.abc import Sequence
 
-from gangway.scheduler.policies.gangway_order import AGED, BEHIND, IN_TIME
+from gangway.scheduler.policies.gangway_order import AGED, BEHIND, FITS, IN_TIME
 from gangway.scheduler.policy import Decision, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.prediction import Work
 
@@ -15,6 +15,7 @@ FAR_US = 300.0  # a layer boundary that is farther away is not waited for
 LEAST_GAIN_US = 150.0  # growing must save so much,
 LEAST_GAIN = 0.03  # and such a share of the rest
 EARLIEST_WAKE_US = 50.0
+REASONS = {IN_TIME: "next by deadline", FITS: "late, and nobody else will be by it"}
 
 
 def moves(ordered: Sequence[Work], snapshot: Snapshot) -> list[Decision]:
@@ -48,7 +49,7 @@ def _starts(
 def _start(work: Work, gang: tuple[int, ...]) -> Start:
     query, table = work.query, work.table
     versions = table.versions[query.next_layer :]
-    reason = "next by deadline" if work.tier == IN_TIME else "nobody with a deadline to meet needs the cores"
+    reason = REASONS.get(work.tier, "nobody with a deadline to meet needs the cores")
     return Start(
         query.query_id, table.layers, gang, versions if any(versions) else (), wanted=work.grant, reason=reason
     )
@@ -103,7 +104,7 @@ def worth_it(first: Work, victim: Work) -> bool:
     delay_us = 0.0 if victim.grant else PATIENCE * (first_us + SWITCH_US)
     if delay_us + victim.remaining_us(victim.grant or victim.cores) * victim.margin > victim.slack_us:
         return False
-    saves = wait_us + first_us * first.margin > first.slack_us
+    saves = first.tier != FITS and wait_us + first_us * first.margin > first.slack_us
     return saves or wait_us * victim.isolated_us > delay_us * first.isolated_us
 
 

@@ -3,6 +3,7 @@
 Priority classes go strictly first. Within a class:
 
 - `AGED`: one query that has been `BEHIND` for long, within a bounded share of the machine (`gangway_aging.py`);
+- `FITS`: those of the two last kinds that are shorter than all in time, none of which is late if they go first;
 - `IN_TIME`: those that will be in time if they are run in order of their deadlines;
 - `AT_RISK`: those that have to be given up for that: as few as possible (Moore and Hodgson's algorithm, 1968: whenever
   the next in order of deadlines would be late, the longest one so far is given up);
@@ -16,7 +17,7 @@ from itertools import islice
 from gangway.scheduler.policy import Query
 from gangway.scheduler.prediction import Work
 
-AGED, IN_TIME, AT_RISK, BEHIND = range(4)
+AGED, FITS, IN_TIME, AT_RISK, BEHIND = range(5)
 
 LATE_FACTOR = 10.0  # virtual deadline of a late query: so many times its target after its arrival
 BEST_EFFORT_FACTOR = 30.0  # of one without a deadline: so many times its isolated latency,
@@ -74,7 +75,8 @@ def _deadline_us(query: Query) -> float:
 def in_order(works: Sequence[Work], core_count: int) -> list[Work]:
     """Return the queries most urgent first, after giving up those that cannot be saved together with the others."""
     ordered = sorted(works, key=rank)
-    if _give_up(ordered, core_count):
+    given_up = _give_up(ordered, core_count)
+    if _fit_in(ordered, core_count) or given_up:
         ordered.sort(key=rank)
     return ordered
 
@@ -90,7 +92,7 @@ def _give_up(ordered: Sequence[Work], core_count: int) -> bool:
     for index, work in enumerate(ordered):
         if work.tier != IN_TIME:
             continue
-        area_us = work.remaining_us(work.gang) * work.margin * work.gang / core_count
+        area_us = _area_us(work, core_count)
         if area_us > work.slack_us:
             work.tier = AT_RISK
             found = True
@@ -103,3 +105,38 @@ def _give_up(ordered: Sequence[Work], core_count: int) -> bool:
             given_up.tier = AT_RISK
             found = True
     return found
+
+
+def _fit_in(ordered: Sequence[Work], core_count: int) -> bool:
+    """Let late queries go before longer ones that can spare the time; return whether there were any.
+
+    A deadline that is lost is no reason to wait for everybody else: mean latency counts, and how late it gets. Longer:
+    by rest times isolated latency, since a wait counts by the share of the isolated latency that it is.
+    """
+    late = [work for work in ordered if work.tier in (AT_RISK, BEHIND) and work.query.deadline_us is not None]
+    if not late:
+        return False
+    planned_us, spare_us, shortest = 0.0, float("inf"), float("inf")
+    for work in ordered:
+        if work.tier <= IN_TIME:
+            planned_us += _area_us(work, core_count)
+        if work.tier == IN_TIME:
+            spare_us = min(spare_us, work.slack_us - planned_us)
+            shortest = min(shortest, _length(work))
+    found = False
+    for work in sorted(late, key=_length):
+        area_us = _area_us(work, core_count)
+        if area_us <= spare_us and _length(work) < shortest:
+            spare_us -= area_us
+            work.tier = FITS
+            found = True
+    return found
+
+
+def _length(work: Work) -> float:
+    return work.least_us * work.isolated_us
+
+
+def _area_us(work: Work, core_count: int) -> float:
+    """Return how long the whole machine has to do with a query."""
+    return work.remaining_us(work.gang) * work.margin * work.gang / core_count

@@ -115,6 +115,23 @@ def test_late_queries_wait_behind_those_that_can_be_in_time() -> None:
     assert isinstance(start, Start) and start.query_id == 2
 
 
+def test_a_late_query_goes_before_a_longer_one_that_can_spare_the_time() -> None:
+    # SHORT number 1 is lost. LONG needs 41600 with the margin: of 120000 it can spare 4160 for it, of 45000 it cannot.
+    lost = query(1, SHORT, 0.0)
+    [start] = decide(13_000.0, [lost, query(2, LONG, 13_000.0)], [])
+    assert isinstance(start, Start) and start.query_id == 1
+    [start] = decide(13_000.0, [lost, replace(query(2, LONG, 13_000.0), deadline_us=58_000.0)], [])
+    assert isinstance(start, Start) and start.query_id == 2
+
+
+def test_a_late_query_takes_the_cores_of_a_longer_one_that_can_spare_the_time() -> None:
+    lost, long = query(1, SHORT, 0.0), query(2, LONG, 10_000.0)
+    [stop, *_] = decide(13_000.0, [lost], [running(long, 13_000.0, layer=1)])
+    assert isinstance(stop, Stop) and stop.query_id == 2
+    hurried = replace(long, deadline_us=55_000.0)
+    assert not any(isinstance(each, Stop) for each in decide(13_000.0, [lost], [running(hurried, 13_000.0, layer=1)]))
+
+
 def test_as_few_as_possible_are_given_up() -> None:
     # LONG, due at 45000, needs 41600 with the margin; after it no SHORT (4160) would be in time. Without it all are.
     first = Query(1, LONG, 1, -79_000.0, 45_000.0)

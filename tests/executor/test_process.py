@@ -1,0 +1,28 @@
+"""What processes ask of the kernel, where the system lets them."""
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import os, threading
+from gangway.executor.process import go_first
+go_first()
+of_thread = []
+thread = threading.Thread(target=lambda: of_thread.append(os.sched_getscheduler(0)))
+thread.start()
+thread.join()
+print(os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, of_thread[0])
+"""
+
+
+def may_go_first() -> bool:
+    """Whether this machine lets us take a real-time policy."""
+    probe = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
+    return subprocess.run([sys.executable, "-c", probe], stderr=subprocess.DEVNULL).returncode == 0
+
+
+def test_the_scheduler_goes_first_and_what_it_starts_does_not() -> None:
+    output = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
+    first = os.SCHED_FIFO if may_go_first() else os.SCHED_OTHER
+    assert output.split() == [str(first), str(os.SCHED_OTHER)]
