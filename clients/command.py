@@ -13,6 +13,7 @@ from gangway.clients.inputs import TensorMetadata, image_tensor, npy_tensors, ra
 from gangway.clients.show import show_outputs, show_timing
 from gangway.clients.tensors import Array, infer_request, outputs_of
 from gangway.clients.timing import ServerTimes, server_times
+from gangway.clients.tls import Tls, add_tls_options
 from gangway.protos import grpc_service_pb2 as pb
 from rich.console import Console
 
@@ -66,12 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout-ms", type=_positive, default=10_000, metavar="MS", help="of every call (default: %(default)s)"
     )
+    add_tls_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out a parsed command line; return the exit status."""
     try:
-        with Connection(arguments.url, arguments.timeout_ms / 1000) as connection:
+        with Connection(arguments.url, arguments.timeout_ms / 1000, Tls.of(arguments)) as connection:
             answer = ask(connection, arguments)
     except ClientError as error:
         print(f"gangway client: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ from typing import Self, TypeVar
 
 import grpc
 from gangway.clients.errors import ClientError, RefusedError, UnreachableError
+from gangway.clients.tls import Tls
 from gangway.protos import grpc_service_pb2 as pb
 from google.protobuf.message import Message
 
@@ -20,10 +21,14 @@ Response = TypeVar("Response", bound=Message)
 class Connection:
     """A channel. A call ends within `timeout_s`, or raises UnreachableError; an error status raises RefusedError."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, tls: Tls | None = None) -> None:
         self.url = url
         self.timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(url, options=UNLIMITED_MESSAGES)
+        self._channel = (
+            grpc.secure_channel(url, tls.credentials(), options=UNLIMITED_MESSAGES)
+            if tls
+            else grpc.insecure_channel(url, options=UNLIMITED_MESSAGES)
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -50,11 +50,11 @@ def message_body(message: bytes) -> bytes:
     return struct.pack(">BI", 0, len(message)) + message
 
 
-def request_headers(url: str, method: str, timeout_s: float) -> Headers:
+def request_headers(url: str, method: str, timeout_s: float, scheme: str = "http") -> Headers:
     """Return the headers that begin a call."""
     headers = {
         ":method": "POST",
-        ":scheme": "http",
+        ":scheme": scheme,
         ":path": method,
         ":authority": url,
         "te": "trailers",

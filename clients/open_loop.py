@@ -16,6 +16,7 @@ from gangway.clients.connection import SERVICE
 from gangway.clients.errors import UnreachableError
 from gangway.clients.grpc_http2 import message_body
 from gangway.clients.raw_channel import Ended, RawChannel
+from gangway.clients.tls import Tls
 from gangway.workload.arrivals import Arrivals, Floats
 from gangway.workload.outcomes import OK, Outcomes
 from h2.exceptions import ProtocolError
@@ -46,13 +47,15 @@ class OpenLoopRun:
     messages: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_open_loop(url: str, requests: Mapping[str, bytes], arrivals: Arrivals, timeout_s: float = 30) -> Outcomes:
+def run_open_loop(
+    url: str, requests: Mapping[str, bytes], arrivals: Arrivals, timeout_s: float = 30, tls: Tls | None = None
+) -> Outcomes:
     """Send serialised ModelInfer requests, by model in the order that `arrivals` indexes; return how each ended.
 
     A request without an answer after `timeout_s` counts as DEADLINE_EXCEEDED. Raises UnreachableError if nobody
     speaks HTTP/2 at `url`, or if ten requests in a row are not answered, and no other one meanwhile.
     """
-    return drive(url, requests, arrivals, timeout_s).outcomes
+    return drive(url, requests, arrivals, timeout_s, tls=tls).outcomes
 
 
 def drive(
@@ -61,10 +64,12 @@ def drive(
     arrivals: Arrivals,
     timeout_s: float = 30,
     most_outstanding: int = MOST_OUTSTANDING,
+    tls: Tls | None = None,
 ) -> OpenLoopRun:
     """Do what `run_open_loop` does; say more of it. More than `most_outstanding` at once are not sent (NOT_SENT)."""
     bodies = [message_body(request) for request in requests.values()]
-    loop = _Loop(url, [bodies[model] for model in arrivals.models.tolist()], arrivals, timeout_s, most_outstanding)
+    wanted = [bodies[model] for model in arrivals.models.tolist()]
+    loop = _Loop(url, wanted, arrivals, timeout_s, most_outstanding, tls)
     with _without_collector(), sender_precedence():
         begin_cpu_s, begin_s = time.process_time(), time.monotonic()
         loop.run()
@@ -117,9 +122,16 @@ class _Loop:
     """One run. Lists are indexed by query; times are CLOCK_MONOTONIC nanoseconds."""
 
     def __init__(
-        self, url: str, bodies: Sequence[bytes], arrivals: Arrivals, timeout_s: float, most_outstanding: int
+        self,
+        url: str,
+        bodies: Sequence[bytes],
+        arrivals: Arrivals,
+        timeout_s: float,
+        most_outstanding: int,
+        tls: Tls | None,
     ) -> None:
         self._url = url
+        self._tls = tls
         self._bodies = bodies
         self._timeout_ns = int(timeout_s * 1e9)
         self._most = most_outstanding
@@ -156,7 +168,7 @@ class _Loop:
             self._close()
 
     def _connect(self, patience_s: float) -> None:
-        self._channel = RawChannel(self._url, INFER_METHOD, self._timeout_ns / 1e9, patience_s)
+        self._channel = RawChannel(self._url, INFER_METHOD, self._timeout_ns / 1e9, patience_s, self._tls)
 
     def _send(self, query: int) -> None:
         now_ns = self.sent_ns[query] = time.monotonic_ns()

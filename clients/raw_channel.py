@@ -1,7 +1,7 @@
 """Unary gRPC calls on serialised messages over one HTTP/2 connection, in the caller's thread.
 
 The library h2 speaks HTTP/2; here are the socket and what waits for room. It does what a load generator needs and no
-more: no TLS, no compression, and answers are not read.
+more: no compression, and answers are not read.
 """
 
 import select
@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 from gangway.clients.errors import UnreachableError
 from gangway.clients.grpc_http2 import client_connection, request_headers, status_of_headers, status_of_reset
+from gangway.clients.tls import Tls, TlsSocket
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -63,16 +64,21 @@ class RawChannel:
     Lost connections raise ConnectionError, whatever is not HTTP/2 h2's ProtocolError; all calls are lost then.
     """
 
-    def __init__(self, url: str, method: str, timeout_s: float, patience_s: float) -> None:
-        """Connect within `patience_s`; `timeout_s` is what the server is told of calls. Raises UnreachableError."""
+    def __init__(self, url: str, method: str, timeout_s: float, patience_s: float, tls: Tls | None = None) -> None:
+        """Connect within `patience_s`; `timeout_s` is what the server is told of calls.
+
+        Raises UnreachableError; InputError for files of TLS that are no use.
+        """
         host, _, port = url.rpartition(":")
         try:
-            self._socket = socket.create_connection((host.strip("[]"), int(port)), patience_s)
+            plain = socket.create_connection((host.strip("[]"), int(port)), patience_s)
         except (OSError, ValueError) as error:
             raise UnreachableError(f"no server answers at {url} ({error})") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setblocking(False)
-        self._headers = request_headers(url, method, timeout_s)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket: socket.socket | TlsSocket = _secured(plain, tls, url) if tls else plain
+        if tls is None:
+            plain.setblocking(False)
+        self._headers = request_headers(url, method, timeout_s, "https" if tls else "http")
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._out: deque[memoryview] = deque()
         self._calls = _Calls()
@@ -245,3 +251,11 @@ class RawChannel:
     def _take_frames(self) -> None:
         if frames := self._http.data_to_send():
             self._out.append(memoryview(frames))
+
+
+def _secured(plain: socket.socket, tls: Tls, url: str) -> TlsSocket:
+    try:
+        return TlsSocket(plain, tls, url.rpartition(":")[0].strip("[]"))
+    except OSError as error:
+        plain.close()
+        raise UnreachableError(f"what answers at {url} does not speak TLS as expected ({error})") from error

@@ -136,7 +136,7 @@ def frame_call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor],
 def call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> Call:
     """Return how the model answers a request with inputs of these shapes: compiled, if it is for them.
 
-    Raises RequestError (INVALID_ARGUMENT) if an output has no room where it shall be.
+    Raises RequestError (INTERNAL, as Triton does) if an output has no room where it shall be.
     """
     compiled = model.compiled.get(model.key_of(shapes.sizes))
     if compiled is None:

@@ -31,3 +31,8 @@ def unsupported(message: str) -> NoReturn:
 def unavailable(message: str) -> NoReturn:
     """Refuse a request that may succeed later or elsewhere."""
     raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+
+
+def internal(message: str) -> NoReturn:
+    """Refuse what Triton refuses with INTERNAL, also where the mistake is the client's."""
+    raise RequestError(grpc.StatusCode.INTERNAL, message)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.errors import invalid
+from gangway.server.errors import internal, invalid
 from gangway.server.regions import Region
 
 REGION = "shared_memory_region"
@@ -50,9 +50,9 @@ class RegionRange:
         return RegionPart(region, self.offset, self.size_bytes)
 
     def require(self, size_bytes: int, output: str) -> None:
-        """Raise RequestError (INVALID_ARGUMENT) unless an output of so many bytes has room."""
+        """Raise RequestError (INTERNAL, as Triton does) unless an output of so many bytes has room."""
         if size_bytes > self.size_bytes:
-            invalid(
+            internal(
                 f"shared memory size specified with the request for output '{output}' ({self.size_bytes} bytes)"
                 f" should be at least {size_bytes} bytes to hold the results"
             )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-from gangway.server.errors import RequestError, invalid
+from gangway.server.errors import RequestError, internal, invalid
 
 FOLDER: Final = Path("/dev/shm")
 MAX_REGIONS = 256  # each one holds a descriptor
@@ -150,10 +150,14 @@ def _let_go(region: Region) -> None:
 
 
 def file_of(key: str) -> Path:
-    """Return where a POSIX segment is. Raises RequestError (INVALID_ARGUMENT) if the key is not one component."""
+    """Return where a POSIX segment is.
+
+    Raises RequestError: INTERNAL if the key is not one component, as opening it is in Triton; INVALID_ARGUMENT if the
+    name is reserved.
+    """
     component = key.lstrip("/")  # as the C library does
     if component in ("", ".", "..") or "/" in component or "\0" in component:
-        invalid(f"Unable to open shared memory region: '{key}': a key is a name with one slash in front of it")
+        internal(f"Unable to open shared memory region: '{key}': a key is a name with one slash in front of it")
     if component.startswith(RESERVED_PREFIXES):
         invalid(f"Unable to open shared memory region: '{key}': the name is reserved")
     return FOLDER / component
@@ -165,11 +169,11 @@ def _open(registration: Registration) -> int:
         descriptor = os.open(file_of(key), _FLAGS)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a file's name"
-        invalid(f"Unable to open shared memory region: '{key}': {reason}")
+        internal(f"Unable to open shared memory region: '{key}': {reason}")
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            invalid(f"Unable to open shared memory region: '{key}': not a segment of memory")
+            internal(f"Unable to open shared memory region: '{key}': not a segment of memory")
         end = registration.offset + registration.size_bytes
         if registration.size_bytes == 0 or end > status.st_size:
             invalid(

@@ -22,6 +22,7 @@ from gangway.clients.perf.prepare import (
 )
 from gangway.clients.perf.result import result_of
 from gangway.clients.perf.show import show_found, show_probe, show_run, show_workload
+from gangway.clients.tls import Tls
 from gangway.workload.arrivals import read_trace
 from gangway.workload.mix import Mix, parse_mix, read_mix
 from gangway.workload.qos import WorkloadError
@@ -48,12 +49,12 @@ def _run(options: argparse.Namespace) -> int:
     console = Console()
     _check_picture(options)
     mix = parse_mix(options.mix) if "=" in options.mix else read_mix(options.mix)
-    url = options.target or options.url
-    with Connection(url, options.timeout_ms / 1000) as connection:
+    url, tls = options.target or options.url, Tls.of(options)
+    with Connection(url, options.timeout_ms / 1000, tls) as connection:
         requests = prepare_requests(connection, mix.names, options.input_data, options.seed)
-        workload = _workload(options, mix, connection, requests, url)
+        workload = _workload(options, mix, connection, requests, tls)
     length = Length(options.seconds, options.queries, options.warmup)
-    session = Session(url, requests, workload, length, options.seed, options.timeout_ms / 1000, lambda run: None)
+    session = Session(url, requests, workload, length, options.seed, options.timeout_ms / 1000, lambda run: None, tls)
     show_workload(console, session)
     goal = Goal(options.goal, options.each) if options.search else None
     run, found, scenario = _measure(console, options, session, goal)
@@ -115,12 +116,12 @@ def _mlperf(
 
 
 def _workload(
-    options: argparse.Namespace, mix: Mix, connection: Connection, requests: Mapping[str, bytes], url: str
+    options: argparse.Namespace, mix: Mix, connection: Connection, requests: Mapping[str, bytes], tls: Tls | None
 ) -> Workload:
     if options.isolated:
         isolated_us = parse_isolated(options.isolated, mix.names)
     else:
-        isolated_us = measure_isolated(url, requests, options.timeout_ms / 1000)
+        isolated_us = measure_isolated(connection.url, requests, options.timeout_ms / 1000, tls)
     levels = parse_levels(options.qos) if options.qos and options.qos != FROM_CONFIG else ()
     configured = {} if levels else configured_targets(connection, mix.names)
     own = mix.with_qos(None) if options.qos == FROM_CONFIG else mix

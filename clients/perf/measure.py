@@ -9,6 +9,7 @@ from gangway.clients.errors import ClientError
 from gangway.clients.open_loop import OpenLoopRun, drive
 from gangway.clients.perf.prepare import Workload
 from gangway.clients.perf.server_side import ServerSide, server_side
+from gangway.clients.tls import Tls
 from gangway.workload.arrivals import Arrivals, poisson, poisson_for
 from gangway.workload.mix import capacity_per_s
 from gangway.workload.outcomes import Outcomes, Summary, summarise
@@ -76,6 +77,7 @@ class Session:
     seed: int
     timeout_s: float
     progress: Callable[[Run], None]
+    tls: Tls | None = None
     runs: list[Run] = field(default_factory=list)
     _known: dict[tuple[float, int], Run] = field(default_factory=dict)
 
@@ -96,9 +98,9 @@ class Session:
         """Measure given arrivals. Raises ClientError."""
         if not len(arrivals):
             raise ClientError("there are no queries: a longer run, or a higher rate")
-        with Connection(self.url, self.timeout_s) as connection:
+        with Connection(self.url, self.timeout_s, self.tls) as connection:
             before = server_side(connection, list(self.requests))
-            load = drive(self.url, self.requests, arrivals, self.timeout_s)
+            load = drive(self.url, self.requests, arrivals, self.timeout_s, tls=self.tls)
             after = server_side(connection, list(self.requests))
         counted = load.outcomes.since(self.length.warm_up_s * 1e6)
         run = Run(rate_per_s, seed, load, counted, self.summarise(counted), _differences(before, after))

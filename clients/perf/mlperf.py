@@ -101,7 +101,7 @@ class _Pump:
         self._bodies = [message_body(request) for request in session.requests.values()]
         self._samples = samples
         self._timeout_s = session.timeout_s
-        self._channel = RawChannel(session.url, INFER_METHOD, session.timeout_s, session.timeout_s)
+        self._channel = RawChannel(session.url, INFER_METHOD, session.timeout_s, session.timeout_s, session.tls)
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._issued: deque[tuple[int, int, float]] = deque()  # loadgen's id, model, time
         self._waiting: dict[int, tuple[int, int, float]] = {}  # by call

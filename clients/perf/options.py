@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from gangway.clients.tls import add_tls_options
+
 DESCRIPTION = (
     "Send requests for several models to a KServe v2 or Triton server over gRPC, at times that do not depend on its"
     " answers, and say how many were answered in time. Latency counts from the scheduled arrival."
@@ -58,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
     result.add_argument("--png", type=Path, metavar="FILE", help="draw latencies and, of a search, shares in time")
+    add_tls_options(result)
     return result
 
 

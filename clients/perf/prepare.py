@@ -16,6 +16,7 @@ from gangway.clients.inputs import TensorMetadata, concrete_shape, npy_tensors, 
 from gangway.clients.open_loop import INFER_METHOD, sender_precedence
 from gangway.clients.raw_channel import RawChannel
 from gangway.clients.tensors import Array, dtype_of, infer_request
+from gangway.clients.tls import Tls
 from gangway.workload.mix import Mix
 from gangway.workload.outcomes import Targets
 from gangway.workload.qos import Qos, WorkloadError, parse_qos
@@ -51,10 +52,14 @@ def prepare_requests(connection: Connection, names: Sequence[str], source: str, 
     return requests
 
 
-def measure_isolated(url: str, requests: Mapping[str, bytes], timeout_s: float) -> dict[str, float]:
+def measure_isolated(
+    url: str, requests: Mapping[str, bytes], timeout_s: float, tls: Tls | None = None
+) -> dict[str, float]:
     """Return each model's median latency in microseconds, asked one request at a time. Raises ClientError."""
     with sender_precedence():
-        return {name: _isolated_us(url, name, message_body(request), timeout_s) for name, request in requests.items()}
+        return {
+            name: _isolated_us(url, name, message_body(request), timeout_s, tls) for name, request in requests.items()
+        }
 
 
 def configured_targets(connection: Connection, names: Sequence[str]) -> dict[str, Qos | None]:
@@ -134,9 +139,9 @@ def _targets_us(mix: Mix) -> Targets:
     return tuple(None if model.qos is None else model.qos.resolve_us(None) for model in mix.models)
 
 
-def _isolated_us(url: str, name: str, body: bytes, timeout_s: float) -> float:
+def _isolated_us(url: str, name: str, body: bytes, timeout_s: float, tls: Tls | None) -> float:
     latencies: list[float] = []
-    with RawChannel(url, INFER_METHOD, timeout_s, timeout_s) as channel:
+    with RawChannel(url, INFER_METHOD, timeout_s, timeout_s, tls) as channel:
         begin_s = time.monotonic()
         while len(latencies) < FEWEST or (len(latencies) < MOST and time.monotonic() - begin_s < ISOLATED_S):
             sent_s = time.monotonic()

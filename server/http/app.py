@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
 from gangway.server.http.call import HttpCall
-from gangway.server.http.replies import HttpError, Reply
+from gangway.server.http.replies import HttpError, Reply, error_text
 from gangway.server.http.routes import Route, route_of
 from gangway.server.http.service import Incoming, Service, method_of, verbs_of
 from gangway.server.restriction import CATEGORY_OF_METHOD, Restrictions
@@ -23,6 +23,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 WATCH_AFTER_SECONDS: Final = 0.01  # whether the client is still there; most answers are quicker, and watching costs
 MAX_HELD_BYTES: Final = 2 << 30  # bodies of all requests together
 JOIN_BYTES: Final = 64 * 1024  # smaller bodies are sent in one piece
+FAILED: Final = Reply(500, (error_text("internal error, see the server's log"),))
 
 
 class ClientGoneError(Exception):
@@ -111,8 +112,11 @@ class App:
             watch.stop()
 
     def _work(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, done: "asyncio.Future[Reply]") -> None:
-        reply = self._service.answer(incoming)
-        loop.call_soon_threadsafe(_finish, done, reply)
+        reply = FAILED  # whatever happens: somebody waits for it
+        try:
+            reply = self._service.answer(incoming)
+        finally:
+            loop.call_soon_threadsafe(_finish, done, reply)
 
 
 class _Body:

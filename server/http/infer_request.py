@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
-from gangway.server.http.json_text import kind_of, parse_object
+from gangway.server.http.json_text import kind_of, parse_object, shown
 from gangway.server.http.messages import MAX_INT64, set_parameters, string_of, utf8
-from gangway.server.http.tensors import flatten, to_raw
+from gangway.server.http.tensors import MAX_RANK, flatten, to_raw
 from gangway.server.wire import MAX_ID_BYTES
 
 MAX_CACHED_REQUESTS: Final = 1024
@@ -131,7 +131,7 @@ def _add_input(message: pb.ModelInferRequest, item: Any, model: str) -> list[byt
         invalid(f"{where}: expected 'data', 'binary_data_size' or 'shared_memory_region', got {several or 'none'}")
     if size_bytes is not None:
         if isinstance(size_bytes, bool) or not isinstance(size_bytes, int) or not 0 <= size_bytes <= MAX_INT64:
-            invalid(f"{where}: binary_data_size is {str(size_bytes)[:40]}")
+            invalid(f"{where}: binary_data_size is {shown(size_bytes)}")
         return [size_bytes]
     return [_data(item["data"], tensor.datatype, math.prod(shape), where)] if "data" in item else []
 
@@ -148,7 +148,9 @@ def _data(data: Any, datatype: str, expected: int, where: str) -> bytes:
 def _shape(item: Mapping[str, Any], where: str) -> list[int]:
     shape = item.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int and abs(size) <= MAX_INT64 for size in shape):
-        invalid(f"{where}: expected an array of numbers as 'shape', got {str(shape)[:40]}")
+        invalid(f"{where}: expected an array of numbers as 'shape', got {shown(shape)}")
+    if len(shape) > MAX_RANK:
+        invalid(f"{where}: expected at most {MAX_RANK} dimensions in 'shape', got {len(shape)}")
     return shape
 
 

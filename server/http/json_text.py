@@ -4,6 +4,8 @@ Triton reads and writes NaN, Infinity and -Infinity as bare words, as Python doe
 """
 
 import json
+import math
+import re
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -16,6 +18,9 @@ MAX_JSON_BYTES: Final = 16 * 1024 * 1024  # parsed, hostile JSON grows twentyfol
 MAX_VALUES: Final = 100_000  # of a text that is larger: a file in base64 is one
 LARGE_BYTES: Final = 1024 * 1024
 _QUOTED_CHARACTERS: Final = 100  # of what was wrong, in messages
+_SHOWN_CHARACTERS: Final = 40  # of a value, in messages
+_SHOWN_ITEMS: Final = 8
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON can name half a character, which UTF-8 cannot hold
 
 _large = threading.Lock()
 
@@ -51,11 +56,24 @@ def parse_object(text: bytes | bytearray | memoryview) -> dict[str, Any]:
 
 def _parse_leniently(text: bytes | bytearray | memoryview) -> Any:
     try:
-        return json.loads(str(text, "utf-8"))
+        content = json.loads(str(text, "utf-8"), parse_float=_finite)
+        if _SURROGATE.search(text):
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
+    except UnicodeEncodeError as error:
+        invalid(f"failed to parse the request JSON: the string is not UTF-8: {error.reason}")
     except RecursionError:
         invalid("failed to parse the request JSON: it is nested too deeply")
     except ValueError as error:
         invalid(f"failed to parse the request JSON: {str(error)[:_QUOTED_CHARACTERS]}")
+
+
+def _finite(text: str) -> float:
+    """A number that is written with digits is none of the infinities, which have words."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:_SHOWN_CHARACTERS]} is out of range")
+    return value
 
 
 def dump(content: Any) -> bytes:
@@ -85,3 +103,15 @@ def kind_of(value: Any) -> str:
             return "an array"
         case _:
             return "an object"
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of a value, for messages: it may be large, and nested deeper than Python can print."""
+    if isinstance(value, list):
+        items = [_scalar(item) for item in value[:_SHOWN_ITEMS]]
+        return f"[{', '.join(items)}{', ...' if len(value) > _SHOWN_ITEMS else ''}]"
+    return _scalar(value)
+
+
+def _scalar(value: Any) -> str:
+    return kind_of(value) if isinstance(value, list | dict) else str(value)[:_SHOWN_CHARACTERS]

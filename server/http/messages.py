@@ -9,7 +9,7 @@ from typing import Any
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
-from gangway.server.http.json_text import kind_of
+from gangway.server.http.json_text import kind_of, shown
 from google.protobuf.message import Message
 
 MAX_UINT64 = 2**64 - 1
@@ -101,5 +101,5 @@ def count_of(content: Mapping[str, Any], name: str, where: str, default: int | N
     """Return a member that must be a number from 0 to 2^64 - 1. Raises RequestError (INVALID_ARGUMENT)."""
     value = content.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_UINT64:
-        invalid(f"{where}: expected a number from 0 as '{name}', got {str(value)[:40]}")
+        invalid(f"{where}: expected a number from 0 as '{name}', got {shown(value)}")
     return value

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
-from gangway.server.http.json_text import kind_of
+from gangway.server.http.json_text import dump, kind_of, shown
 from gangway.server.http.messages import MAX_INT64, count_of, string_of, to_json, utf8
 from gangway.server.http.replies import Reply, json_reply
 from gangway.server.http.routes import OperationName, Route
@@ -39,8 +39,9 @@ def _region(kind: Callable[..., Message]) -> Callable[[Route, Content], Message]
     return lambda route, _: kind(name=route.region)
 
 
-def _health(good: bool) -> Reply:
-    return DONE if good else Reply(400)
+def _health(good: bool, state: str = "") -> Reply:
+    """Triton's clients look at the status alone; KServe's reads the body that its specification has."""
+    return Reply(200 if good else 400, (dump({state: good}),) if state else ())
 
 
 def _message_reply(response: Message) -> Reply:
@@ -133,7 +134,7 @@ def _trace_request(route: Route, content: Content) -> Message:
     for name, value in content.items():
         values = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(item, str | int) for item in values):
-            invalid(f"trace setting '{name}': expected strings, got {value!r:.100}")
+            invalid(f"trace setting '{name}': expected strings, got {shown(value)}")
         request.settings[name].value.extend(utf8(_setting_text(item), f"trace setting '{name}'") for item in values)
     return request
 
@@ -161,7 +162,7 @@ def _log_request(_: Route, content: Content) -> Message:
             case str():
                 request.settings[name].string_param = utf8(value, f"log setting '{name}'")
             case _:
-                invalid(f"log setting '{name}': expected a string, a boolean or a number from 0, got {value!r:.100}")
+                invalid(f"log setting '{name}': expected a string, a boolean or a number from 0, got {shown(value)}")
     return request
 
 
@@ -179,8 +180,8 @@ _DONE = lambda _: DONE  # noqa: E731
 
 # operation -> HTTP method -> what it is
 OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
-    "live": {"GET": Operation("ServerLive", lambda *_: pb.ServerLiveRequest(), lambda r: _health(r.live))},
-    "ready": {"GET": Operation("ServerReady", lambda *_: pb.ServerReadyRequest(), lambda r: _health(r.ready))},
+    "live": {"GET": Operation("ServerLive", lambda *_: pb.ServerLiveRequest(), lambda r: _health(r.live, "live"))},
+    "ready": {"GET": Operation("ServerReady", lambda *_: pb.ServerReadyRequest(), lambda r: _health(r.ready, "ready"))},
     "metadata": {"GET": Operation("ServerMetadata", lambda *_: pb.ServerMetadataRequest(), _message_reply)},
     "model_ready": {"GET": Operation("ModelReady", _model(pb.ModelReadyRequest), lambda r: _health(r.ready))},
     "model_metadata": {"GET": Operation("ModelMetadata", _model(pb.ModelMetadataRequest), _message_reply)},

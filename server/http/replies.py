@@ -21,11 +21,10 @@ STATUSES: Final[Mapping[grpc.StatusCode, int]] = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.ALREADY_EXISTS: 400,
     grpc.StatusCode.ABORTED: 409,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
     grpc.StatusCode.INTERNAL: 500,
-    grpc.StatusCode.UNKNOWN: 500,
     grpc.StatusCode.DATA_LOSS: 500,
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.UNAVAILABLE: 503,
@@ -65,7 +64,7 @@ class HttpError(Exception):
 
 def error_text(message: str) -> bytes:
     """Return the body of every refusal."""
-    return dump({"error": message})
+    return dump({"error": message.encode(errors="replace").decode()})
 
 
 def refusal(error: RequestError) -> Reply:

@@ -1,5 +1,6 @@
 """Tensors as JSON arrays, to and from the bytes that the protocol's raw contents have."""
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final
@@ -8,7 +9,7 @@ import numpy as np
 from gangway.artifact.datatypes import DTYPES
 from gangway.executor.frames import join_strings, split_strings
 from gangway.server.errors import invalid
-from gangway.server.http.json_text import dump, dump_numbers, kind_of
+from gangway.server.http.json_text import dump, dump_numbers, kind_of, shown
 from gangway.server.http.messages import utf8
 
 MAX_RANK: Final = 32
@@ -45,7 +46,7 @@ def to_raw(elements: Sequence[Any], datatype: str, where: str) -> bytes:
         invalid(f"{where}: unknown datatype '{datatype}'")
     if strange := set(map(type, elements)) - _KINDS[datatype]:
         value = next(element for element in elements if type(element) in strange)
-        invalid(f"{where}: {kind_of(value)} ({str(value)[:40]}) is no element of {datatype}")
+        invalid(f"{where}: {kind_of(value)} ({shown(value)}) is no element of {datatype}")
     if datatype == "BYTES":
         return join_strings([utf8(text, where).encode() for text in elements])
     try:
@@ -53,7 +54,8 @@ def to_raw(elements: Sequence[Any], datatype: str, where: str) -> bytes:
             numbers = np.array(elements, dtype=DTYPES[datatype])
     except OverflowError:
         invalid(f"{where}: an element is out of the range of {datatype}")
-    if datatype == "FP32" and np.isinf(numbers).any() and np.isfinite(np.array(elements)[np.isinf(numbers)]).any():
+    infinite = np.flatnonzero(np.isinf(numbers)) if datatype == "FP32" else ()
+    if any(math.isfinite(elements[at]) for at in infinite):
         invalid(f"{where}: an element is out of the range of FP32")
     return numbers.tobytes()
 

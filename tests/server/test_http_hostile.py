@@ -237,3 +237,12 @@ def test_connections_have_a_limit(server: Any, monkeypatch: pytest.MonkeyPatch) 
             if b" 200 " in again.recv(1 << 16):
                 break
         assert time.monotonic() < deadline
+
+
+def test_an_offer_of_another_protocol_is_ignored(unharmed: Any) -> None:
+    """Java's HTTP client makes it with every first request, `curl --http2` as well."""
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n\r\n"
+    with connected(unharmed.http_url) as connection:
+        for _ in range(2):
+            connection.sendall(HEAD % len(GOOD) + offer + GOOD)
+            assert one_reply(connection)[0] == 200

@@ -139,7 +139,8 @@ def test_refusals(path: str, content: Any, said: str) -> None:
 
 
 def test_replies() -> None:
-    assert reply_of("ready", "GET", pb.ServerReadyResponse(ready=False)) == (400, None)
+    assert reply_of("ready", "GET", pb.ServerReadyResponse(ready=False)) == (400, {"ready": False})
+    assert reply_of("live", "GET", pb.ServerLiveResponse(live=True)) == (200, {"live": True})
     assert reply_of("model_ready", "GET", pb.ModelReadyResponse(ready=True)) == (200, None)
     assert reply_of("load", "POST", pb.RepositoryModelLoadResponse()) == (200, None)
     index = pb.RepositoryIndexResponse()

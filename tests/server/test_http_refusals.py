@@ -34,29 +34,6 @@ def first(**values: Any) -> Change:
 
 INPUT = "input 'INPUT0' for model 'simple'"
 CASES: dict[str, tuple[Change, int, str]] = {
-    # Triton's error table
-    "wrong dtype": (
-        first(datatype="FP32"),
-        400,
-        "inference input 'INPUT0' data-type is 'FP32', but model 'simple' expects 'INT32'",
-    ),
-    "wrong shape": (
-        first(shape=[16]),
-        400,
-        "unexpected shape for input 'INPUT0' for model 'simple'. Expected [-1, 16], got [16]",
-    ),
-    "batch too large": (
-        lambda request: [tensor.update(shape=[9, 16], data=[0] * 144) for tensor in request["inputs"]],
-        400,
-        "inference request batch-size must be <= 8 for 'simple'",
-    ),
-    "missing input": (
-        lambda request: request["inputs"].pop(),
-        400,
-        "expected 2 inputs but got 1 inputs for model 'simple'",
-    ),
-    "unknown input": (first(name="x"), 400, "unexpected inference input 'x' for model 'simple'"),
-    "unknown output": (setting("outputs", to=[{"name": "x"}]), 400, "unexpected inference output 'x'"),
     "negative timeout": (setting("parameters", to={"timeout": -1}), 400, "parameter 'timeout' for model 'simple'"),
     "fractional priority": (setting("parameters", to={"priority": 0.5}), 400, "expected int64_param, got double_param"),
     # what only JSON can get wrong

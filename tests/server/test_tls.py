@@ -1,5 +1,6 @@
 """TLS: a real server that asks clients for certificates, one that does not, and files that are wrong."""
 
+import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 from cryptography import x509
+from gangway.clients import command as client_command
+from gangway.clients.perf import command as perf_command
 from gangway.server.grpc_credentials import Certificates
 from gangway.server.options.command_line import parse_options
 from gangway.server.options.grpc import GrpcOptions
@@ -18,9 +21,11 @@ from gangway.server.tls_files import TlsError, TlsFiles
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
+from benchmarks.perf_analyzer import Mode, run_one
 from tests.certificates import Authority, Identity
 
 Inputs = Callable[..., list[triton.InferInput]]
+INTERVAL_MS = 100
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,20 @@ def test_everybody_else_is_turned_away(mutual: LiveServer, pki: Pki) -> None:
             stranger.is_server_live(client_timeout=5)
 
 
+def test_our_own_clients(mutual: LiveServer, pki: Pki, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trusted = [f"--url={mutual.url}", "--ssl", f"--root-certificates={pki.ours.root}"]
+    known = [f"--private-key={pki.client.key}", f"--certificate-chain={pki.client.certificate}"]
+    assert client_command.main(["simple", *trusted, *known]) == 0
+    assert "OUTPUT0" in capsys.readouterr().out
+    assert client_command.main(["simple", *trusted, "--timeout-ms=5000"]) == 3
+    load = ["--mix=simple=1", "--rate=100", "--seconds=0.2", "--warmup=0", "--qos=1000", "--isolated=simple=1"]
+    assert perf_command.main([*load, f"--json={tmp_path / 'result.json'}", *trusted, *known]) == 0
+    (run,) = json.loads((tmp_path / "result.json").read_text())["runs"]
+    assert (run["total"]["queries"] > 0, run["total"]["errors"]) == (True, {})
+    assert perf_command.main([*load, *trusted]) == 3
+    assert "no server answers" in capsys.readouterr().err
+
+
 def test_the_log_says_what_has_no_effect(mutual: LiveServer) -> None:
     log = mutual.log.read_text()
     assert log.count("--pinned-memory-pool-byte-size has no effect: no GPU is used") == 1
@@ -123,6 +142,16 @@ def plain_tls(start_front_end: Any, tmp_path: Path) -> Iterator[Any]:
     identity = authority.issue("server")
     # The fixture's own client speaks no TLS; it is not used.
     yield start_front_end(GrpcOptions(tls=TlsFiles(identity.certificate, identity.key))), authority, identity
+
+
+def test_perf_analyzer(start_front_end: Any, pki: Pki) -> None:
+    tls = TlsFiles(pki.server.certificate, pki.server.key, pki.ours.root, mutual=True)
+    server = start_front_end(GrpcOptions(tls=tls))
+    known = ["--ssl-grpc-private-key-file", str(pki.client.key)]
+    known += ["--ssl-grpc-certificate-chain-file", str(pki.client.certificate)]
+    trusting = ["--ssl-grpc-use-ssl", "--ssl-grpc-root-certifications-file", str(pki.ours.root)]
+    assert run_one(server.address, "simple", "TLS", Mode((*trusting, *known)), INTERVAL_MS).problem == ""
+    assert run_one(server.address, "simple", "TLS", Mode(tuple(trusting)), INTERVAL_MS).problem != ""
 
 
 def serial_shown(address: str) -> int:

@@ -1,0 +1,118 @@
+"""The HTTP translation without a server: real routes, JSON, compression and plans; answers are zeros.
+
+What is fuzzed is what a client can reach: bytes choose path, method and headers, the rest is the body.
+"""
+
+import base64
+import time
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+import grpc
+from gangway.artifact.format import Engine, TensorSpec
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.auto_complete import complete_config, max_rows
+from gangway.server.errors import RequestError
+from gangway.server.front_end_messages import ModelReady
+from gangway.server.http.call import HttpCall
+from gangway.server.http.replies import HttpError, Reply
+from gangway.server.http.routes import route_of
+from gangway.server.http.service import Incoming, Service, verbs_of
+from gangway.server.methods import Method
+from gangway.server.models import Models, item_bytes
+from gangway.server.plan import make_plan
+from google.protobuf import message_factory
+
+MAX_BODY_BYTES: Final = 1 << 20
+PATHS: Final = (
+    b"/v2/models/simple/infer",
+    b"/v2/models/text/infer",
+    b"/v2/models/simple/generate",
+    b"/v2/models/text/generate_stream",
+    b"/v2/models/simple/versions/1/infer",
+    b"/v2/repository/index",
+    b"/v2/repository/models/m/load",
+    b"/v2/repository/models/m/unload",
+    b"/v2/systemsharedmemory/region/r/register",
+    b"/v2/cudasharedmemory/region/r/register",
+    b"/v2/models/simple/trace/setting",
+    b"/v2/logging",
+    b"",  # the body begins with one, up to a line's end
+)
+ENCODINGS: Final = (None, None, None, b"gzip", b"deflate", b"identity", b"x-gzip", b"br")
+ACCEPTED: Final = (None, b"gzip", b"deflate;q=0.5, gzip;q=0.1", b"*")
+
+
+def answer(data: bytes) -> Reply:
+    """Return how such a request is answered. Bytes: path, encodings, length of the JSON (two; odd: not given)."""
+    choices, body = data[:4].ljust(4, b"\0"), data[4:]
+    path = PATHS[choices[0] % len(PATHS)]
+    if not path:
+        path, _, body = body.partition(b"\n")
+    headers = {b"content-length": b"%d" % len(body)}
+    for name, value in (
+        (b"content-encoding", ENCODINGS[choices[1] % len(ENCODINGS)]),
+        (b"accept-encoding", ACCEPTED[choices[1] // 16 % len(ACCEPTED)]),
+        (b"inference-header-content-length", None if choices[2] % 2 else b"%d" % (choices[2] // 2 + 128 * choices[3])),
+    ):
+        if value is not None:
+            headers[name] = value
+    route = route_of(path)
+    if route is None:
+        return HttpError(404, "Not Found").reply
+    verb = verbs_of(route)[-1]
+    return service().answer(Incoming(verb, route, headers, body, HttpCall(headers), time.monotonic_ns()))
+
+
+@cache
+def models() -> Models:
+    """Return two models: `simple`, and `text`, which has strings of any number."""
+    pair = [TensorSpec(f"INPUT{number}", "INT32", (-1, 16), 64) for number in range(2)]
+    results = [TensorSpec(f"OUTPUT{number}", "INT32", (-1, 16), 64) for number in range(2)]
+    known = Models().updated(_announced(0, "simple", pair, results, Engine.NATIVE))
+    texts = [TensorSpec(name, "BYTES", (-1, -1), 0, ("N", "length")) for name in ("text_input", "text_output")]
+    return known.updated(_announced(1, "text", texts[:1], texts[1:], Engine.ONNXRUNTIME))
+
+
+@cache
+def service() -> Service:
+    """Return what answers."""
+    return Service(_Zeros(), _methods(), models, MAX_BODY_BYTES)  # type: ignore[arg-type]
+
+
+class _Zeros:
+    """In place of Inference: checks a request as it does, and answers with zeros."""
+
+    def infer_parts(self, header: bytes, request_id: bytes, raws: list[memoryview], *_: Any) -> bytes:
+        """Return an answer for one row. Raises RequestError."""
+        plan = make_plan(models(), header, bool(raws))
+        if plan.regions:
+            raise RequestError(grpc.StatusCode.NOT_FOUND, "there are no regions")
+        plan.contents(raws)
+        response = pb.ModelInferResponse(model_name=plan.model.name, model_version="1", id=request_id.decode())
+        for tensor in plan.model.outputs.values():
+            size = item_bytes(tensor.datatype)
+            response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1, 16])
+            response.raw_output_contents.append(bytes(16 * (size or 4)))
+        return response.SerializeToString()
+
+
+def _methods() -> Mapping[str, Method[Any]]:
+    """Return all methods of the service; each takes any request, and answers with nothing in it."""
+    (described,) = pb.DESCRIPTOR.services_by_name.values()
+    kind = message_factory.GetMessageClass
+    return {
+        method.name: Method(kind(method.input_type), lambda _, answered=kind(method.output_type): answered())
+        for method in described.methods
+    }
+
+
+def _announced(
+    number: int, name: str, inputs: list[TensorSpec], outputs: list[TensorSpec], engine: Engine
+) -> ModelReady:
+    config = complete_config(ModelConfig(max_batch_size=8), name, inputs, outputs, True)
+    encoded = base64.b64encode(config.SerializeToString()).decode()
+    rows = max_rows(config, True)
+    return ModelReady(number, name, 1, encoded, tuple(inputs), tuple(outputs), 8, rows, True, engine)
