@@ -18,6 +18,7 @@ BASE = f"http://{HTTP}"
 
 
 def request(model: str = "simple", binary: bool = True, wanted: bool | None = None) -> InferRequest:
+    """Return a request; `binary`: how tensors go, `wanted`: how they come back."""
     inputs = [InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
     for tensor, values in zip(inputs, (A, B), strict=True):
         tensor.set_data_from_numpy(values, binary_data=binary)
@@ -27,12 +28,15 @@ def request(model: str = "simple", binary: bool = True, wanted: bool | None = No
 
 
 def check(response: InferResponse) -> None:
+    """Raise AssertionError unless it is the right answer."""
     expect((response.model_name, response.id) == ("simple", "7"), response)
     found = {output.name: output.as_numpy() for output in response.outputs}
     expect(np.array_equal(found["OUTPUT0"], A + B) and np.array_equal(found["OUTPUT1"], A - B), found)
 
 
 def rest(ask: Callable[[InferenceRESTClient], Awaitable[Any]]) -> Callable[[], Any]:
+    """Return a check that asks over HTTP."""
+
     async def asking() -> Any:
         async with InferenceRESTClient(RESTConfig(protocol="v2", timeout=20)) as client:
             return await ask(client)
@@ -41,6 +45,8 @@ def rest(ask: Callable[[InferenceRESTClient], Awaitable[Any]]) -> Callable[[], A
 
 
 def remote(ask: Callable[[InferenceGRPCClient], Awaitable[Any]]) -> Callable[[], Any]:
+    """Return a check that asks over gRPC."""
+
     async def asking() -> Any:
         async with InferenceGRPCClient(GRPC, timeout=20) as client:
             return await ask(client)
@@ -49,6 +55,7 @@ def remote(ask: Callable[[InferenceGRPCClient], Awaitable[Any]]) -> Callable[[],
 
 
 async def rest_health(client: InferenceRESTClient) -> None:
+    """Its bodies are read."""
     expect(await client.is_server_live(BASE) is True, "live")
     expect(await client.is_server_ready(BASE) is True, "ready")
     expect(await client.is_model_ready(BASE, "simple") is True, "model ready")
@@ -56,31 +63,37 @@ async def rest_health(client: InferenceRESTClient) -> None:
 
 
 async def rest_json(client: InferenceRESTClient) -> None:
+    """Tensors are arrays."""
     check(await client.infer(BASE, request(binary=False), model_name="simple"))
 
 
 async def rest_binary(client: InferenceRESTClient) -> None:
+    """Tensors are bytes, one way and both."""
     check(await client.infer(BASE, request(), model_name="simple"))
     check(await client.infer(BASE, request(wanted=True), model_name="simple"))
 
 
 async def rest_refused(client: InferenceRESTClient) -> None:
+    """The status and the words arrive."""
     with refused(httpx.HTTPStatusError) as caught:
         await client.infer(BASE, request("nobody"), model_name="nobody")
     expect("unknown model: 'nobody' is not found, '404" in str(caught[0]), caught[0])
 
 
 async def grpc_health(client: InferenceGRPCClient) -> None:
+    """All are ready."""
     expect(await client.is_server_live() and await client.is_server_ready(), "live and ready")
     expect(await client.is_model_ready("simple"), "model ready")
 
 
 async def grpc_infer(client: InferenceGRPCClient) -> None:
+    """Contents are raw, and typed."""
     check(await client.infer(request()))
     check(await client.infer(request(binary=False)))
 
 
 async def grpc_refused(client: InferenceGRPCClient) -> None:
+    """The code arrives."""
     with refused(grpc.RpcError) as caught:
         await client.infer(request("nobody"))
     expect(caught[0].code() is grpc.StatusCode.NOT_FOUND, caught[0])

@@ -32,16 +32,19 @@ TIMEOUT_S = 60
 
 
 def request(number: int = 7) -> InferenceRequest:
+    """Return a request that its codecs made."""
     inputs = [NumpyCodec.encode_input("INPUT0", A), NumpyCodec.encode_input("INPUT1", B)]
     return InferenceRequest(id=str(number), inputs=inputs)
 
 
 def check(response: InferenceResponse) -> None:
+    """Raise AssertionError unless it is the right answer."""
     found = {output.name: NumpyCodec.decode_output(output) for output in response.outputs}
     expect(np.array_equal(found["OUTPUT0"], A + B) and np.array_equal(found["OUTPUT1"], A - B), found)
 
 
 def fetch(path: str, content: Any = None) -> bytes:
+    """Return the body of an answer: of a GET, or of a POST with content."""
     body = None if content is None else content.json().encode()
     asked = urllib.request.Request(f"http://{HTTP}{path}", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
@@ -49,12 +52,14 @@ def fetch(path: str, content: Any = None) -> bytes:
 
 
 def types() -> None:
+    """Its types read the answer."""
     response = InferenceResponse.parse_raw(fetch("/v2/models/simple/infer", request()))
     expect((response.model_name, response.model_version, response.id) == ("simple", "1", "7"), response)
     check(response)
 
 
 def strings() -> None:
+    """Its codec of strings reads one."""
     texts = [RequestInput(name=f"INPUT{side}", shape=[1, 16], datatype="BYTES", data=["3"] * 16) for side in (0, 1)]
     answered = fetch("/v2/models/simple_string/infer", InferenceRequest(inputs=texts))
     decoded = StringCodec.decode_output(InferenceResponse.parse_raw(answered).outputs[0])
@@ -62,6 +67,7 @@ def strings() -> None:
 
 
 def metadata() -> None:
+    """Its types read metadata."""
     server = MetadataServerResponse.parse_raw(fetch("/v2"))
     expect(server.name == "gangway", server)
     model = MetadataModelResponse.parse_raw(fetch("/v2/models/simple"))
@@ -69,6 +75,7 @@ def metadata() -> None:
 
 
 def remote() -> None:
+    """Its converters and its stub ask over gRPC."""
     with grpc.insecure_channel(GRPC) as channel:
         converted = converters.ModelInferRequestConverter.from_types(request(), "simple", None)
         answered = GRPCInferenceServiceStub(channel).ModelInfer(converted, timeout=TIMEOUT_S)
@@ -78,6 +85,7 @@ def remote() -> None:
 
 
 def command(*flags: str) -> None:
+    """Its command asks for each line of a file."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "requests", Path(folder) / "responses"
         asked.write_text("".join(f"{request(number).json()}\n" for number in range(LINES)))

@@ -87,7 +87,11 @@ def run(target: str, seconds: float, runs: int, seed: int, found: Path) -> Outco
         command = [sys.executable, "-m", "benchmarks.fuzz", "--one", target, json.dumps(flags)]
         begin_s = time.monotonic()
         done = subprocess.run(
-            command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONHASHSEED": "0"}
+            command,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONHASHSEED": "0"},
         )
     return _outcome(target, done.stdout.decode(errors="replace"), done.returncode, time.monotonic() - begin_s)
 

@@ -22,11 +22,10 @@ from gangway.server.http.infer_request import JsonRequest, read_request
 from gangway.server.http.json_text import parse
 from gangway.server.http.replies import HttpError
 from gangway.server.http.tensors import from_raw
-from gangway.server.plan import make_plan
 from gangway.server.wire import MalformedRequestError, split_request
 from google.protobuf.message import DecodeError
 
-from benchmarks.fuzz_service import answer, models
+from benchmarks.fuzz_service import answer, checked_plan
 
 MAX_INFLATED_BYTES = 1 << 20
 STATUSES = {200, 400, 403, 404, 405, 413, 415}
@@ -53,7 +52,7 @@ def wire(message: bytes) -> None:
     expected.ClearField("id")
     assert _equal(ModelInferRequest.FromString(header), expected)
     with suppress(RequestError):
-        make_plan(models(), header, bool(raws)).contents(raws)
+        checked_plan(header, raws)
 
 
 def _equal(one: ModelInferRequest, other: ModelInferRequest) -> bool:
@@ -77,7 +76,7 @@ def infer_json(text: bytes) -> None:
     with suppress(RequestError):
         total_bytes = sum(content for content in request.contents if isinstance(content, int))
         raws = request.raws("simple", memoryview(bytes(min(total_bytes, MAX_INFLATED_BYTES))))
-        make_plan(models(), request.header, bool(raws)).contents(raws)
+        checked_plan(request.header, raws)
 
 
 def _check_contents(request: JsonRequest, items: Sequence[Mapping[str, Any]]) -> None:

@@ -22,8 +22,9 @@ from gangway.server.http.routes import route_of
 from gangway.server.http.service import Incoming, Service, verbs_of
 from gangway.server.methods import Method
 from gangway.server.models import Models, item_bytes
-from gangway.server.plan import make_plan
+from gangway.server.plan import Plan, make_plan
 from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor
 
 MAX_BODY_BYTES: Final = 1 << 20
 PATHS: Final = (
@@ -76,6 +77,15 @@ def models() -> Models:
     return known.updated(_announced(1, "text", texts[:1], texts[1:], Engine.ONNXRUNTIME))
 
 
+def checked_plan(header: bytes, raws: list[memoryview]) -> Plan:
+    """Return the plan of a request whose contents are right for it. Raises RequestError."""
+    plan = make_plan(models(), header, bool(raws))
+    if plan.regions:
+        raise RequestError(grpc.StatusCode.NOT_FOUND, "there are no regions")
+    plan.contents(raws)
+    return plan
+
+
 @cache
 def service() -> Service:
     """Return what answers."""
@@ -87,10 +97,7 @@ class _Zeros:
 
     def infer_parts(self, header: bytes, request_id: bytes, raws: list[memoryview], *_: Any) -> bytes:
         """Return an answer for one row. Raises RequestError."""
-        plan = make_plan(models(), header, bool(raws))
-        if plan.regions:
-            raise RequestError(grpc.StatusCode.NOT_FOUND, "there are no regions")
-        plan.contents(raws)
+        plan = checked_plan(header, raws)
         response = pb.ModelInferResponse(model_name=plan.model.name, model_version="1", id=request_id.decode())
         for tensor in plan.model.outputs.values():
             size = item_bytes(tensor.datatype)
@@ -102,11 +109,12 @@ class _Zeros:
 def _methods() -> Mapping[str, Method[Any]]:
     """Return all methods of the service; each takes any request, and answers with nothing in it."""
     (described,) = pb.DESCRIPTOR.services_by_name.values()
-    kind = message_factory.GetMessageClass
-    return {
-        method.name: Method(kind(method.input_type), lambda _, answered=kind(method.output_type): answered())
-        for method in described.methods
-    }
+    return {method.name: _method(method) for method in described.methods}
+
+
+def _method(method: MethodDescriptor) -> Method[Any]:
+    answered = message_factory.GetMessageClass(method.output_type)
+    return Method(message_factory.GetMessageClass(method.input_type), lambda _: answered())
 
 
 def _announced(

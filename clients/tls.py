@@ -1,4 +1,4 @@
-"""TLS of the clients: the flags, named as in Triton's client examples, and what gRPC and our own sockets make of them."""
+"""TLS of the clients: flags named as in Triton's client examples, and what gRPC and our own sockets make of them."""
 
 import argparse
 import socket
@@ -24,7 +24,7 @@ class Tls:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self | None:
-        """Return what the flags say, None without --ssl. Raises InputError if the flags or their files make no sense."""
+        """Return what the flags say, None without --ssl. Raises InputError if flags or files make no sense."""
         files = (options.root_certificates, options.private_key, options.certificate_chain)
         if not options.ssl:
             if any(files):

@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any, Final
 
+import httptools
 from gangway.server.http.replies import error_text
+from gangway.server.http.upgrade import without_offer
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_CONNECTIONS: Final = 4096
@@ -27,6 +29,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(*arguments, **keywords)
         self._open = False  # a request has begun and is not complete
         self._in_head = False  # its headers are not complete
+        self._offered: bytes | None = None  # the head of a request that offers another protocol, without the offer
         self._progress = 0
         self._fruitless_bytes = 0
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -48,7 +51,7 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser."""
         before = self._progress
-        super().data_received(data)
+        self._feed(data)
         if self.transport.is_closing():
             return
         if self._progress != before:
@@ -71,7 +74,11 @@ class BoundedConnection(HttpToolsProtocol):
         """Note that its headers are complete."""
         self._progress += 1
         self._in_head = False
-        super().on_headers_complete()
+        method = self.parser.get_method()
+        if self.parser.should_upgrade() and method != b"CONNECT":
+            self._offered = without_offer(method, self.url, self.parser.get_http_version(), self.headers)
+        else:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Note that some of its body is here.
@@ -88,13 +95,31 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note that it is complete."""
-        self._progress += 1
-        self._open = False
-        super().on_message_complete()
+        if self._offered is None:
+            self._progress += 1
+            self._open = False
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP."""
         self._refuse(400, msg)
+
+    def _feed(self, data: bytes) -> None:
+        """Feed the parser as uvicorn does, but ignore an offer, behind which it reads nothing more."""
+        self._unset_keepalive_if_required()
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._offered is None:
+                    return
+                data, self._offered = self._offered + data[upgrade.args[0] :], None
+                self.parser = httptools.HttpRequestParser(self)
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            else:
+                return
 
     def _stop_timer(self) -> None:
         if self._stall_timer is not None:

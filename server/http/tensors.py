@@ -54,7 +54,7 @@ def to_raw(elements: Sequence[Any], datatype: str, where: str) -> bytes:
             numbers = np.array(elements, dtype=DTYPES[datatype])
     except OverflowError:
         invalid(f"{where}: an element is out of the range of {datatype}")
-    infinite = np.flatnonzero(np.isinf(numbers)) if datatype == "FP32" else ()
+    infinite = np.flatnonzero(np.isinf(numbers)).tolist() if datatype == "FP32" else []
     if any(math.isfinite(elements[at]) for at in infinite):
         invalid(f"{where}: an element is out of the range of FP32")
     return numbers.tobytes()

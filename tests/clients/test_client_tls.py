@@ -1,4 +1,4 @@
-"""TLS of `gangway client` and `gangway perf`: large messages both ways, peers that are not who they should be, files."""
+"""TLS of `gangway client` and `gangway perf`: large messages both ways, peers that are not who they say, files."""
 
 import hashlib
 import socket
@@ -72,7 +72,7 @@ def test_large_messages_pass_both_ways(secured: Secured) -> None:
 @pytest.mark.parametrize("trusting", ["somebody else", "nobody in particular"])
 def test_a_server_that_nobody_vouches_for(secured: Secured, tmp_path: Path, trusting: str) -> None:
     tls = Tls(Authority(tmp_path, "others").root) if trusting == "somebody else" else Tls()
-    with pytest.raises(UnreachableError, match="does not speak TLS as expected .*certificate verify failed"):
+    with pytest.raises(UnreachableError, match=r"does not speak TLS as expected .*certificate verify failed"):
         run_open_loop(secured.url, {"m": b"x"}, Arrivals(np.zeros(1), np.zeros(1, int)), tls=tls)
 
 
@@ -88,7 +88,7 @@ def test_a_server_that_speaks_no_tls(tmp_path: Path) -> None:
                     peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
             answered = pool.submit(hang_up)
-            with pytest.raises(UnreachableError, match="does not speak TLS as expected"):
+            with pytest.raises(UnreachableError, match=r"does not speak TLS as expected"):
                 run_open_loop(url, {"m": b"x"}, Arrivals(np.zeros(1), np.zeros(1, int)), tls=Tls())
             answered.result(10)
 

@@ -109,7 +109,9 @@ CASES: dict[str, Case] = {
     "model ready": Case(f"{SIMPLE}/ready", b"", kind=""),
     "version not ready": Case(f"{SIMPLE}/versions/7/ready", b"", 400, kind=""),
     "infer": Case(INFER, RESULT, content=REQUEST),
-    "infer, a version": Case(f"{SIMPLE}/versions/1/infer", RESULT, arguments=["-H", f"Content-Type: {JSON}"], content=REQUEST),
+    "infer, a version": Case(
+        f"{SIMPLE}/versions/1/infer", RESULT, arguments=["-H", f"Content-Type: {JSON}"], content=REQUEST
+    ),
     "infer, chunked": Case(INFER, RESULT, arguments=["-H", "Transfer-Encoding: chunked"], content=REQUEST),
     "infer, gzip": Case(INFER, RESULT, arguments=["-H", "Content-Encoding: gzip"], content=gzip.compress(REQUEST)),
     "infer, offered HTTP/2": Case(INFER, RESULT, arguments=["--http2"], content=REQUEST),
@@ -187,7 +189,11 @@ def test_a_large_body_is_asked_for(curl: Curl) -> None:
 
 
 def test_a_compressed_answer(curl: Curl) -> None:
-    answer = curl("/v2/models/mlp/infer", "--compressed", content=compact({"inputs": [{**tensor("input", A), "datatype": "FP32"}]}))
+    answer = curl(
+        "/v2/models/mlp/infer",
+        "--compressed",
+        content=compact({"inputs": [{**tensor("input", A), "datatype": "FP32"}]}),
+    )
     assert (answer.status, "content-encoding" in answer.headers) == (200, False)  # it is too short to be worth it
     rows = {"name": "input", "shape": [64, 16], "datatype": "FP32", "data": [0.5] * 1024}
     answer = curl("/v2/models/mlp/infer", "--compressed", content=compact({"inputs": [rows]}))

@@ -1,11 +1,8 @@
 """Inputs that once broke something, or nearly: the oracles of `benchmarks.fuzz` must be content with each."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +15,6 @@ from benchmarks.fuzz_oracles import ORACLES
 from benchmarks.fuzz_seeds import seeds_of
 
 Ask = Callable[..., Any]
-RUNS = 1500
 INPUT = b'{"name":"x","shape":[%d],"datatype":"%b","data":%b}'
 
 
@@ -34,7 +30,10 @@ DEEP = b'{"a":' * 1015 + b"1" + b"}" * 1015
 CASES: dict[str, tuple[str, bytes]] = {
     "half a character as an element": ("json", body(b"INT32", b'["\\ud800"]')),
     "half a character as a string": ("json", body(b"BYTES", b'["\\ud800"]')),
-    "half a character in a parameter's name": ("http", posted(0, body(b"INT32", b"[1]", 1, b',"parameters":{"\\ud800":1}'))),
+    "half a character in a parameter's name": (
+        "http",
+        posted(0, body(b"INT32", b"[1]", 1, b',"parameters":{"\\ud800":1}')),
+    ),
     "half a character in a setting": ("http", posted(11, b'{"\\udfff":1}')),
     "half a character that generate is told": ("http", posted(2, b'{"\\udfff":1}')),
     "a pair of halves": ("json", body(b"BYTES", b'["\\ud83d\\ude00", NaN]', 2)),
@@ -77,7 +76,7 @@ def test_a_shape_of_very_many_sizes_costs_nothing() -> None:
     begin_s = time.process_time()
     with pytest.raises(RequestError, match="expected at most 32 dimensions in 'shape', got 1000001"):
         read_request("simple", "", text)
-    assert time.process_time() - begin_s < 5  # a hundredth of what the product would take
+    assert time.process_time() - begin_s < 5  # the product would take longer
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\udfffb"])
@@ -89,11 +88,3 @@ def test_half_a_character_is_answered(http: Ask, name: str) -> None:
     ):
         answer = http("POST", path, json.dumps(content).encode())
         assert (answer.status, "the string is not UTF-8" in answer.content["error"]) == (400, True)
-
-
-def test_fuzzing_finds_nothing_at_once(tmp_path: Path) -> None:
-    """A short run of the real thing; equal every time. `python -m benchmarks.fuzz` goes on from there."""
-    command = [sys.executable, "-m", "benchmarks.fuzz", "--targets", "json", f"--runs={RUNS}", f"--found={tmp_path}"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing found" in done.stdout

@@ -242,7 +242,11 @@ def test_connections_have_a_limit(server: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_an_offer_of_another_protocol_is_ignored(unharmed: Any) -> None:
     """Java's HTTP client makes it with every first request, `curl --http2` as well."""
     offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n\r\n"
+    message = HEAD % len(GOOD) + offer + GOOD
     with connected(unharmed.http_url) as connection:
-        for _ in range(2):
-            connection.sendall(HEAD % len(GOOD) + offer + GOOD)
+        for cut in (len(message), 100, len(message) - 1):
+            connection.sendall(message[:cut])
+            connection.sendall(message[cut:])
             assert one_reply(connection)[0] == 200
+        connection.sendall(b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n" + LIVE)
+        assert one_reply(connection)[0] in (400, 404, 405)

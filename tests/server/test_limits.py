@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from gangway.protos import health_pb2
 from gangway.server.data_plane import Usage
@@ -18,6 +17,10 @@ Ask = Callable[..., Any]
 INFER = "/v2/models/simple/infer"
 STALLED = 60  # many more than there are slots
 IMAGE_BYTES = 602112
+HEAD = (
+    "POST /v2/models/image/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n"
+    "inference-header-content-length: {}\r\n\r\n"
+)
 
 
 def simple_request(**more: Any) -> dict[str, Any]:
@@ -41,7 +44,10 @@ def test_bodies_of_all_requests_together(http: Ask, monkeypatch: pytest.MonkeyPa
 def test_one_output_as_json(http: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "MAX_OUTPUT_BYTES", 63)
     refused = http("POST", INFER, simple_request())
-    assert (refused.status, "output 'OUTPUT0': 64 bytes are too many for JSON" in refused.content["error"]) == (400, True)
+    assert (refused.status, "output 'OUTPUT0': 64 bytes are too many for JSON" in refused.content["error"]) == (
+        400,
+        True,
+    )
     assert http("POST", INFER, simple_request(parameters={"binary_data_output": True})).status == 200
 
 
@@ -76,12 +82,12 @@ def test_watchers_of_the_health(server: Any) -> None:
 
 
 def test_http_clients_that_stall_hold_nobody(server: Any, http: Ask) -> None:
-    """Some send half a body, others take no byte of a large answer: neither has a thread, a slot or memory for tensors."""
+    """Some send half a body, others take no byte of a large answer: none has a thread, a slot or tensors."""
     given = {"name": "x", "shape": [1, 3, 224, 224], "datatype": "FP32"}
     request = {"inputs": [{**given, "parameters": {"binary_data_size": IMAGE_BYTES}}]}
     text = json.dumps({**request, "parameters": {"binary_data_output": True}}).encode()
-    head = "POST /v2/models/image/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\ninference-header-content-length: {}\r\n\r\n"
-    message = head.format(len(text) + IMAGE_BYTES, len(text)).encode() + text + np.zeros(IMAGE_BYTES, np.uint8).tobytes()
+    head = HEAD.format(len(text) + IMAGE_BYTES, len(text)).encode()
+    message = head + text + bytes(IMAGE_BYTES)
     host, _, port = server.http_address.rpartition(":")
     with ExitStack() as stack:
         for number in range(STALLED):
