@@ -7,6 +7,9 @@ BELL_BYTES: int
 LEASE_BYTES: int
 MAX_MODELS: int
 MAX_RANKS: int
+MAX_REGIONS: int
+REGION_ALIGNMENT: int
+REGION_SHIFT: int
 RING_HEADER_BYTES: int
 STATUS_BYTES: int
 LAYOUT: dict[str, int]  # "struct.field" -> offset, "struct" -> size, for the tests
@@ -93,6 +96,7 @@ class Worker:
         arena: memoryview,
         io: Sequence[memoryview],
         spin_us: int,
+        lost_regions: int,
     ) -> None: ...
     def set_program(self, model_id: int, program: Program | None, /) -> None: ...
     def send(self, message: bytes, /) -> None: ...
@@ -104,3 +108,12 @@ class Worker:
 
     def nudge(self) -> None:
         """Have `loop` return None soon, between two leases. For other threads."""
+
+    def map_region(self, number: int, descriptor: int, offset: int, size_bytes: int, /) -> None:
+        """Map a part of a file, writable. From any thread. Raises OSError."""
+
+    def clear_region(self, number: int, /) -> None:
+        """Let no lease find the region any more. For the thread that calls `loop`."""
+
+    def unmap_region(self, number: int, /) -> None:
+        """Give the addresses of a region back that has been cleared. From any thread."""

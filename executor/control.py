@@ -6,6 +6,7 @@ from typing import Final
 
 from gangway.executor import _native
 from gangway.executor.leases import LEASE_BYTES, LeaseTable
+from gangway.executor.lost_regions import LOST_REGIONS_BYTES, LostRegions
 from gangway.executor.ring import BELL_BYTES, Bell, Ring, RingGroup, ring_bytes
 from gangway.executor.segment import Segment
 from gangway.executor.status_blocks import SCHEDULER_BLOCK_BYTES, SchedulerBlock, ServerBlock, server_block_bytes
@@ -69,9 +70,14 @@ class ControlLayout:
         return self.scheduler_block + SCHEDULER_BLOCK_BYTES
 
     @property
+    def lost_regions(self) -> int:
+        """Offset of the words that say which regions have lost memory."""
+        return self.server_block + server_block_bytes(self.workers)
+
+    @property
     def size_bytes(self) -> int:
         """Size of the segment."""
-        return self.server_block + server_block_bytes(self.workers)
+        return self.lost_regions + LOST_REGIONS_BYTES
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class ControlSegment:
         self.leases = LeaseTable(segment, layout.lease_table, layout.leases)
         self.scheduler_block = SchedulerBlock(segment, layout.scheduler_block)
         self.server_block = ServerBlock(segment, layout.server_block, layout.workers)
+        self.lost_regions = LostRegions(segment, layout.lost_regions)
 
     @classmethod
     def create(cls, layout: ControlLayout) -> "ControlSegment":

@@ -19,6 +19,7 @@ class WorkerPlan:
     io_fds: tuple[int, ...]  # by front end
     cache_dir: Path
     spin_us: int = 20
+    regions_fd: int = -1  # a socket for regions of clients' memory (region_messages.py); -1: there are none
 
 
 def start_worker(
@@ -38,6 +39,7 @@ def start_worker(
         "io-fds": ",".join(map(str, plan.io_fds)),
         "cache-dir": plan.cache_dir,
         "spin-us": plan.spin_us,
+        "regions-fd": plan.regions_fd,
         "parent": os.getpid(),
     }
     command = [
@@ -46,5 +48,6 @@ def start_worker(
         "gangway.executor.worker",
         *(f"--{key}={value}" for key, value in arguments.items()),
     ]
-    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *extra_pass_fds)
+    regions = () if plan.regions_fd < 0 else (plan.regions_fd,)
+    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *regions, *extra_pass_fds)
     return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)

@@ -1,4 +1,4 @@
-"""From an artifact on disk to the C table that the layer loop runs (`struct layer_record`, native/py_worker.c)."""
+"""From an artifact on disk to the C table that the layer loop runs (`struct layer_record`, native/py_program.c)."""
 
 import struct
 from pathlib import Path

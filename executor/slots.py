@@ -8,7 +8,10 @@ scheduler that cancels cannot both win, and a late answer cannot hit a slot that
                       finish: SUBMITTED or RUNNING -> DONE, by the scheduler
 
 While a slot is RUNNING ranks may still write into the request's buffers: finish it only after every rank has left its
-lease. Every offset in a slot is a multiple of 64.
+lease.
+
+An offset in a slot says where a tensor is: so many bytes, a multiple of 64, from the start of the io segment, or, with
+a number in its highest 16 bits, from the start of the region of that number (`place_in_region`).
 """
 
 import struct
@@ -65,9 +68,14 @@ class SlotStatus(IntEnum):
     QUEUE_FULL = 6
 
 
+def place_in_region(number: int, offset: int) -> int:
+    """Return what a slot says of a tensor that lies `offset` bytes behind the start of a region (number 1 or more)."""
+    return number << _native.REGION_SHIFT | offset
+
+
 @dataclass(frozen=True)
 class SlotRequest:
-    """What a front end asks for. Offsets are bytes from the start of the io segment, one per tensor of the model.
+    """What a front end asks for. Offsets are bytes from the start of the io segment (or of a region), one per tensor.
 
     Every tensor has `rows * row_bytes` bytes there. A model for onnxruntime has one input and one output here, frames
     (`frames.py`) of the sizes `frame_bytes`. Clocks are CLOCK_MONOTONIC, 0 means none. `deadline_ns` is a target:

@@ -6,6 +6,7 @@ it is given a model that only onnxruntime can execute.
 
 import argparse
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Exit, Load, Ready, Unload, unpack
 from gangway.executor.model_jobs import ModelJobs
 from gangway.executor.process import die_with_parent, take_precedence
+from gangway.executor.region_channel import RegionChannel
+from gangway.executor.region_jobs import RegionJobs
 from gangway.executor.segment import Segment
 
 
@@ -25,12 +28,16 @@ def main() -> None:
     control = ControlSegment.attach(options.control_fd)
     control.command_rings[options.rank].discard()  # meant for a predecessor
     worker = _make_worker(control, options)
+    regions = None
+    if options.regions_fd >= 0:
+        regions = RegionJobs(worker, RegionChannel(socket.socket(fileno=options.regions_fd)))
+        regions.start()
     worker.send(Ready(os.getpid()).pack())
     jobs = ModelJobs(worker, options.cache_dir)
-    while _obey(worker, jobs):
+    while _obey(worker, jobs, regions):
         pass
-    if jobs.pending:
-        os._exit(0)  # its thread must not be found in the middle of something when the interpreter goes
+    if jobs.pending or regions is not None:
+        os._exit(0)  # their threads must not be found in the middle of something when the interpreter goes
 
 
 def _options() -> argparse.Namespace:
@@ -41,6 +48,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--arena-fd", type=int, required=True)
     parser.add_argument("--io-fds", type=lambda text: [int(fd) for fd in text.split(",")], required=True)
     parser.add_argument("--cache-dir", type=Path, required=True, help="folder of artifacts, one folder per key")
+    parser.add_argument("--regions-fd", type=int, default=-1, help="socket for orders about regions; -1: none come")
     parser.add_argument("--spin-us", type=int, default=20)
     parser.add_argument("--parent", type=int, required=True, help="process to die with")
     return parser.parse_args()
@@ -69,14 +77,17 @@ def _make_worker(control: ControlSegment, options: argparse.Namespace) -> _nativ
         arena=Segment.attach(options.arena_fd).view,
         io=[Segment.attach(fd).view for fd in options.io_fds],
         spin_us=options.spin_us,
+        lost_regions=layout.lost_regions,
     )
 
 
-def _obey(worker: _native.Worker, jobs: ModelJobs) -> bool:
+def _obey(worker: _native.Worker, jobs: ModelJobs, regions: RegionJobs | None) -> bool:
     """Run leases until there is another command, and do it; False after Exit."""
     command = worker.loop(jobs.pending > 0)
     if command is None:
         jobs.answer()
+        if regions is not None:
+            regions.answer()
         return True
     match unpack(command):
         case Load() | Unload() as job:

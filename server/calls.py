@@ -55,14 +55,16 @@ class TensorCall:
         return self.memory
 
     def write(self, request: Request, contents: Contents) -> None:
-        """Copy each input to its place."""
+        """Copy each input to its place, but those that workers use where they are."""
         for place, content in zip(self.places, contents, strict=True):
-            _copy(content, request.inputs[place])
+            if place not in request.elsewhere.inputs:
+                _copy(content, request.inputs[place])
 
     def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response."""
         for place, sink in self.sinks.items():
-            sink.within(regions).write(request.outputs[place])
+            if place not in request.elsewhere.outputs:
+                sink.within(regions).write(request.outputs[place])
         return self.response.fill(request_id, request.outputs)
 
 

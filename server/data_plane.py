@@ -12,7 +12,7 @@ A request that is closed while it runs is cancelled, and its memory is kept asid
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -24,6 +24,7 @@ from gangway.executor.ring import Bell, Ring
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus, SlotTable
 from gangway.server.heap import Heap, HeapFullError
+from gangway.server.in_place.elsewhere import NOWHERE, Elsewhere
 
 
 class PoolExhaustedError(Exception):
@@ -52,11 +53,26 @@ class TensorLayout:
     def _placements(self) -> dict[int, "_Placement"]:
         return {}
 
-    def place(self, rows: int) -> "_Placement":
-        """Return where the tensors of a request of so many rows lie within one block."""
+    @cached_property
+    def _partial_placements(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], "_Placement"]:
+        return {}
+
+    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "_Placement":
+        """Return where the tensors of a request of so many rows lie within one block, but for those elsewhere."""
+        if elsewhere is not NOWHERE:
+            return self._place_without(rows, elsewhere)
         placement = self._placements.get(rows)
         if placement is None:
             placement = self._placements[rows] = _Placement.of(self.input_bytes, self.output_bytes, rows)
+        return placement
+
+    def _place_without(self, rows: int, elsewhere: Elsewhere) -> "_Placement":
+        key = (rows, tuple(elsewhere.inputs), tuple(elsewhere.outputs))
+        placement = self._partial_placements.get(key)
+        if placement is None:
+            inputs = [0 if i in elsewhere.inputs else size for i, size in enumerate(self.input_bytes)]
+            outputs = [0 if i in elsewhere.outputs else size for i, size in enumerate(self.output_bytes)]
+            placement = self._partial_placements[key] = _Placement.of(inputs, outputs, rows)
         return placement
 
 
@@ -73,7 +89,7 @@ class FrameLayout:
         """The sizes of both blocks."""
         return self.inputs.size_bytes, self.output_bytes
 
-    def place(self, rows: int) -> "_Placement":
+    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "_Placement":
         """Return where the two blocks lie within one."""
         return _Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
 
@@ -101,14 +117,18 @@ class _Placement:
 class Request:
     """One inference. A context manager: leaving it closes the request.
 
-    `inputs[i]` and `outputs[i]` are views of shared memory, in the manifest's order, valid until `close`.
+    `inputs[i]` and `outputs[i]` are views of shared memory, in the manifest's order, valid until `close`; empty ones of
+    tensors that are elsewhere.
     """
 
-    def __init__(self, plane: "DataPlane", layout: Layout, rows: int, slot: int, block: int) -> None:
-        placement = layout.place(rows)
+    def __init__(
+        self, plane: "DataPlane", layout: Layout, rows: int, slot: int, block: int, elsewhere: Elsewhere = NOWHERE
+    ) -> None:
+        placement = layout.place(rows, elsewhere)
         view = plane.io.view
         self._plane = plane
         self.layout = layout
+        self.elsewhere = elsewhere
         self._rows = rows
         self._slot = slot
         self._block = block
@@ -139,8 +159,8 @@ class Request:
             SlotRequest(
                 self.layout.model_id,
                 self._rows,
-                tuple([block + at for at, _ in placement.inputs]),
-                tuple([block + at for at, _ in placement.outputs]),
+                _offsets(block, placement.inputs, self.elsewhere.inputs),
+                _offsets(block, placement.outputs, self.elsewhere.outputs),
                 priority,
                 arrival_ns,
                 deadline_ns,
@@ -194,6 +214,7 @@ class Request:
         if not self._plane.slots.release(self._slot):
             return False
         self._plane.heap.free(self._block)
+        self.elsewhere.let_go()
         return True
 
     def __enter__(self) -> "Request":
@@ -229,19 +250,22 @@ class DataPlane:
         self._bell = scheduler_bell
         self._aside: list[Request] = []  # closed by us, not yet let go by the executor
 
-    def open(self, layout: Layout, rows: int) -> Request:
-        """Take a slot and buffers. Raises PoolExhaustedError, at once."""
+    def open(self, layout: Layout, rows: int, elsewhere: Elsewhere = NOWHERE) -> Request:
+        """Take a slot and buffers. Raises PoolExhaustedError, at once.
+
+        From then on it is the request that lets go of what is elsewhere, which has no buffers.
+        """
         with self.lock:
             self._release_aside()
             slot = self.slots.acquire()
             if slot is None:
                 raise PoolExhaustedError(f"{self.slots.slots} requests are in flight")
             try:
-                block = self._allocate(layout.place(rows).size_bytes)
+                block = self._allocate(layout.place(rows, elsewhere).size_bytes)
             except PoolExhaustedError:
                 self.slots.release(slot)
                 raise
-            return Request(self, layout, rows, slot, block)
+            return Request(self, layout, rows, slot, block, elsewhere)
 
     def usage(self) -> Usage:
         """Return how many requests and bytes are taken, after having freed what can be freed."""
@@ -280,3 +304,9 @@ class DataPlane:
             raise PoolExhaustedError(f"no memory for the request's tensors: {error}") from error
         except OSError as error:
             raise PoolExhaustedError(f"the system has no memory for the request's tensors: {error}") from error
+
+
+def _offsets(block: int, places: Sequence[tuple[int, int]], elsewhere: Mapping[int, int]) -> tuple[int, ...]:
+    if not elsewhere:
+        return tuple([block + at for at, _ in places])
+    return tuple([elsewhere.get(index, block + at) for index, (at, _) in enumerate(places)])

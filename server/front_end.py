@@ -15,6 +15,7 @@ import gangway.server.grpc_environment  # noqa: F401 - before grpc
 from gangway.executor.control import ControlSegment
 from gangway.executor.logs import ProcessLog
 from gangway.executor.process import die_with_parent, take_precedence
+from gangway.executor.region_channel import RegionChannel
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.server.answers import Answers
@@ -41,6 +42,7 @@ from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc_front_end import GrpcFrontEnd
 from gangway.server.health import Health
 from gangway.server.http.server import HttpFrontEnd
+from gangway.server.in_place.mappings import Mappings
 from gangway.server.inference import Inference
 from gangway.server.listen_address import forget, is_taken, why_not_listening
 from gangway.server.logs.answers import LogAnswers
@@ -89,12 +91,13 @@ class FrontEnd:
         stream_limits: StreamLimits | None = None,
         tracer: Tracer | None = None,
         log: ProcessLog | None = None,
+        mappings: Mappings | None = None,
     ) -> None:
-        regions = Regions()
+        regions = Regions(mappings)
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
         self._tracer = tracer or Tracer(options.traces)
-        self._inference = Inference(plane, ShapeWatch(tell), regions, self._tracer, cache)
+        self._inference = Inference(plane, ShapeWatch(tell), regions, self._tracer, cache, mappings)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self._inference.infer_parts, plane.slots.slots, limits)
         self._answers = Answers(options.general.id)
@@ -191,6 +194,15 @@ def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPl
     return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell, options.spin_us)
 
 
+def make_mappings(options: FrontEndOptions, control: ControlSegment) -> Mappings | None:
+    """Begin to speak with the supervisor about regions, if there is a socket for that."""
+    if options.regions_fd < 0:
+        return None
+    mappings = Mappings(RegionChannel(socket.socket(fileno=options.regions_fd)), control.lost_regions)
+    mappings.start()
+    return mappings
+
+
 def tell(supervisor: socket.socket, message: bytes) -> bool:
     """Send without ever waiting; say whether there was room."""
     try:
@@ -212,7 +224,8 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     memory = MemoryKeeper(lambda: plane.usage().heap_bytes)
     tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
     try:
-        front_end = FrontEnd(plane, options.serve, say, say, tracer=tracer, log=log)
+        mappings = make_mappings(options, control)
+        front_end = FrontEnd(plane, options.serve, say, say, tracer=tracer, log=log, mappings=mappings)
         metrics_address = serve_metrics(options.serve.metrics, lambda: front_end.models, plane, control)
         http_address = front_end.http.listen(options.serve.http.target)
         address = front_end.listen(options.address)

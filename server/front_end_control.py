@@ -29,6 +29,7 @@ from gangway.server.front_end_messages import (
     to_json,
 )
 from gangway.server.front_end_options import FrontEndOptions
+from gangway.server.in_place.keeper import MappingKeeper
 from gangway.server.link import Link
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.logs.settings import LogSettings
@@ -56,10 +57,12 @@ class FrontEndControl:
         log: ServerLog,
         scheduler: SchedulerControl,
         exporter: ExporterControl,
+        mappings: MappingKeeper,
     ) -> None:
         self._memory = memory
         self._log = log
         self._exporter = exporter
+        self._mappings = mappings
         self._trace_overrides: dict[str, TraceOverrides] = {}
         self.on_log_settings: Callable[[LogSettings], None] = lambda settings: None
         self._options = FrontEndOptions(
@@ -94,12 +97,14 @@ class FrontEndControl:
         """Start a front end and tell it what it shall serve."""
         ours, theirs = packet_pair()
         serve = replace(self._options.serve, logs=self._log.settings)  # which a client may have changed
-        options = replace(self._options, supervisor_fd=theirs.fileno(), serve=serve)
+        regions = self._mappings.front_end(FRONT_END)
+        options = replace(self._options, supervisor_fd=theirs.fileno(), regions_fd=regions.fileno(), serve=serve)
         with self._log.of_child("front end") as stderr:
             process = subprocess.Popen(
                 options.command(), pass_fds=options.descriptors, stdin=subprocess.DEVNULL, stderr=stderr
             )
         theirs.close()
+        regions.close()
         os.sched_setaffinity(process.pid, {self._core})
         self._child = Child("front end", process, self._exited)
         self._link = Link[FrontEndMessage](ours, to_json, from_json, self._heard)

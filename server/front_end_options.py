@@ -18,6 +18,7 @@ class FrontEndOptions:
     `index` is the front end's number in the control segment, `address` is where gRPC listens, "host:port" (port 0: any;
     a successor gets its predecessor's). At most `slots` requests are in flight, whatever comes on top is answered
     UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere).
+    `regions_fd`: for having workers map regions (-1: they do not).
     """
 
     index: int
@@ -28,6 +29,7 @@ class FrontEndOptions:
     address: str
     spin_us: int = 0
     trace_fd: int = -1
+    regions_fd: int = -1
     serve: ServeOptions = field(default_factory=ServeOptions)
 
     def command(self) -> list[str]:
@@ -38,7 +40,7 @@ class FrontEndOptions:
     def descriptors(self) -> tuple[int, ...]:
         """What the process must inherit."""
         inherited = (self.control_fd, self.io_fd, self.supervisor_fd)
-        return inherited if self.trace_fd < 0 else (*inherited, self.trace_fd)
+        return (*inherited, *(fd for fd in (self.trace_fd, self.regions_fd) if fd >= 0))
 
     @classmethod
     def parse(cls, argv: list[str]) -> "FrontEndOptions":

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import grpc
 from gangway.executor.slots import SlotOutcome, SlotStatus
@@ -11,6 +11,9 @@ from gangway.server.calls import Call as Way
 from gangway.server.calls import Contents
 from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
 from gangway.server.errors import RequestError, invalid, unavailable
+from gangway.server.in_place.choice import choose
+from gangway.server.in_place.elsewhere import NOWHERE, Elsewhere
+from gangway.server.in_place.mappings import Mappings
 from gangway.server.models import Models
 from gangway.server.plan import Plan, Planner
 from gangway.server.regions import NO_REGIONS, Region, Regions
@@ -24,6 +27,7 @@ from gangway.server.wire import MalformedRequestError, split_request
 
 MAX_WAIT_NS = 600 * 10**9  # every wait ends; a later deadline counts as none
 LIMIT_SLACK_NS = 20 * 10**6  # the client's clock started earlier than ours
+_COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL})  # or it was tried
 
 
 class Call(Protocol):
@@ -78,12 +82,14 @@ class Inference:
         regions: Regions,
         tracer: Tracer,
         cache: ResponseCache | None = None,
+        mappings: Mappings | None = None,
     ) -> None:
         self._plane = plane
         self._watch = watch
         self._regions = regions
         self._tracer = tracer
         self._cache = cache
+        self._mappings = mappings
         self._planner = Planner(Models())
         self._refusal = ""
         self._calls: set[Request] = set()  # until the last byte of the answer has been sent
@@ -186,16 +192,21 @@ class Inference:
     ) -> bytes:
         clock = _Clock.of(plan, call, arrival_ns)
         way, response = plan.call, None
-        while response is None:  # once more if the answer had too little room: the next attempt has what it needed
-            with self._open(plan, way, contents) as request:
+        placed = self._choose(plan, contents, regions)
+        # Once more if the answer had too little room (the next attempt has what it needed), or memory of a region was
+        # missing (copying finds out what is wrong with it).
+        while response is None:
+            with self._open(plan, way, contents, placed) as request:
                 way.write(request, contents)
                 submitted_ns = time.monotonic_ns()
                 outcome = self._execute(plan, request, call, clock)
                 finished_ns = time.monotonic_ns()
-                if outcome.status is SlotStatus.OK:
+                if placed is not NOWHERE and outcome.status in _COMPUTED and placed.spoiled():
+                    placed = NOWHERE
+                elif outcome.status is SlotStatus.OK:
                     response = way.answer(request_id, request, regions)
                 elif outcome.status is SlotStatus.UNAVAILABLE and plan.spare is not None and way is not plan.spare:
-                    way = plan.spare  # the variant has been unloaded meanwhile
+                    way, placed = plan.spare, NOWHERE  # the variant has been unloaded meanwhile
                 else:
                     raise _failure(plan, clock.status_of(outcome, finished_ns))
         if plan.model.symbols:
@@ -214,12 +225,19 @@ class Inference:
         if self._tracer.active:
             instants = Instants(arrival_ns, submitted_ns, finished_ns, end_ns)
             self._tracer.answered(plan, request_id, call, instants, outcome, contents, response)
-        return response + report_of(outcome, plan.terms.target_us) if plan.wants_report else response
+        return response + report_of(outcome, plan.terms.target_us, placed.count) if plan.wants_report else response
 
-    def _open(self, plan: Plan, way: Way, contents: Contents) -> Request:
+    def _choose(self, plan: Plan, contents: Contents, regions: Mapping[str, Region]) -> Elsewhere:
+        """Return what of the request the workers are to use where the client has it."""
+        if not regions or self._mappings is None or plan.in_place is None:
+            return NOWHERE
+        return choose(plan.in_place, contents, regions, self._mappings)
+
+    def _open(self, plan: Plan, way: Way, contents: Contents, placed: Elsewhere) -> Request:
         try:
-            return self._plane.open(way.layout(contents), plan.shapes.rows)
+            return self._plane.open(way.layout(contents), plan.shapes.rows, placed)
         except PoolExhaustedError as error:
+            placed.let_go()
             unavailable(f"Exceeds maximum queue size: {error}")
 
     def _execute(self, plan: Plan, request: Request, call: Call, clock: _Clock) -> SlotOutcome:

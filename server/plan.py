@@ -14,6 +14,7 @@ from gangway.server.classification import PARAMETER as CLASSIFICATION
 from gangway.server.classification import Classes, ClassifyingCall, wanted_classes
 from gangway.server.contents import check_contents, check_sources, mixed_contents, raw_contents
 from gangway.server.errors import invalid
+from gangway.server.in_place.choice import Candidates, candidates_of
 from gangway.server.models import Models, ServedModel, Shapes, Tensor
 from gangway.server.queue_policy import Terms
 from gangway.server.region_ranges import REGION, RegionRange
@@ -62,6 +63,13 @@ class Plan:
             return frozenset()
         sources = [source for source in self.sources if source is not None]
         return frozenset(place.region for place in (*sources, *self.sinks.values()))
+
+    @cached_property
+    def in_place(self) -> Candidates | None:
+        """The tensors that workers may use where the client has them. A request that changes state is not run twice."""
+        if self.model.config.HasField("sequence_batching"):
+            return None
+        return candidates_of(self.call, self.shapes, self.sources, self.model.outputs)
 
     @property
     def cacheable(self) -> bool:

@@ -1,8 +1,9 @@
 """Regions: stretches of the clients' shared memory, registered by name, so that tensors need not be in messages.
 
-A client may shrink its segment at any time, and touching a mapping behind the end of a file kills the process by
-SIGBUS. So regions are never mapped here: the kernel copies from and to their descriptors, and a segment that has become
-too small is an error of that request.
+A client may shrink its segment at any time, and touching a mapping behind the end of a file is a SIGBUS, which kills a
+process that is not prepared for it. So regions are never mapped here: the kernel copies from and to their descriptors,
+and a segment that has become too small is an error of that request. Workers are prepared, and may use large tensors in
+place (`in_place/`).
 """
 
 import os
@@ -12,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
 from gangway.server.errors import RequestError, internal, invalid
+from gangway.server.in_place.mapped import MappedRegion
 
 FOLDER: Final = Path("/dev/shm")
 MAX_REGIONS = 256  # each one holds a descriptor
@@ -34,13 +36,35 @@ class Registration:
     size_bytes: int
 
 
-class Region:
-    """An open segment. Its descriptor is closed when it is neither registered nor used by a request."""
+@dataclass(frozen=True)
+class OpenFile:
+    """A client's segment: a descriptor, and which file that is (device and inode)."""
 
-    def __init__(self, registration: Registration, descriptor: int) -> None:
+    descriptor: int
+    identity: tuple[int, int]
+
+
+class Region:
+    """An open segment. Its descriptor is closed when it is neither registered nor used by a request.
+
+    `offered`, `mapped` and `closed` belong to the `Mapper`: whether workers were to map it, what came of that, and
+    whether the descriptor is closed.
+    """
+
+    def __init__(self, registration: Registration, file: OpenFile) -> None:
         self.registration = registration
-        self.descriptor = descriptor
+        self.descriptor = file.descriptor
+        self.identity = file.identity
         self.users = 1  # the registration itself; changed under the registry's lock
+        self.offered = False
+        self.mapped: MappedRegion | None = None
+        self.closed = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the segment still has all that was registered."""
+        end = self.registration.offset + self.registration.size_bytes
+        return os.fstat(self.descriptor).st_size >= end
 
     def check(self, offset: int, size_bytes: int) -> None:
         """Raise RequestError (INVALID_ARGUMENT) unless the range lies within what was registered."""
@@ -85,15 +109,23 @@ class Region:
 NO_REGIONS: Final[Mapping[str, Region]] = {}
 
 
+class Mapper(Protocol):
+    """Who has workers map regions."""
+
+    def forget(self, region: Region) -> None:
+        """The region is about to be closed: nobody uses it."""
+
+
 class Regions:
     """All regions of a server. Safe for threads.
 
     They are gone when the front end is: clients register again, as they must when Triton has been started anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mapper: Mapper | None = None) -> None:
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
+        self._mapper = mapper
 
     def register(self, registration: Registration) -> None:
         """Open a segment under a new name. Raises RequestError."""
@@ -114,7 +146,7 @@ class Regions:
         with self._lock:
             names = [name] if name else list(self._regions)
             for region in [self._regions.pop(known) for known in names if known in self._regions]:
-                _let_go(region)
+                self._let_go(region)
 
     def registrations(self) -> list[Registration]:
         """Return what is registered, by name."""
@@ -133,7 +165,7 @@ class Regions:
         finally:
             with self._lock:
                 for region in held.values():
-                    _let_go(region)
+                    self._let_go(region)
 
     def _take(self, name: str) -> Region:
         region = self._regions.get(name)
@@ -142,11 +174,12 @@ class Regions:
         region.users += 1
         return region
 
-
-def _let_go(region: Region) -> None:
-    region.users -= 1
-    if region.users == 0:
-        os.close(region.descriptor)
+    def _let_go(self, region: Region) -> None:
+        region.users -= 1
+        if region.users == 0:
+            if self._mapper is not None:
+                self._mapper.forget(region)
+            os.close(region.descriptor)
 
 
 def file_of(key: str) -> Path:
@@ -163,7 +196,7 @@ def file_of(key: str) -> Path:
     return FOLDER / component
 
 
-def _open(registration: Registration) -> int:
+def _open(registration: Registration) -> OpenFile:
     key = registration.key
     try:
         descriptor = os.open(file_of(key), _FLAGS)
@@ -183,4 +216,4 @@ def _open(registration: Registration) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    return OpenFile(descriptor, (status.st_dev, status.st_ino))

@@ -26,7 +26,7 @@ class Answered(NamedTuple):
     sink: RegionRange | None = None
 
 
-def report_of(outcome: SlotOutcome, target_us: float) -> bytes:
+def report_of(outcome: SlotOutcome, target_us: float, in_place: int = 0) -> bytes:
     """Return parameters to append to a serialised response: how the request was served (docs/deadlines.md)."""
     numbers = {
         "queue_us": outcome.queue_us,
@@ -36,6 +36,7 @@ def report_of(outcome: SlotOutcome, target_us: float) -> bytes:
         "blocks": outcome.counts.blocks,
         "conflicts": outcome.counts.conflicts,
         "preemptions": outcome.counts.preemptions,
+        "in_place": in_place,
     }
     message = pb.ModelInferResponse()
     for name, number in numbers.items():

@@ -11,6 +11,7 @@ from gangway.executor.segment import sweep_stale
 from gangway.server.compile_jobs import Compiler
 from gangway.server.control import SchedulerControl
 from gangway.server.front_end_control import FrontEndControl
+from gangway.server.in_place.keeper import MappingKeeper
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.logs.settings import LogSettings
 from gangway.server.model_control import ModelControl
@@ -49,9 +50,12 @@ class Supervisor:
         self._scheduler = SchedulerControl(
             memory, general.scheduler, placement, log, general.trace_decisions, general.timeline
         )
-        self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler, log)
+        self._mappings = MappingKeeper(memory.control.lost_regions)
+        self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler, log, self._mappings)
         self._exporter = ExporterControl(options.traces, log)
-        self._front_end = FrontEndControl(memory, options, placement, log, self._scheduler, self._exporter)
+        self._front_end = FrontEndControl(
+            memory, options, placement, log, self._scheduler, self._exporter, self._mappings
+        )
         self._front_end.on_log_settings = self._set_log
         self._compiler = Compiler(general.cache_dir, log)
         self._profiles = ProfileKeeper(
@@ -144,6 +148,7 @@ class Supervisor:
         await self._scheduler.stop(EXIT_GRACE_SECONDS)
         await self._workers.wait(EXIT_GRACE_SECONDS)
         self._overrides.close()
+        self._mappings.close()
         await self._exporter.stop(EXIT_GRACE_SECONDS)
         await self._log.finish(1.0)
         _log.info("stopped after %.2f s", time.monotonic() - begin)

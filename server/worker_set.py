@@ -1,11 +1,13 @@
 """The worker processes: one per core, each replaced when it dies."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.server.children import Child, DeathLimit
 from gangway.server.control import SchedulerControl
+from gangway.server.in_place.keeper import MappingKeeper
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.shared_memory import SharedMemory
 
@@ -22,10 +24,12 @@ class WorkerSet:
         cache_dir: Path,
         scheduler: SchedulerControl,
         log: ServerLog,
+        mappings: MappingKeeper,
     ) -> None:
         self._memory = memory
         self._log = log
         self._scheduler = scheduler
+        self._mappings = mappings
         self._plans = [
             WorkerPlan(index, core, memory.control.segment.fd, memory.arenas.fd, memory.io_fds, cache_dir)
             for index, core in enumerate(cores)
@@ -61,8 +65,9 @@ class WorkerSet:
             await child.wait(timeout_seconds)
 
     def _start(self, index: int) -> None:
-        with self._log.of_child(f"worker {index}") as stderr:
-            process = start_worker(self._plans[index], stderr=stderr)
+        with self._mappings.worker(index) as regions, self._log.of_child(f"worker {index}") as stderr:
+            plan = replace(self._plans[index], regions_fd=regions.fileno())
+            process = start_worker(plan, stderr=stderr)
         self._children[index] = Child(f"worker {index}", process, lambda child: self._exited(index, child))
 
     def _exited(self, index: int, child: Child) -> None:

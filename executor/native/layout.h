@@ -17,7 +17,10 @@ enum {
     MAX_ARGUMENTS = 8,
     MAX_VERSIONS = 5,
     MAX_MODELS = 1024,
-    MAX_TASKS = 1 << 22 /* of one layer, all rows together */
+    MAX_TASKS = 1 << 22, /* of one layer, all rows together */
+    MAX_REGIONS = 128,   /* of clients' memory, mapped into the workers at a time */
+    REGION_SHIFT = 48,   /* see place_region */
+    REGION_ALIGNMENT = 4 /* kernels ask for no more than their elements do: of those that may be there, floats */
 };
 
 /* -- messages (executor/messages.py has the table) */
@@ -80,7 +83,7 @@ struct slot {
     uint64_t limit_ns;
     uint32_t blocks, conflicts, preemptions, versions;
     uint32_t rejects_late, max_queue;
-    _Alignas(128) uint64_t input_offset[MAX_TENSORS];
+    _Alignas(128) uint64_t input_offset[MAX_TENSORS]; /* see place_region */
     uint64_t output_offset[MAX_TENSORS];
 };
 
@@ -90,6 +93,10 @@ static inline uint64_t slot_word(uint32_t state, uint32_t status, uint32_t seque
 static inline uint32_t slot_state(uint64_t word) { return word & 0xff; }
 static inline uint32_t slot_status(uint64_t word) { return word >> 8 & 0xff; }
 static inline uint32_t slot_sequence(uint64_t word) { return word >> 32; }
+
+/* Where a tensor is, as a slot says it: so many bytes from the start of the io segment (bits 48-63 are 0) or of a region. */
+static inline uint64_t place_region(uint64_t place) { return place >> REGION_SHIFT; } /* the region's number; 0: the io segment */
+static inline uint64_t place_offset(uint64_t place) { return place & ((UINT64_C(1) << REGION_SHIFT) - 1); }
 
 /* -- leases */
 

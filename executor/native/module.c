@@ -82,7 +82,10 @@ PyMODINIT_FUNC PyInit__native(void) {
         PyModule_AddIntConstant(module, "STATUS_BYTES", sizeof(struct worker_status)) == 0 &&
         PyModule_AddIntConstant(module, "LEASE_BYTES", sizeof(struct lease)) == 0 &&
         PyModule_AddIntConstant(module, "MAX_MODELS", MAX_MODELS) == 0 &&
-        PyModule_AddIntConstant(module, "MAX_RANKS", MAX_RANKS) == 0) {
+        PyModule_AddIntConstant(module, "MAX_RANKS", MAX_RANKS) == 0 &&
+        PyModule_AddIntConstant(module, "MAX_REGIONS", MAX_REGIONS) == 0 &&
+        PyModule_AddIntConstant(module, "REGION_SHIFT", REGION_SHIFT) == 0 &&
+        PyModule_AddIntConstant(module, "REGION_ALIGNMENT", REGION_ALIGNMENT) == 0) {
         return module;
     }
     Py_XDECREF(module);

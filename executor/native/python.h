@@ -5,12 +5,16 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+struct program;
+
 extern PyMethodDef memory_methods[];   /* py_memory.c: rings, bells, slots, leases */
-extern PyType_Spec program_type_spec;  /* py_worker.c */
-extern PyType_Spec worker_type_spec;
+extern PyType_Spec program_type_spec;  /* py_program.c */
 extern PyTypeObject *program_type;
+extern PyType_Spec worker_type_spec;   /* py_worker.c */
 
 /* Address of `size_bytes` bytes at `offset` of a buffer; NULL with ValueError set if they are not all inside, or misaligned. */
 void *locate(const Py_buffer *buffer, Py_ssize_t offset, size_t size_bytes);
+/* What a Program holds; NULL if the object is none. */
+const struct program *program_of(PyObject *object);
 
 #endif

@@ -20,12 +20,18 @@ static bool fits(const struct memory *memory, uint64_t offset, uint64_t size_byt
     return offset % ALIGNMENT == 0 && size_bytes <= memory->size_bytes && offset <= memory->size_bytes - size_bytes;
 }
 
-static bool place_tensors(const struct memory *io, const uint64_t *offsets, const uint64_t *row_bytes, uint32_t count,
-                          uint32_t rows, char **bases) {
+/* NULL if a tensor is not where it may be. What a whole program gets is never in a region: frames are looked into before they are used. */
+static char *tensor_at(struct worker *worker, const struct memory *io, uint64_t place, uint64_t size_bytes, bool frame) {
+    if (place_region(place)) return frame ? NULL : region_at(&worker->regions, place, size_bytes);
+    return fits(io, place, size_bytes) ? io->base + place : NULL;
+}
+
+static bool place_tensors(struct worker *worker, const struct memory *io, const uint64_t *places, const uint64_t *row_bytes,
+                          uint32_t count, uint32_t rows, bool frame, char **bases) {
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t offset = offsets[i], size_bytes;
-        if (__builtin_mul_overflow(row_bytes[i], (uint64_t)rows, &size_bytes) || !fits(io, offset, size_bytes)) return false;
-        bases[i] = io->base + offset;
+        uint64_t place = places[i], size_bytes;
+        if (__builtin_mul_overflow(row_bytes[i], (uint64_t)rows, &size_bytes)) return false;
+        if (!(bases[i] = tensor_at(worker, io, place, size_bytes, frame))) return false;
     }
     return true;
 }
@@ -43,7 +49,7 @@ static bool tasks_fit(const struct program *program, uint32_t rows) {
 }
 
 /* Turns a lease's numbers into addresses; false if one of them leads outside. Shared memory is read once, then checked. */
-static bool place(const struct worker *worker, const struct lease *lease, struct query *query) {
+static bool place(struct worker *worker, const struct lease *lease, struct query *query) {
     uint32_t model_id = lease->model_id, front_end = lease->front_end, number = lease->slot, rows = lease->rows;
     uint64_t offset = lease->arena_offset, stride = lease->arena_stride;
     if (model_id >= MAX_MODELS || !worker->programs[model_id] || front_end >= worker->io_count) return false;
@@ -67,14 +73,14 @@ static bool place(const struct worker *worker, const struct lease *lease, struct
     if (program->whole) {
         query->input_frame_bytes = slot->input_frame_bytes;
         query->output_frame_bytes = slot->output_frame_bytes;
-        return place_tensors(io, slot->input_offset, &query->input_frame_bytes, 1, 1, query->inputs) &&
-               place_tensors(io, slot->output_offset, &query->output_frame_bytes, 1, 1, query->outputs);
+        return place_tensors(worker, io, slot->input_offset, &query->input_frame_bytes, 1, 1, true, query->inputs) &&
+               place_tensors(worker, io, slot->output_offset, &query->output_frame_bytes, 1, 1, true, query->outputs);
     }
-    return place_tensors(io, slot->input_offset, program->input_row_bytes, program->input_count, rows, query->inputs) &&
-           place_tensors(io, slot->output_offset, program->output_row_bytes, program->output_count, rows, query->outputs);
+    return place_tensors(worker, io, slot->input_offset, program->input_row_bytes, program->input_count, rows, false, query->inputs) &&
+           place_tensors(worker, io, slot->output_offset, program->output_row_bytes, program->output_count, rows, false, query->outputs);
 }
 
-static enum left_reason join(const struct worker *worker, struct lease *lease, uint32_t rank, uint32_t term) {
+static enum left_reason join(struct worker *worker, struct lease *lease, uint32_t rank, uint32_t term) {
     struct query query;
     if (atomic_load(&lease->term) != term) return LEFT_STALE;
     if (place(worker, lease, &query)) return gang_run(lease, &query, rank, worker->spin_us);

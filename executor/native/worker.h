@@ -7,6 +7,7 @@
 
 #include "layout.h"
 #include "program.h"
+#include "region.h"
 
 enum { MAX_FRONT_ENDS = 64 };
 
@@ -22,6 +23,7 @@ struct worker {
     struct lease *leases;
     uint32_t lease_count, io_count, spin_us;
     struct memory arena, io[MAX_FRONT_ENDS];
+    struct regions regions;
     const struct program *programs[MAX_MODELS]; /* by model_id; NULL: not loaded */
     bool background;         /* other threads of the process work on commands: it is busy even while it waits */
     _Atomic uint32_t nudged; /* one of them has something for the caller of worker_loop */

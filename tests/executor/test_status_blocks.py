@@ -79,4 +79,5 @@ def test_blocks_do_not_overlap() -> None:
     layout = ControlLayout(workers=9, front_ends=2, leases=16)
     assert layout.scheduler_block % 64 == layout.server_block % 64 == layout.size_bytes % 64 == 0
     assert layout.lease_table < layout.scheduler_block < layout.server_block < layout.size_bytes
-    assert layout.size_bytes - layout.server_block == 64 + 128
+    assert layout.lost_regions - layout.server_block == 64 + 128
+    assert layout.size_bytes - layout.lost_regions == 4 * _native.MAX_REGIONS

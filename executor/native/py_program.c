@@ -1,0 +1,200 @@
+/* The Python type Program: a model's table. */
+#include "python.h"
+
+#include <dlfcn.h>
+
+#include "gang.h"
+#include "program.h"
+
+PyTypeObject *program_type;
+
+/* One layer as executor/program.py packs it. */
+struct layer_record {
+    uint32_t argument_count, version_count, max_ranks, row_ns;
+    struct { uint32_t space, index; uint64_t offset; } arguments[MAX_ARGUMENTS];
+    struct { struct kernel_record { uint32_t tasks, chunk, rows; } one, batch; } versions[MAX_VERSIONS];
+};
+
+struct program_object {
+    PyObject_HEAD
+    struct program program;
+    PyObject *run; /* of a whole program: the function in Python */
+};
+
+static bool read_sizes(PyObject *sequence, uint64_t *sizes, uint32_t *count) {
+    Py_ssize_t length = PySequence_Size(sequence);
+    if (length < 0) return false;
+    if (length > MAX_TENSORS) {
+        PyErr_Format(PyExc_ValueError, "%zd tensors; at most %d", length, MAX_TENSORS);
+        return false;
+    }
+    for (*count = 0; *count < length; ++*count) {
+        PyObject *item = PySequence_GetItem(sequence, *count);
+        sizes[*count] = item ? PyLong_AsUnsignedLongLong(item) : 0;
+        Py_XDECREF(item);
+        if (PyErr_Occurred()) return false;
+    }
+    return true;
+}
+
+static bool is_sound_kernel(const struct kernel_record *record) {
+    return record->tasks >= 1 && record->tasks <= MAX_TASKS && record->chunk >= 1;
+}
+
+static bool is_sound(const struct program *program, const struct layer_record *record) {
+    bool sound = record->argument_count >= 1 && record->argument_count <= MAX_ARGUMENTS && record->version_count >= 1 &&
+                 record->version_count <= MAX_VERSIONS && record->max_ranks >= 1;
+    uint64_t limits[SPACES] = {[SPACE_WEIGHTS] = program->weights_bytes, [SPACE_ARENA] = program->arena_bytes};
+    for (uint32_t i = 0; sound && i < record->argument_count; i++) {
+        uint32_t space = record->arguments[i].space, index = record->arguments[i].index;
+        if (space >= SPACES) return false;
+        if (space == SPACE_INPUT || space == SPACE_OUTPUT) {
+            if (index >= (space == SPACE_INPUT ? program->input_count : program->output_count)) return false;
+            limits[space] = space == SPACE_INPUT ? program->input_row_bytes[index] : program->output_row_bytes[index];
+        }
+        sound = record->arguments[i].offset <= limits[space];
+    }
+    for (uint32_t i = 0; sound && i < record->version_count; i++) {
+        const struct kernel_record *one = &record->versions[i].one, *batch = &record->versions[i].batch;
+        sound = one->rows == 1 && is_sound_kernel(one) && (batch->rows == 0 || is_sound_kernel(batch));
+    }
+    return sound;
+}
+
+/* Fills one implementation; takes its symbol from `symbols` at `next`. */
+static bool read_kernel(const struct program *program, const struct kernel_record *record, PyObject *symbols, Py_ssize_t *next,
+                        struct implementation *implementation) {
+    PyObject *symbol = PySequence_GetItem(symbols, (*next)++);
+    const char *name = symbol ? PyUnicode_AsUTF8(symbol) : NULL;
+    void *address = name ? dlsym(program->library, name) : NULL;
+    if (name && !address) PyErr_Format(PyExc_ValueError, "kernel %s is not in the library", name);
+    Py_XDECREF(symbol);
+    *(void **)&implementation->run = address;
+    implementation->tasks = record->tasks;
+    implementation->chunk = record->chunk;
+    implementation->rows = record->rows;
+    return address != NULL;
+}
+
+/* Fills one layer; takes its symbols, one for each kernel, from `symbols` at `next`. */
+static bool read_layer(const struct program *program, const struct layer_record *record, PyObject *symbols, Py_ssize_t *next,
+                       struct layer *layer) {
+    if (!is_sound(program, record)) {
+        PyErr_Format(PyExc_ValueError, "layer %zd of the table is malformed", layer - program->layers);
+        return false;
+    }
+    layer->argument_count = record->argument_count;
+    layer->version_count = record->version_count;
+    layer->max_ranks = record->max_ranks;
+    layer->row_ns = record->row_ns;
+    for (uint32_t i = 0; i < record->argument_count; i++) {
+        layer->arguments[i] =
+            (struct argument){record->arguments[i].space, record->arguments[i].index, record->arguments[i].offset};
+    }
+    for (uint32_t i = 0; i < record->version_count; i++) {
+        struct version *version = &layer->versions[i];
+        if (!read_kernel(program, &record->versions[i].one, symbols, next, &version->one)) return false;
+        if (record->versions[i].batch.rows == 0) continue;
+        if (!read_kernel(program, &record->versions[i].batch, symbols, next, &version->batch)) return false;
+    }
+    return true;
+}
+
+static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
+    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "input_row_bytes", "output_row_bytes", NULL};
+    struct program *program = &((struct program_object *)self)->program;
+    const char *kernels, *weights, *table;
+    Py_ssize_t table_bytes, next = 0;
+    PyObject *symbols, *inputs, *outputs;
+    unsigned long long arena_bytes;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKOO", names, &kernels, &weights, &table, &table_bytes, &symbols,
+                                     &arena_bytes, &inputs, &outputs)) {
+        return -1;
+    }
+    program_close(program);
+    Py_CLEAR(((struct program_object *)self)->run);
+    program->arena_bytes = arena_bytes;
+    if (!read_sizes(inputs, program->input_row_bytes, &program->input_count)) return -1;
+    if (!read_sizes(outputs, program->output_row_bytes, &program->output_count)) return -1;
+    const char *error;
+    Py_BEGIN_ALLOW_THREADS /* it maps and reads: other threads go on meanwhile */
+    error = program_open(program, kernels, weights);
+    Py_END_ALLOW_THREADS
+    if (error) {
+        PyErr_Format(PyExc_OSError, "cannot load %s and %s: %s", kernels, weights, error);
+        return -1;
+    }
+    size_t count = (size_t)table_bytes / sizeof(struct layer_record);
+    if (count == 0 || count > MAX_LAYERS || (size_t)table_bytes % sizeof(struct layer_record)) {
+        PyErr_Format(PyExc_ValueError, "a table of %zd bytes", table_bytes);
+        return -1;
+    }
+    program->layers = calloc(count, sizeof *program->layers);
+    if (!program->layers) return PyErr_NoMemory(), -1;
+    for (; program->layer_count < count; program->layer_count++) {
+        struct layer_record record;
+        memcpy(&record, table + program->layer_count * sizeof record, sizeof record);
+        if (!read_layer(program, &record, symbols, &next, &program->layers[program->layer_count])) return -1;
+    }
+    return 0;
+}
+
+/* The whole_call of a program that is a function in Python. worker_loop runs without the interpreter's lock. */
+static bool call_python(void *run, const struct query *query) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *input = PyMemoryView_FromMemory(query->inputs[0], (Py_ssize_t)query->input_frame_bytes, PyBUF_READ);
+    PyObject *output = input ? PyMemoryView_FromMemory(query->outputs[0], (Py_ssize_t)query->output_frame_bytes, PyBUF_WRITE) : NULL;
+    PyObject *result = output ? PyObject_CallFunctionObjArgs(run, input, output, NULL) : NULL;
+    bool done = result == Py_True;
+    if (!result) PyErr_WriteUnraisable(run);
+    Py_XDECREF(input);
+    Py_XDECREF(output);
+    Py_XDECREF(result);
+    PyGILState_Release(state);
+    return done;
+}
+
+/* Program.whole(run): one layer that is a call of `run`, with views of two frames. */
+static PyObject *program_whole(PyObject *type, PyObject *run) {
+    if (!PyCallable_Check(run)) return PyErr_Format(PyExc_TypeError, "not a function");
+    PyObject *self = PyType_GenericAlloc((PyTypeObject *)type, 0);
+    if (!self) return NULL;
+    struct program *program = &((struct program_object *)self)->program;
+    program->layers = calloc(1, sizeof *program->layers);
+    if (!program->layers) {
+        PyErr_NoMemory();
+        Py_DECREF(self);
+        return NULL;
+    }
+    program->layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{.one = {NULL, 1, 1, 1}}}};
+    program->layer_count = 1;
+    program->whole = call_python;
+    program->context = ((struct program_object *)self)->run = Py_NewRef(run);
+    return self;
+}
+
+static void program_free(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    Py_BEGIN_ALLOW_THREADS
+    program_close(&((struct program_object *)self)->program);
+    Py_END_ALLOW_THREADS
+    Py_CLEAR(((struct program_object *)self)->run);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef program_methods[] = {
+    {"whole", program_whole, METH_O | METH_CLASS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+PyType_Spec program_type_spec = {
+    .name = "gangway.executor._native.Program",
+    .basicsize = sizeof(struct program_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = (PyType_Slot[]){{Py_tp_init, program_init}, {Py_tp_dealloc, program_free}, {Py_tp_methods, program_methods}, {0, NULL}},
+};
+
+const struct program *program_of(PyObject *object) {
+    return Py_IS_TYPE(object, program_type) ? &((struct program_object *)object)->program : NULL;
+}
