@@ -36,7 +36,7 @@ _NOT_APPLICABLE = (
     ("cudashm", "CUDA shared memory needs a GPU"),
     ("sequence", "sequences are not supported yet"),
     ("custom_repeat", "decoupled models are not supported"),
-    ("ensemble", "ensembles are not supported yet"),
+    ("ensemble", "sends encoded images (JPEG, PNG), which no ONNX model decodes"),
     ("vllm", "asks for a language model of vLLM"),
 )
 

@@ -16,7 +16,8 @@ a number in its highest 16 bits, from the start of the region of that number (`p
 
 import struct
 import time
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -26,6 +27,7 @@ from gangway.executor import _native
 from gangway.executor.segment import Segment
 
 SLOT_BYTES: Final = 1024
+MAX_AWAITED: Final = _native.MAX_AWAITED  # slots that one call can wait for
 _CANCEL_OFFSET: Final = 8
 _ATTEMPTS_OFFSET: Final = 12
 # model_id, rows, priority, ranks; arrival, deadline, compute start, compute end, bytes of two frames, limit;
@@ -208,6 +210,14 @@ class SlotTable:
     def wait(self, slot: int, timeout_us: int, spin_us: int = 0) -> bool:
         """Wait until the slot is DONE; False when the time is up. Releases the GIL."""
         return _native.slot_wait(self._view, slot, spin_us, timeout_us)
+
+    def wait_any(self, slots: Sequence[int], timeout_us: int, spin_us: int = 0) -> bool:
+        """Wait until one of 1 to MAX_AWAITED slots is DONE; False when the time is up. Releases the GIL."""
+        return _native.slot_wait_any(self._view, array("I", slots).tobytes(), spin_us, timeout_us)
+
+    def is_done(self, slot: int) -> bool:
+        """Whether a slot is DONE."""
+        return _native.slot_read(self._view, slot)[0] == SlotState.DONE
 
     def outcome(self, slot: int) -> SlotOutcome:
         """Return how a DONE slot ended."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import grpc
-from gangway.executor.frames import example_bytes, needed_bytes, plan_frame, read_frame, write_header
+from gangway.executor.frames import Part, example_bytes, needed_bytes, plan_frame, read_frame, write_header
 from gangway.server.data_plane import FrameLayout, Layout, Request, TensorLayout
 from gangway.server.errors import RequestError
 from gangway.server.models import ServedModel, Shapes, Tensor, item_bytes
@@ -58,7 +58,7 @@ class TensorCall:
         """Copy each input to its place, but those that workers use where they are."""
         for place, content in zip(self.places, contents, strict=True):
             if place not in request.elsewhere.inputs:
-                _copy(content, request.inputs[place])
+                copy_content(content, request.inputs[place])
 
     def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response."""
@@ -100,8 +100,22 @@ class FrameCall:
         write_header(view, frame)
         for tensor, content in zip(self.inputs, contents, strict=True):
             part = frame.parts[tensor.index]
-            _copy(content, view[part.offset : part.offset + part.size_bytes])
+            copy_content(content, view[part.offset : part.offset + part.size_bytes])
         request.outputs[0][:8] = bytes(8)  # nobody shall read what another request has left there
+
+    def parts_in(self, view: memoryview) -> Sequence[Part] | None:
+        """Return where the outputs lie in the block of the answer; None if there was too little room.
+
+        The next attempt will have it. Raises RequestError if that would be too much to be sent.
+        """
+        needed = needed_bytes(view)
+        if needed <= len(view):
+            return read_frame(view).parts
+        if needed > MAX_ANSWER_BYTES:
+            message = f"the answer of model '{self.model.name}' has {needed} bytes"
+            raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{message}, {MAX_ANSWER_BYTES} are possible")
+        self.room.size_bytes = min(needed + needed // 8, MAX_ANSWER_BYTES)  # other requests may need a bit more
+        return None
 
     def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes | None:
         """Return the response, with the shapes that the tensors have got.
@@ -109,14 +123,9 @@ class FrameCall:
         Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
         """
         (view,) = request.outputs
-        needed = needed_bytes(view)
-        if needed > len(view):
-            if needed > MAX_ANSWER_BYTES:
-                message = f"the answer of model '{self.model.name}' has {needed} bytes"
-                raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{message}, {MAX_ANSWER_BYTES} are possible")
-            self.room.size_bytes = min(needed + needed // 8, MAX_ANSWER_BYTES)  # other requests may need a bit more
+        parts = self.parts_in(view)
+        if parts is None:
             return None
-        parts = read_frame(view).parts
         tensors = [view[part.offset : part.offset + part.size_bytes] for part in parts]
         answered = []
         for tensor in self.outputs:
@@ -178,7 +187,7 @@ def _expected_bytes(model: ServedModel, shapes: Shapes) -> int:
     return min(plan_frame(tensors).size_bytes, MAX_ANSWER_BYTES)
 
 
-def _copy(content: Content, view: memoryview) -> None:
+def copy_content(content: Content, view: memoryview) -> None:
     """Fill `view` with an input's contents, by one copy. Raises RequestError if its region has become too small."""
     if isinstance(content, RegionPart):
         content.read_into(view)

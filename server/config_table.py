@@ -44,8 +44,8 @@ _NO_BATCHES = "requests are not joined to batches"
 FIELDS: Mapping[str, Entry] = {
     # the model
     "ModelConfig.name": _honoured("empty, or the name of the model's folder"),
-    "ModelConfig.platform": _honoured("empty or `onnxruntime_onnx`, no other"),
-    "ModelConfig.backend": _honoured("empty or `onnxruntime`, no other"),
+    "ModelConfig.platform": _honoured("empty or `onnxruntime_onnx`; `ensemble` for ensembles; no other"),
+    "ModelConfig.backend": _honoured("empty or `onnxruntime`, no other; empty for ensembles"),
     "ModelConfig.runtime": _honoured("empty, `onnxruntime` or `libtriton_onnxruntime.so`, no other"),
     "ModelConfig.version_policy": _honoured("which versions are served; the latest one if it is missing"),
     "ModelVersionPolicy.latest": _honoured("the highest numbers"),
@@ -102,7 +102,16 @@ FIELDS: Mapping[str, Entry] = {
     "ModelQueuePolicy.max_queue_size": _honoured("see deadlines.md"),
     # other ways to schedule
     "ModelConfig.sequence_batching": _refused("requests are independent of each other"),
-    "ModelConfig.ensemble_scheduling": _refused("a model is one ONNX file"),
+    "ModelConfig.ensemble_scheduling": _honoured("see ensembles.md"),
+    "ModelEnsembling.step": _honoured("1 to 64 steps"),
+    "ModelEnsembling.Step.model_name": _honoured("the model that is executed, an ensemble or not"),
+    "ModelEnsembling.Step.model_version": _honoured("a version, or -1 (also 0) for the latest one"),
+    "ModelEnsembling.Step.input_map": _honoured("from the model's inputs to tensors of the ensemble"),
+    "ModelEnsembling.Step.output_map": _honoured("from the model's outputs to tensors of the ensemble"),
+    "ModelEnsembling.Step.model_namespace": _refused("models have no namespaces"),
+    "ModelEnsembling.max_inflight_requests": _accepted(
+        "a step gives one answer, so nothing piles up between steps; the server's requests are bounded together"
+    ),
     "ModelConfig.model_transaction_policy": _honoured("only the usual one: one request, one answer"),
     "ModelTransactionPolicy.decoupled": _refused("an ONNX model gives exactly one answer"),
     # where it runs

@@ -50,29 +50,29 @@ class TensorLayout:
         return 0, 0
 
     @cached_property
-    def _placements(self) -> dict[int, "_Placement"]:
+    def _placements(self) -> dict[int, "Placement"]:
         return {}
 
     @cached_property
-    def _partial_placements(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], "_Placement"]:
+    def _partial_placements(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], "Placement"]:
         return {}
 
-    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "_Placement":
+    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
         """Return where the tensors of a request of so many rows lie within one block, but for those elsewhere."""
         if elsewhere is not NOWHERE:
             return self._place_without(rows, elsewhere)
         placement = self._placements.get(rows)
         if placement is None:
-            placement = self._placements[rows] = _Placement.of(self.input_bytes, self.output_bytes, rows)
+            placement = self._placements[rows] = Placement.of(self.input_bytes, self.output_bytes, rows)
         return placement
 
-    def _place_without(self, rows: int, elsewhere: Elsewhere) -> "_Placement":
+    def _place_without(self, rows: int, elsewhere: Elsewhere) -> "Placement":
         key = (rows, tuple(elsewhere.inputs), tuple(elsewhere.outputs))
         placement = self._partial_placements.get(key)
         if placement is None:
             inputs = [0 if i in elsewhere.inputs else size for i, size in enumerate(self.input_bytes)]
             outputs = [0 if i in elsewhere.outputs else size for i, size in enumerate(self.output_bytes)]
-            placement = self._partial_placements[key] = _Placement.of(inputs, outputs, rows)
+            placement = self._partial_placements[key] = Placement.of(inputs, outputs, rows)
         return placement
 
 
@@ -89,16 +89,16 @@ class FrameLayout:
         """The sizes of both blocks."""
         return self.inputs.size_bytes, self.output_bytes
 
-    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "_Placement":
+    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
         """Return where the two blocks lie within one."""
-        return _Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
+        return Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
 
 
 Layout = TensorLayout | FrameLayout
 
 
 @dataclass(frozen=True)
-class _Placement:
+class Placement:
     """One block holds all tensors of a request: (offset, size) of each, and the block's size."""
 
     inputs: tuple[tuple[int, int], ...]
@@ -106,7 +106,8 @@ class _Placement:
     size_bytes: int
 
     @classmethod
-    def of(cls, inputs: Sequence[int], outputs: Sequence[int], rows: int) -> "_Placement":
+    def of(cls, inputs: Sequence[int], outputs: Sequence[int], rows: int) -> "Placement":
+        """Return the placement of tensors with these bytes per row."""
         places, position = [], 0
         for row_bytes in (*inputs, *outputs):
             places.append((position, rows * row_bytes))
@@ -122,9 +123,15 @@ class Request:
     """
 
     def __init__(
-        self, plane: "DataPlane", layout: Layout, rows: int, slot: int, block: int, elsewhere: Elsewhere = NOWHERE
+        self,
+        plane: "DataPlane",
+        layout: Layout,
+        rows: int,
+        slot: int,
+        block: int,
+        placement: "Placement",
+        elsewhere: Elsewhere = NOWHERE,
     ) -> None:
-        placement = layout.place(rows, elsewhere)
         view = plane.io.view
         self._plane = plane
         self.layout = layout
@@ -185,6 +192,15 @@ class Request:
         self._plane.last_wait_ns[self.layout.model_id] = time.monotonic_ns() - begin_ns
         return self._plane.slots.outcome(self._slot)
 
+    @property
+    def slot(self) -> int:
+        """The slot's number."""
+        return self._slot
+
+    def outcome(self) -> SlotOutcome:
+        """Return how the request ended, which must be DONE."""
+        return self._plane.slots.outcome(self._slot)
+
     def cancel(self) -> None:
         """Say that nobody waits for the answer any more; `wait` ends soon. From any thread, at any time, repeatedly."""
         with self._plane.lock:
@@ -211,7 +227,7 @@ class Request:
 
     def release(self) -> bool:
         """Free slot and block unless the executor still owns them. For the data plane, which holds the lock."""
-        if not self._plane.slots.release(self._slot):
+        if not self._plane.give_slot(self._slot):
             return False
         self._plane.heap.free(self._block)
         self.elsewhere.let_go()
@@ -249,29 +265,43 @@ class DataPlane:
         self._ring = submit_ring
         self._bell = scheduler_bell
         self._aside: list[Request] = []  # closed by us, not yet let go by the executor
+        self._taken = 0  # slots
 
     def open(self, layout: Layout, rows: int, elsewhere: Elsewhere = NOWHERE) -> Request:
         """Take a slot and buffers. Raises PoolExhaustedError, at once.
 
         From then on it is the request that lets go of what is elsewhere, which has no buffers.
         """
+        placement = layout.place(rows, elsewhere)
         with self.lock:
-            self._release_aside()
-            slot = self.slots.acquire()
-            if slot is None:
-                raise PoolExhaustedError(f"{self.slots.slots} requests are in flight")
+            slot = self.take_slot()
             try:
-                block = self._allocate(layout.place(rows, elsewhere).size_bytes)
+                block = self.allocate(placement.size_bytes)
             except PoolExhaustedError:
-                self.slots.release(slot)
+                self.give_slot(slot)
                 raise
-            return Request(self, layout, rows, slot, block, elsewhere)
+            return Request(self, layout, rows, slot, block, placement, elsewhere)
+
+    def take_slot(self) -> int:
+        """Take a slot. The caller holds the lock. Raises PoolExhaustedError, at once."""
+        self._release_aside()
+        slot = self.slots.acquire()
+        if slot is None:
+            raise PoolExhaustedError(f"{self.slots.slots} requests are in flight")
+        self._taken += 1
+        return slot
+
+    def give_slot(self, slot: int) -> bool:
+        """Give a slot back, unless the executor still owns it. The caller holds the lock."""
+        released = self.slots.release(slot)
+        self._taken -= released
+        return released
 
     def usage(self) -> Usage:
         """Return how many requests and bytes are taken, after having freed what can be freed."""
         with self.lock:
             self._release_aside()
-            return Usage(self.heap.blocks_in_use, self.heap.bytes_in_use)
+            return Usage(self._taken, self.heap.bytes_in_use)
 
     def send(self, message: bytes) -> bool:
         """Send to the scheduler and wake it; False if the ring is full."""
@@ -286,7 +316,7 @@ class DataPlane:
         quickly. Then it is worth it: an idle core takes 40-50 us to wake up.
         """
         quick = self.last_wait_ns.get(model_id, self.spin_us * 1000) < self.spin_us * 1000
-        return self.spin_us if quick and self.heap.blocks_in_use == 1 else 0
+        return self.spin_us if quick and self._taken == 1 else 0
 
     def keep_aside(self, request: Request) -> None:
         """Take over a closed request whose memory is still in use. The caller holds the lock."""
@@ -296,8 +326,11 @@ class DataPlane:
         if self._aside:
             self._aside = [request for request in self._aside if not request.release()]
 
-    def _allocate(self, size_bytes: int) -> int:
-        """Return a block that the system has given memory for: being refused it later would be a SIGBUS."""
+    def allocate(self, size_bytes: int) -> int:
+        """Return a block that the system has given memory for: being refused it later would be a SIGBUS.
+
+        The caller holds the lock. Raises PoolExhaustedError.
+        """
         try:
             return self.heap.allocate(size_bytes)
         except HeapFullError as error:

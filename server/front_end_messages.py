@@ -18,7 +18,7 @@ from gangway.server.logs.settings import LogSettings
 from gangway.server.tracing.settings import TraceOverrides
 
 MAX_MESSAGE_BYTES = 128 * 1024
-UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses
+UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses, or how that begins
 DUPLICATE = "model appears in two or more repositories"  # Triton's words, on which clients may depend
 CallKind = Literal["index", "load", "unload"]
 
@@ -30,7 +30,9 @@ class ModelReady:
     `config` is the serialised ModelConfig, base64. `inputs`, `outputs`, `batched` and `engine` are the manifest's.
     `max_batch_size` is the config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one
     request may hold. `qos_us` is the resolved latency target. `load_seconds`: compiling and measuring included.
-    `weights_bytes`: 0 if onnxruntime has them. `labels`: (output, file with the names of its classes).
+    `weights_bytes`: 0 if onnxruntime has them. `labels`: (output, file with the names of its classes). `isolated_us`:
+    first task to last of one row, alone on all cores; 0: not known. An ensemble has a `model_id` that only supervisor
+    and front end know.
     """
 
     model_id: int
@@ -47,6 +49,7 @@ class ModelReady:
     load_seconds: float = 0.0
     weights_bytes: int = 0
     labels: tuple[tuple[str, str], ...] = ()
+    isolated_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class ModelUnavailable:
     @property
     def is_missed(self) -> bool:
         """Whether it should be ready: somebody wants it, nobody has unloaded it, and there is only one of that name."""
-        return self.state == "LOADING" or (self.state == "UNAVAILABLE" and self.reason not in (UNLOADED, DUPLICATE))
+        wanted = self.reason != DUPLICATE and not self.reason.startswith(UNLOADED)
+        return self.state == "LOADING" or (self.state == "UNAVAILABLE" and wanted)
 
 
 @dataclass(frozen=True)
@@ -131,13 +135,14 @@ class RepositoryCall:
     """From a front end: what a client asks of the repository. Answered by a RepositoryAnswer with this number.
 
     `path`: a file with the client's message (RepositoryModelLoadRequest), there until the answer has come; empty: there
-    is nothing but the name.
+    is nothing but the name. `dependents`: unload what was loaded along with the model, too.
     """
 
     number: int
     kind: CallKind
     name: str
     path: str
+    dependents: bool = False
 
 
 @dataclass(frozen=True)

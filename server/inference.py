@@ -1,22 +1,25 @@
 """ModelInfer: bytes in, bytes out. One copy of each input into shared memory, one copy of each output out of it."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-import grpc
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.calls import Call as Way
 from gangway.server.calls import Contents
 from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
+from gangway.server.ensemble.call import EnsembleCall
+from gangway.server.ensemble.run import EnsembleRun
+from gangway.server.ensemble.spans import count_inner, outcome_of, times_of
 from gangway.server.errors import RequestError, invalid, unavailable
+from gangway.server.failures import failure
 from gangway.server.in_place.choice import choose
 from gangway.server.in_place.elsewhere import NOWHERE, Elsewhere
 from gangway.server.in_place.mappings import Mappings
-from gangway.server.models import Models
+from gangway.server.models import Models, ServedModel
 from gangway.server.plan import Plan, Planner
 from gangway.server.regions import NO_REGIONS, Region, Regions
+from gangway.server.request_clock import RequestClock
 from gangway.server.response import report_of, with_id
 from gangway.server.response_cache import ResponseCache, key_of
 from gangway.server.shape_watch import ShapeWatch
@@ -25,8 +28,6 @@ from gangway.server.tracing.sampled import Instants
 from gangway.server.tracing.tracer import Tracer
 from gangway.server.wire import MalformedRequestError, split_request
 
-MAX_WAIT_NS = 600 * 10**9  # every wait ends; a later deadline counts as none
-LIMIT_SLACK_NS = 20 * 10**6  # the client's clock started earlier than ours
 _COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL})  # or it was tried
 
 
@@ -43,33 +44,6 @@ class Call(Protocol):
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         """Have `callback` called when the call ends, for instance because the client cancels; False if it has ended."""
-
-
-@dataclass(frozen=True)
-class _Clock:
-    """Instants of one request, CLOCK_MONOTONIC; 0 is none.
-
-    `deadline_ns` is a target: what happens to a request that misses it is for its queue policy to say. After `limit_ns`
-    the client is gone. A limit without a target makes none: whoever wants an answer by some time says so by `timeout`.
-    """
-
-    arrival_ns: int  # of the bytes at the front end
-    deadline_ns: int
-    limit_ns: int
-
-    @classmethod
-    def of(cls, plan: Plan, call: Call, arrival_ns: int) -> "_Clock":
-        remaining_seconds = call.time_remaining()
-        limited = remaining_seconds is not None and remaining_seconds * 1e9 < MAX_WAIT_NS
-        limit_ns = time.monotonic_ns() + max(0, int((remaining_seconds or 0) * 1e9)) if limited else 0
-        target_ns = min(int(plan.terms.target_us * 1000), MAX_WAIT_NS)
-        deadline_ns = arrival_ns + target_ns if target_ns else 0
-        return cls(arrival_ns, min(deadline_ns, limit_ns) if limit_ns else deadline_ns, limit_ns)
-
-    def status_of(self, outcome: SlotOutcome, end_ns: int) -> SlotStatus:
-        """Return how the request ended: gRPC ends a call at its deadline as if the client had cancelled it."""
-        timed_out = self.limit_ns and end_ns > self.limit_ns - LIMIT_SLACK_NS
-        return SlotStatus.DEADLINE if timed_out and outcome.status is SlotStatus.CANCELLED else outcome.status
 
 
 class Inference:
@@ -92,7 +66,7 @@ class Inference:
         self._mappings = mappings
         self._planner = Planner(Models())
         self._refusal = ""
-        self._calls: set[Request] = set()  # until the last byte of the answer has been sent
+        self._calls: set[Request | EnsembleRun] = set()  # until the last byte of the answer has been sent
 
     def serve(self, models: Models) -> None:
         """Serve these models from now on; requests that have begun keep theirs."""
@@ -140,13 +114,17 @@ class Inference:
             raise
         finally:
             plan.model.uses.end()
+            for member in plan.members:
+                member.uses.end()
 
     def _take(self, header: bytes, has_raws: bool) -> Plan:
         """Return a plan whose model stays until its `uses` are ended."""
         while True:
             plan = self._planner.plan(header, has_raws)
             if plan.model.uses.begin():  # else it has been replaced since, and the planner with it
-                return plan
+                if not plan.members or _begin_all(plan.members):
+                    return plan
+                plan.model.uses.end()
 
     def _remember(
         self,
@@ -190,7 +168,9 @@ class Inference:
         call: Call,
         arrival_ns: int,
     ) -> bytes:
-        clock = _Clock.of(plan, call, arrival_ns)
+        clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
+        if isinstance(plan.call, EnsembleCall):
+            return self._answer_ensemble(plan, plan.call, request_id, contents, regions, call, clock)
         way, response = plan.call, None
         placed = self._choose(plan, contents, regions)
         # Once more if the answer had too little room (the next attempt has what it needed), or memory of a region was
@@ -208,7 +188,8 @@ class Inference:
                 elif outcome.status is SlotStatus.UNAVAILABLE and plan.spare is not None and way is not plan.spare:
                     way, placed = plan.spare, NOWHERE  # the variant has been unloaded meanwhile
                 else:
-                    raise _failure(plan, clock.status_of(outcome, finished_ns))
+                    status = clock.status_of(outcome.status, finished_ns)
+                    raise failure(plan.model.name, status, plan.terms.max_queue)
         if plan.model.symbols:
             self._watch.used(plan.model, plan.model.key_of(plan.shapes.sizes))
         end_ns = time.monotonic_ns()
@@ -227,6 +208,34 @@ class Inference:
             self._tracer.answered(plan, request_id, call, instants, outcome, contents, response)
         return response + report_of(outcome, plan.terms.target_us, placed.count) if plan.wants_report else response
 
+    def _answer_ensemble(
+        self,
+        plan: Plan,
+        way: EnsembleCall,
+        request_id: bytes,
+        contents: Contents,
+        regions: Mapping[str, Region],
+        call: Call,
+        clock: RequestClock,
+    ) -> bytes:
+        with EnsembleRun(self._plane, self._watch, way, plan.terms, clock) as run:
+            self._calls.add(run)
+            if not call.add_callback(lambda: self._ended(run)):
+                self._ended(run)
+            results = run.execute(contents)
+            finished_ns = time.monotonic_ns()
+            response = way.answer(request_id, results, regions)
+        spans, end_ns = run.spans, time.monotonic_ns()
+        outcome = outcome_of(spans, clock.arrival_ns)
+        in_time = end_ns <= clock.deadline_ns if clock.deadline_ns else None
+        times = times_of(spans, end_ns - clock.arrival_ns)
+        plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts)
+        count_inner(way.graph, spans)
+        if self._tracer.active:
+            instants = Instants(clock.arrival_ns, spans[0].submitted_ns, finished_ns, end_ns)
+            self._tracer.answered(plan, request_id, call, instants, outcome, contents, response, spans)
+        return response + report_of(outcome, plan.terms.target_us) if plan.wants_report else response
+
     def _choose(self, plan: Plan, contents: Contents, regions: Mapping[str, Region]) -> Elsewhere:
         """Return what of the request the workers are to use where the client has it."""
         if not regions or self._mappings is None or plan.in_place is None:
@@ -240,7 +249,7 @@ class Inference:
             placed.let_go()
             unavailable(f"Exceeds maximum queue size: {error}")
 
-    def _execute(self, plan: Plan, request: Request, call: Call, clock: _Clock) -> SlotOutcome:
+    def _execute(self, plan: Plan, request: Request, call: Call, clock: RequestClock) -> SlotOutcome:
         terms = plan.terms
         try:
             request.submit(
@@ -252,32 +261,22 @@ class Inference:
         self._calls.add(request)
         if not call.add_callback(lambda: self._ended(request)):
             self._ended(request)
-        outcome = request.wait(clock.limit_ns or clock.arrival_ns + MAX_WAIT_NS)
+        outcome = request.wait(clock.end_ns)
         if outcome is None:
-            raise _failure(plan, SlotStatus.DEADLINE if clock.limit_ns else SlotStatus.UNAVAILABLE)
+            raise failure(plan.model.name, clock.status_at_end, terms.max_queue)
         return outcome
 
-    def _ended(self, request: Request) -> None:
+    def _ended(self, request: Request | EnsembleRun) -> None:
         """The call is over: answered, or given up by the client."""
         self._calls.discard(request)
         request.cancel()
 
 
-def _failure(plan: Plan, status: SlotStatus) -> RequestError:
-    name = plan.model.name
-    match status:
-        case SlotStatus.DEADLINE:
-            message = f"the call's deadline passed before model '{name}' had answered"
-            return RequestError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
-        case SlotStatus.LATE:
-            return RequestError(grpc.StatusCode.UNAVAILABLE, f"Request timeout expired for model '{name}'")
-        case SlotStatus.QUEUE_FULL:
-            message = f"Exceeds maximum queue size: {plan.terms.max_queue} requests wait for model '{name}'"
-            return RequestError(grpc.StatusCode.UNAVAILABLE, message)
-        case SlotStatus.CANCELLED:
-            return RequestError(grpc.StatusCode.CANCELLED, f"the request for model '{name}' was cancelled")
-        case SlotStatus.UNAVAILABLE:
-            message = f"the request for model '{name}' could not be executed now; it may be sent again"
-            return RequestError(grpc.StatusCode.UNAVAILABLE, message)
-        case _:
-            return RequestError(grpc.StatusCode.INTERNAL, f"the execution of model '{name}' failed")
+def _begin_all(models: Sequence[ServedModel]) -> bool:
+    """Begin to use all of them; False, and none is used, if one has been replaced meanwhile."""
+    for index, model in enumerate(models):
+        if not model.uses.begin():
+            for begun in models[:index]:
+                begun.uses.end()
+            return False
+    return True

@@ -17,6 +17,8 @@ def find_model(path: Path) -> tuple[str, Path]:
     entry = read_model(path.resolve())[-1]
     if isinstance(entry, BrokenModel):
         raise ValueError(f"{path}: {entry.reason}")
+    if entry.is_ensemble:
+        raise ValueError(f"{path}: an ensemble has no ONNX file, only its models have")
     return entry.name, entry.path
 
 

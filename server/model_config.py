@@ -11,6 +11,7 @@ from gangway.protos.model_config_pb2 import DataType, ModelConfig
 from gangway.server.config_check import check_fields
 from gangway.server.config_error import ConfigError as ConfigError  # noqa: PLC0414 - others take it from here
 from gangway.server.config_error import shortened
+from gangway.server.ensemble.config import check_ensemble, is_ensemble
 from google.protobuf import text_format
 
 PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX files; clients and configs rely on the names
@@ -94,7 +95,7 @@ def check_supported(config: ModelConfig, name: str) -> None:
         raise ConfigError(f"the configuration has {config.ByteSize()} bytes, at most {MAX_CONFIG_BYTES} are possible")
     if config.name not in ("", name):
         raise ConfigError(f"name '{shortened(config.name)}' differs from the folder's name '{name}'")
-    if config.platform not in ("", PLATFORM) or config.backend not in ("", BACKEND):
+    if not is_ensemble(config) and (config.platform not in ("", PLATFORM) or config.backend not in ("", BACKEND)):
         kind = shortened(config.backend or config.platform)
         raise ConfigError(f"platform or backend '{kind}' is not supported, only ONNX ('{PLATFORM}', '{BACKEND}')")
     if config.max_batch_size < 0:
@@ -103,6 +104,8 @@ def check_supported(config: ModelConfig, name: str) -> None:
     check_fields(config)
     _check_names([tensor.name for tensor in config.input], "input")
     _check_names([tensor.name for tensor in config.output], "output")
+    if is_ensemble(config):
+        check_ensemble(config, name)
 
 
 def _check_filename(name: str) -> None:

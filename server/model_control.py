@@ -10,10 +10,13 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import grpc
+from gangway.server.ensemble.config import MAX_DEPTH
+from gangway.server.ensemble.control import EnsembleControl, in_order, with_members
 from gangway.server.errors import RequestError
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import DUPLICATE, UNLOADED, ModelRemoved, ModelUnavailable
-from gangway.server.model_loader import LOAD_ERRORS, LoadedModel, ModelLoader
+from gangway.server.loaded_model import LoadedModel
+from gangway.server.model_loader import LOAD_ERRORS, ModelLoader
 from gangway.server.name_locks import NameLocks
 from gangway.server.options.repository import ALL_MODELS, RepositoryOptions
 from gangway.server.overrides import Override, OverrideKeeper
@@ -46,6 +49,7 @@ class ModelControl:
         self._overrides = overrides
         self._served: dict[str, dict[int, LoadedModel]] = {}  # by name and version
         self._broken: dict[tuple[str, int], BrokenModel] = {}
+        self._ensembles = EnsembleControl(self, self._served, self._broken)
         self._locks = NameLocks()
         self._releases: set[asyncio.Task[None]] = set()
         loader.on_model_lost = self._lost
@@ -74,8 +78,14 @@ class ModelControl:
         wanted = self._options.load_models
         if self._options.mode == "explicit" and wanted != (ALL_MODELS,):
             absent = {name: _absent(name) for name in wanted if name not in found}
-            found = {name: entries for name, entries in found.items() if name in wanted} | absent
-        for entries in found.values():
+            names = with_members(wanted, found)
+            found = {name: entries for name, entries in found.items() if name in names} | absent
+            for name in names:
+                if name not in wanted:
+                    self._ensembles.loaded_along(name)
+        found = in_order(found)
+        for name, entries in found.items():
+            self._ensembles.want(name, entries)
             for entry in entries:
                 if isinstance(entry, ModelVersion):
                     self._announce_loading(entry)
@@ -89,11 +99,13 @@ class ModelControl:
         self._front_end.initial_load_done(self._options.strict_readiness)
         return found
 
-    async def load(self, name: str, override: Override | None) -> None:
+    async def load(self, name: str, override: Override | None, users: tuple[str, ...] = ()) -> None:
         """Load or reload what the repositories hold of a model, or the override. Raises RequestError.
 
-        A version whose files have not changed since it was loaded stays as it is.
+        A version whose files have not changed since it was loaded stays as it is. What an ensemble needs is loaded
+        before it, unless it is there. `users`: the ensembles for which this one is loaded, the innermost last.
         """
+        await self._load_members(name, override, users)
         async with self._locks.hold(name):
             entries = await asyncio.to_thread(self._read, name, override)
             if not entries:
@@ -104,6 +116,8 @@ class ModelControl:
             if override is not None and override.folder is not None and name not in self._served:
                 self._forget(name)  # nobody shall miss what no repository has
             self._remove_unused(override)
+        if not users:
+            self._ensembles.loaded_by_name(name)
         if failures:
             reasons = " ".join(
                 f"version {entry.version} is at UNAVAILABLE state: {entry.reason};" if entry.version else entry.reason
@@ -111,27 +125,37 @@ class ModelControl:
             )
             raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"load failed for model '{name}': {reasons}")
 
-    async def unload(self, name: str) -> None:
-        """Unload all versions of a model; return when none takes new requests. One that is not loaded stays so."""
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        """Unload all versions of a model; return when none takes new requests. One that is not loaded stays so.
+
+        `dependents`: also what was loaded along with it, an ensemble, and no other one needs.
+        """
         async with self._locks.hold(name):
-            self._withdraw(name)
+            ensembles, along = self._ensembles.unloaded(name)
+            self.withdraw(name)
+            for entry in ensembles:
+                self._tell_unloaded(name, entry.version)  # it may be waiting for one of its models
             for key in [key for key in self._broken if key[0] == name]:
                 del self._broken[key]
                 self._front_end.announce(ModelUnavailable(*key, UNLOADED))
+        for member in along if dependents else ():
+            await self.unload(member, dependents=True)
 
     async def follow(self, name: str, entries: Sequence[Entry]) -> None:
         """Serve what the repositories now hold of a model."""
         async with self._locks.hold(name):
             if _is_duplicate(entries):
-                self._withdraw(name, reason=DUPLICATE)
-                self._note([BrokenModel(name, 0, DUPLICATE)])
+                self._ensembles.unloaded(name)
+                self.withdraw(name, reason=DUPLICATE)
+                self.note([BrokenModel(name, 0, DUPLICATE)])
             else:
                 await self._bring(name, entries)
 
     async def remove(self, name: str) -> None:
         """Unload a model that no repository has any more, and forget it."""
         async with self._locks.hold(name):
-            self._withdraw(name)
+            self._ensembles.unloaded(name)
+            self.withdraw(name)
             self._forget(name)
 
     async def _bring(self, name: str, entries: Iterable[Entry]) -> list[BrokenModel]:
@@ -142,6 +166,7 @@ class ModelControl:
         before = dict(self._served.get(name, {}))
         wanted = [entry for entry in entries if isinstance(entry, ModelVersion)]
         failures = [entry for entry in entries if isinstance(entry, BrokenModel)]
+        self._ensembles.want(name, wanted)
         loaded: list[LoadedModel] = []
         for entry in wanted:
             if (failures and before) or (entry.version in before and before[entry.version].entry.is_same(entry)):
@@ -154,15 +179,16 @@ class ModelControl:
                 self._drop(loaded)
                 raise
             if not before:
-                self._serve(loaded)
+                self.serve(loaded)
         if failures and before:
             self._drop(loaded)
             self._keep(before, failures, wanted)
+            self._ensembles.want(name, [model.entry for model in before.values()])
             return failures
-        self._serve(loaded)
+        self.serve(loaded)
         for version in before.keys() - {entry.version for entry in wanted}:
-            self._withdraw(name, version)
-        self._note(failures)
+            self.withdraw(name, version)
+        self.note(failures)
         self._clear_broken(name, failures)
         return failures
 
@@ -177,6 +203,26 @@ class ModelControl:
         """Return what the repositories hold, by name. Reads files; may be called in any thread. Raises OSError."""
         return {name: read_only_one(folders) for name, folders in find_models(self._options.folders).items()}
 
+    async def _load_members(self, name: str, override: Override | None, users: tuple[str, ...]) -> None:
+        """Load what an ensemble needs. No lock is held meanwhile, so two of them cannot wait for each other."""
+        if len(users) >= MAX_DEPTH:
+            return
+        entries = await asyncio.to_thread(self._read, name, override)
+        for member in self._ensembles.missing(entries):
+            if member in (*users, name):
+                continue  # a circle, which is found when all of its ensembles are known
+            try:
+                await self.load(member, None, (*users, name))
+            except RequestError as error:
+                _log.error("ensemble %s: %s", name, error.message)
+            else:
+                self._ensembles.loaded_along(member)
+
+    def _tell_unloaded(self, name: str, version: int) -> None:
+        entry = self._front_end.entries.get((name, version))
+        if isinstance(entry, ModelUnavailable) and entry.state == "UNAVAILABLE":
+            self._front_end.announce(ModelUnavailable(name, version, UNLOADED))
+
     def _read(self, name: str, override: Override | None) -> list[Entry]:
         """Return what there is of one model; nothing if there is nothing."""
         if override is not None and override.folder is not None:
@@ -187,6 +233,8 @@ class ModelControl:
         return read_only_one(folders) if folders else []
 
     async def _load(self, entry: ModelVersion) -> LoadedModel:
+        if entry.is_ensemble:
+            return self._ensembles.load(entry)
         if entry.version not in self._served.get(entry.name, {}):
             self._announce_loading(entry)
         return await self._loader.load(entry)
@@ -194,7 +242,7 @@ class ModelControl:
     def _announce_loading(self, entry: ModelVersion) -> None:
         self._front_end.announce(ModelUnavailable(entry.name, entry.version, "it is being loaded", "LOADING"))
 
-    def _serve(self, loaded: list[LoadedModel]) -> None:
+    def serve(self, loaded: list[LoadedModel]) -> None:
         """Give these models to all requests from now on; empties the list."""
         for model in loaded:
             entry = model.entry
@@ -207,12 +255,16 @@ class ModelControl:
             self._loader.announced(model)
             if before is not None:
                 self._release(before)
+        names = {model.entry.name for model in loaded}
         loaded.clear()
+        for name in names:
+            self._ensembles.changed(name)
 
     def _drop(self, loaded: list[LoadedModel]) -> None:
         """Unload models of which no client has heard."""
         for model in loaded:
             self._loader.unload(model)
+            self._ensembles.gone(model)
         loaded.clear()
 
     def _keep(
@@ -227,7 +279,7 @@ class ModelControl:
             if failure.version and failure.version not in before:
                 self._refuse(failure)
 
-    def _withdraw(self, name: str, version: int | None = None, reason: str = UNLOADED) -> None:
+    def withdraw(self, name: str, version: int | None = None, reason: str = UNLOADED) -> None:
         """Give one version of a model, or all, to no further request; `reason` is what clients are told afterwards."""
         versions = self._served.get(name, {})
         for number in [version] if version is not None else list(versions):
@@ -239,9 +291,11 @@ class ModelControl:
             self._release(model, leaving, reason)
         if not versions:
             self._served.pop(name, None)
+        self._ensembles.changed(name)
 
     def _release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
         self._loader.withdrawn(model)
+        self._ensembles.gone(model)
         task = asyncio.get_running_loop().create_task(self._unload_when_unused(model, leaving, reason))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
@@ -262,7 +316,8 @@ class ModelControl:
         if override is not None and not any(model.entry.override is override for model in self.loaded):
             self._overrides.remove(override)
 
-    def _note(self, failures: Iterable[BrokenModel]) -> None:
+    def note(self, failures: Iterable[BrokenModel]) -> None:
+        """Say of versions that cannot be served why."""
         for failure in failures:
             if self._broken.get((failure.name, failure.version)) != failure:
                 self._refuse(failure)
@@ -296,6 +351,7 @@ class ModelControl:
                     del self._served[model.entry.name]
                 self._refuse(BrokenModel(model.entry.name, model.entry.version, reason))
                 self._release(model)
+                self._ensembles.changed(model.entry.name)
 
 
 def _absent(name: str) -> list[Entry]:

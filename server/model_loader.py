@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
 from gangway.executor import _native
@@ -23,28 +23,18 @@ from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import MAX_MESSAGE_BYTES, ModelReady, to_json
 from gangway.server.isolated import Isolated, TrialError, measure_isolated
 from gangway.server.labels import label_files
+from gangway.server.loaded_model import LoadedModel
 from gangway.server.model_config import ConfigError, buckets_of, require_complete
 from gangway.server.models import ServedModel, open_symbols
 from gangway.server.profile_keeper import ProfileKeeper
 from gangway.server.rate_limits import ModelLimits, RateLimits
 from gangway.server.repository import ModelVersion
 from gangway.server.targets import profile_message, resolve_qos_us, warn_of_target
-from gangway.server.variants import Shaped, VariantKeeper
+from gangway.server.variants import VariantKeeper
 from gangway.server.warm_up import samples_of, warm_up
 
 LOAD_ERRORS = (CompileError, ModelLoadError, ValueError, OSError)  # ConfigError is a ValueError
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """A model that can answer requests, and how fast it is when it is alone, if that is known."""
-
-    entry: ModelVersion
-    ready: ModelReady
-    isolated: Isolated | None
-    engine: Engine
-    shaped: Shaped | None  # what is compiled of it for certain sizes
 
 
 class ModelLoader:
@@ -166,7 +156,8 @@ class ModelLoader:
             samples = await asyncio.to_thread(samples_of, config, entry.folder)
             await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
             isolated = await self._measure(ready, manifest.key)
-        ready = replace(ready, qos_us=resolve_qos_us(entry.qos, isolated))
+        isolated_us = isolated.compute_us if isolated else 0.0
+        ready = replace(ready, qos_us=resolve_qos_us(entry.qos, isolated), isolated_us=isolated_us)
         warn_of_target(ready, entry.qos, isolated)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated))
         shaped = await self._variants.prepare(ready, entry.path, declared, spec)

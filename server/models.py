@@ -10,6 +10,7 @@ from gangway.artifact.datatypes import ITEM_BYTES
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.data_plane import TensorLayout
+from gangway.server.ensemble.config import is_ensemble
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end_messages import (
     UNLOADED,
@@ -99,7 +100,7 @@ class ServedModel:
 
     `compiled` has what is compiled, by the sizes of `symbols`, the dimensions of its inputs that are neither fixed nor
     the batch. What is not there is executed by onnxruntime, under the number `model_id`. `labels` names the classes of
-    outputs. `load` is another number whenever the model is loaded anew.
+    outputs. `load` is another number whenever the model is loaded anew. `isolated_us`: as in ModelReady.
     """
 
     name: str
@@ -116,6 +117,7 @@ class ServedModel:
     qos_us: float | None = None
     load_seconds: float = 0.0
     weights_bytes: int = 0
+    isolated_us: float = 0.0
     policies: QueuePolicies = field(default_factory=QueuePolicies)
     statistics: Statistics = field(default_factory=Statistics)
     uses: Uses = field(default_factory=Uses)
@@ -127,6 +129,7 @@ class ServedModel:
         """Return the model that the supervisor has announced."""
         config = ModelConfig.FromString(base64.b64decode(message.config))
         layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
+        whole = message.engine is Engine.ONNXRUNTIME or is_ensemble(config)
         return cls(
             name=message.name,
             version=message.version,
@@ -138,14 +141,20 @@ class ServedModel:
             max_batch_size=message.max_batch_size,
             max_rows=message.max_rows,
             symbols=open_symbols(message.inputs, message.batched),
-            compiled={} if message.engine is Engine.ONNXRUNTIME else {(): Compiled(layout, message.outputs)},
+            compiled={} if whole else {(): Compiled(layout, message.outputs)},
             qos_us=message.qos_us,
             load_seconds=message.load_seconds,
             weights_bytes=message.weights_bytes,
+            isolated_us=message.isolated_us,
             policies=QueuePolicies.of(config),
             statistics=Statistics(response_bounds_ns(config)),
             labels=labels_of(dict(message.labels)),
         )
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it is made of other models; then it has no number that the executor knows."""
+        return is_ensemble(self.config)
 
     def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the sizes of the model's symbols, in their order; -1 where only an input has it that was left out."""

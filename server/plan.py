@@ -13,12 +13,15 @@ from gangway.server.calls import Call, Contents, FrameCall, Sinks, call_of, fram
 from gangway.server.classification import PARAMETER as CLASSIFICATION
 from gangway.server.classification import Classes, ClassifyingCall, wanted_classes
 from gangway.server.contents import check_contents, check_sources, mixed_contents, raw_contents
+from gangway.server.ensemble.call import EnsembleCall
+from gangway.server.ensemble.graph import Graphs
 from gangway.server.errors import invalid
 from gangway.server.in_place.choice import Candidates, candidates_of
 from gangway.server.models import Models, ServedModel, Shapes, Tensor
 from gangway.server.queue_policy import Terms
 from gangway.server.region_ranges import REGION, RegionRange
 from gangway.server.regions import NO_REGIONS, Region
+from gangway.server.request_shapes import InputTensor, shapes_of
 from gangway.server.typed_contents import to_bytes
 from google.protobuf.message import DecodeError
 
@@ -31,7 +34,6 @@ EMPTY_FINAL_PARAMETER = "triton_enable_empty_final_response"  # every answer her
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 MAX_INT64 = 2**63 - 1
 
-InputTensor = pb.ModelInferRequest.InferInputTensor
 OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
@@ -42,19 +44,20 @@ class Plan:
     `spare` is another way, for a compiled variant of a model that may be unloaded at any time. `sources` says which
     inputs are in regions, in the request's order (empty: none); `typed` leaves these out. `sinks` are outputs that are
     to be in regions. Which regions have these names is looked up for each request: plans stay, regions come and go.
-    `may_be_cached`: the response cache may answer it, if no tensor is in a region.
+    `may_be_cached`: the response cache may answer it, if no tensor is in a region. `members`: of an ensemble.
     """
 
     model: ServedModel
     shapes: Shapes
     typed: tuple[bytes, ...] | None
-    call: Call
+    call: Call | EnsembleCall
     terms: Terms
     spare: Call | None = None
     wants_report: bool = False
     sources: tuple[RegionRange | None, ...] = ()
     sinks: Sinks = field(default_factory=dict)
     may_be_cached: bool = False
+    members: tuple[ServedModel, ...] = ()
 
     @cached_property
     def regions(self) -> frozenset[str]:
@@ -67,7 +70,7 @@ class Plan:
     @cached_property
     def in_place(self) -> Candidates | None:
         """The tensors that workers may use where the client has them. A request that changes state is not run twice."""
-        if self.model.config.HasField("sequence_batching"):
+        if self.model.config.HasField("sequence_batching") or isinstance(self.call, EnsembleCall):
             return None
         return candidates_of(self.call, self.shapes, self.sources, self.model.outputs)
 
@@ -92,12 +95,13 @@ class Planner:
     def __init__(self, models: Models) -> None:
         self.models = models
         self._plans: dict[tuple[bytes, bool], Plan] = {}
+        self._graphs = Graphs(models)
 
     def plan(self, header: bytes, has_raws: bool) -> Plan:
         """Return what the header asks for. Raises RequestError."""
         plan = self._plans.get((header, has_raws))
         if plan is None:
-            plan = make_plan(self.models, header, has_raws)
+            plan = make_plan(self.models, header, has_raws, self._graphs)
             if not plan.typed and len(header) <= MAX_CACHED_HEADER_BYTES:
                 if len(self._plans) >= MAX_CACHED_PLANS:
                     self._plans.clear()
@@ -105,8 +109,11 @@ class Planner:
         return plan
 
 
-def make_plan(models: Models, header: bytes, has_raws: bool) -> Plan:
-    """Check a header. `has_raws`: the request has raw_input_contents, so typed contents are refused."""
+def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | None = None) -> Plan:
+    """Check a header. `has_raws`: the request has raw_input_contents, so typed contents are refused.
+
+    `graphs`: those of the same models that are known already.
+    """
     try:
         request = pb.ModelInferRequest.FromString(header)
     except DecodeError as error:
@@ -119,7 +126,7 @@ def make_plan(models: Models, header: bytes, has_raws: bool) -> Plan:
     timeout_us = _count(request, "timeout", model)
     priority = _count(request, "priority", model)
     inputs = _named_inputs(request, model)
-    shapes = _shapes(inputs, model)
+    shapes = shapes_of(inputs, model)
     sources = _sources(inputs, model)
     typed = None if has_raws else _typed(inputs, model)
     if has_raws and any(given.HasField("contents") for given, _ in inputs):
@@ -128,16 +135,32 @@ def make_plan(models: Models, header: bytes, has_raws: bool) -> Plan:
             f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model.name}'"
         )
     outputs, sinks = _requested_outputs(request, model)
-    call = call_of(model, shapes, outputs, sinks)
-    compiled = model.symbols and not isinstance(call, FrameCall)
-    spare: Call | None = frame_call_of(model, shapes, outputs, sinks) if compiled else None
-    if classes := _classes(request, model):
-        call = ClassifyingCall(call, classes, model.max_batch_size > 0)
-        spare = spare and ClassifyingCall(spare, classes, model.max_batch_size > 0)
+    classes = _classes(request, model)
+    call: Call | EnsembleCall
+    spare: Call | None = None
+    members: tuple[ServedModel, ...] = ()
+    if model.is_ensemble:
+        graph = (graphs or Graphs(models)).of(model).needed([tensor.name for tensor in outputs])
+        call, members = EnsembleCall(graph, shapes, tuple(outputs), sinks, classes), graph.members
+    else:
+        call, spare = _calls(model, shapes, outputs, sinks, classes)
     terms = model.policies.terms(timeout_us, priority, model.qos_us)
     wants_report = _flag(request, REPORT_PARAMETER, model)
     may_be_cached = model.config.response_cache.enable and not wants_report
-    return Plan(model, shapes, typed, call, terms, spare, wants_report, sources, sinks, may_be_cached)
+    return Plan(model, shapes, typed, call, terms, spare, wants_report, sources, sinks, may_be_cached, members)
+
+
+def _calls(
+    model: ServedModel, shapes: Shapes, outputs: list[Tensor], sinks: Sinks, classes: Mapping[str, Classes]
+) -> tuple[Call, Call | None]:
+    """Return how a model answers, and another way if that one may go."""
+    call = call_of(model, shapes, outputs, sinks)
+    may_go = model.symbols and not isinstance(call, FrameCall)
+    spare: Call | None = frame_call_of(model, shapes, outputs, sinks) if may_go else None
+    if classes:
+        call = ClassifyingCall(call, classes, model.max_batch_size > 0)
+        spare = spare and ClassifyingCall(spare, classes, model.max_batch_size > 0)
+    return call, spare
 
 
 def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:
@@ -216,54 +239,6 @@ def _sources(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> tu
             )
     check_sources(sources, model.name)
     return sources if any(sources) else ()
-
-
-def _shapes(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> Shapes:
-    """Check types and shapes; return them."""
-    rows = 0
-    sizes: dict[str, int] = {}
-    for given, tensor in inputs:
-        if given.datatype != tensor.datatype:
-            invalid(
-                f"inference input '{tensor.name}' data-type is '{given.datatype}', but model '{model.name}'"
-                f" expects '{tensor.datatype}'"
-            )
-        shape = tuple(given.shape)
-        if not _fits(shape, tensor, model):
-            invalid(
-                f"unexpected shape for input '{tensor.name}' for model '{model.name}'."
-                f" Expected {list(tensor.shape)}, got {list(shape)}"
-            )
-        for axis, symbol in enumerate(tensor.symbols):
-            if symbol and sizes.setdefault(symbol, shape[axis]) != shape[axis] and (axis or not model.batched):
-                invalid(
-                    f"input '{tensor.name}' for model '{model.name}': dimension {axis} is '{symbol}', of which the"
-                    f" request has two sizes, {sizes[symbol]} and {shape[axis]}"
-                )
-        if model.batched:
-            rows = _check_rows(rows, shape[0], tensor, model)
-    return Shapes(rows or 1, tuple((tensor, tuple(given.shape)) for given, tensor in inputs), sizes)
-
-
-def _fits(shape: tuple[int, ...], tensor: Tensor, model: ServedModel) -> bool:
-    """Whether a tensor may have this shape. A symbolic dimension may be 0, but the batch."""
-    least = [int(model.batched and axis == 0) for axis in range(len(tensor.shape))]
-    return len(shape) == len(tensor.shape) and all(
-        size >= at_least if expected == -1 else size == expected
-        for size, expected, at_least in zip(shape, tensor.shape, least, strict=True)
-    )
-
-
-def _check_rows(rows: int, size: int, tensor: Tensor, model: ServedModel) -> int:
-    """Return the number of rows, which all inputs share; `rows` is that of the inputs before, 0 for the first."""
-    if size > model.max_rows:
-        invalid(f"inference request batch-size must be <= {model.max_rows} for '{model.name}', got {size}")
-    if rows not in (0, size):
-        invalid(
-            f"input '{tensor.name}' batch size does not match other inputs for '{model.name}'."
-            f" Expected {rows}, got {size}"
-        )
-    return size
 
 
 def _typed(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> tuple[bytes, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.ensemble.config import is_ensemble
 from gangway.server.front_end_messages import DUPLICATE
 from gangway.server.model_config import (
     DEFAULT_MODEL_FILENAME,
@@ -30,11 +31,16 @@ class ModelVersion:
 
     name: str
     version: int
-    path: Path  # the ONNX file
+    path: Path  # the ONNX file; an ensemble has none there
     config: ModelConfig
     qos: Qos
     stamp: Stamp = ()
     override: Override | None = None
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it is made of other models, and has no file."""
+        return is_ensemble(self.config)
 
     @property
     def folder(self) -> Path:
@@ -101,7 +107,7 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
     filename = config.default_model_filename or DEFAULT_MODEL_FILENAME
     return [
         ModelVersion(name, version, folder / str(version) / filename, config, qos, stamps[version], override)
-        if (folder / str(version) / filename).is_file()
+        if is_ensemble(config) or (folder / str(version) / filename).is_file()
         else BrokenModel(name, version, f"there is no {version}/{filename}")
         for version in versions
     ]

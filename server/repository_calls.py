@@ -49,15 +49,17 @@ class RepositoryCalls:
     def unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
         """Unload a model; return when it takes no new requests. Raises RequestError.
 
-        No model depends on another one, so there are none that `unload_dependents` could mean.
+        `unload_dependents` means what was loaded because this one, an ensemble, needs it.
         """
+        dependents = False
         _check(request.repository_name, request.model_name)
         for name, parameter in request.parameters.items():
             if name != "unload_dependents":
                 invalid(f"unrecognized unload parameter '{name}'")
             if parameter.WhichOneof("parameter_choice") != "bool_param":
                 invalid("Unload parameter 'unload_dependents' must have bool type for its value")
-        self._call("unload", request.model_name)
+            dependents = parameter.bool_param
+        self._call("unload", request.model_name, dependents=dependents)
         return pb.RepositoryModelUnloadResponse()
 
     def refresh(self) -> None:
@@ -80,7 +82,14 @@ class RepositoryCalls:
             for waiting in self._waiting.values():
                 waiting.done.set()
 
-    def _call(self, kind: CallKind, name: str = "", path: str = "", seconds: float = LOAD_SECONDS) -> None:
+    def _call(
+        self,
+        kind: CallKind,
+        name: str = "",
+        path: str = "",
+        seconds: float = LOAD_SECONDS,
+        dependents: bool = False,
+    ) -> None:
         number, waiting = next(self._numbers), _Waiting()
         with self._lock:
             if self._refusal:
@@ -89,7 +98,7 @@ class RepositoryCalls:
                 unavailable(f"{MAX_WAITING} requests to the model repository wait for their answers, more cannot")
             self._waiting[number] = waiting
         try:
-            if not self._ask(RepositoryCall(number, kind, name, path)):
+            if not self._ask(RepositoryCall(number, kind, name, path, dependents)):
                 unavailable("the model repository cannot be asked now")
             waiting.done.wait(seconds)
         finally:

@@ -62,7 +62,7 @@ class RepositoryDesk:
         if self._options.mode != "explicit":
             unavailable(NOT_EXPLICIT)
         if call.kind == "unload":
-            await self._control.unload(call.name)
+            await self._control.unload(call.name, call.dependents)
             return
         try:
             override = await asyncio.to_thread(self._overrides.take, call.path)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from gangway.server.ensemble.control import in_order
 from gangway.server.model_control import ModelControl
 from gangway.server.repository import Entry, ModelVersion
 
@@ -36,7 +37,7 @@ class RepositoryPoller:
         for name in (self._seen.keys() | self._control.names) - found.keys():
             self._seen.pop(name, None)
             await self._control.remove(name)
-        for name, entries in found.items():
+        for name, entries in in_order(found).items():
             seen = _seen(entries)
             if self._seen.get(name) != seen:
                 self._seen[name] = seen

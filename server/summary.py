@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gangway.artifact.format import Engine
-from gangway.server.model_loader import LoadedModel
+from gangway.server.loaded_model import LoadedModel
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.queue_policy import Terms
 from gangway.server.repository import BrokenModel
@@ -54,7 +54,8 @@ def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -
         ready = model.ready
         target = _target(policies_of(ready).terms(0, 0, ready.qos_us))
         alone = "?" if model.isolated is None else milliseconds(model.isolated.latency_us)
-        table.add_row(ready.name, str(ready.version), alone, target, _status(model.engine))
+        status = "ready, ensemble" if model.entry.is_ensemble else _status(model.engine)
+        table.add_row(ready.name, str(ready.version), alone, target, status)
     for entry in broken:
         table.add_row(entry.name, str(entry.version or "-"), "", "", f"not ready: {entry.reason}")
     return table

@@ -12,6 +12,11 @@ class Uses:
         self._count = 0
         self._when_unused: Callable[[], None] | None = None
 
+    @property
+    def count(self) -> int:
+        """How many there are at this moment."""
+        return self._count
+
     def begin(self) -> bool:
         """Count one more; False, and nothing is counted, when the model has been replaced meanwhile."""
         with self._lock:

@@ -16,6 +16,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
 from gangway.server.control import ModelLoadError
 from gangway.server.data_plane import DataPlane
+from gangway.server.ensemble.call import EnsembleCall
 from gangway.server.errors import RequestError
 from gangway.server.front_end_messages import ModelReady
 from gangway.server.isolated import run_once
@@ -52,6 +53,7 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
     for sample in samples:
         try:
             plan = planner.plan(sample.header, has_raws=True)
+            assert not isinstance(plan.call, EnsembleCall), "an ensemble with samples is refused"
             contents = plan.contents([memoryview(content) for content in sample.contents])
             for _ in range(sample.count):
                 run_once(plane, plan.call, contents, stop, plan.shapes.rows)

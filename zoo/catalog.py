@@ -72,6 +72,7 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
         "simple_string": ZooModel("Triton's example on decimal numbers as strings", "examples"),
         "simple_int8": ZooModel("Triton's example on INT8 numbers", "examples"),
         "simple_identity": ZooModel("Triton's example that answers with the strings it gets", "examples"),
+        "simple_pixels": ZooModel("makes the bytes of a 64 x 64 image ready for `simple_image`", "pixels"),
         "simple_image": ZooModel(
             "classifier with labels: the brightest channel of a 64 x 64 image",
             "examples",

@@ -9,6 +9,7 @@ from pathlib import Path
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.catalog import DEFAULT_NAMES, MODELS, build
 from gangway.zoo.count import count
+from gangway.zoo.ensembles import ENSEMBLES, write_ensemble
 from gangway.zoo.repository import write_blueprint
 
 ALL, EXAMPLES = "all", "examples"  # groups of models; the latter is a module, too
@@ -19,8 +20,9 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     groups = _groups()
-    if unknown := [name for name in options.names if name not in MODELS and name not in groups]:
-        parser.error(f"the zoo has no model '{unknown[0]}'; it has {', '.join(MODELS)}")
+    if unknown := [name for name in options.names if name not in {*MODELS, *ENSEMBLES, *groups}]:
+        parser.error(f"the zoo has no model '{unknown[0]}'; it has {', '.join((*MODELS, *ENSEMBLES))}")
+    ensembles = [name for name in dict.fromkeys(options.names) if name in ENSEMBLES]
     named = [member for name in options.names for member in groups.get(name, (name,))]
     names = tuple(dict.fromkeys(named)) or DEFAULT_NAMES
     if options.sequence is not None and not any(MODELS[name].sequence for name in names):
@@ -29,18 +31,24 @@ def main(argv: Sequence[str]) -> int:
         blueprints = [build(name, options.sequence if MODELS[name].sequence else None) for name in names]
     except ValueError as error:
         parser.error(str(error))
-    for blueprint in blueprints:
-        try:
+    name = ""
+    try:
+        for blueprint in blueprints:
+            name = blueprint.name
             _write(blueprint, options)
-        except OSError as error:
-            folder = options.directory / blueprint.name
-            print(f"gangway zoo: cannot write {folder}: {error.strerror or error}", file=sys.stderr)
-            return 1
+        for name in ensembles:
+            _write_ensemble(name, options)
+    except OSError as error:
+        print(f"gangway zoo: cannot write {options.directory / name}: {error.strerror or error}", file=sys.stderr)
+        return 1
     return 0
 
 
 def _groups() -> Mapping[str, tuple[str, ...]]:
-    return {ALL: tuple(MODELS), EXAMPLES: tuple(name for name, entry in MODELS.items() if entry.module == EXAMPLES)}
+    """Return what some names stand for: ensembles for their models, which are written before them."""
+    models = {name: ensemble.models for name, ensemble in ENSEMBLES.items()}
+    examples = tuple(name for name, entry in MODELS.items() if entry.module == EXAMPLES)
+    return models | {ALL: tuple(MODELS), EXAMPLES: examples}
 
 
 def _write(blueprint: Blueprint, options: argparse.Namespace) -> None:
@@ -59,12 +67,22 @@ def _write(blueprint: Blueprint, options: argparse.Namespace) -> None:
     )
 
 
+def _write_ensemble(name: str, options: argparse.Namespace) -> None:
+    folder = options.directory / name
+    if not options.force and (folder / "config.pbtxt").exists():
+        print(f"{name}: kept {folder} (--force writes it anew)")
+        return
+    write_ensemble(options.directory, name)
+    print(f"{name}: wrote {folder}, an ensemble of {', '.join(ENSEMBLES[name].models)}", flush=True)
+
+
 def _parser() -> argparse.ArgumentParser:
     models = "\n".join(
         f"  {'*' if name in DEFAULT_NAMES else ' '} {name:<16} {entry.summary}"
         + (f", {entry.sequence} tokens" if entry.sequence else "")
         for name, entry in MODELS.items()
     )
+    models += "".join(f"\n    {name:<16} {ensemble.summary}" for name, ensemble in ENSEMBLES.items())
     parser = argparse.ArgumentParser(
         prog="gangway zoo",
         description="Write example models into a model repository: true architectures with random weights (always the\n"

@@ -15,6 +15,7 @@ CONFIG_TYPES = {  # ONNX's data types in the names of config.pbtxt
     TensorProto.INT64: "TYPE_INT64",
     TensorProto.INT8: "TYPE_INT8",
     TensorProto.STRING: "TYPE_STRING",
+    TensorProto.UINT8: "TYPE_UINT8",
 }
 LABELS = "labels.txt"
 

@@ -4,6 +4,7 @@
 #include <stddef.h>
 
 #include "layout.h"
+#include "slot.h"
 #include "worker.h"
 
 /* Offsets and sizes that the Python side relies on; tests/executor/test_layout.py compares them. */
@@ -81,6 +82,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         PyModule_AddIntConstant(module, "RING_HEADER_BYTES", sizeof(struct ring)) == 0 &&
         PyModule_AddIntConstant(module, "STATUS_BYTES", sizeof(struct worker_status)) == 0 &&
         PyModule_AddIntConstant(module, "LEASE_BYTES", sizeof(struct lease)) == 0 &&
+        PyModule_AddIntConstant(module, "MAX_AWAITED", MAX_AWAITED) == 0 &&
         PyModule_AddIntConstant(module, "MAX_MODELS", MAX_MODELS) == 0 &&
         PyModule_AddIntConstant(module, "MAX_RANKS", MAX_RANKS) == 0 &&
         PyModule_AddIntConstant(module, "MAX_REGIONS", MAX_REGIONS) == 0 &&

@@ -207,6 +207,33 @@ FUNCTION(py_slot_wait) {
     FINISH;
 }
 
+/* The numbers of the slots are 32 bits each, one after the other. */
+FUNCTION(py_slot_wait_any) {
+    const char *numbers;
+    Py_ssize_t length;
+    unsigned int spin_us;
+    unsigned long long timeout_us;
+    PARSE("y#IK", &numbers, &length, &spin_us, &timeout_us);
+    struct slot *slots[MAX_AWAITED];
+    size_t count = (size_t)length / sizeof(uint32_t);
+    bool found = count >= 1 && count <= MAX_AWAITED && (size_t)length % sizeof(uint32_t) == 0;
+    if (!found) PyErr_Format(PyExc_ValueError, "numbers of 1 to %d slots, not %zd bytes", MAX_AWAITED, length);
+    for (size_t i = 0; found && i < count; i++) {
+        uint32_t number;
+        memcpy(&number, numbers + i * sizeof number, sizeof number);
+        slots[i] = find_slot(&buffer, number);
+        found = slots[i] != NULL;
+    }
+    if (found) {
+        bool done;
+        Py_BEGIN_ALLOW_THREADS
+        done = slot_wait_any(slots, (uint32_t)count, spin_us, timeout_us);
+        Py_END_ALLOW_THREADS
+        result = PyBool_FromLong(done);
+    }
+    FINISH;
+}
+
 FUNCTION(py_slot_wake) {
     unsigned int number;
     PARSE("I", &number);
@@ -370,7 +397,7 @@ PyMethodDef memory_methods[] = {
     METHOD(ring_init),        METHOD(ring_send),        METHOD(ring_receive), METHOD(ring_pending),
     METHOD(ring_discard),     METHOD(bell_ring),        METHOD(bell_seen),    METHOD(bell_wait),
     METHOD(slot_reset),       METHOD(slot_acquire),     METHOD(slot_read),    METHOD(slot_change),
-    METHOD(slot_wait),        METHOD(slot_wake),        METHOD(lease_initialise), METHOD(lease_resume),
+    METHOD(slot_wait),        METHOD(slot_wait_any),    METHOD(slot_wake),        METHOD(lease_initialise), METHOD(lease_resume),
     METHOD(lease_set_control), METHOD(lease_set_wanted), METHOD(lease_abort), METHOD(lease_progress),
     METHOD(lease_term),       METHOD(lease_start_ns),   METHOD(lease_layer_end_ns),
     METHOD(lease_position),   METHOD(rings_drain),      {NULL, NULL, 0, NULL},

@@ -42,3 +42,28 @@ bool slot_wait(struct slot *slot, uint32_t spin_us, uint64_t timeout_us) {
         waited_ns = now_ns() - start_ns;
     }
 }
+
+static bool any_done(struct slot *const *slots, uint32_t count, uint64_t *words) {
+    bool done = false;
+    for (uint32_t i = 0; i < count; i++) {
+        words[i] = atomic_load(&slots[i]->word);
+        done = done || slot_state(words[i]) == SLOT_DONE;
+    }
+    return done;
+}
+
+bool slot_wait_any(struct slot *const *slots, uint32_t count, uint32_t spin_us, uint64_t timeout_us) {
+    uint64_t start_ns = now_ns(), waited_ns = 0, words[MAX_AWAITED];
+    struct awaited awaited[MAX_AWAITED];
+    while (!any_done(slots, count, words)) {
+        if (waited_ns >= timeout_us * 1000) return false;
+        if (waited_ns < spin_us * UINT64_C(1000)) {
+            spin_pause();
+        } else {
+            for (uint32_t i = 0; i < count; i++) awaited[i] = awaited_word(&slots[i]->word, (uint32_t)words[i]);
+            futex_wait_any(awaited, count, timeout_us * 1000 - waited_ns);
+        }
+        waited_ns = now_ns() - start_ns;
+    }
+    return true;
+}

@@ -4,6 +4,8 @@
 
 #include "layout.h"
 
+enum { MAX_AWAITED = 64 };
+
 /* Any state -> FREE; the sequence stays, so that older messages remain stale. */
 void slot_reset(struct slot *slot);
 /* Takes a free slot of `count`, looking from `first` on: FILLING, next sequence. Returns its number, -1 if none is free. */
@@ -12,5 +14,7 @@ long slot_acquire(struct slot *slots, uint32_t count, uint32_t first);
 bool slot_change(struct slot *slot, uint32_t sequence, uint32_t mask, uint32_t state, uint32_t status);
 void slot_wake(struct slot *slot);
 bool slot_wait(struct slot *slot, uint32_t spin_us, uint64_t timeout_us); /* until DONE; false: time is up */
+/* Until one of them is DONE; false: time is up. `count` is 1 to MAX_AWAITED. */
+bool slot_wait_any(struct slot *const *slots, uint32_t count, uint32_t spin_us, uint64_t timeout_us);
 
 #endif

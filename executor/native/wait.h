@@ -2,6 +2,7 @@
 #ifndef GANGWAY_WAIT_H
 #define GANGWAY_WAIT_H
 
+#include <errno.h>
 #include <immintrin.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -25,6 +26,31 @@ static inline void spin_pause(void) { _mm_pause(); }
 static inline void futex_wait(void *word, uint32_t expected, uint64_t timeout_ns) {
     struct timespec timeout = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
     syscall(SYS_futex, word, FUTEX_WAIT, expected, &timeout, NULL, 0);
+}
+
+/* One of the words that futex_wait_any waits for: the kernel's struct futex_waitv, which older headers do not have. */
+struct awaited {
+    uint64_t expected;
+    uint64_t address;
+    uint32_t flags;
+    uint32_t reserved;
+};
+
+enum { FUTEX_WAITV_CALL = 449, FUTEX_WORD_OF_32_BITS = 2, OLD_KERNEL_NS = 1000000 };
+
+static inline struct awaited awaited_word(void *word, uint32_t expected) {
+    return (struct awaited){expected, (uint64_t)(uintptr_t)word, FUTEX_WORD_OF_32_BITS, 0};
+}
+
+/* Sleeps while each word has its value, at most `timeout_ns`. May return early for no reason: callers look again. Kernels
+ * before 5.16 cannot wait for several words: there it sleeps on the first one, a millisecond at most. */
+static inline void futex_wait_any(struct awaited *awaited, uint32_t count, uint64_t timeout_ns) {
+    uint64_t end_ns = now_ns() + timeout_ns;
+    struct timespec end = {(time_t)(end_ns / 1000000000u), (long)(end_ns % 1000000000u)};
+    if (syscall(FUTEX_WAITV_CALL, awaited, count, 0, &end, CLOCK_MONOTONIC) >= 0) return;
+    if (errno == EAGAIN || errno == EINTR || errno == ETIMEDOUT) return;
+    uint64_t short_ns = timeout_ns < OLD_KERNEL_NS ? timeout_ns : OLD_KERNEL_NS;
+    futex_wait((void *)(uintptr_t)awaited[0].address, (uint32_t)awaited[0].expected, short_ns);
 }
 
 static inline void futex_wake_all(void *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }

@@ -88,6 +88,8 @@ def memory_bytes(model: ServedModel, control: ControlSegment) -> int:
 
 def ids_of(model: ServedModel) -> frozenset[int]:
     """Return the numbers under which the model is executed: its own, and those of what is compiled of it."""
+    if model.is_ensemble:
+        return frozenset()  # its models have numbers
     return frozenset((model.model_id, *(part.layout.model_id for part in model.compiled.values())))
 
 
@@ -113,6 +115,6 @@ def _read_model(
         model=model,
         figures=model.statistics.figures(),
         waiting=waiting,
-        in_flight=waiting + running + done,
+        in_flight=model.uses.count if model.is_ensemble else waiting + running + done,
         account=scheduler.account(ids),
     )

@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+from collections.abc import Iterable
 
 from gangway.server.tracing.record import TensorRecord, TraceRecord
 
@@ -10,7 +11,7 @@ from gangway.server.tracing.record import TensorRecord, TraceRecord
 def text_of(record: TraceRecord, number: int) -> str:
     """Return who it was, its instants in their order, its tensors, as JSON without the brackets of the list around it.
 
-    `number` is the trace's id. Instants are formatted by hand: their names need no escaping, and there are many.
+    `number` is the trace's id; the steps of an ensemble have the next ones, and that as their parent's.
     """
     who: dict[str, object] = {"id": number, "model_name": record.model, "model_version": record.version}
     if record.request_id:
@@ -18,9 +19,19 @@ def text_of(record: TraceRecord, number: int) -> str:
     parts = [_json(who)]
     if record.timestamps:
         read, sent = record.of_root()[:2], record.of_root()[2:]
-        instants = sorted([*read, *record.of_compute(), *record.of_model(), *sent], key=lambda instant: instant[1])
-        parts += [f'{{"id":{number},"timestamps":[{{"name":"{name}","ns":{ns}}}]}}' for name, ns in instants]
-    return ",".join([*parts, *(_json(_tensor_entry(tensor, number)) for tensor in record.tensors)])
+        parts += _timestamps(number, [*read, *record.of_compute(), *record.of_model(), *sent])
+    parts += [_json(_tensor_entry(tensor, number)) for tensor in record.tensors]
+    for place, step in enumerate(record.steps, number + 1):
+        parts.append(_json({"id": place, "model_name": step.model, "model_version": step.version, "parent_id": number}))
+        if record.timestamps:
+            parts += _timestamps(place, [*step.of_model(), *step.of_compute()])
+    return ",".join(parts)
+
+
+def _timestamps(number: int, instants: Iterable[tuple[str, int]]) -> list[str]:
+    """Formatted by hand: their names need no escaping, and there are many."""
+    in_order = sorted(instants, key=lambda instant: instant[1])
+    return [f'{{"id":{number},"timestamps":[{{"name":"{name}","ns":{ns}}}]}}' for name, ns in in_order]
 
 
 def _tensor_entry(tensor: TensorRecord, number: int) -> dict[str, object]:

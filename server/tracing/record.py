@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 GRPC = "GRPC"
@@ -24,11 +24,33 @@ class TensorRecord(NamedTuple):
         return cls(activity, name, datatype, list(shape), base64.b64encode(data).decode())
 
 
+class StepRecord(NamedTuple):
+    """One step of an ensemble. Instants as in TraceRecord."""
+
+    model: str
+    version: int
+    begin_ns: int  # its last input was there
+    submitted_ns: int
+    start_ns: int
+    computed_ns: int
+    end_ns: int
+
+    def of_model(self) -> list[tuple[str, int]]:
+        """Return Triton's instants of the step at its model."""
+        done = [("INFER_RESPONSE_COMPLETE", self.end_ns), ("REQUEST_END", self.end_ns)]
+        return [("REQUEST_START", self.begin_ns), ("QUEUE_START", self.submitted_ns), *done]
+
+    def of_compute(self) -> list[tuple[str, int]]:
+        """Return Triton's instants of the computation."""
+        return _of_compute(self.start_ns, self.computed_ns, self.end_ns)
+
+
 class TraceRecord(NamedTuple):
     """One request. Instants are CLOCK_MONOTONIC in nanoseconds, 0 where the request did not get so far.
 
     `front_end`: GRPC or HTTP. `parent` and `tracestate`: the headers of W3C's trace context that came with it.
     `status`: the code's name, OK if it was answered. `versions` is a mask. `timestamps`: whether these are wanted.
+    `steps`: of an ensemble.
     """
 
     model: str
@@ -55,6 +77,7 @@ class TraceRecord(NamedTuple):
     log_frequency: int
     timestamps: bool
     tensors: list[TensorRecord]
+    steps: Sequence[StepRecord] = ()
 
     def encode(self) -> str:
         """Return the record as JSON."""
@@ -79,15 +102,18 @@ class TraceRecord(NamedTuple):
         return [*instants, ("REQUEST_END", self.end_ns)]
 
     def of_compute(self) -> list[tuple[str, int]]:
-        """Return Triton's instants of the computation. Inputs are in their place before it starts."""
-        if not self.start_ns:
-            return []
-        return [
-            ("COMPUTE_START", self.start_ns),
-            ("COMPUTE_INPUT_END", self.start_ns),
-            ("COMPUTE_OUTPUT_START", self.computed_ns),
-            ("COMPUTE_END", self.end_ns),
-        ]
+        """Return Triton's instants of the computation, which an ensemble does not have: its steps do."""
+        return _of_compute(self.start_ns, self.computed_ns, self.end_ns) if self.start_ns and not self.steps else []
+
+
+def _of_compute(start_ns: int, computed_ns: int, end_ns: int) -> list[tuple[str, int]]:
+    """Inputs are in their place before it starts."""
+    return [
+        ("COMPUTE_START", start_ns),
+        ("COMPUTE_INPUT_END", start_ns),
+        ("COMPUTE_OUTPUT_START", computed_ns),
+        ("COMPUTE_END", end_ns),
+    ]
 
 
 def decode(packet: bytes) -> list[TraceRecord]:
@@ -95,7 +121,11 @@ def decode(packet: bytes) -> list[TraceRecord]:
     try:
         records = [TraceRecord._make(item) for item in json.loads(packet)]
         return [
-            record._replace(tensors=[TensorRecord._make(tensor) for tensor in record.tensors]) for record in records
+            record._replace(
+                tensors=[TensorRecord._make(tensor) for tensor in record.tensors],
+                steps=[StepRecord._make(step) for step in record.steps],
+            )
+            for record in records
         ]
     except TypeError as error:
         raise ValueError(f"not a packet of traces: {packet[:200]!r} ({error})") from error

@@ -1,14 +1,16 @@
 """A request that was picked, as it waits for the thread that sends it on: references, and little work."""
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gangway.executor.slots import SlotOutcome
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.calls import Contents
+from gangway.server.ensemble.spans import StepSpan
 from gangway.server.errors import RequestError
 from gangway.server.plan import Plan
-from gangway.server.tracing.record import GRPC, TensorRecord, TraceRecord
+from gangway.server.tracing.record import GRPC, StepRecord, TensorRecord, TraceRecord
 from gangway.server.tracing.settings import Sampler
 
 MAX_TENSORS_BYTES = 16 * 1024  # of all inputs, and of the response: larger ones are left out
@@ -47,6 +49,7 @@ class Sampled(NamedTuple):
     error: RequestError | None
     inputs: tuple[bytes, ...] | None  # None: not wanted, or too large
     response: bytes | None
+    steps: Sequence[StepSpan] = ()  # of an ensemble
 
     def record(self) -> TraceRecord:
         """Return what the exporter gets."""
@@ -78,6 +81,7 @@ class Sampled(NamedTuple):
             log_frequency=self.sampler.setting.log_frequency,
             timestamps="TIMESTAMPS" in self.sampler.setting.level,
             tensors=self._tensors(),
+            steps=[_step_record(span) for span in self.steps],
         )
 
     def _tensors(self) -> list[TensorRecord]:
@@ -92,6 +96,12 @@ class Sampled(NamedTuple):
                     activity = "TENSOR_BACKEND_OUTPUT"
                     tensors.append(TensorRecord.of(activity, output.name, output.datatype, output.shape, data))
         return tensors
+
+
+def _step_record(span: StepSpan) -> StepRecord:
+    model = span.step.model
+    instants = span.begin_ns, span.submitted_ns, span.start_ns, span.computed_ns, span.end_ns
+    return StepRecord(model.name, model.version, *instants)
 
 
 def front_end_of(call: object) -> str:

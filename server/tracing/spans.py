@@ -74,20 +74,37 @@ class Spans:
         self._propagator = TraceContextTextMapPropagator()
 
     def take(self, record: TraceRecord) -> None:
-        """Make three spans: the request, its way through the model, the computation."""
+        """Make three spans: request, way through the model, computation; two more for each step of an ensemble."""
         offset_ns = time.time_ns() - time.monotonic_ns()
         root = self._span("InferRequest", self._parent_of(record), offset_ns, record.of_root(), SpanKind.SERVER)
         model = self._span(record.model, set_span_in_context(root, Context()), offset_ns, record.of_model())
         model.set_attributes(_attributes_of(record, self._next_id))
-        self._next_id += 1
-        if instants := record.of_compute():
-            compute = self._span("compute", set_span_in_context(model, Context()), offset_ns, instants)
-            self._end(compute, instants[-1][1] + offset_ns)
+        number = self._next_id
+        self._next_id += 1 + len(record.steps)
+        self._compute(model, record.of_compute(), offset_ns)
+        for place, step in enumerate(record.steps, number + 1):
+            span = self._span(step.model, set_span_in_context(model, Context()), offset_ns, step.of_model())
+            span.set_attributes(
+                {
+                    "triton.model_name": step.model,
+                    "triton.model_version": step.version,
+                    "triton.trace_id": place,
+                    "triton.trace_parent_id": number,
+                }
+            )
+            self._compute(span, step.of_compute(), offset_ns)
+            self._end(span, step.end_ns + offset_ns)
         if record.status != "OK":
             for span in (model, root):
                 span.set_status(Status(StatusCode.ERROR, record.message))
         for span in (model, root):
             self._end(span, record.end_ns + offset_ns)
+
+    def _compute(self, model: Span, instants: Sequence[tuple[str, int]], offset_ns: int) -> None:
+        """Make the span of a computation below that of its model, if there was one."""
+        if instants:
+            compute = self._span("compute", set_span_in_context(model, Context()), offset_ns, instants)
+            self._end(compute, instants[-1][1] + offset_ns)
 
     def tick(self) -> None:
         """Nothing to do: the processor has a thread."""

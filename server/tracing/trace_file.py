@@ -68,7 +68,7 @@ class TraceFile:
             self._index += 1
         file = self._files[frequency]
         file.take(text_of(record, self._next_id))
-        self._next_id += 1
+        self._next_id += 1 + len(record.steps)
         if frequency and file.taken >= frequency:
             self._write(self._files.pop(frequency))
         elif len(file.held) >= MAX_HELD:

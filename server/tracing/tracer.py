@@ -9,9 +9,11 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from gangway.executor.slots import SlotOutcome
 from gangway.server.calls import Contents
+from gangway.server.ensemble.spans import StepSpan
 from gangway.server.errors import RequestError
 from gangway.server.plan import Plan
 from gangway.server.tracing.config import TraceConfig
@@ -78,14 +80,17 @@ class Tracer:
         outcome: SlotOutcome,
         contents: Contents,
         response: bytes,
+        steps: Sequence[StepSpan] = (),
     ) -> None:
-        """Note a request that was answered, if it is one to trace."""
+        """Note a request that was answered, if it is one to trace. `steps`: of an ensemble."""
         picked, sampler, parent = self._pick(plan, call)
         if picked:
             inputs = small_copies(contents) if sampler.tensors else None
             outputs = response if sampler.tensors and len(response) <= MAX_TENSORS_BYTES else None
             front_end = front_end_of(call)
-            self._put(Sampled(plan, request_id, front_end, parent, sampler, instants, outcome, None, inputs, outputs))
+            self._put(
+                Sampled(plan, request_id, front_end, parent, sampler, instants, outcome, None, inputs, outputs, steps)
+            )
 
     def not_executed(
         self, plan: Plan, request_id: bytes, call: object, arrival_ns: int, error: RequestError | None = None

@@ -121,6 +121,31 @@ def test_wait_sees_done_and_time(table):
     assert answers == [True]
 
 
+def test_wait_for_any_of_several_sees_the_first_one_that_is_done(table):
+    slots = [table.acquire() for _ in range(3)]
+    for slot in slots:
+        table.fill(slot, REQUEST)
+    sequences = [table.submit(slot) for slot in slots]
+    begin = time.monotonic()
+    assert not table.wait_any(slots, 30_000)
+    assert time.monotonic() - begin >= 0.03
+    answers = []
+    waiter = threading.Thread(target=lambda: answers.append(table.wait_any(slots, 20_000_000)))
+    waiter.start()
+    time.sleep(0.05)  # asleep in the kernel now, or it sees DONE by itself
+    table.finish(slots[1], sequences[1], SlotStatus.OK)
+    waiter.join(10)
+    assert answers == [True]
+    assert [table.is_done(slot) for slot in slots] == [False, True, False]
+    assert table.wait_any(slots, 0)
+
+
+@pytest.mark.parametrize("numbers", [b"", b"123", bytes(4 * 65), b"\xff\xff\xff\x7f"])
+def test_wait_for_slots_that_there_are_not(table, numbers):
+    with pytest.raises(ValueError, match=r"slots, not|not inside"):
+        _native.slot_wait_any(table._view, numbers, 0, 1000)
+
+
 @pytest.mark.parametrize("rescue", ["requeue", "finish"])
 def test_answer_of_a_worker_that_died_before_waking_is_delivered(table, rescue):
     slot = table.acquire()

@@ -84,7 +84,7 @@ def test_a_broken_model_does_not_hinder_others(tmp_path: Path) -> None:
         ("max_batch_size: -1", "max_batch_size is -1"),
         ('default_model_filename: "../x.onnx"', "leaves the version folder"),
         ("sequence_batching {}", "sequence_batching is not supported"),
-        ("ensemble_scheduling {}", "ensemble_scheduling is not supported"),
+        ("ensemble_scheduling {}", "whose platform is not ensemble"),
         ("model_transaction_policy { decoupled: true }", "decoupled is not supported"),
         ('input { name: "x" is_shape_tensor: true }', "input 'x': is_shape_tensor is not supported"),
         ('input { name: "x" } input { name: "x" }', "names an input twice"),

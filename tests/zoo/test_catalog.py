@@ -26,6 +26,7 @@ PUBLISHED = {
     "simple_string": (0, 0.0),
     "simple_int8": (0, 0.0),
     "simple_identity": (0, 0.0),
+    "simple_pixels": (0, 0.0),
     "simple_image": (0, 0.0),
 }
 

@@ -95,3 +95,15 @@ def test_the_examples_of_triton_s_clients(tmp_path: Path) -> None:
     names = {"simple", "simple_string", "simple_int8", "simple_identity", "simple_image"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert "dims: [ -1 ]" in (tmp_path / "simple_identity" / "config.pbtxt").read_text()
+
+
+def test_an_ensemble_is_written_with_its_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "simple_ensemble"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"simple_ensemble", "simple_pixels", "simple_image"}
+    assert list((tmp_path / "simple_ensemble" / "1").iterdir()) == []
+    config = tmp_path / "simple_ensemble" / "config.pbtxt"
+    assert 'platform: "ensemble"' in config.read_text()
+    config.write_text("mine")
+    assert main([str(tmp_path), "simple_ensemble"]) == 0
+    assert config.read_text() == "mine"
+    assert "kept" in capsys.readouterr().out

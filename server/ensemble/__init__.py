@@ -1,0 +1,1 @@
+"""Ensembles: models that are other models, connected by their tensors."""

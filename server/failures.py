@@ -1,0 +1,25 @@
+"""What a client is told of a request that was handed over and has not been answered."""
+
+import grpc
+from gangway.executor.slots import SlotStatus
+from gangway.server.errors import RequestError
+
+
+def failure(name: str, status: SlotStatus, max_queue: int) -> RequestError:
+    """Return the error for a request to model `name` that ended with this status. `max_queue`: of its queue policy."""
+    match status:
+        case SlotStatus.DEADLINE:
+            message = f"the call's deadline passed before model '{name}' had answered"
+            return RequestError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+        case SlotStatus.LATE:
+            return RequestError(grpc.StatusCode.UNAVAILABLE, f"Request timeout expired for model '{name}'")
+        case SlotStatus.QUEUE_FULL:
+            message = f"Exceeds maximum queue size: {max_queue} requests wait for model '{name}'"
+            return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        case SlotStatus.CANCELLED:
+            return RequestError(grpc.StatusCode.CANCELLED, f"the request for model '{name}' was cancelled")
+        case SlotStatus.UNAVAILABLE:
+            message = f"the request for model '{name}' could not be executed now; it may be sent again"
+            return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        case _:
+            return RequestError(grpc.StatusCode.INTERNAL, f"the execution of model '{name}' failed")

@@ -1,0 +1,49 @@
+"""When a request has come, when it is to be answered, and when nobody waits for it any more."""
+
+import time
+from dataclasses import dataclass
+
+from gangway.executor.slots import SlotStatus
+
+MAX_WAIT_NS = 600 * 10**9  # every wait ends; a later deadline counts as none
+LIMIT_SLACK_NS = 20 * 10**6  # the client's clock started earlier than ours
+
+
+@dataclass(frozen=True)
+class RequestClock:
+    """Instants of one request, CLOCK_MONOTONIC; 0 is none.
+
+    `deadline_ns` is a target: what happens to a request that misses it is for its queue policy to say. After `limit_ns`
+    the client is gone. A limit without a target makes none: whoever wants an answer by some time says so by `timeout`.
+    """
+
+    arrival_ns: int  # of the bytes at the front end
+    deadline_ns: int
+    limit_ns: int
+
+    @classmethod
+    def of(cls, target_us: float, remaining_seconds: float | None, arrival_ns: int) -> "RequestClock":
+        """Return the clock of a request with this target (0: none), whose client waits so long (None: for ever)."""
+        limited = remaining_seconds is not None and remaining_seconds * 1e9 < MAX_WAIT_NS
+        limit_ns = time.monotonic_ns() + max(0, int((remaining_seconds or 0) * 1e9)) if limited else 0
+        target_ns = min(int(target_us * 1000), MAX_WAIT_NS)
+        deadline_ns = arrival_ns + target_ns if target_ns else 0
+        return cls(arrival_ns, min(deadline_ns, limit_ns) if limit_ns else deadline_ns, limit_ns)
+
+    @property
+    def end_ns(self) -> int:
+        """When to stop waiting."""
+        return self.limit_ns or self.arrival_ns + MAX_WAIT_NS
+
+    def status_of(self, status: SlotStatus, end_ns: int) -> SlotStatus:
+        """Return how a request ended that ended with `status` at `end_ns`.
+
+        gRPC ends a call at its deadline as if the client had cancelled it.
+        """
+        timed_out = self.limit_ns and end_ns > self.limit_ns - LIMIT_SLACK_NS
+        return SlotStatus.DEADLINE if timed_out and status is SlotStatus.CANCELLED else status
+
+    @property
+    def status_at_end(self) -> SlotStatus:
+        """How a request ended that was not answered by then."""
+        return SlotStatus.DEADLINE if self.limit_ns else SlotStatus.UNAVAILABLE
