@@ -24,7 +24,7 @@ from gangway.server.regions import Region
 
 _MISSING: Final = "memory of shared memory region '%s' is missing; its tensors are copied from now on"
 DATATYPES: Final = frozenset({"FP16", "FP32", "FP64"})
-LEAST_BYTES: Final = 64 << 10  # of all such tensors of a request
+LEAST_BYTES: Final = 128 << 10  # of all such tensors of a request: copying as much takes as long as the checks
 LEAST_TENSOR_BYTES: Final = 4 << 10
 _log = logging.getLogger(__name__)
 
