@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.live_server import LiveServer, is_ready, live_server
 from benchmarks.load import RIGHT, Load, LoadProcess, Outcome
 from benchmarks.processes import memory_of, open_descriptors, shm_names
 from benchmarks.reference import Example, example_of
@@ -20,7 +20,9 @@ from benchmarks.report import Report, Row, add_repository_option, option_parser,
 from benchmarks.repository import ensure_zoo, onnx_file
 
 VICTIMS = ("worker", "scheduler", "front end")
-REPLACED_TIMEOUT_S = 10
+REPLACED_TIMEOUT_S = 30
+SETTLE_TIMEOUT_S = 10
+REQUEST_TIMEOUT_S = 50  # how long the service was away is measured; an answer that never comes is wrong
 BACK_WITHIN_S = 1.0
 POLL_S = 0.002
 
@@ -42,6 +44,16 @@ class Resources:
     shm_names: int
     busy_slots: int
     memory_mb: float
+
+    def exceed(self, before: "Resources") -> int:
+        """Count processes, descriptors, names in /dev/shm and used slots that were not there before."""
+        grown = (
+            self.processes - before.processes,
+            self.descriptors - before.descriptors,
+            self.shm_names - before.shm_names,
+            self.busy_slots - before.busy_slots,
+        )
+        return sum(max(0, more) for more in grown)
 
 
 @dataclass(frozen=True)
@@ -67,16 +79,21 @@ def longest_gap_s(right_ns: Sequence[int], begin_ns: int, end_ns: int) -> float:
     return max((later - earlier for earlier, later in pairwise(marks) if earlier < end_ns), default=math.inf) / 1e9
 
 
-def try_kills(server: LiveServer, example: Example, victim: str, kills: int, clients: int, pause_s: float) -> Trial:
-    """Keep `clients` requests under way and kill a role `kills` times, each time `pause_s` after it was replaced."""
-    load = Load(server.url, example.request, example.outputs, clients)
+def try_kills(
+    server: LiveServer, example: Example, victim: str, kills: int, clients: int, pause_s: float, answering: bool = False
+) -> Trial:
+    """Keep `clients` requests under way and kill a role `kills` times, each time `pause_s` after it was replaced.
+
+    `answering`: after the server answered again.
+    """
+    load = Load(server.url, example.request, example.outputs, clients, REQUEST_TIMEOUT_S)
     before = resources_of(server)
     with LoadProcess(load) as process:
         time.sleep(pause_s)
-        done = [_kill_one(server, victim, number, pause_s) for number in range(kills)]
+        done = [_kill_one(server, victim, number, pause_s, answering) for number in range(kills)]
         time.sleep(max(0.0, BACK_WITHIN_S - pause_s))  # the last kill is given as long as the service may be away
         outcomes = process.stop().outcomes
-    after = resources_of(server)
+    after = _settled(server, before)
     return Trial(victim, done, outcomes, before, after)
 
 
@@ -84,12 +101,21 @@ def resources_of(server: LiveServer) -> Resources:
     """Count what the server holds now."""
     pids = [pid for same in server.pids().values() for pid in same]
     memory_bytes = sum(memory_of(pid).pss_bytes for pid in pids)
+    names = [name for name in shm_names() if name.startswith(f"gangway.{server.process.pid}.")]
     return Resources(
-        len(pids), open_descriptors(server.process.pid), len(shm_names()), server.busy_slots(), memory_bytes / 1e6
+        len(pids), open_descriptors(server.process.pid), len(names), server.busy_slots(), memory_bytes / 1e6
     )
 
 
-def _kill_one(server: LiveServer, victim: str, number: int, pause_s: float) -> Kill:
+def _settled(server: LiveServer, before: Resources) -> Resources:
+    """Return what the server holds when it holds no more than before, or for long: what stays is a leak."""
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while (after := resources_of(server)).exceed(before) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return after
+
+
+def _kill_one(server: LiveServer, victim: str, number: int, pause_s: float, answering: bool) -> Kill:
     """Kill one process of a role, each of them in turn, and wait until another stands in its place."""
     pids = server.pids()[victim]
     target = pids[number % len(pids)]
@@ -101,6 +127,9 @@ def _kill_one(server: LiveServer, victim: str, number: int, pause_s: float) -> K
             raise TimeoutError(f"{victim} {target} was not replaced within {REPLACED_TIMEOUT_S} s")
         time.sleep(POLL_S)
     replaced_ns = time.monotonic_ns()
+    while answering and not is_ready(server.url):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the server does not answer {REPLACED_TIMEOUT_S} s after the death of a {victim}")
     time.sleep(pause_s)
     return Kill(at_ns, replaced_ns)
 
@@ -142,14 +171,7 @@ def wrong_answers(trial: Trial) -> int:
 
 def leaks(trial: Trial) -> int:
     """Count processes, descriptors, names in /dev/shm and used slots that were not there before the kills."""
-    before, after = trial.before, trial.after
-    grown = (
-        after.processes - before.processes,
-        after.descriptors - before.descriptors,
-        after.shm_names - before.shm_names,
-        after.busy_slots - before.busy_slots,
-    )
-    return sum(max(0, more) for more in grown)
+    return trial.after.exceed(trial.before)
 
 
 def report_trials(report: Report, trials: Sequence[Trial]) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,19 +50,24 @@ class LiveServer:
         return found
 
     def busy_slots(self, running: bool = False) -> int:
-        """Count the request slots that are not free, or only those of requests that have begun.
+        """Count the request slots that are not free, or only those of requests that have begun."""
+        states = self._slot_states()
+        return states.count(SlotState.RUNNING) if running else len(states) - states.count(SlotState.FREE)
 
-        They are looked up in the front end's shared memory itself.
-        """
+    def waiting_slots(self) -> int:
+        """Count the request slots of requests that have not begun."""
+        return self._slot_states().count(SlotState.SUBMITTED)
+
+    def _slot_states(self) -> list[SlotState]:
+        """Look into the front end's shared memory itself."""
         (front_end,) = self.pids()["front end"]
         options = dict(re.findall(r'"(io_fd|slots)":(\d+)', command_of(front_end)))
         descriptor = os.open(f"/proc/{front_end}/fd/{options['io_fd']}", os.O_RDWR)
         segment = Segment.attach(descriptor)
         table = SlotTable(segment, int(options["slots"]))
         states = [table.entry(slot).state for slot in range(table.slots)]
-        busy = states.count(SlotState.RUNNING) if running else len(states) - states.count(SlotState.FREE)
         segment.close()
-        return busy
+        return states
 
 
 @contextmanager
@@ -73,11 +78,12 @@ def live_server(
 
     Raises RuntimeError with the log's end if it fails.
     """
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("wb") as log:
-        url = f"127.0.0.1:{free_port()}"
-        address, port = url.split(":")
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        log = stack.enter_context((Path(folder) / "server.log").open("wb"))
+        port, metrics_port, http_port = (stack.enter_context(reserved_port()) for _ in range(3))
+        address, url = "127.0.0.1", f"127.0.0.1:{port}"
         options = [f"--model-repository={repository}", f"--grpc-address={address}", f"--grpc-port={port}"]
-        metrics_port, http_port = free_port(), free_port()
         options += [f"--metrics-address={address}", f"--metrics-port={metrics_port}"]
         options += [f"--http-address={address}", f"--http-port={http_port}"]
         options += ["--no-profile", *flags]  # nothing shall begin in the background unless it is asked for
@@ -110,9 +116,21 @@ def is_ready(url: str) -> bool:
 
 def free_port() -> int:
     """Return a port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    with reserved_port() as port:
+        return port
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Keep a port of this machine for a server that is told to take it, until the block ends.
+
+    Without this somebody else who takes any port, or a client's connection, might get it before the server does. It is
+    only bound here, so nobody can connect to it; who sets SO_REUSEADDR, as servers do, can listen on it nevertheless.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def wait_until_ready(

@@ -62,7 +62,9 @@ class LoadProcess:
     """Runs a load in a process of its own while the block lasts; `stop` ends it and returns what happened."""
 
     def __init__(self, load: Load) -> None:
-        context = mp.get_context("spawn")  # never fork a process that has gRPC threads
+        # Never fork a process that has gRPC threads. This one's server has only imported what is needed, once for all.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         self._pipe, child = context.Pipe()
         self._process = context.Process(target=_run_load, args=(load, child), daemon=True)
         self._process.start()

@@ -165,10 +165,10 @@ class FrontEnd:
             case RepositoryAnswer():
                 self.repository.answered(message)
             case Drain():
-                self._answers.ready = False
                 self._inference.refuse(STOPPING)
                 self.streams.refuse(STOPPING)
                 self.repository.refuse(STOPPING)
+                self._answers.ready = False  # whoever sees it knows that nothing is accepted any more
                 self._await_idle()
                 self._tracer.finish(DRAIN_TRACES_SECONDS)
                 self.log.write_all()

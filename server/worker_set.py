@@ -1,16 +1,20 @@
 """The worker processes: one per core, each replaced when it dies."""
 
+import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from gangway.executor.launch import WorkerPlan, start_worker
+from gangway.executor.messages import Exit
 from gangway.server.children import Child, DeathLimit
 from gangway.server.control import SchedulerControl
 from gangway.server.in_place.keeper import MappingKeeper
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.shared_memory import SharedMemory
 
+EXIT_AGAIN_SECONDS: Final = 0.01
 _log = logging.getLogger(__name__)
 
 
@@ -60,9 +64,22 @@ class WorkerSet:
         self._stopping = True
 
     async def wait(self, timeout_seconds: float) -> None:
-        """Wait until all have ended; kill those that take too long."""
+        """Wait until all have ended; kill those that take too long. The scheduler has ended.
+
+        It has told them to exit, but a worker that was only starting then has dropped that with all that was meant for
+        its predecessor. So they are told again.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_seconds
+        while (left := self._alive()) and loop.time() < end:
+            for index in left:
+                self._memory.control.command(index, Exit().pack())
+            await asyncio.sleep(EXIT_AGAIN_SECONDS)
         for child in list(self._children.values()):
-            await child.wait(timeout_seconds)
+            await child.wait(0.0)
+
+    def _alive(self) -> list[int]:
+        return [index for index, child in self._children.items() if child.returncode is None]
 
     def _start(self, index: int) -> None:
         with self._mappings.worker(index) as regions, self._log.of_child(f"worker {index}") as stderr:

@@ -1,10 +1,10 @@
 """Fixtures of all rooms: a repository with the zoo's models and a cache that holds them compiled."""
 
+import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,12 @@ class CompiledZoo:
     def onnx_file(self, name: str) -> Path:
         """The model's ONNX file."""
         return self.repository / name / "1" / "model.onnx"
+
+    def linked_cache(self, folder: Path) -> Path:
+        """Make of an empty folder a cache that holds the same; a test can have more in it."""
+        for name in os.listdir(self.repository):
+            (folder / self.artifact(name).name).symlink_to(self.artifact(name))
+        return folder
 
     def artifact(self, name: str) -> Path:
         """The folder of the compiled model."""
@@ -47,17 +53,19 @@ def compiled_zoo(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
         source.update(path.read_bytes())
     cache = getattr(pytestconfig, "cache", None)  # absent with -p no:cacheprovider
     root = cache.mkdir("gangway") if cache else tmp_path_factory.mktemp("gangway")
-    repository = root / f"zoo-{source.hexdigest()[:12]}"
-    if not repository.exists():
-        unfinished = repository.with_name(f"{repository.name}.{os.getpid()}")
-        for name in DEFAULT_NAMES:
-            write_model(unfinished, name)
-        with suppress(OSError):  # another test run was quicker
-            unfinished.rename(repository)
-    zoo = CompiledZoo(repository, root / "compiled")
-    for name in DEFAULT_NAMES:
+    zoo = CompiledZoo(root / f"zoo-{source.hexdigest()[:12]}", root / "compiled")
+    with (root / "lock").open("w") as lock:  # of the processes of a test run
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not zoo.repository.exists():
+            unfinished = zoo.repository.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
+            for name in DEFAULT_NAMES:
+                write_model(unfinished, name)
+            unfinished.rename(zoo.repository)
+        _drop_outdated(zoo)
+    second = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579"
+    for name in DEFAULT_NAMES[:: -1 if second else 1]:  # each compiles the other half, then finds the rest
         compile_model(zoo.onnx_file(name), name, Cache(zoo.cache_dir), detect(), lambda phase, done, total: None)
-    _drop_outdated(zoo)
     return zoo
 
 

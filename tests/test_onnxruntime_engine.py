@@ -21,11 +21,13 @@ from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
 from gangway.zoo import write_model
 
+from benchmarks.processes import cpu_ns
 from tests.onnx_networks import FOREIGN, Array
 
 HEAP = 1 << 16
 WAIT_US = 20_000_000
-LONG_STEPS = 60_000
+LONG_STEPS = 60_000  # a tenth of a second
+BEGUN_NS = 20_000_000  # of CPU; from joining to calling is a microsecond
 Outputs = Callable[[], dict[str, bytes]]
 
 
@@ -273,12 +275,12 @@ def test_an_abort_before_the_run_keeps_it_from_beginning(runner: Runner, tmp_pat
 def test_a_run_in_progress_ends_and_answers(runner: Runner, tmp_path: Path) -> None:
     model_id = runner.load(FOREIGN["loop"]().save(tmp_path / "model.onnx"), "loop")
     slot, spec, _ = runner.begin(model_id, {"count": np.array([LONG_STEPS])}, 1)
-    lease = runner.executor.lease(0)
+    lease, pid = runner.executor.lease(0), runner.executor.workers[0].pid
+    idle_ns = cpu_ns(pid)
     runner.executor.start(0, spec, [0])
     deadline = time.monotonic() + 10
-    while not lease.progress().present:
+    while not lease.progress().present or cpu_ns(pid) - idle_ns < BEGUN_NS:
         assert time.monotonic() < deadline
-    time.sleep(0.05)  # from joining to calling is a microsecond
     lease.set_control(Control.STOP_NOW)
     lease.abort()
     assert runner.end(slot).status is SlotStatus.OK

@@ -21,7 +21,7 @@ from gangway.clients.tensors import infer_request
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
 
-from benchmarks.live_server import LiveServer, free_port
+from benchmarks.live_server import LiveServer, free_port, reserved_port
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 
@@ -174,7 +174,7 @@ def test_more_than_allowed_at_once_are_not_sent():
 
     def hanging(request: bytes, context: grpc.ServicerContext) -> bytes:
         if first.acquire(blocking=False):
-            threading.Timer(0.3, release.set).start()  # by then all are scheduled
+            threading.Timer(0.8, release.set).start()  # by then all are scheduled
         release.wait(10)
         return b""
 
@@ -185,7 +185,7 @@ def test_more_than_allowed_at_once_are_not_sent():
 
 
 def test_a_lost_server_costs_what_was_under_way_and_its_successor_is_found():
-    port, started, stop = free_port(), threading.Event(), threading.Event()
+    started, stop = threading.Event(), threading.Event()
     seen = itertools.count(1)
 
     def mortal(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -194,23 +194,27 @@ def test_a_lost_server_costs_what_was_under_way_and_its_successor_is_found():
             context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
         return b""
 
-    def serve_twice() -> None:
+    def serve_twice(port: int) -> None:
         for _ in range(2):
             with serving(mortal, port=port):
                 started.set()
                 stop.wait(10)
                 stop.clear()
 
-    thread = threading.Thread(target=serve_twice)
-    thread.start()
-    started.wait(10)
-    run = drive(f"127.0.0.1:{port}", {"m": b"x"}, evenly(100, 7))
-    stop.set()
-    thread.join(10)
+    # Long pauses before and after it dies: nothing is under way then.
+    times_us = [*range(0, 75_000, 5000), *range(400_000, 600_000, 5000), *range(2_000_000, 2_025_000, 5000)]
+    arrivals = Arrivals(np.array(times_us, float), np.zeros(len(times_us), np.int64))
+    with reserved_port() as port:
+        thread = threading.Thread(target=serve_twice, args=(port,))
+        thread.start()
+        started.wait(10)
+        run = drive(f"127.0.0.1:{port}", {"m": b"x"}, arrivals)
+        stop.set()
+        thread.join(10)
     answered = run.outcomes.answered
     assert run.outcomes.statuses == ("OK", "UNAVAILABLE")
     assert answered[:15].all()
-    assert not answered[15:25].all()
+    assert not answered[15:-5].all()
     assert answered[-5:].all()
 
 

@@ -1,75 +1,20 @@
-"""A tiny model whose kernels count what they execute, and an executor that runs it."""
+"""An executor of two workers that runs the tiny model."""
 
 import contextlib
-import hashlib
 import struct
-import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gangway.artifact.format import BatchKernel, BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
-from gangway.artifact.writer import ArtifactWriter
 from gangway.executor.cores import available_cores
 from gangway.executor.leases import LeaseSpec
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SlotRequest
 
-HERE = Path(__file__).parent
-TASKS = 24
+from tests.tiny_model import TinyModel, make_artifact
+
 HEAP = 1 << 16
-
-
-@dataclass(frozen=True)
-class TinyModel:
-    """Where the artifact lies, and what it consists of."""
-
-    cache_dir: Path
-    key: str
-    layers: int
-    tasks: int
-
-
-def make_artifact(
-    cache_dir: Path, layers: int = 6, max_ranks: tuple[int, ...] = (64,), batch_rows: int = 0, row_ns: int = 0
-) -> TinyModel:
-    """Write the model. With `batch_rows` every other layer, the last one too, has a kernel for so many rows."""
-    key = hashlib.sha256(f"{layers} {max_ranks} {batch_rows} {row_ns}".encode()).hexdigest()
-    with ArtifactWriter(cache_dir / key) as writer:
-        offsets = [writer.append_weights(struct.pack("<i", layer)) for layer in range(layers)]
-        command = ["gcc", "-O1", "-shared", "-fPIC", str(HERE / "kernels.c"), "-o", str(writer.kernels_path)]
-        subprocess.run(command, check=True)
-        row_bytes = layers * TASKS * 4
-        manifest = Manifest(
-            key=key,
-            model_name="tiny",
-            batched=True,
-            inputs=(TensorSpec("orders", "INT32", (-1, 16), 64),),
-            outputs=(TensorSpec("counters", "INT32", (-1, layers * TASKS), row_bytes),),
-            layers=tuple(
-                _layer(i, offsets[i], max_ranks[i % len(max_ranks)], batch_rows * ((layers - i) % 2), row_ns)
-                for i in range(layers)
-            ),
-            arena_bytes=64,
-            target=TargetSpec("baseline", "x86-64", 4, ()),
-            files={},
-        )
-        writer.commit(manifest)
-    return TinyModel(cache_dir, key, layers, TASKS)
-
-
-def _layer(number: int, weights_offset: int, max_ranks: int, batch_rows: int, row_ns: int) -> Layer:
-    arguments = (
-        BufferRef(Space.INPUT, 0),
-        BufferRef(Space.WEIGHTS, weights_offset),
-        BufferRef(Space.ARENA, 0),
-        BufferRef(Space.OUTPUT, number * TASKS * 4),
-    )
-    batch = BatchKernel("count_rows", batch_rows, TASKS, "counts") if batch_rows else None
-    version = Version("count", TASKS, "counts", batch=batch)
-    return Layer(f"layer{number}", "Count", "", arguments, (version,), 0, 0, max_ranks, row_ns)
 
 
 class Harness:

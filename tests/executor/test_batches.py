@@ -46,11 +46,12 @@ def test_rows_are_cut_into_groups_of_almost_equal_size(make_harness, workers):
 
 def test_a_stopped_batch_goes_on_inside_a_layer(make_harness):
     harness = make_harness(layers=3, batch_rows=4)
-    harness.orders(task_ns=400_000)
+    harness.orders(task_ns=20_000_000)
     slot, _ = harness.start([0, 1], rows=8)
     lease = harness.executor.lease(0)
     wait_for(lambda: harness.counters(8) != {0})
     lease.set_control(Control.STOP_NOW)
+    harness.orders()
     assert {left.reason for left in harness.executor.left([0, 1])} == {LeftReason.STOPPED}
     assert lease.progress().next_layer == 0
     assert not harness.executor.slots.wait(slot, 1000)

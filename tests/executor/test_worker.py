@@ -14,6 +14,7 @@ from gangway.executor.messages import Exit, Ready, Run
 
 WAIT_US = 10_000_000
 PRIVATE_KB_AT_MOST = 40 * 1024
+STARTS = 8
 
 
 def private_kb(pid):
@@ -136,13 +137,17 @@ def test_workers_die_with_their_parent(tiny_model):
 
 
 def test_start_is_fast(tiny_model):
-    times = []
+    """In starts of Python itself: how fast these are is the business of the machine."""
+    bare, times = [], []
     for _ in range(5):
+        begin = time.monotonic()
+        subprocess.run([sys.executable, "-c", ""], check=True, timeout=30)
+        bare.append(time.monotonic() - begin)
         begin = time.monotonic()
         with LocalExecutor(tiny_model.cache_dir, [available_cores()[0]], io_bytes=1 << 20) as executor:
             times.append(time.monotonic() - begin)
             assert executor.control.status(0).pid == executor.workers[0].pid
-    assert min(times) < 0.15
+    assert min(times) < STARTS * min(bare)
 
 
 def test_ready_says_the_pid(tiny_model):

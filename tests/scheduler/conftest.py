@@ -1,10 +1,8 @@
 """A live scheduler process and real workers on a model that obeys orders; the test is supervisor and front end."""
 
-import importlib.util
 import itertools
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +13,8 @@ from typing import Any
 import pytest
 from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
-from gangway.executor.slots import SlotOutcome
+from gangway.executor.leases import LeaseProgress
+from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket, packet_pair
@@ -26,8 +25,10 @@ from gangway.scheduler.trace import TraceWriter
 from gangway.server.data_plane import DataPlane, Request, TensorLayout
 from gangway.server.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 
+from tests.tiny_model import TASKS, make_artifact
+
 TIMEOUT_SECONDS = 20.0
-LAYERS, TASKS = 6, 24
+LAYERS = 6
 
 
 class Server:
@@ -112,6 +113,29 @@ class Server:
             assert time.monotonic() < deadline, "does not start"
             time.sleep(0.0005)
 
+    def await_lease(self, condition: Callable[[LeaseProgress], bool]) -> None:
+        """Wait until some lease is like that."""
+        leases = self.memory.control.leases
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not any(condition(leases[index].progress()) for index in range(len(leases))):
+            assert time.monotonic() < deadline, "no lease is like that"
+            time.sleep(0.0005)
+
+    def await_gang(self, ranks: int) -> None:
+        """Wait until so many ranks are in one lease."""
+        self.await_lease(lambda progress: progress.present.bit_count() == ranks)
+
+    def hurry(self, request: Request) -> None:
+        """From now on no task of a request hangs or takes any time."""
+        for at in range(0, len(request.inputs[0]), 64):
+            request.inputs[0][at : at + 16] = bytes(16)
+
+    def await_heard(self) -> None:
+        """Wait until the scheduler has done what it was told until now: it hears a front end in order."""
+        with self.request() as last:
+            last.cancel()
+            assert self.outcome(last).status in (SlotStatus.CANCELLED, SlotStatus.OK)
+
     def kill_worker(self, index: int) -> None:
         self.workers[index].kill()
         self.replace_worker(index)
@@ -123,9 +147,11 @@ class Server:
         self.tell(slow.WorkerDied(index, self.workers[index].pid))
         self.workers[index] = start_worker(self._plans[index])
 
-    def kill_scheduler(self) -> None:
+    def kill_scheduler(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Kill it and start another; `meanwhile` is called while there is none."""
         self.scheduler.kill()
         self.scheduler.wait(TIMEOUT_SECONDS)
+        meanwhile()
         self.link.close()
         self.start_scheduler()
 
@@ -143,15 +169,8 @@ class Server:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Cache folder and key of the executor tests' model."""
-    path = Path(__file__).parents[1] / "executor" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("tiny_model_maker", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    made = module.make_artifact(tmp_path_factory.mktemp("cache"), LAYERS)
-    assert made.tasks == TASKS
+    """Cache folder and key of the tiny model."""
+    made = make_artifact(tmp_path_factory.mktemp("cache"), LAYERS)
     return made.cache_dir, made.key
 
 
@@ -200,6 +219,13 @@ class ScriptedServer(Server):
     def ask(self) -> None:
         """Have the policy asked again, by a message that changes nothing."""
         self.tell(slow.FrontEndDied(SUPERVISOR))
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for what the policy shows."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     def await_ends(self, count: int) -> None:
         """Wait until so many queries' gangs have left: a client has its answer before that."""

@@ -9,7 +9,8 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler import control as slow
 from gangway.server.shared_memory import FRONT_END
 
-TASKS = 24  # of a layer
+from tests.pace import back_within_s
+from tests.tiny_model import TASKS
 
 
 def test_many_requests_are_each_computed_once(server):
@@ -24,37 +25,46 @@ def test_many_requests_are_each_computed_once(server):
 
 
 def test_a_query_has_all_cores_and_the_next_one_waits_for_them(server):
-    first, second = server.request(task_us=200), server.request()
-    assert server.outcome(first).ranks == 2
-    assert server.outcome(second).queue_us > server.outcome(first).compute_us / 2
+    arrivals_ns = [time.monotonic_ns(), time.monotonic_ns()]
+    first, second = server.request(hang=1, arrival_ns=arrivals_ns[0]), server.request(arrival_ns=arrivals_ns[1])
+    server.await_gang(2)
+    assert not any(second.outputs[0])
+    server.hurry(first)
+    ended, waited = server.outcome(first), server.outcome(second)
+    assert ended.ranks == 2
+    end_us = arrivals_ns[0] / 1e3 + ended.queue_us + ended.compute_us
+    assert arrivals_ns[1] / 1e3 + waited.queue_us >= end_us - 1, "it began after the other one's end"
 
 
 def test_cancelled_while_waiting_and_while_running(server):
-    running, waiting = server.request(task_us=2000), server.request()
-    server.await_running(running)
+    running, waiting = server.request(hang=1), server.request()
+    server.await_gang(2)
     waiting.cancel()
     assert server.outcome(waiting).status is SlotStatus.CANCELLED
     assert not any(waiting.outputs[0])
-    executed = server.executed(running)
     running.cancel()
+    server.await_heard()
+    server.hurry(running)
     assert server.outcome(running).status is SlotStatus.CANCELLED
-    boundary = -(-executed // TASKS) * TASKS
-    assert server.executed(running) in (boundary, boundary + TASKS), "stops at the next layer boundary"
+    assert server.executed(running) == TASKS, "stops at the next layer boundary"
     assert server.outcome(server.request()).status is SlotStatus.OK
 
 
 def test_a_limit_that_passes_in_the_queue(server):
-    running = server.request(task_us=500)
+    running = server.request(hang=1)
     late = server.request(limit_ns=time.monotonic_ns() + 5_000_000)
     assert server.outcome(late).status is SlotStatus.DEADLINE
+    server.hurry(running)
     assert server.outcome(running).status is SlotStatus.OK
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_costs_an_attempt(server, victim):
-    running, waiting = server.request(task_us=1000), server.request()
-    server.await_running(running)
+    running, waiting = server.request(hang=1), server.request()
+    server.await_gang(2)
     server.kill_worker(victim)
+    server.await_lease(lambda progress: progress.aborted)
+    server.hurry(running)
     assert server.outcome(running).status is SlotStatus.OK
     assert server.outcome(running).attempts == 2
     assert server.outcome(waiting).status is SlotStatus.OK
@@ -87,17 +97,18 @@ def _await_death(server):
 
 
 def test_a_killed_scheduler_loses_and_doubles_nothing(server):
-    requests = [server.request(task_us=300) for _ in range(20)]
-    server.await_running(requests[0])
+    bound_s = back_within_s("gangway.scheduler.process", 1)
+    requests = [server.request(hang=1), *(server.request(task_us=100) for _ in range(19))]
+    server.await_gang(2)
     begin = time.monotonic()
-    server.kill_scheduler()
+    server.kill_scheduler(meanwhile=lambda: server.hurry(requests[0]))
     late = server.request()
-    server.outcome(requests[0])
-    assert time.monotonic() - begin < 1, "back within a second"
+    server.outcome(requests[1])
+    assert time.monotonic() - begin < bound_s
     for request in (*requests, late):
         assert server.outcome(request).status is SlotStatus.OK
-    assert [server.counters(request) for request in (*requests[3:], late)] == [{1}] * 18
-    assert server.expect(slow.Recovered).requests >= 17
+    assert [server.counters(request) for request in (*requests[1:], late)] == [{1}] * 20
+    assert server.expect(slow.Recovered).requests >= 19
 
 
 @pytest.mark.parametrize("server", ["fixed_block:1"], indirect=True)  # most queries are between two blocks
@@ -175,12 +186,13 @@ def test_more_models_than_a_ring_holds(server):
     assert server.outcome(server.request(model_id=59)).status is SlotStatus.OK
 
 
-@pytest.mark.parametrize("number", [0, 2])
-def test_a_stopped_worker_is_reported_and_replaced(server, number):
-    running = server.request(task_us=3000)  # long enough for a signal that comes late
-    server.await_running(running)
-    time.sleep(number * 0.0025)  # with a task in its hands or without one
+@pytest.mark.parametrize(("task_us", "hang"), [(1_000_000, 0), (0, 1)])
+def test_a_stopped_worker_is_reported_and_replaced(server, task_us, hang):
+    running = server.request(task_us=task_us, hang=hang)
+    server.await_gang(2)
+    time.sleep(0.01)  # it has a task in its hands, or has done all that it can
     os.kill(server.workers[1].pid, signal.SIGSTOP)
+    server.hurry(running)
     stuck = server.expect(slow.WorkerStuck)
     assert (stuck.core, stuck.pid) == (1, server.workers[1].pid)
     server.kill_worker(1)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as shm
 from gangway.artifact.format import TensorSpec
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Cancel, Submit, unpack
@@ -34,6 +35,8 @@ from gangway.server.options.http import HttpOptions
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.restriction import Restrictions, parse_restriction
 from gangway.server.stream import StreamLimits
+
+from tests.server.segments import Segments
 
 SLOTS = 8
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -179,7 +182,7 @@ def front_end_server(options: GrpcOptions) -> Iterator[Server]:
     front_end.http.stop()
     front_end.server.stop(5)
     scheduler.stop()
-    thread.join(5)
+    thread.join(20)
     assert not thread.is_alive()
 
 
@@ -221,6 +224,17 @@ def simple_inputs() -> Callable[..., list[triton.InferInput]]:
         return inputs
 
     return make
+
+
+@pytest.fixture
+def segments(server: Server) -> Iterator[Segments]:
+    """Makes segments; at the end nothing of them may be open."""
+    made = Segments(server.client)
+    yield made
+    server.client.unregister_system_shared_memory()
+    assert not any(made.is_open(name) for name in made.handles)
+    for handle in made.handles.values():
+        shm.destroy_shared_memory_region(handle)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """A server that measures its models when it has nothing to do, and lets go when it has."""
 
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
 from gangway.artifact.profile import read_profile
 
 from benchmarks.live_server import live_server
-from benchmarks.load import Load, run_for
+from benchmarks.load import raw_channel, raw_infer
 from benchmarks.processes import command_of, descendants_of
 from benchmarks.reference import example_of
 
@@ -21,8 +23,10 @@ def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_
     example = example_of("mlp", compiled_zoo.onnx_file("mlp"))
     with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
         (job,) = await_jobs(server.process.pid, 1)
-        run_for(Load(server.url, example.request, example.outputs, 1), seconds=0.2)
-        deadline = time.monotonic() + 2
+        os.kill(job, signal.SIGSTOP)  # so that it cannot be done before the request comes
+        with raw_channel(server.url) as channel:
+            raw_infer(channel)(example.request, timeout=TIMEOUT_S)
+        deadline = time.monotonic() + TIMEOUT_S
         while Path(f"/proc/{job}/cmdline").exists() and command_of(job):
             assert time.monotonic() < deadline, "a request ends the measurement"
         deadline = time.monotonic() + TIMEOUT_S

@@ -1,8 +1,8 @@
 """`gangway serve` with configurations that ask for something: labels, a cache, instances, optional inputs, types."""
 
+import re
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,14 +26,14 @@ from gangway.zoo import write_model
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.live_server import LiveServer, free_port, stop
+from benchmarks.live_server import LiveServer, stop
 from benchmarks.repository import GANGWAY
 from tests.conftest import CompiledZoo
+from tests.held_workers import held_workers
 from tests.onnx_networks import FOREIGN, Array
 
 TIMEOUT_SECONDS = 30
 START_SECONDS = 90
-STEPS = 60_000  # a tenth of a second
 LABELS = [f"class {index}" for index in range(9)]  # the model has ten
 FLOATS = TensorProto.FLOAT
 
@@ -105,7 +105,12 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def repository(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache_dir(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def repository(compiled_zoo: CompiledZoo, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     shutil.copytree(compiled_zoo.repository / "mlp", folder / "mlp")
     config = folder / "mlp" / "config.pbtxt"
@@ -117,7 +122,7 @@ def repository(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFacto
     write_model(folder, "simple_identity")
     save_optional(folder)
     save_bfloat16(folder)
-    cache, target = Cache(compiled_zoo.cache_dir), detect()
+    cache, target = Cache(cache_dir), detect()
     for name in ("loop", "simple_identity", "bfloat16"):
         compile_model(folder / name / "1" / "model.onnx", name, cache, target, lambda *_: None)
     path = folder / "optional" / "1" / "model.onnx"
@@ -129,12 +134,12 @@ def repository(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
-def served(repository: Path, compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(repository: Path, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of all of them. It never says that it is ready, since some models cannot be."""
-    port, http_port, log = free_port(), free_port(), tmp_path_factory.mktemp("log") / "server.log"
-    command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={compiled_zoo.cache_dir}"]
-    command += ["--grpc-address=127.0.0.1", f"--grpc-port={port}", "--no-profile", "--max-shapes=0"]
-    command += ["--http-address=127.0.0.1", f"--http-port={http_port}", f"--metrics-port={free_port()}"]
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={cache_dir}"]
+    command += ["--grpc-address=127.0.0.1", "--grpc-port=0", "--no-profile", "--max-shapes=0"]
+    command += ["--http-address=127.0.0.1", "--http-port=0", "--metrics-port=0"]
     command += ["--cache-config=local,size=100000", "--rate-limit=execution_count", "--rate-limit-resource=r:2"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -143,9 +148,9 @@ def served(repository: Path, compiled_zoo: CompiledZoo, tmp_path_factory: pytest
         while "ready: gRPC on" not in log.read_text():
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.02)
-        url = f"127.0.0.1:{port}"
-        with triton.InferenceServerClient(url) as client:
-            yield Served(LiveServer(url, process, log, 0.0, http_url=f"127.0.0.1:{http_port}"), client)
+        found = dict(re.findall(r"ready: (\w+) on (\S+)", log.read_text()))
+        with triton.InferenceServerClient(found["gRPC"]) as client:
+            yield Served(LiveServer(found["gRPC"], process, log, 0.0, http_url=found["HTTP"]), client)
     finally:
         status = stop(process)
     assert status == 0
@@ -194,24 +199,18 @@ def test_equal_requests_are_answered_from_the_cache(served: Served) -> None:
 
 
 def test_as_many_queries_at_a_time_as_instances(served: Served) -> None:
-    most, stop = [0], threading.Event()
-
-    def watch() -> None:
-        while not stop.is_set():
-            most[0] = max(most[0], served.server.busy_slots(running=True))
-            time.sleep(0.01)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        with ThreadPoolExecutor(3) as pool:
-            calls = [pool.submit(served.infer, "loop", {"count": np.array([STEPS])}) for _ in range(3)]
-            for call in calls:
-                np.testing.assert_array_equal(call.result(TIMEOUT_SECONDS).as_numpy("y"), np.eye(32))
-    finally:
-        stop.set()
-        watcher.join()
-    assert most[0] == 1
+    """Two wait, although there is a core for one of them."""
+    server, request = served.server, {"count": np.array([3])}
+    with ThreadPoolExecutor(3) as pool:
+        with held_workers(server):
+            calls = [pool.submit(served.infer, "loop", request, client_timeout=TIMEOUT_SECONDS) for _ in range(3)]
+            deadline = time.monotonic() + TIMEOUT_SECONDS
+            while (server.busy_slots(running=True), server.waiting_slots()) != (1, 2):
+                assert time.monotonic() < deadline
+            for _ in range(20):
+                assert (server.busy_slots(running=True), server.waiting_slots()) == (1, 2)
+        for call in calls:
+            np.testing.assert_array_equal(call.result(TIMEOUT_SECONDS).as_numpy("y"), np.eye(32))
 
 
 def test_inputs_that_may_be_left_out(served: Served) -> None:

@@ -92,7 +92,8 @@ def test_readiness_follows_the_supervisor(supervised: Supervised) -> None:
 def test_draining_finishes_running_requests_and_refuses_new_ones(supervised: Supervised, announced: Any) -> None:
     with supervised.client() as client:
         supervised.send(announced.message)
-        while not client.is_model_ready("simple"):
+        supervised.send(InitialLoadDone())
+        while not client.is_server_ready():
             pass
         answers: list[Any] = []
         client.async_infer("simple", announced.inputs(), callback=lambda result, error: answers.append((result, error)))
@@ -102,9 +103,10 @@ def test_draining_finishes_running_requests_and_refuses_new_ones(supervised: Sup
         submitted = unpack(raw)
         assert supervised.slots.start(submitted.slot, submitted.sequence)
         supervised.send(Drain())
-        with pytest.raises(InferenceServerException):
-            while True:
-                client.infer("simple", announced.inputs(), client_timeout=0.2)
+        while client.is_server_ready():
+            pass
+        with pytest.raises(InferenceServerException, match="the server is stopping"):
+            client.infer("simple", announced.inputs(), client_timeout=20)
         assert supervised.process.poll() is None
         supervised.slots.finish(submitted.slot, submitted.sequence, SlotStatus.OK)
         assert supervised.process.wait(10) == 0

@@ -204,9 +204,7 @@ def test_idle_connections_cost_little(unharmed: Any, live_http: Ask) -> None:
         time.sleep(0.5)
         assert cpu_ns(front_end) - spent < 25e6  # of 500 ms
         assert memory_of(front_end).private_bytes - memory < 30e6
-        begin = time.monotonic()
         assert live_http("POST", "/v2/models/simple/infer", GOOD).status == 200
-        assert time.monotonic() - begin < 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 

@@ -186,7 +186,7 @@ def test_an_answer_says_how_it_was_made_if_asked(server: Any, simple_inputs: Inp
 def test_a_client_that_gives_up_frees_its_request(server: Any, simple_inputs: Inputs) -> None:
     server.scheduler.holding = True
     with pytest.raises(InferenceServerException, match=r"DEADLINE_EXCEEDED|Deadline Exceeded"):
-        server.client.infer("simple", simple_inputs(), client_timeout=0.05)
+        server.client.infer("simple", simple_inputs(), client_timeout=0.6)  # enough to come as far as the scheduler
     submitted = server.scheduler.held.get(timeout=10)
     assert server.scheduler.cancelled.get(timeout=10).slot == submitted.slot
 

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from benchmarks.live_server import LiveServer, live_server, stop
 from benchmarks.load import raw_channel
 
-TIMEOUT_S = 10
+TIMEOUT_S = 30
 DEFAULTS = {
     "log_info": True,
     "log_warning": True,

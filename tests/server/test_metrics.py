@@ -3,16 +3,13 @@
 The last test kills processes, so it stands at the end.
 """
 
-import gzip
 import http.client
 import json
 import os
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +18,17 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from gangway.protos import grpc_service_pb2 as pb
-from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, is_ready, live_server
+from benchmarks.live_server import is_ready, live_server
 from benchmarks.load import raw_channel, raw_infer
-from benchmarks.processes import open_descriptors
+from tests.conftest import CompiledZoo
+from tests.server.scraping import TIMEOUT_S, Scraped, until
+from tests.tiny_model import orders_of, save_served
 
-TIMEOUT_S = 30
 HEAVY_ROWS = 8
-QUEUE = 8  # so many of them take seconds
+QUEUE = 8
+LONG_US = 5000  # of a task of `slow`: 2.4 s of computing
 TEAM = 'blue\\ "green"\n'
 MODELS = {
     "heavy": ("resnet50", "max_batch_size: 8"),
@@ -61,52 +58,8 @@ REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
 @dataclass(frozen=True)
-class Scrape:
-    """The samples of one scrape, by name and labels; counters of Triton have no `_total` here, as on the wire."""
-
-    samples: dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-    def __call__(self, name: str, **labels: str) -> float:
-        """The one sample of this name that has these labels, among others."""
-        (value,) = [
-            value for (sample, own), value in self.samples.items() if sample == name and labels.items() <= set(own)
-        ]
-        return value
-
-
-@dataclass(frozen=True)
-class Served:
-    server: LiveServer
+class Served(Scraped):
     client: triton.InferenceServerClient
-
-    def get(
-        self, path: str = "/metrics", method: str = "GET", **headers: str
-    ) -> tuple[http.client.HTTPResponse, bytes]:
-        with closing(self.connect()) as connection:
-            connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-            response = connection.getresponse()
-            return response, response.read()
-
-    def connect(self) -> http.client.HTTPConnection:
-        host, port = self.address()
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-
-    def address(self) -> tuple[str, int]:
-        host, _, port = self.server.metrics_url.removeprefix("http://").removesuffix("/metrics").partition(":")
-        return host, int(port)
-
-    def families(self) -> list[Metric]:
-        return list(text_string_to_metric_families(self.get()[1].decode()))
-
-    def scrape(self) -> Scrape:
-        found = {}
-        for family in self.families():
-            for sample in family.samples:
-                name = sample.name.removesuffix("_total") if sample.name.startswith("nv_") else sample.name
-                key = (name, frozenset(sample.labels.items()))
-                assert key not in found, "twice"
-                found[key] = sample.value
-        return Scrape(found)
 
     def statistics(self, model: str) -> Any:
         return self.client.get_inference_statistics(model).model_stats[0]
@@ -114,35 +67,34 @@ class Served:
     def infer(self, model: str, rows: int = 1, **options: Any) -> Any:
         return self.client.infer(model, inputs(model, rows), **options)
 
-    def send(self, model: str, rows: int) -> tuple[Any, "Future[None]"]:
-        """Send a request; return what can cancel it, and its end."""
+    def send(self) -> tuple[Any, "Future[None]"]:
+        """Send a request that takes long; return what can cancel it, and its end."""
         end: Future[None] = Future()
-        call = self.client.async_infer(model, inputs(model, rows), callback=lambda result, error: end.set_result(None))
+        call = self.client.async_infer("slow", inputs("slow"), callback=lambda result, error: end.set_result(None))
         return call, end
 
 
-def inputs(model: str, rows: int) -> list[triton.InferInput]:
+def inputs(model: str, rows: int = 1) -> list[triton.InferInput]:
+    if model == "slow":
+        tensor = triton.InferInput("orders", [rows, 16], "INT32")
+        tensor.set_data_from_numpy(orders_of(rows, LONG_US))
+        return [tensor]
     shape = [rows, 3, 224, 224] if model == "heavy" else [rows, 16]
     tensor = triton.InferInput("input", shape, "FP32")
     tensor.set_data_from_numpy(np.zeros(shape, np.float32))
     return [tensor]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.fixture(scope="module")
-def served(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("metrics")
+    cache_dir = compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
+    save_served(repository, "slow", cache_dir)
     for name, (model, config) in MODELS.items():
         (repository / name).mkdir()
         (repository / name / "1").symlink_to(compiled_zoo.repository / model / "1")
         (repository / name / "config.pbtxt").write_text(config.replace("TEAM", json.dumps(TEAM)))
-    flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--scheduler=model_fcfs", "--metrics-interval-ms=1"]
+    flags = [f"--cache-dir={cache_dir}", "--scheduler=model_fcfs", "--metrics-interval-ms=1"]
     flags += ["--metrics-config=histogram_latencies=true", "--metrics-config", "summary_latencies=false"]
     flags += ["--model-control-mode=explicit", "--load-model=*", "--cache-config=local,size=1048576"]
     with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
@@ -164,17 +116,18 @@ def test_counters_are_those_of_model_statistics(served: Served) -> None:
         tensor.set_data_from_numpy(np.zeros((1, 16), np.int32))
         served.client.infer("quick", [tensor])
     served.infer("heavy")
-    call, end = served.send("heavy", HEAVY_ROWS)
+    call, end = served.send()
     until(lambda: served.server.busy_slots(running=True) == 1)
     call.cancel()
     end.result(TIMEOUT_S)
-    until(lambda: bool(served.statistics("heavy").inference_stats.fail.count))
+    until(lambda: bool(served.statistics("slow").inference_stats.fail.count))
 
     scrape = served.scrape()
     expected = {
         "quick": (7, 11, 7, {"OTHER": 1}),
         "hopeless": (0, 0, 0, {"REJECTED": 2}),
-        "heavy": (1, 1, 1, {"CANCELED": 1}),
+        "heavy": (1, 1, 1, {}),
+        "slow": (0, 0, 0, {"CANCELED": 1}),
     }
     for model, (success, rows, executions, failures) in expected.items():
         labels = {"model": model, "version": "1"}
@@ -269,12 +222,12 @@ def test_histograms_add_up(served: Served, histogram: str, unit: float, counter:
 
 
 def test_requests_that_wait_and_run_are_seen(served: Served) -> None:
-    sent = [served.send("heavy", HEAVY_ROWS) for _ in range(QUEUE)]
+    sent = [served.send() for _ in range(QUEUE)]
 
     def some_wait() -> bool:
         scrape = served.scrape()
-        waiting = scrape("nv_inference_pending_request_count", model="heavy")
-        in_flight = scrape("gangway_requests_in_flight", model="heavy")
+        waiting = scrape("nv_inference_pending_request_count", model="slow")
+        in_flight = scrape("gangway_requests_in_flight", model="slow")
         return 0 < waiting < in_flight <= QUEUE and scrape("gangway_heap_used_bytes") > 0
 
     until(some_wait)
@@ -282,7 +235,7 @@ def test_requests_that_wait_and_run_are_seen(served: Served) -> None:
         call.cancel()
     for _, end in sent:
         end.result(TIMEOUT_S)
-    until(lambda: served.scrape()("gangway_requests_in_flight", model="heavy") == 0)
+    until(lambda: served.scrape()("gangway_requests_in_flight", model="slow") == 0)
     assert served.scrape()("gangway_request_slots_in_use") == 0
 
 
@@ -340,66 +293,6 @@ def test_a_model_that_is_unloaded_leaves_no_series(served: Served) -> None:
     scrape = served.scrape()
     assert scrape("nv_inference_request_failure", model="hopeless", reason="REJECTED") == 0
     assert scrape("nv_model_load_duration_secs", model="hopeless") > 0
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/metrics?name=x", 200),
-        ("HEAD", "/metrics", 200),
-        ("GET", "/", 404),
-        ("GET", "/metrics/", 404),
-        ("GET", "/v2/health/live", 404),
-        ("POST", "/metrics", 405),
-        ("DELETE", "/metrics", 405),
-        ("NONSENSE", "/metrics", 501),
-    ],
-)
-def test_only_metrics_are_served(served: Served, method: str, path: str, status: int) -> None:
-    response, body = served.get(path, method)
-    assert response.status == status
-    assert (method == "HEAD") == (body == b"")
-    assert "Traceback" not in body.decode()
-
-
-def test_compression_is_the_clients_choice(served: Served) -> None:
-    response, body = served.get(Accept_Encoding="deflate, gzip;q=1.0, *;q=0")
-    assert response.getheader("Content-Encoding") == "gzip"
-    text = gzip.decompress(body)
-    assert len(text) > 5 * len(body)
-    assert b"nv_inference_count{" in text
-    response, _ = served.get(Accept_Encoding="gzip;q=0")
-    assert response.getheader("Content-Encoding") is None
-
-
-def test_stalled_and_hostile_scrapers_hold_nobody(served: Served) -> None:
-    (front_end,) = served.server.pids()["front end"]
-    before = open_descriptors(front_end)
-    stalled = []
-    for begin in (b"", b"GET /met", b"GET /metrics HTTP/1.1\r\nX: ", b"\xff\x00\r\n\r\n", b"A" * 70_000):
-        for _ in range(12):
-            stalled.append(socket.create_connection(served.address(), timeout=TIMEOUT_S))
-            stalled[-1].sendall(begin)
-    begin_s = time.monotonic()
-    assert served.scrape()("gangway_cores") >= 1
-    served.infer("quick")
-    assert time.monotonic() - begin_s < 5
-    assert open_descriptors(front_end) < before + 30
-    for connection in stalled:
-        connection.close()
-    until(lambda: open_descriptors(front_end) <= before + 1)
-    assert "Traceback" not in served.server.log.read_text()
-
-
-def test_a_taken_port_ends_the_start(compiled_zoo: Any, served: Served, tmp_path: Any) -> None:
-    (tmp_path / "simple").symlink_to(compiled_zoo.repository / "simple")
-    flags = [f"--cache-dir={compiled_zoo.cache_dir}"]
-    said = r"cannot serve metrics on 127\.0\.0\.1:\d+: Address already in use"
-    with (
-        pytest.raises(RuntimeError, match=said),
-        live_server(tmp_path, [*flags, f"--metrics-port={served.address()[1]}"]),
-    ):
-        pytest.fail("two servers on one port")
 
 
 def test_restarts_are_counted_and_a_new_front_end_begins_at_zero(served: Served) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.reload import resources_of
+from tests.held_workers import held_workers
 from tests.onnx_networks import FOREIGN
 from tests.server.adders import TIMEOUT_S, Controlled, adder, fill_cache, flags, replace, write
 
@@ -135,7 +135,7 @@ def test_reload_under_load_drops_no_request(served: Controlled) -> None:
         write(served.repository, "changing", number)
         served.client.load_model("changing")
         assert served.added("changing") == number
-        time.sleep(0.05)
+        served.wait_until(lambda number=number: all(stream.seen[-1:] == [number] for stream in streams))
     for stream in streams:
         stream.stopping = True
         stream.join(TIMEOUT_S)
@@ -288,7 +288,7 @@ def test_warm_up_comes_before_ready(served: Controlled) -> None:
 
 
 def test_a_front_end_that_dies_during_a_load(served: Controlled) -> None:
-    write(served.repository, "slow", 1, config="max_batch_size: 4 " + WARM_UP % ("long", 5000, 4, "zero_data: true"))
+    write(served.repository, "slow", 1, config="max_batch_size: 4 " + WARM_UP % ("long", 3, 4, "zero_data: true"))
     errors: list[Exception] = []
 
     def load() -> None:
@@ -298,11 +298,12 @@ def test_a_front_end_that_dies_during_a_load(served: Controlled) -> None:
             errors.append(error)
 
     thread = threading.Thread(target=load)
-    thread.start()
-    served.wait_until(lambda: served.state("slow")[0] == "LOADING")
-    (front_end,) = served.server.pids()["front end"]
-    os.kill(front_end, signal.SIGKILL)
-    thread.join(TIMEOUT_S)
+    with held_workers(served.server):  # so that it cannot be loaded before
+        thread.start()
+        served.wait_until(lambda: served.state("slow")[0] == "LOADING")
+        (front_end,) = served.server.pids()["front end"]
+        os.kill(front_end, signal.SIGKILL)
+        thread.join(TIMEOUT_S)
     assert len(errors) == 1
     served.wait_until(lambda: is_ready(served, "slow"))
     assert (served.added("slow"), served.added("first")) == (1, 1)

@@ -142,7 +142,7 @@ def test_cancelling_a_stream_cancels_its_requests(server: Any, stream: RawStream
 
 def test_the_deadline_of_a_stream(server: Any) -> None:
     server.scheduler.holding = True
-    with RawStream(server.address, timeout_s=0.2) as stream:
+    with RawStream(server.address, timeout_s=0.6) as stream:  # enough to come as far as the scheduler
         stream.send(simple_request())
         with pytest.raises(grpc.RpcError) as caught:
             stream.receive()

@@ -1,4 +1,4 @@
-"""`gangway serve` as a whole: its start, its end, and what it says. Every test starts real servers."""
+"""The start of `gangway serve`: what it says, and what may go wrong with it. Every test starts real servers."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,50 +22,15 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.faults import RIGHT
 from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import Load, LoadProcess, run_for
-from benchmarks.processes import descendants_of, memory_of, shm_names
+from benchmarks.load import Load, run_for
+from benchmarks.processes import memory_of
 from benchmarks.reference import example_of
-from benchmarks.repository import GANGWAY
-
-TIMEOUT_SECONDS = 30
+from tests.server.whole_server import TIMEOUT_SECONDS, names_of, small_repository, started
 
 
 @pytest.fixture
 def repository(tmp_path, compiled_zoo):
-    """Two small models."""
-    folder = tmp_path / "models"
-    for name in ("mlp", "simple"):
-        shutil.copytree(compiled_zoo.repository / name, folder / name)
-    return folder
-
-
-@contextmanager
-def started(repository, cache_dir, *flags):
-    """A server that need not become ready; output goes to a pipe."""
-    command = [*GANGWAY, "serve", f"--model-repository={repository}", f"--cache-dir={cache_dir}", "--no-profile"]
-    command += ("--metrics-port=0", "--http-address=127.0.0.1", "--http-port=0")
-    command += flags or ("--grpc-address=127.0.0.1", "--grpc-port=0")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def alive(pids):
-    """Those of the processes that still run."""
-    return [pid for pid in pids if Path(f"/proc/{pid}/exe").exists() and not _is_zombie(pid)]
-
-
-def _is_zombie(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def all_pids(server):
-    return [pid for same in server.pids().values() for pid in same]
+    return small_repository(tmp_path / "models", compiled_zoo)
 
 
 def test_the_start_says_what_is_served(gangway_server):
@@ -113,55 +78,6 @@ def test_a_busy_port_is_a_clear_error(gangway_server, repository, compiled_zoo, 
     assert "Traceback" not in output
 
 
-def test_a_signal_lets_running_requests_finish(compiled_zoo):
-    example = example_of("resnet50", compiled_zoo.onnx_file("resnet50"))
-    with live_server(compiled_zoo.repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as server:
-        pids = all_pids(server)
-        with LoadProcess(Load(server.url, example.request, example.outputs, clients=4)) as load:
-            time.sleep(0.3)
-            signalled_ns = time.monotonic_ns()
-            server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(TIMEOUT_SECONDS) == 0
-            outcomes = load.stop().outcomes
-        text = server.log.read_text()
-    line = re.search(r"resnet50, version 1, in all: (\d+) answered, .* QoS met \d+, missed \d+ ", text)
-    assert line, text
-    assert int(line[1]) >= sum(outcome.result == RIGHT for outcome in outcomes)
-    assert {outcome.result for outcome in outcomes} == {RIGHT, "UNAVAILABLE"}
-    running = [outcome.result for outcome in outcomes if outcome.begin_ns < signalled_ns < outcome.end_ns]
-    assert running == [RIGHT] * 4
-    assert not alive(pids) and not shm_names()
-
-
-@pytest.mark.parametrize("seconds", [0.0, 1.5])
-def test_a_signal_while_models_are_compiled(compiled_zoo, tmp_path, seconds):
-    with started(compiled_zoo.repository, tmp_path) as process:
-        assert process.stdout.readline()  # it logs: everything has been started
-        pids = descendants_of(process.pid)
-        time.sleep(seconds)
-        process.terminate()
-        begin = time.monotonic()
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == 0, output
-    assert time.monotonic() - begin < 5
-    assert "Traceback" not in output
-    assert not alive(pids) and not shm_names()
-
-
-def test_requests_that_take_too_long_do_not_hold_up_the_exit(compiled_zoo):
-    example = example_of("resnet50", compiled_zoo.onnx_file("resnet50"))
-    flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--exit-timeout-secs=0.01"]
-    with (
-        live_server(compiled_zoo.repository, flags) as server,
-        LoadProcess(Load(server.url, example.request, example.outputs, clients=8)) as load,
-    ):
-        time.sleep(0.3)
-        server.process.send_signal(signal.SIGINT)  # the same as SIGTERM
-        assert server.process.wait(5) == 0
-        assert "requests unfinished" in server.log.read_text()
-        assert {outcome.result for outcome in load.stop().outcomes} <= {RIGHT, "UNAVAILABLE"}
-
-
 @pytest.mark.parametrize("victim", ["worker", "scheduler", "front end"])
 def test_a_death_during_the_start_is_mended(repository, compiled_zoo, victim):
     with started(repository, compiled_zoo.cache_dir) as process:
@@ -191,23 +107,7 @@ def test_a_process_that_dies_again_and_again_ends_the_server(repository, compile
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 1
     assert output.splitlines()[-1] == "gangway serve: the worker died 101 times within 60 seconds"
-    assert not shm_names()
-
-
-def test_a_killed_supervisor_takes_everything_with_it(repository, compiled_zoo):
-    flags = [f"--cache-dir={compiled_zoo.cache_dir}"]
-    with live_server(repository, flags) as server:
-        pids = all_pids(server)
-        assert len(pids) == 3 + len(server.pids()["worker"])
-        server.process.kill()
-        server.process.wait(TIMEOUT_SECONDS)
-        deadline = time.monotonic() + 5
-        while alive(pids) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert alive(pids) == []
-    assert not shm_names()
-    with live_server(repository, flags) as server:
-        assert triton.InferenceServerClient(server.url).is_model_ready("mlp")
+    assert not names_of([process.pid])
 
 
 def test_leftovers_of_a_killed_server_are_swept(repository, compiled_zoo):
@@ -215,12 +115,11 @@ def test_leftovers_of_a_killed_server_are_swept(repository, compiled_zoo):
     process.wait(TIMEOUT_SECONDS)
     name = f"/gangway.{process.pid}.control"
     os.close(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=4096).fd)
-    assert shm_names()
     with live_server(repository, [f"--cache-dir={compiled_zoo.cache_dir}"]):
-        assert not shm_names()
+        assert not names_of([process.pid])
 
 
-def test_a_broken_model_hinders_no_other(repository, compiled_zoo):
+def test_a_broken_model_hinders_no_other(repository, compiled_zoo, tmp_path):
     broken = repository / "broken" / "1"
     broken.mkdir(parents=True)
     (broken / "model.onnx").write_bytes((repository / "mlp" / "1" / "model.onnx").read_bytes()[:500])
@@ -228,8 +127,10 @@ def test_a_broken_model_hinders_no_other(repository, compiled_zoo):
     for name in ("absent", "enormous"):
         external_model(repository / name / "1", None if name == "absent" else 1 << 43)
     contradictory_model(repository / "contradictory" / "1" / "model.onnx")
-    before = set(compiled_zoo.cache_dir.iterdir())
-    with started(repository, compiled_zoo.cache_dir) as process:
+    (tmp_path / "cache").mkdir()
+    cache_dir = compiled_zoo.linked_cache(tmp_path / "cache")
+    before = set(os.listdir(cache_dir))
+    with started(repository, cache_dir) as process:
         lines = []
         for line in process.stdout:
             lines.append(line)
@@ -253,7 +154,7 @@ def test_a_broken_model_hinders_no_other(repository, compiled_zoo):
     assert process.returncode == 0
     assert "not ready" in "".join(lines)
     assert "Traceback" not in "".join(lines) + output
-    assert set(compiled_zoo.cache_dir.iterdir()) == before
+    assert set(os.listdir(cache_dir)) - {"locks"} == before
 
 
 def external_model(folder, size_bytes):

@@ -29,7 +29,7 @@ from benchmarks.load import raw_channel, raw_infer
 from benchmarks.processes import command_of, descendants_of
 from benchmarks.reference import example_of
 
-TIMEOUT_S = 10
+TIMEOUT_S = 30
 INSTANTS = [
     "GRPC_WAITREAD_START",
     "GRPC_WAITREAD_END",

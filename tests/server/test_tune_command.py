@@ -79,7 +79,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
         children.update(psutil.Process(process.pid).children(recursive=True))
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL, "it had not come to its end"
     left = json.loads(kept[0].read_text())
     _, alive = psutil.wait_procs(list(children), timeout=20)
     assert not alive
@@ -93,7 +93,7 @@ def test_what_a_killed_tuning_had_measured_is_kept(tuned: Tuned) -> None:
     measured = [{sample.candidate.knobs: sample.latency_us for sample in k.samples} for k in tuned.tuning.kernels]
     before = tuned.left["latency_us"]
     assert isinstance(before, list)
-    assert 5 in map(len, before)
+    assert max(map(len, before)) >= 5
     assert all(measured[number].items() >= known.items() for number, known in enumerate(before))
     assert max(map(len, measured)) == TRIALS
 
