@@ -45,7 +45,7 @@ def check(response: InferenceResponse) -> None:
 
 def fetch(path: str, content: Any = None) -> bytes:
     """Return the body of an answer: of a GET, or of a POST with content."""
-    body = None if content is None else content.json().encode()
+    body = None if content is None else content.model_dump_json().encode()
     asked = urllib.request.Request(f"http://{HTTP}{path}", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:
         return bytes(answer.read())
@@ -53,7 +53,7 @@ def fetch(path: str, content: Any = None) -> bytes:
 
 def types() -> None:
     """Its types read the answer."""
-    response = InferenceResponse.parse_raw(fetch("/v2/models/simple/infer", request()))
+    response = InferenceResponse.model_validate_json(fetch("/v2/models/simple/infer", request()))
     expect((response.model_name, response.model_version, response.id) == ("simple", "1", "7"), response)
     check(response)
 
@@ -62,15 +62,15 @@ def strings() -> None:
     """Its codec of strings reads one."""
     texts = [RequestInput(name=f"INPUT{side}", shape=[1, 16], datatype="BYTES", data=["3"] * 16) for side in (0, 1)]
     answered = fetch("/v2/models/simple_string/infer", InferenceRequest(inputs=texts))
-    decoded = StringCodec.decode_output(InferenceResponse.parse_raw(answered).outputs[0])
+    decoded = StringCodec.decode_output(InferenceResponse.model_validate_json(answered).outputs[0])
     expect(decoded == ["6"] * 16, decoded)
 
 
 def metadata() -> None:
     """Its types read metadata."""
-    server = MetadataServerResponse.parse_raw(fetch("/v2"))
+    server = MetadataServerResponse.model_validate_json(fetch("/v2"))
     expect(server.name == "gangway", server)
-    model = MetadataModelResponse.parse_raw(fetch("/v2/models/simple"))
+    model = MetadataModelResponse.model_validate_json(fetch("/v2/models/simple"))
     expect([tensor.name for tensor in model.inputs or []] == ["INPUT0", "INPUT1"], model)
 
 
@@ -88,7 +88,7 @@ def command(*flags: str) -> None:
     """Its command asks for each line of a file."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "requests", Path(folder) / "responses"
-        asked.write_text("".join(f"{request(number).json()}\n" for number in range(LINES)))
+        asked.write_text("".join(f"{request(number).model_dump_json()}\n" for number in range(LINES)))
         tool = Path(sys.executable).parent / "mlserver"
         call = [str(tool), "infer", "-u", HTTP, "-m", "simple", "-i", str(asked), "-o", str(answered), *flags]
         done = subprocess.run(call, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -96,7 +96,7 @@ def command(*flags: str) -> None:
         lines = [json.loads(line) for line in answered.read_text().splitlines()]
     expect(len(lines) == LINES, lines)
     for line in lines:
-        check(InferenceResponse.parse_obj(line))
+        check(InferenceResponse.model_validate(line))
 
 
 CHECKS = (

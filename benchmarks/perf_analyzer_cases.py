@@ -57,7 +57,7 @@ CASES: Mapping[str, Case] = {
         "--periodic-concurrency-range",
         "1:4:1",
         "--request-period",
-        "5",
+        "1",
         "--profile-export-file",
         "{folder}/periodic.json",
         levels=0,

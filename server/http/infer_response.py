@@ -116,14 +116,12 @@ def _head(message: pb.ModelInferResponse, outputs: Sequence[Output], wishes: Wis
 
 
 def _tensor(output: Output, binary: bool) -> bytes:
+    """Return an output as JSON. Triton's C++ client wants `binary_data_size` wherever there are parameters at all."""
     tensor, raw = output
     shape = list(tensor.shape)
     content: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
-    parameters = parameters_of(tensor.parameters)
     if raw is not None and binary:
-        parameters["binary_data_size"] = len(raw)
-    if parameters:
-        content["parameters"] = parameters
+        content["parameters"] = {"binary_data_size": len(raw)}
     if raw is None or binary:
         return dump(content)
     data = from_raw(raw, tensor.datatype, math.prod(shape), f"output '{tensor.name}'")

@@ -170,7 +170,8 @@ def test_shared_memory(client: triton.InferenceServerClient) -> None:
         outputs[0].set_shared_memory("http-out", 64)
         for _ in range(2):
             result = client.infer("simple", inputs, outputs=outputs)
-            assert "data" not in result.get_output("OUTPUT0")
+            output = result.get_output("OUTPUT0")
+            assert output == {"name": "OUTPUT0", "datatype": "INT32", "shape": [1, 16]}  # C++ clients want no more
             np.testing.assert_array_equal(shared_memory.get_contents_as_numpy(target, np.int32, [1, 16]), a + 1)
             np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), a - 1)
             inputs[1] = triton.InferInput("INPUT1", [1, 16], "INT32")  # then one of them in the body
