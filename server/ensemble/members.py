@@ -32,6 +32,11 @@ def check_members(ensemble: str, config: ModelConfig, members: Sequence[ModelCon
     tensors |= {tensor.name: _Known.of(ensemble, tensor, config) for tensor in config.output}
     optional = {tensor.name for tensor in config.input if tensor.optional}
     for step, member in zip(config.ensemble_scheduling.step, members, strict=True):
+        if member.HasField("sequence_batching"):
+            raise ConfigError(
+                f"in ensemble {ensemble}, model {step.model_name} keeps state between requests (sequence_batching):"
+                " it cannot be a step"
+            )
         if 0 < member.max_batch_size < config.max_batch_size:
             raise ConfigError(
                 f"ensemble {ensemble} allows maximum batch size {config.max_batch_size}, but it contains model"

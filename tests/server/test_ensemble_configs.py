@@ -110,6 +110,13 @@ def test_models_that_do_not_fit_together(members: list[ModelConfig], reason: str
         check_members("e", parsed(config_of(X, Y, GOOD)), members)
 
 
+def test_a_model_with_sequences_is_no_step() -> None:
+    stateful = member()
+    stateful.sequence_batching.SetInParent()
+    with pytest.raises(ConfigError, match=r"model b keeps state between requests \(sequence_batching\)"):
+        check_members("e", parsed(config_of(X, Y, GOOD)), [member(), stateful])
+
+
 def test_sizes_that_only_a_request_tells_and_batches_that_are_dimensions() -> None:
     config = parsed(config_of(X, Y, GOOD))
     check_members("e", config, [member(outputs="y:FP32:-1"), member()])
