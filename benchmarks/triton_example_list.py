@@ -34,7 +34,6 @@ class Example:
 # What is said of the scripts whose names contain the first word. The first match counts.
 _NOT_APPLICABLE = (
     ("cudashm", "CUDA shared memory needs a GPU"),
-    ("sequence", "sequences are not supported yet"),
     ("custom_repeat", "decoupled models are not supported"),
     ("ensemble", "sends encoded images (JPEG, PNG), which no ONNX model decodes"),
     ("vllm", "asks for a language model of vLLM"),
@@ -54,6 +53,17 @@ _CALLS: dict[str, tuple[Example, ...]] = {
         Example("", GRPC, ("--async", *_CLASSIFY, IMAGE)),
         Example("", GRPC, ("--streaming", *_CLASSIFY, IMAGE)),
     ),
+    **{
+        f"simple_{kind}.py": tuple(Example("", protocol, arguments) for arguments in ((), ("--dyna",)))
+        for kind, protocol in (
+            ("grpc_sequence_stream_infer_client", GRPC),
+            ("grpc_sequence_sync_infer_client", GRPC),
+            ("grpc_aio_sequence_stream_infer_client", GRPC),
+            ("grpc_aio_sequence_sync_infer_client", GRPC),
+            ("http_sequence_sync_infer_client", HTTP),
+            ("http_aio_sequence_sync_infer_client", HTTP),
+        )
+    },
     "reuse_infer_objects_client.py": (Example("", GRPC, ("-i", "grpc")), Example("", HTTP, ("-i", "http"))),
     "memory_growth_test.py": (
         Example("", GRPC, ("-i", "grpc"), takes_url=False),

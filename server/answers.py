@@ -17,6 +17,7 @@ EXTENSIONS = (  # only what works
     "model_configuration",
     "model_repository",
     "model_repository(unload_dependents)",
+    "sequence",
     "statistics",
     "system_shared_memory",
     "trace",

@@ -23,6 +23,8 @@ from gangway.server.model_config import (
     datatype_value,
 )
 from gangway.server.model_metrics import response_bounds_ns
+from gangway.server.sequence.settings import DEFAULT_IDLE_US, hidden_inputs, hidden_outputs
+from gangway.server.sequence.tensors import check_hidden
 
 DEFAULT_MAX_BATCH_SIZE = 4  # Triton's default for ONNX models with a symbolic first dimension and no config
 
@@ -53,21 +55,38 @@ def complete_config(
             f"max_batch_size is {complete.max_batch_size}, but the ONNX model has no symbolic batch dimension:"
             " expected 0"
         )
+    _complete_sequences(complete)
+    hidden = hidden_inputs(complete)
     for spec in inputs if not config.input else ():
-        complete.input.add(name=spec.name)
+        if spec.name not in hidden:
+            complete.input.add(name=spec.name)
+    states = hidden_outputs(complete)
     for spec in outputs if not config.output else ():
-        complete.output.add(name=spec.name)
+        if spec.name not in states:
+            complete.output.add(name=spec.name)
+    check_hidden(complete, inputs, outputs)
     _fit_tensors(complete.input, inputs, "input", complete.max_batch_size > 0)
     _fit_tensors(complete.output, outputs, "output", complete.max_batch_size > 0)
     for tensor in complete.input:
         tensor.optional = next(spec.optional for spec in inputs if spec.name == tensor.name)
-    missing = [spec.name for spec in inputs if spec.name not in {tensor.name for tensor in complete.input}]
+    known = hidden.union(tensor.name for tensor in complete.input)
+    missing = [spec.name for spec in inputs if spec.name not in known]
     if missing:
         raise ConfigError(f"the config leaves out input {_quoted(missing)} of the ONNX model")
     if complete.ByteSize() > MAX_CONFIG_BYTES:
         size_bytes = complete.ByteSize()
         raise ConfigError(f"the completed configuration has {size_bytes} bytes, {MAX_CONFIG_BYTES} are possible")
     return complete
+
+
+def _complete_sequences(config: ModelConfig) -> None:
+    """Fill in what Triton does of `sequence_batching`."""
+    if not config.HasField("sequence_batching"):
+        return
+    batching = config.sequence_batching
+    batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or DEFAULT_IDLE_US
+    if batching.HasField("oldest") and not batching.oldest.preferred_batch_size and config.max_batch_size:
+        batching.oldest.preferred_batch_size.append(config.max_batch_size)
 
 
 def optional_inputs(config: ModelConfig) -> tuple[str, ...]:

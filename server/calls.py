@@ -88,7 +88,7 @@ class FrameCall:
 
     def layout(self, contents: Contents) -> FrameLayout:
         """Return the sizes of both frames."""
-        tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.model.inputs)
+        tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.model.all_inputs)
         for tensor, shape, content in zip(self.inputs, self.shapes, contents, strict=True):
             tensors[tensor.index] = (shape, len(content))
         return FrameLayout(self.model.model_id, plan_frame(tensors), self.room.size_bytes)
@@ -167,7 +167,7 @@ def call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks
 def trial_of(model: ServedModel) -> tuple[Call, Contents]:
     """Return a call to try a model with, and its contents: one row of zeros, symbolic dimensions of a small size."""
     inputs = []
-    for tensor in model.inputs.values():
+    for tensor in model.all_inputs:
         sizes = [_TRIAL_SIZE if size == -1 else size for size in tensor.shape]
         inputs.append((tensor, (1, *sizes[1:]) if model.batched else tuple(sizes)))
     shapes = Shapes(1, tuple(inputs), dict.fromkeys(model.symbols, _TRIAL_SIZE))
@@ -184,6 +184,9 @@ def _expected_bytes(model: ServedModel, shapes: Shapes) -> int:
         elements = max(largest, 1) if shape is None else math.prod(shape)
         rank = len(tensor.shape) + (_SPARE_RANK if shape is None else 0)
         tensors.append(((0,) * rank, elements * (item_bytes(tensor.datatype) or STRING_BYTES)))
+    for state in model.sequence.states if model.sequence else ():
+        size_bytes = math.prod(state.shape) * (item_bytes(state.tensor.datatype) or STRING_BYTES)
+        tensors.append(((0,) * len(state.shape), size_bytes))
     return min(plan_frame(tensors).size_bytes, MAX_ANSWER_BYTES)
 
 

@@ -14,105 +14,23 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import TracebackType
 
-from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
-from gangway.executor.frames import Frame
 from gangway.executor.messages import Cancel, Submit
 from gangway.executor.ring import Bell, Ring
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus, SlotTable
 from gangway.server.heap import Heap, HeapFullError
 from gangway.server.in_place.elsewhere import NOWHERE, Elsewhere
+from gangway.server.layouts import FrameLayout as FrameLayout  # noqa: PLC0414 - others take these from here
+from gangway.server.layouts import HeldBlock, HeldLayout
+from gangway.server.layouts import Layout as Layout  # noqa: PLC0414
+from gangway.server.layouts import Placement as Placement  # noqa: PLC0414
+from gangway.server.layouts import TensorLayout as TensorLayout  # noqa: PLC0414
 
 
 class PoolExhaustedError(Exception):
     """No slot, or not enough memory for the tensors: too many requests at once. Clients see UNAVAILABLE."""
-
-
-@dataclass(frozen=True)
-class TensorLayout:
-    """What the data plane must know of a model: its number, and the bytes per row of each input and output."""
-
-    model_id: int
-    input_bytes: tuple[int, ...]
-    output_bytes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> "TensorLayout":
-        """Return the layout of a model with this signature."""
-        return cls(model_id, tuple(spec.row_bytes for spec in inputs), tuple(spec.row_bytes for spec in outputs))
-
-    @property
-    def frame_bytes(self) -> tuple[int, int]:
-        """No frames."""
-        return 0, 0
-
-    @cached_property
-    def _placements(self) -> dict[int, "Placement"]:
-        return {}
-
-    @cached_property
-    def _partial_placements(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], "Placement"]:
-        return {}
-
-    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
-        """Return where the tensors of a request of so many rows lie within one block, but for those elsewhere."""
-        if elsewhere is not NOWHERE:
-            return self._place_without(rows, elsewhere)
-        placement = self._placements.get(rows)
-        if placement is None:
-            placement = self._placements[rows] = Placement.of(self.input_bytes, self.output_bytes, rows)
-        return placement
-
-    def _place_without(self, rows: int, elsewhere: Elsewhere) -> "Placement":
-        key = (rows, tuple(elsewhere.inputs), tuple(elsewhere.outputs))
-        placement = self._partial_placements.get(key)
-        if placement is None:
-            inputs = [0 if i in elsewhere.inputs else size for i, size in enumerate(self.input_bytes)]
-            outputs = [0 if i in elsewhere.outputs else size for i, size in enumerate(self.output_bytes)]
-            placement = self._partial_placements[key] = Placement.of(inputs, outputs, rows)
-        return placement
-
-
-@dataclass(frozen=True)
-class FrameLayout:
-    """One request to a model for onnxruntime: what is in the block of its inputs, and bytes for that of its answer."""
-
-    model_id: int
-    inputs: Frame
-    output_bytes: int
-
-    @property
-    def frame_bytes(self) -> tuple[int, int]:
-        """The sizes of both blocks."""
-        return self.inputs.size_bytes, self.output_bytes
-
-    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
-        """Return where the two blocks lie within one."""
-        return Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
-
-
-Layout = TensorLayout | FrameLayout
-
-
-@dataclass(frozen=True)
-class Placement:
-    """One block holds all tensors of a request: (offset, size) of each, and the block's size."""
-
-    inputs: tuple[tuple[int, int], ...]
-    outputs: tuple[tuple[int, int], ...]
-    size_bytes: int
-
-    @classmethod
-    def of(cls, inputs: Sequence[int], outputs: Sequence[int], rows: int) -> "Placement":
-        """Return the placement of tensors with these bytes per row."""
-        places, position = [], 0
-        for row_bytes in (*inputs, *outputs):
-            places.append((position, rows * row_bytes))
-            position += -(-rows * row_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        return cls(tuple(places[: len(inputs)]), tuple(places[len(inputs) :]), position)
 
 
 class Request:
@@ -231,6 +149,8 @@ class Request:
             return False
         self._plane.heap.free(self._block)
         self.elsewhere.let_go()
+        if isinstance(self.layout, HeldLayout):
+            self._plane.unuse(self.layout.blocks)
         return True
 
     def __enter__(self) -> "Request":
@@ -244,7 +164,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Usage:
-    """What is taken at this moment."""
+    """What is taken at this moment. `heap_bytes` include held memory."""
 
     requests: int
     heap_bytes: int
@@ -280,6 +200,10 @@ class DataPlane:
             except PoolExhaustedError:
                 self.give_slot(slot)
                 raise
+            if isinstance(layout, HeldLayout):
+                placement = layout.placed(placement, block)
+                for held in layout.blocks:
+                    held.uses += 1
             return Request(self, layout, rows, slot, block, placement, elsewhere)
 
     def take_slot(self) -> int:
@@ -303,6 +227,23 @@ class DataPlane:
             self._release_aside()
             return Usage(self._taken, self.heap.bytes_in_use)
 
+    def hold(self, size_bytes: int) -> HeldBlock:
+        """Return memory that outlives requests; `drop` it. Raises PoolExhaustedError, at once."""
+        with self.lock:
+            return HeldBlock(self.allocate(size_bytes), size_bytes)
+
+    def drop(self, block: HeldBlock) -> None:
+        """Give held memory back, as soon as no request uses it any more: ranks may still write into it until then."""
+        with self.lock:
+            block.dropped = True
+            self._free_unused(block)
+
+    def unuse(self, blocks: Sequence[HeldBlock]) -> None:
+        """A request that used these blocks has let go of them. The caller holds the lock."""
+        for block in blocks:
+            block.uses -= 1
+            self._free_unused(block)
+
     def send(self, message: bytes) -> bool:
         """Send to the scheduler and wake it; False if the ring is full."""
         sent = self._ring.send(message)
@@ -321,6 +262,10 @@ class DataPlane:
     def keep_aside(self, request: Request) -> None:
         """Take over a closed request whose memory is still in use. The caller holds the lock."""
         self._aside.append(request)
+
+    def _free_unused(self, block: HeldBlock) -> None:
+        if block.dropped and not block.uses:
+            self.heap.free(block.offset)
 
     def _release_aside(self) -> None:
         if self._aside:

@@ -57,6 +57,7 @@ from gangway.server.region_methods import RegionMethods
 from gangway.server.regions import Regions
 from gangway.server.repository_calls import RepositoryCalls
 from gangway.server.response_cache import ResponseCache
+from gangway.server.sequence.sequences import Sequences
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics_log import StatisticsLog
 from gangway.server.stream import StreamLimits
@@ -97,7 +98,8 @@ class FrontEnd:
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
         self._tracer = tracer or Tracer(options.traces)
-        self._inference = Inference(plane, ShapeWatch(tell), regions, self._tracer, cache, mappings)
+        self.sequences = Sequences(plane)
+        self._inference = Inference(plane, ShapeWatch(tell), regions, self._tracer, cache, mappings, self.sequences)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         self.streams = Streams(self._inference.infer_parts, plane.slots.slots, limits)
         self._answers = Answers(options.general.id)
@@ -236,6 +238,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     threading.Thread(target=front_end.log.run, name="statistics", daemon=True).start()
     threading.Thread(target=memory.run, name="memory", daemon=True).start()
     threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
+    threading.Thread(target=front_end.sequences.run, name="sequences", daemon=True).start()
     supervisor.send(to_json(Listening(address, metrics_address, http_address)))
     while data := supervisor.recv(MAX_MESSAGE_BYTES):
         message = from_json(data)

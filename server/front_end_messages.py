@@ -33,6 +33,7 @@ class ModelReady:
     `weights_bytes`: 0 if onnxruntime has them. `labels`: (output, file with the names of its classes). `isolated_us`:
     first task to last of one row, alone on all cores; 0: not known. An ensemble has a `model_id` that only supervisor
     and front end know.
+    `initial_states`: (input, file with what it has at the start of a sequence).
     """
 
     model_id: int
@@ -50,6 +51,7 @@ class ModelReady:
     weights_bytes: int = 0
     labels: tuple[tuple[str, str], ...] = ()
     isolated_us: float = 0.0
+    initial_states: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ def from_json(data: bytes) -> FrontEndMessage:
         kind = _TYPES[content.pop("type")]
         for group in {"inputs", "outputs"} & content.keys():
             content[group] = tuple(_tensor(item) for item in content[group])
-        for group in {"sizes", "oldest", "labels", "level"} & content.keys():
+        for group in {"sizes", "oldest", "labels", "level", "initial_states"} & content.keys():
             content[group] = tuples(content[group])
         if "engine" in content:
             content["engine"] = Engine(content["engine"])

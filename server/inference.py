@@ -22,6 +22,7 @@ from gangway.server.regions import NO_REGIONS, Region, Regions
 from gangway.server.request_clock import RequestClock
 from gangway.server.response import report_of, with_id
 from gangway.server.response_cache import ResponseCache, key_of
+from gangway.server.sequence.sequences import Sequences
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics import Times
 from gangway.server.tracing.sampled import Instants
@@ -57,6 +58,7 @@ class Inference:
         tracer: Tracer,
         cache: ResponseCache | None = None,
         mappings: Mappings | None = None,
+        sequences: Sequences | None = None,
     ) -> None:
         self._plane = plane
         self._watch = watch
@@ -64,24 +66,28 @@ class Inference:
         self._tracer = tracer
         self._cache = cache
         self._mappings = mappings
+        self._sequences = sequences or Sequences(plane)
         self._planner = Planner(Models())
         self._refusal = ""
         self._calls: set[Request | EnsembleRun] = set()  # until the last byte of the answer has been sent
 
     def serve(self, models: Models) -> None:
         """Serve these models from now on; requests that have begun keep theirs."""
+        loads = {model.load for model in models.served()}
+        self._sequences.keep(loads)
         self._planner = Planner(models)
         if self._cache is not None:
-            self._cache.keep({model.load for model in models.served()})
+            self._cache.keep(loads)
 
     def refuse(self, reason: str) -> None:
         """Answer every further request with UNAVAILABLE."""
         self._refusal = reason
+        self._sequences.refuse(reason)
 
     @property
     def idle(self) -> bool:
         """Whether no request is being executed and no answer to one is still on its way."""
-        return not self._calls and not self._plane.usage().requests
+        return not self._calls and not self._plane.usage().requests and self._sequences.idle
 
     def infer(self, message: bytes, call: Call) -> bytes:
         """Answer one serialised ModelInferRequest by a serialised ModelInferResponse. Raises RequestError."""
@@ -154,6 +160,12 @@ class Inference:
         return with_id(response, request_id)
 
     def _run(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
+        if plan.sequence is None:
+            return self._execute_now(plan, request_id, raws, call, arrival_ns)
+        with self._sequences.turn(plan, call, arrival_ns) as own:
+            return self._execute_now(own, request_id, raws, call, arrival_ns)
+
+    def _execute_now(self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int) -> bytes:
         if not plan.regions:
             return self._answer(plan, request_id, plan.contents(raws), NO_REGIONS, call, arrival_ns)
         with self._regions.held(plan.regions) as regions:
@@ -190,21 +202,22 @@ class Inference:
                 else:
                     status = clock.status_of(outcome.status, finished_ns)
                     raise failure(plan.model.name, status, plan.terms.max_queue)
-        if plan.model.symbols:
+        if plan.model.symbols and plan.sequence is None:
             self._watch.used(plan.model, plan.model.key_of(plan.shapes.sizes))
         end_ns = time.monotonic_ns()
         infer_ns = int(outcome.compute_us * 1000)
+        queued_ns = submitted_ns - plan.waited_ns  # waiting for its turn is waiting
         times = Times(
             total=end_ns - arrival_ns,
-            queue=max(0, finished_ns - submitted_ns - infer_ns),
-            compute_input=submitted_ns - arrival_ns,
+            queue=max(0, finished_ns - queued_ns - infer_ns),
+            compute_input=queued_ns - arrival_ns,
             compute_infer=infer_ns,
             compute_output=end_ns - finished_ns,
         )
         in_time = end_ns <= clock.deadline_ns if clock.deadline_ns else None
         plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts)
         if self._tracer.active:
-            instants = Instants(arrival_ns, submitted_ns, finished_ns, end_ns)
+            instants = Instants(arrival_ns, queued_ns, finished_ns, end_ns)
             self._tracer.answered(plan, request_id, call, instants, outcome, contents, response)
         return response + report_of(outcome, plan.terms.target_us, placed.count) if plan.wants_report else response
 

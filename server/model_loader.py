@@ -6,8 +6,8 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
 from gangway.executor import _native
@@ -24,17 +24,26 @@ from gangway.server.front_end_messages import MAX_MESSAGE_BYTES, ModelReady, to_
 from gangway.server.isolated import Isolated, TrialError, measure_isolated
 from gangway.server.labels import label_files
 from gangway.server.loaded_model import LoadedModel
-from gangway.server.model_config import ConfigError, buckets_of, require_complete
+from gangway.server.model_config import BUCKETS_PARAMETER, ConfigError, buckets_of, require_complete
 from gangway.server.models import ServedModel, open_symbols
 from gangway.server.profile_keeper import ProfileKeeper
 from gangway.server.rate_limits import ModelLimits, RateLimits
 from gangway.server.repository import ModelVersion
+from gangway.server.sequence.tensors import initial_state_files
 from gangway.server.targets import profile_message, resolve_qos_us, warn_of_target
 from gangway.server.variants import VariantKeeper
 from gangway.server.warm_up import samples_of, warm_up
 
 LOAD_ERRORS = (CompileError, ModelLoadError, ValueError, OSError)  # ConfigError is a ValueError
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Files in a model's folder that its configuration names, beside the model: by output, by input."""
+
+    labels: tuple[tuple[str, str], ...]
+    initial_states: tuple[tuple[str, str], ...]
 
 
 class ModelLoader:
@@ -75,20 +84,27 @@ class ModelLoader:
         begin = time.monotonic()
         if not self._complete_configs:
             require_complete(entry.config)
-        labels = label_files(entry.folder, entry.config)
+        files = ModelFiles(
+            labels=tuple(label_files(entry.folder, entry.config).items()),
+            initial_states=tuple(initial_state_files(entry.folder, entry.config).items()),
+        )
         limits = ModelLimits.of(entry.config, entry.name, entry.version, self._rates)
         log_accepted(entry.name, entry.version, entry.config)
         manifest = await self._compiler.compile(entry.name, entry.path, optional=optional_inputs(entry.config))
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
         tell_engine(config, manifest.engine, manifest.fallback_reason)
         declared = buckets_of(config, open_symbols(manifest.inputs, manifest.batched))
+        if declared and config.HasField("sequence_batching"):
+            raise ConfigError(
+                f"parameter {BUCKETS_PARAMETER}: a model with sequences is compiled for one shape or none"
+            )
         if len(declared) > self._max_shapes:
             raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
         rows = max_rows(config, manifest.batched)
         spec = limits.give(self._spec(f"{entry.name}, version {entry.version}", manifest, rows))
         await self._scheduler.load(spec)
         try:
-            model = await self._try(entry, spec, manifest, config, declared, labels)
+            model = await self._try(entry, spec, manifest, config, declared, files)
         except BaseException:
             self._scheduler.unload(spec.model_id)
             raise
@@ -134,7 +150,7 @@ class ModelLoader:
         manifest: Manifest,
         config: ModelConfig,
         declared: Sequence[tuple[int, ...]],
-        labels: Mapping[str, str],
+        files: ModelFiles,
     ) -> LoadedModel:
         ready = ModelReady(
             model_id=spec.model_id,
@@ -148,7 +164,8 @@ class ModelLoader:
             batched=manifest.batched,
             engine=manifest.engine,
             weights_bytes=_weights_bytes(manifest),
-            labels=tuple(labels.items()),
+            labels=files.labels,
+            initial_states=files.initial_states,
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")

@@ -21,60 +21,12 @@ from gangway.server.front_end_messages import (
     VariantReady,
 )
 from gangway.server.labels import labels_of
-from gangway.server.model_config import datatype_name
 from gangway.server.model_metrics import response_bounds_ns
 from gangway.server.queue_policy import QueuePolicies
+from gangway.server.sequence.tensors import SequenceTensors
 from gangway.server.statistics import Statistics
+from gangway.server.tensor import Tensor as Tensor  # noqa: PLC0414 - others take it from here
 from gangway.server.uses import Uses
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """An input or output as clients see it. `index` is its place in the model, -1 in `shape` is any size.
-
-    `symbols` names the dimensions that are any size, if it is not empty; those of one name must be equal.
-    `own_shape`: the model's, if the config has the server reshape the tensor. `optional`: a request may leave it out.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    index: int
-    symbols: tuple[str, ...] = ()
-    own_shape: tuple[int, ...] | None = None
-    optional: bool = False
-
-    @classmethod
-    def of(cls, tensor: ModelInput | ModelOutput, batch: bool, spec: TensorSpec, index: int) -> "Tensor":
-        """Return the tensor of a config; `batch`: its dims leave out the batch dimension."""
-        shape = (-1, *tensor.dims) if batch else tuple(tensor.dims)
-        own_shape = spec.shape if tensor.HasField("reshape") else None
-        symbols = () if own_shape else spec.symbols
-        datatype = datatype_name(tensor.data_type)
-        return cls(tensor.name, datatype, shape, index, symbols, own_shape, spec.optional)
-
-    def model_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape that the model gets from a client's."""
-        return tuple(shape) if self.own_shape is None else _with_rows(self.own_shape, shape)
-
-    def client_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape that a client gets from the model's."""
-        return tuple(shape) if self.own_shape is None else _with_rows(self.shape, shape)
-
-    def known_shape(self, sizes: Mapping[str, int], rows: int | None) -> tuple[int, ...] | None:
-        """Return the shape for these sizes of symbols and this batch (None: no batch); None if that does not tell."""
-        shape = []
-        for axis, size in enumerate(self.shape):
-            symbol = self.symbols[axis] if self.symbols else ""
-            known = size if size >= 0 else rows if axis == 0 and rows is not None else sizes.get(symbol)
-            if known is None:
-                return None
-            shape.append(known)
-        return tuple(shape)
-
-
-def _with_rows(shape: tuple[int, ...], other: Sequence[int]) -> tuple[int, ...]:
-    return (other[0], *shape[1:]) if shape[:1] == (-1,) else shape
 
 
 @dataclass(frozen=True)
@@ -100,7 +52,8 @@ class ServedModel:
 
     `compiled` has what is compiled, by the sizes of `symbols`, the dimensions of its inputs that are neither fixed nor
     the batch. What is not there is executed by onnxruntime, under the number `model_id`. `labels` names the classes of
-    outputs. `load` is another number whenever the model is loaded anew. `isolated_us`: as in ModelReady.
+    outputs. `load` is another number whenever the model is loaded anew. `isolated_us`: as in ModelReady. `sequence` has
+    what clients do not see of a model with sequences: `inputs` are those that they send.
     """
 
     name: str
@@ -122,6 +75,7 @@ class ServedModel:
     statistics: Statistics = field(default_factory=Statistics)
     uses: Uses = field(default_factory=Uses)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sequence: SequenceTensors | None = None
     load: int = field(default_factory=count(1).__next__)
 
     @classmethod
@@ -149,12 +103,18 @@ class ServedModel:
             policies=QueuePolicies.of(config),
             statistics=Statistics(response_bounds_ns(config)),
             labels=labels_of(dict(message.labels)),
+            sequence=SequenceTensors.of(config, message.inputs, message.outputs, dict(message.initial_states)),
         )
 
     @property
     def is_ensemble(self) -> bool:
         """Whether it is made of other models; then it has no number that the executor knows."""
         return is_ensemble(self.config)
+
+    @property
+    def all_inputs(self) -> tuple[Tensor, ...]:
+        """Return the inputs with those that clients do not send."""
+        return (*self.inputs.values(), *(self.sequence.hidden if self.sequence else ()))
 
     def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the sizes of the model's symbols, in their order; -1 where only an input has it that was left out."""

@@ -22,6 +22,7 @@ from gangway.server.queue_policy import Terms
 from gangway.server.region_ranges import REGION, RegionRange
 from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.request_shapes import InputTensor, shapes_of
+from gangway.server.sequence.step import SequenceStep, check_step, step_of
 from gangway.server.typed_contents import to_bytes
 from google.protobuf.message import DecodeError
 
@@ -45,6 +46,7 @@ class Plan:
     inputs are in regions, in the request's order (empty: none); `typed` leaves these out. `sinks` are outputs that are
     to be in regions. Which regions have these names is looked up for each request: plans stay, regions come and go.
     `may_be_cached`: the response cache may answer it, if no tensor is in a region. `members`: of an ensemble.
+    `sequence`: where in a sequence it stands, if the model has those; `waited_ns`: until its turn there.
     """
 
     model: ServedModel
@@ -58,6 +60,8 @@ class Plan:
     sinks: Sinks = field(default_factory=dict)
     may_be_cached: bool = False
     members: tuple[ServedModel, ...] = ()
+    sequence: SequenceStep | None = None
+    waited_ns: int = 0
 
     @cached_property
     def regions(self) -> frozenset[str]:
@@ -102,7 +106,8 @@ class Planner:
         plan = self._plans.get((header, has_raws))
         if plan is None:
             plan = make_plan(self.models, header, has_raws, self._graphs)
-            if not plan.typed and len(header) <= MAX_CACHED_HEADER_BYTES:
+            is_unique = plan.sequence is not None and plan.sequence.is_unique
+            if not (plan.typed or is_unique) and len(header) <= MAX_CACHED_HEADER_BYTES:
                 if len(self._plans) >= MAX_CACHED_PLANS:
                     self._plans.clear()
                 self._plans[header, has_raws] = plan
@@ -119,14 +124,14 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
     except DecodeError as error:
         invalid(f"the request is not a ModelInferRequest: {error}")
     model = models.find(request.model_name, request.model_version)
-    for parameter in SEQUENCE_PARAMETERS:
-        if parameter in request.parameters:
-            invalid(f"model '{model.name}' keeps no state between requests: parameter '{parameter}' is not supported")
     _check_reserved(request, model)
     timeout_us = _count(request, "timeout", model)
+    step = _step(request, timeout_us, model)
     priority = _count(request, "priority", model)
     inputs = _named_inputs(request, model)
     shapes = shapes_of(inputs, model)
+    if step is not None and model.sequence is not None:
+        check_step(step, model.sequence.settings, shapes.rows, model.name)
     sources = _sources(inputs, model)
     typed = None if has_raws else _typed(inputs, model)
     if has_raws and any(given.HasField("contents") for given, _ in inputs):
@@ -147,7 +152,17 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
     terms = model.policies.terms(timeout_us, priority, model.qos_us)
     wants_report = _flag(request, REPORT_PARAMETER, model)
     may_be_cached = model.config.response_cache.enable and not wants_report
-    return Plan(model, shapes, typed, call, terms, spare, wants_report, sources, sinks, may_be_cached, members)
+    return Plan(model, shapes, typed, call, terms, spare, wants_report, sources, sinks, may_be_cached, members, step)
+
+
+def _step(request: pb.ModelInferRequest, timeout_us: int, model: ServedModel) -> SequenceStep | None:
+    """Return a request's place in its sequence; None if the model has none, which the request must not ask for then."""
+    if model.sequence is not None:
+        return step_of(request, timeout_us)
+    for parameter in SEQUENCE_PARAMETERS:
+        if parameter in request.parameters:
+            invalid(f"model '{model.name}' keeps no state between requests: parameter '{parameter}' is not supported")
+    return None
 
 
 def _calls(

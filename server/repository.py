@@ -18,6 +18,7 @@ from gangway.server.model_config import (
 from gangway.server.model_stamp import Stamp, stamp_of
 from gangway.server.overrides import Override
 from gangway.server.queue_policy import QueuePolicies
+from gangway.server.sequence.settings import SequenceSettings
 
 CONFIG_FILENAME = "config.pbtxt"
 
@@ -100,6 +101,7 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
         check_supported(config, name)
         qos = qos_of(config)
         QueuePolicies.of(config)
+        SequenceSettings.of(config)
         versions = _wanted_versions(config, _present_versions(folder))
         stamps = {version: stamp_of(folder, version) for version in versions}
     except (ValueError, OSError) as error:  # ConfigError among others: hostile text may be wrong in any way

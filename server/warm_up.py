@@ -23,6 +23,8 @@ from gangway.server.isolated import run_once
 from gangway.server.model_config import ConfigError, datatype_name
 from gangway.server.models import Models, item_bytes
 from gangway.server.plan import Planner
+from gangway.server.sequence.calls import alone
+from gangway.server.sequence.step import END, ID, START
 
 FOLDER: Final = "warmup"  # in the model's folder: what `input_data_file` names
 MAX_RUNS: Final = 10_000  # of all samples together
@@ -55,9 +57,12 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
             plan = planner.plan(sample.header, has_raws=True)
             assert not isinstance(plan.call, EnsembleCall), "an ensemble with samples is refused"
             contents = plan.contents([memoryview(content) for content in sample.contents])
+            call, tensors = plan.call, plan.model.sequence
+            if plan.sequence is not None and tensors is not None:
+                call = alone(call, tensors, plan.sequence)
             for _ in range(sample.count):
-                run_once(plane, plan.call, contents, stop, plan.shapes.rows)
-        except (RequestError, ModelLoadError) as error:
+                run_once(plane, call, contents, stop, plan.shapes.rows)
+        except (RequestError, ModelLoadError, ValueError) as error:
             raise ModelLoadError(f"model_warmup '{sample.name}': {error}") from error
 
 
@@ -67,6 +72,9 @@ def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path) -> Sample:
         expected = f"1 to {config.max_batch_size}" if config.max_batch_size else "1"
         raise ConfigError(f"{where}: batch_size is {warmup.batch_size}, expected {expected}")
     request = pb.ModelInferRequest(model_name=config.name)
+    if config.HasField("sequence_batching"):  # one that begins and ends with the request
+        request.parameters[ID].int64_param = 1
+        request.parameters[START].bool_param = request.parameters[END].bool_param = True
     contents = []
     for name, given in warmup.inputs.items():
         if min(given.dims, default=0) < 0:

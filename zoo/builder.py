@@ -16,6 +16,7 @@ BALANCED_POWER = 2.0 / (1.0 - 1.0 / math.pi)
 MIN_BALANCED = 16  # channels; on fewer, brightness itself would be lost
 
 Pair = int | tuple[int, int]  # of height and width
+Datatypes = int | Mapping[str, int]
 
 
 class GraphBuilder:
@@ -124,13 +125,21 @@ class GraphBuilder:
         self,
         inputs: Mapping[str, Sequence[int | str]],
         outputs: Mapping[str, Sequence[int | str]],
-        input_type: int = TensorProto.FLOAT,
-        output_type: int = TensorProto.FLOAT,
+        input_type: Datatypes = TensorProto.FLOAT,
+        output_type: Datatypes = TensorProto.FLOAT,
     ) -> Blueprint:
-        """Make the checked model. Shapes leave out the batch dimension, the symbol `N`; other symbols are names."""
+        """Make the checked model. Shapes leave out the batch dimension, the symbol `N`; other symbols are names.
 
-        def infos(side: Mapping[str, Sequence[int | str]], datatype: int) -> list[ValueInfoProto]:
-            return [helper.make_tensor_value_info(name, datatype, [BATCH, *shape]) for name, shape in side.items()]
+        Data types are those of all tensors of a side, or by name.
+        """
+
+        def infos(side: Mapping[str, Sequence[int | str]], datatypes: Datatypes) -> list[ValueInfoProto]:
+            return [
+                helper.make_tensor_value_info(
+                    name, datatypes if isinstance(datatypes, int) else datatypes[name], [BATCH, *shape]
+                )
+                for name, shape in side.items()
+            ]
 
         blueprint = Blueprint(
             self._name,

@@ -2,6 +2,11 @@
 
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
+from gangway.zoo.sequences import (
+    simple_dyna_sequence as simple_dyna_sequence,  # noqa: PLC0414 - the catalog finds the examples here
+)
+from gangway.zoo.sequences import simple_sequence as simple_sequence  # noqa: PLC0414
+from gangway.zoo.sequences import simple_string_dyna_sequence as simple_string_dyna_sequence  # noqa: PLC0414
 from onnx import TensorProto
 
 SIMPLE_ELEMENTS = 16

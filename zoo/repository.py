@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.catalog import MODELS, build
+from gangway.zoo.sequence_configs import SEQUENCE_CONFIGS, SequenceConfig
 from onnx import TensorProto
 
 CONFIG_TYPES = {  # ONNX's data types in the names of config.pbtxt
@@ -44,13 +45,17 @@ def write_blueprint(directory: Path, blueprint: Blueprint, *, paper_qos: bool = 
 def config_text(blueprint: Blueprint, *, paper_qos: bool = False) -> str:
     """Return the model's config.pbtxt."""
     entry = MODELS[blueprint.name]
+    sequences = SEQUENCE_CONFIGS.get(blueprint.name, SequenceConfig((), ""))
+    inputs = [info for info in blueprint.inputs if info.name not in sequences.hidden]
+    outputs = [info for info in blueprint.outputs if info.name not in sequences.hidden]
+    batching = f"sequence_batching {{\n{sequences.text}}}\n" if sequences.text else ""
     qos = entry.paper_qos_ms if paper_qos and entry.paper_qos_ms else "3x"
     layout = f"    format: {entry.input_format}\n" if entry.input_format else ""
     labels = f'    label_filename: "{LABELS}"\n' if entry.labels else ""
     return (
         f"# {entry.summary}\n"
         f'name: "{blueprint.name}"\nplatform: "onnxruntime_onnx"\nmax_batch_size: {entry.max_batch_size}\n'
-        f"input [\n{_tensors(blueprint.inputs, layout)}\n]\noutput [\n{_tensors(blueprint.outputs, labels)}\n]\n"
+        f"input [\n{_tensors(inputs, layout)}\n]\noutput [\n{_tensors(outputs, labels)}\n]\n{batching}"
         "# Latency target in milliseconds, or 3x = three times the model's isolated latency on the server's cores.\n"
         f'parameters {{\n  key: "qos_ms"\n  value: {{ string_value: "{qos}" }}\n}}\n'
     )

@@ -163,6 +163,9 @@ class _Builder:
         if strangers:
             message = f"in ensemble '{self.name}', {title}: the model has no tensor '{strangers[0]}'"
             raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        if member.sequence is not None:
+            message = f"in ensemble '{self.name}', {title}: the model has sequences, which steps cannot have"
+            raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
 
     def _find(self, name: str, version: int, title: str) -> ServedModel:
         try:

@@ -23,13 +23,13 @@ def test_one_call(script: str, protocol: str, explicit: int) -> None:
 
 
 def test_what_cannot_pass_is_not_called(tmp_path) -> None:
-    scripts = ["simple_http_cudashm_client.py", "simple_grpc_sequence_sync_infer_client.py", "memory_growth_test.py"]
+    scripts = ["simple_http_cudashm_client.py", "simple_grpc_custom_repeat.py", "memory_growth_test.py"]
     urls = {"grpc": "127.0.0.1:7001", "http": "127.0.0.1:7000"}
     outcomes = [run_example(example, tmp_path, urls, tmp_path / "none.png") for example in examples_of(scripts)]
     assert [outcome.result for outcome in outcomes] == ["not applicable"] * 4
     assert [outcome.detail for outcome in outcomes] == [
         "CUDA shared memory needs a GPU",
-        "sequences are not supported yet",
+        "decoupled models are not supported",
         "it speaks to port 8001 only",
         "it speaks to port 8000 only",
     ]
@@ -46,3 +46,9 @@ def test_the_end_of_a_script_decides(tmp_path) -> None:
         ("passed", ""),
         ("not applicable", "package no_such_package is not installed"),
     ]
+
+
+def test_sequences_are_called_for_both_strategies() -> None:
+    for protocol in ("grpc", "http"):
+        calls = examples_of([f"simple_{protocol}_sequence_sync_infer_client.py"])
+        assert [(call.protocol, tuple(call.arguments)) for call in calls] == [(protocol, ()), (protocol, ("--dyna",))]

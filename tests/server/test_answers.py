@@ -63,6 +63,7 @@ def test_server_metadata(server: Any) -> None:
         "logging",
         "model_configuration",
         "model_repository",
+        "sequence",
         "statistics",
         "trace",
     }

@@ -87,7 +87,11 @@ HOSTILE = {
     "long": (f'default_model_filename: "{"x" * 5000}"', "is no name of a file"),
     "control": ('input { name: "' + "\\001" * 30_000 + '" }', "is not in the ONNX model"),
     "ensemble": ('platform: "ensemble" ensemble_scheduling { step { model_name: "simple" } }', "'ensemble'"),
-    "sequence": ("sequence_batching { oldest { max_candidate_sequences: 4 } }", "sequence_batching is not supported"),
+    "growing": (
+        "sequence_batching { state { use_growable_memory: true } }",
+        "sequence_batching.state[0].use_growable_memory is not supported",
+    ),
+    "iterative": ("sequence_batching { iterative_sequence: true }", "iterative_sequence is not supported"),
 }
 
 

@@ -28,6 +28,10 @@ PUBLISHED = {
     "simple_identity": (0, 0.0),
     "simple_pixels": (0, 0.0),
     "simple_image": (0, 0.0),
+    "simple_sequence": (0, 0.0),
+    "simple_dyna_sequence": (0, 0.0),
+    "simple_string_dyna_sequence": (0, 0.0),
+    "accumulator": (0, 0.0),
 }
 
 

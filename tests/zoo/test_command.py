@@ -93,7 +93,10 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_examples_of_triton_s_clients(tmp_path: Path) -> None:
     assert main([str(tmp_path), "examples", "simple"]) == 0
     names = {"simple", "simple_string", "simple_int8", "simple_identity", "simple_image"}
+    names |= {"simple_sequence", "simple_dyna_sequence", "simple_string_dyna_sequence"}
     assert {path.name for path in tmp_path.iterdir()} == names
+    text = (tmp_path / "simple_sequence" / "config.pbtxt").read_text()
+    assert text.count("name:") == 1 + 2 + 2 and "sequence_batching {" in text  # clients see no control
     assert "dims: [ -1 ]" in (tmp_path / "simple_identity" / "config.pbtxt").read_text()
 
 
