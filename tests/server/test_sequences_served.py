@@ -33,12 +33,14 @@ from tests.conftest import CompiledZoo
 from tests.server.conftest import ask_http
 
 TIMEOUT_S = 60
-ZOO = ("accumulator", "simple_sequence", "simple_dyna_sequence", "simple_string_dyna_sequence")
+ZOO = ("simple_sequence", "simple_dyna_sequence", "simple_string_dyna_sequence")
 IDLE_US = 100_000
 NEVER_US = 600_000_000
 STATE = 'state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] }'
 ROWS = STATE.replace("[ 1 ]", "[ -1, 1 ]")  # of a model without max_batch_size
 TENSORS = 'input { name: "INPUT" } output { name: "OUTPUT" } '
+WARM_UP = """ model_warmup { name: "w" batch_size: 1 inputs { key: "INPUT" value {
+    data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } }"""
 BEGIN = np.array([2.5, -1], np.float32)
 
 
@@ -90,11 +92,9 @@ def config_of(batch: int, strategy: str, idle_us: int, state: str = STATE, count
 
 # What uses the accumulator: slots, and when a silent sequence ends.
 CONFIGS = {
-    "sums": config_of(8, "direct { }", NEVER_US, count=4),
+    "sums": config_of(8, "direct { }", NEVER_US, count=4) + WARM_UP,
     "brief": config_of(8, "oldest { max_candidate_sequences: 4 }", IDLE_US),
     "narrow": config_of(0, "direct { }", NEVER_US, ROWS),
-    "warm": config_of(8, "", NEVER_US) + ' model_warmup { name: "w" batch_size: 1 inputs { key: "INPUT" value {'
-    " data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } } }",
 }
 
 
@@ -125,13 +125,13 @@ def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) 
     repository = tmp_path_factory.mktemp("models")
     for name in ZOO:
         write_model(repository, name)
-    source = repository / "accumulator" / "1" / "model.onnx"
+    source = write_model(tmp_path_factory.mktemp("zoo"), "accumulator") / "1" / "model.onnx"
     for name, config in CONFIGS.items():
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "1" / "model.onnx").write_bytes(source.read_bytes())
         (repository / name / "config.pbtxt").write_text(config)
     save_history(repository)
-    for name in (*ZOO, "history"):
+    for name in (*ZOO, "history", "sums"):
         path = repository / name / "1" / "model.onnx"
         compile_model(path, name, Cache(compiled_zoo.cache_dir), detect(), lambda *_: None)
     flags = [
@@ -267,7 +267,7 @@ def test_a_sequence_waits_for_the_only_slot(served: Served) -> None:
 
 
 def test_loading_a_model_anew_ends_its_sequences(served: Served) -> None:
-    assert served.add("warm", 5, 3, start=True) == 3
+    assert served.add("sums", 5, 3, start=True) == 3
     config = {
         "max_batch_size": 8,
         "input": [{"name": "INPUT", "data_type": "TYPE_INT32", "dims": [1]}],
@@ -276,10 +276,10 @@ def test_loading_a_model_anew_ends_its_sequences(served: Served) -> None:
             "state": [{"input_name": "SUM_IN", "output_name": "SUM_OUT", "data_type": "TYPE_INT32", "dims": [1]}]
         },
     }
-    served.client.load_model("warm", config=json.dumps(config))
+    served.client.load_model("sums", config=json.dumps(config))
     with pytest.raises(InferenceServerException, match="must specify the START flag"):
-        served.add("warm", 5, 3)
-    assert served.add("warm", 5, 4, start=True, end=True) == 4
+        served.add("sums", 5, 3)
+    assert served.add("sums", 5, 4, start=True, end=True) == 4
 
 
 def request_of(model: str, rows: int = 1, **parameters: Any) -> pb.ModelInferRequest:
