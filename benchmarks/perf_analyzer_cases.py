@@ -36,6 +36,7 @@ def _on(model: str, *flags: str, protocol: str = GRPC, per_s: float = 0.0, **mod
 _SEARCH = ("--binary-search", "--latency-threshold", "500")
 _RATE = ("--request-rate-range", "50")
 _STREAM = ("--streaming", "--async")
+_SHORT = ("--sequence-length", "5", "--sequence-length-variation", "0")
 _HTTP: Mapping[str, Any] = {"protocol": HTTP}
 
 CASES: Mapping[str, Case] = {
@@ -104,6 +105,19 @@ CASES: Mapping[str, Case] = {
     "HTTP, rate": _on("mlp", *_RATE, per_s=50, **_HTTP),
     "HTTP, strings": _on("simple_string", "--string-data", "7", **_HTTP),
     "HTTP, answers in a file": _on("simple", "--input-data", "{folder}/checked.json", **_HTTP),
+    # sequences
+    "sequences": _on("simple_sequence", *_SHORT, "--concurrency-range", "4"),
+    "sequences, async": _on("simple_sequence", *_SHORT, "--async", "--concurrency-range", "4"),
+    "sequences, stream": _on("simple_sequence", *_SHORT, *_STREAM, "--concurrency-range", "4"),
+    "sequences, HTTP": _on("simple_sequence", *_SHORT, "--concurrency-range", "4", **_HTTP),
+    "sequences, shared memory": _on("simple_sequence", *_SHORT, "--shared-memory", "system"),
+    "sequences of other ids": _on("simple_dyna_sequence", *_SHORT, "--sequence-id-range", "100:200"),
+    "sequences of varying length": _on("accumulator", "--sequence-length", "10", "--sequence-length-variation", "50"),
+    "sequences, rate": _on("simple_sequence", *_SHORT, *_RATE, "--num-of-sequences", "8", per_s=50),
+    "sequences, rate, serial": _on(
+        "simple_sequence", *_SHORT, *_RATE, *_STREAM, "--num-of-sequences", "8", "--serial-sequences", per_s=50
+    ),
+    "sequences, answers in a file": _on("simple_sequence", "--input-data", "{folder}/sequences.json"),
     # what the server is told
     "traces": _on("mlp", "--trace-level", "TIMESTAMPS", "--trace-rate", "100", "--trace-count", "10"),
     "traces, HTTP": _on("mlp", "--trace-level", "TIMESTAMPS", "--log-frequency", "5", **_HTTP),
@@ -126,12 +140,26 @@ def write_files(folder: Path) -> None:
     _write(folder / "base64.json", {"data": [_named("INPUT", _base64(a), _base64(b)) for a, b in rows]})
     _write(folder / "checked.json", {"data": lists, "validation_data": answers})
     _write(folder / "streams.json", {"data": [lists[:3], lists[3:]]})
+    _write(folder / "sequences.json", _sequences(generator.integers(-100, 100, (2, ROWS)).tolist()))
     strings = [_named("INPUT", [str(n) for n in a.tolist()], [str(n) for n in b.tolist()]) for a, b in rows]
     _write(folder / "strings.json", {"data": strings})
     (folder / "raw").mkdir()
     for name, values in (("INPUT0", first[0]), ("INPUT1", second[0])):
         (folder / "raw" / name).write_bytes(values.tobytes())
     (folder / "intervals.txt").write_text("".join(f"{interval}\n" for interval in INTERVALS_US))
+
+
+def _sequences(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return rows as sequences, and what `simple_sequence` answers.
+
+    Not a model with state: when it stops, perf_analyzer sends the last request of a sequence at once, and expects the
+    answer that it would have after all others.
+    """
+    answers = [[number + (place == 0) for place, number in enumerate(row)] for row in rows]
+    return {
+        "data": [[{"INPUT": [number]} for number in row] for row in rows],
+        "validation_data": [[{"OUTPUT": [number]} for number in row] for row in answers],
+    }
 
 
 def _named(side: str, first: Any, second: Any) -> dict[str, Any]:
