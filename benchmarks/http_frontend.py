@@ -16,18 +16,17 @@ import numpy as np
 from gangway.clients.connection import Connection
 from gangway.clients.timing import server_times
 
+from benchmarks.cost import ROLES, WARM_UP_S, cost_columns, cpu_by_role, run_in_rounds
 from benchmarks.fetch_perf_analyzer import BINARY
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import TOLERANCE, relative_error
 from benchmarks.perf_analyzer import closed_loop, run_one
-from benchmarks.processes import cpu_ns
 from benchmarks.reference import Example, example_of
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import ensure_zoo, onnx_file
+from benchmarks.report import Report, Row
+from benchmarks.repository import onnx_file
 
 LOADS = (("mlp", 1, False), ("mlp", 1, True), ("mobilenetv2", 1, False), ("mlp", 16, False))  # model, clients, as JSON
 DATATYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}
-WARM_UP_S = 0.5
 TIMEOUT_S = 30
 PERF_ANALYZER_INTERVAL_MS = 1000
 
@@ -111,20 +110,16 @@ def measure(server: LiveServer, request: HttpRequest, clients: int, seconds: flo
     try:
         if not pipe.poll(TIMEOUT_S) or pipe.recv() != "running":
             raise RuntimeError("the load process did not start")
-        before = _cpu_by_role(server)
+        before = cpu_by_role(server.pids)
         if not pipe.poll(seconds + TIMEOUT_S):
             raise RuntimeError("the load process did not end")
         counted = pipe.recv()
-        after = _cpu_by_role(server)
+        after = cpu_by_role(server.pids)
     finally:
         process.kill()
         process.join()
     assert isinstance(counted, Counted)
     return counted, {role: after[role] - before[role] for role in after}
-
-
-def _cpu_by_role(server: LiveServer) -> dict[str, int]:
-    return {role: sum(cpu_ns(pid) for pid in pids) for role, pids in server.pids().items()}
 
 
 def check(example: Example, answer: bytes, as_json: bool) -> None:
@@ -143,8 +138,7 @@ def row_of(
 ) -> Row:
     """Return the medians over the stretches. Workers' time includes compute."""
     model, clients, as_json = case
-    roles = ("front end", "scheduler", "supervisor", "worker")
-    cpu_us = {role: statistics.median(cpu[role] / len(c.latencies_ns) / 1000 for c, cpu in found) for role in roles}
+    cpu_us = {role: statistics.median(cpu[role] / len(c.latencies_ns) / 1000 for c, cpu in found) for role in ROLES}
     round_trip_ms = statistics.median(statistics.median(c.latencies_ns) for c, _ in found) / 1e6
     return {
         "model": model,
@@ -153,9 +147,7 @@ def row_of(
         "round trip ms": round_trip_ms,
         "beyond compute ms": round_trip_ms - statistics.median(compute_ms),
         "requests/s": statistics.median(len(c.latencies_ns) / c.elapsed_ns * 1e9 for c, _ in found),
-        "CPU us, serving": sum(cpu_us.values()) - cpu_us["worker"],
-        **cpu_us,
-        "(client)": statistics.median(c.cpu_ns / len(c.latencies_ns) / 1000 for c, _ in found),
+        **cost_columns(cpu_us, statistics.median(c.cpu_ns / len(c.latencies_ns) / 1000 for c, _ in found)),
     }
 
 
@@ -189,17 +181,5 @@ def perf_analyzer_row(url: str, model: str, clients: int) -> Row:
     return run_one(url, model, mode, closed_loop(clients), PERF_ANALYZER_INTERVAL_MS, protocol="http").row()
 
 
-def main() -> int:
-    """Run the benchmark."""
-    parser = option_parser(__doc__ or "")
-    add_repository_option(parser)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each case, taking turns")
-    parser.add_argument("--seconds", type=float, default=2, help="length of each load in a round")
-    options = parser.parse_args()
-    report = start_report("HTTP front end: what serving over HTTP adds to computing")
-    run(report, ensure_zoo(options.repository), options.rounds, options.seconds)
-    return report.finish(options.json)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_in_rounds(__doc__, "HTTP front end: what serving over HTTP adds to computing", run, rounds=5))

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import tritonclient.grpc as triton
 
-from benchmarks.frontend import Stretch, measure_stretch
+from benchmarks.cost import Stretch, measure_stretch, median_of
 from benchmarks.live_server import LiveServer, live_server
+from benchmarks.load import Load
 from benchmarks.otlp_collector import OtlpCollector
-from benchmarks.processes import cpu_ns, descendants_of
+from benchmarks.processes import descendants_of
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo, onnx_file
@@ -47,15 +48,14 @@ CASES = (
 
 @dataclass
 class Measured:
-    """All stretches of a case, and the exporter's CPU microseconds per request in each."""
+    """All stretches of a case."""
 
     stretches: list[Stretch] = field(default_factory=list)
-    exporter_us: list[float] = field(default_factory=list)
 
     @property
     def requests_per_s(self) -> float:
         """The median."""
-        return statistics.median(len(s.load.outcomes) / s.load.elapsed_ns * 1e9 for s in self.stretches)
+        return median_of(self.stretches, lambda stretch: stretch.requests_per_s)
 
     def row(self, case: Case) -> Row:
         """Return medians, for the table."""
@@ -64,7 +64,7 @@ class Measured:
             "traces": str(case),
             "requests/s": self.requests_per_s,
             "CPU us per request, serving": statistics.median(serving),
-            "exporter": statistics.median(self.exporter_us),
+            "exporter": median_of(self.stretches, lambda stretch: stretch.cpu_us("exporter")),
         }
 
 
@@ -81,9 +81,10 @@ def servers(repository: Path) -> Iterator[Mapping[str, LiveServer]]:
         yield {mode: stack.enter_context(live_server(repository, given)) for mode, given in flags.items()}
 
 
-def exporter_cpu_ns(server: LiveServer) -> int:
-    """Return the CPU time of the server's exporter; 0 without one."""
-    return sum(cpu_ns(pid) for pid in descendants_of(server.process.pid) if _is_exporter(pid))
+def pids_of(server: LiveServer) -> dict[str, list[int]]:
+    """Return the processes by role, its exporter with them."""
+    exporters = [pid for pid in descendants_of(server.process.pid) if _is_exporter(pid)]
+    return {**server.pids(), "exporter": exporters}
 
 
 def _is_exporter(pid: int) -> bool:
@@ -98,10 +99,8 @@ def measure(server: LiveServer, case: Case, example: Example, clients: int, seco
     with triton.InferenceServerClient(server.url) as client:
         if case.server != "no flags":
             client.update_trace_settings(settings={"trace_level": [case.level], "trace_rate": str(case.rate)})
-        before = exporter_cpu_ns(server)
-        stretch = measure_stretch(server, MODEL, example, clients, seconds)
-        measured.stretches.append(stretch)
-        measured.exporter_us.append((exporter_cpu_ns(server) - before) / len(stretch.load.outcomes) / 1000)
+        load = Load(server.url, example.request, example.outputs, clients)
+        measured.stretches.append(measure_stretch(lambda: pids_of(server), load, seconds))
         if case.server != "no flags":
             client.update_trace_settings(settings={"trace_level": ["OFF"]})
 

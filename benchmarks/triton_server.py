@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from gangway.protos import model_config_pb2 as mc
 from google.protobuf import text_format
@@ -56,8 +57,17 @@ class TritonServer:
         return [self.process.pid, *descendants_of(self.process.pid)]
 
 
-def write_repository(folder: Path, source: Path, models: Sequence[str], configuration: Configuration) -> None:
-    """Write a Triton repository of these models of a repository of ours, whose ONNX files it names."""
+def write_repository(
+    folder: Path,
+    source: Path,
+    models: Sequence[str],
+    configuration: Configuration,
+    codes: Mapping[str, Path] = MappingProxyType({}),
+) -> None:
+    """Write a Triton repository of these models of a repository of ours, whose ONNX files it names.
+
+    `codes`: models with a model.py of their own.
+    """
     for name in models:
         config = text_format.Parse((source / name / "config.pbtxt").read_text(), mc.ModelConfig())
         path = onnx_file(source, name).resolve()
@@ -75,19 +85,24 @@ def write_repository(folder: Path, source: Path, models: Sequence[str], configur
         version = folder / name / "1"
         version.mkdir(parents=True)
         (folder / name / "config.pbtxt").write_text(text_format.MessageToString(config))
-        shutil.copy(MODEL, version / "model.py")
+        shutil.copy(codes.get(name, MODEL), version / "model.py")
 
 
 @contextmanager
-def triton_server(source: Path, models: Sequence[str], configuration: Configuration) -> Iterator[TritonServer]:
-    """Serve models of a repository of ours by Triton until the block ends.
+def triton_server(
+    source: Path,
+    models: Sequence[str],
+    configuration: Configuration,
+    codes: Mapping[str, Path] = MappingProxyType({}),
+) -> Iterator[TritonServer]:
+    """Serve models of a repository of ours by Triton until the block ends. `codes`: as for `write_repository`.
 
     Raises FetchError when there is no Triton to be had, RuntimeError with the log's end when it does not start.
     """
     server = fetch()
     with tempfile.TemporaryDirectory() as name:
         repository, log = Path(name) / "models", Path(name) / "triton.log"
-        write_repository(repository, source, models, configuration)
+        write_repository(repository, source, models, configuration, codes)
         url = f"127.0.0.1:{free_port()}"
         process = _start(server, repository, url, log)
         try:

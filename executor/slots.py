@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from gangway.artifact.format import MAX_TENSORS
 from gangway.executor import _native
+from gangway.executor.ring import Bell
 from gangway.executor.segment import Segment
 
 SLOT_BYTES: Final = 1024
@@ -31,13 +32,14 @@ MAX_AWAITED: Final = _native.MAX_AWAITED  # slots that one call can wait for
 _CANCEL_OFFSET: Final = 8
 _ATTEMPTS_OFFSET: Final = 12
 # model_id, rows, priority, ranks; arrival, deadline, compute start, compute end, bytes of two frames, limit;
-# blocks, conflicts, preemptions, versions, rejects_late, max_queue
-_FIELDS: Final = struct.Struct("<IIiI7Q6I")
+# blocks, conflicts, preemptions, versions, rejects_late, max_queue, by_bell
+_FIELDS: Final = struct.Struct("<IIiI7Q7I")
 _FIELDS_OFFSET: Final = 16
 _COUNTS: Final = struct.Struct("<4I")
 _COUNTS_OFFSET: Final = 88
 _INPUTS_OFFSET: Final = 128
 _OUTPUTS_OFFSET: Final = _INPUTS_OFFSET + 8 * MAX_TENSORS
+_BELL_OFFSET: Final = _OUTPUTS_OFFSET + 8 * MAX_TENSORS
 _WORD: Final = struct.Struct("<I")
 
 
@@ -70,19 +72,22 @@ class SlotStatus(IntEnum):
     QUEUE_FULL = 6
 
 
+_STATUSES: Final = tuple(SlotStatus)
+
+
 def place_in_region(number: int, offset: int) -> int:
     """Return what a slot says of a tensor that lies `offset` bytes behind the start of a region (number 1 or more)."""
     return number << _native.REGION_SHIFT | offset
 
 
-@dataclass(frozen=True)
-class SlotRequest:
+class SlotRequest(NamedTuple):
     """What a front end asks for. Offsets are bytes from the start of the io segment (or of a region), one per tensor.
 
     Every tensor has `rows * row_bytes` bytes there. A model for onnxruntime has one input and one output here, frames
     (`frames.py`) of the sizes `frame_bytes`. Clocks are CLOCK_MONOTONIC, 0 means none. `deadline_ns` is a target:
     `rejects_late` says what becomes of a request that misses it. Nobody waits for the answer after `limit_ns`.
-    `max_queue`: as many of its model and priority may wait already (0: any number), or it is refused.
+    `max_queue`: as many of its model and priority may wait already (0: any number), or it is refused. `by_bell`: the
+    answer is told by the table's bell, and not to a thread that waits in `wait`.
     """
 
     model_id: int
@@ -96,6 +101,7 @@ class SlotRequest:
     limit_ns: int = 0
     rejects_late: bool = False
     max_queue: int = 0
+    by_bell: bool = False
 
 
 class SlotTerms(NamedTuple):
@@ -111,8 +117,7 @@ class SlotTerms(NamedTuple):
     max_queue: int
 
 
-@dataclass(frozen=True)
-class SlotCounts:
+class SlotCounts(NamedTuple):
     """What scheduling did to a request. `versions` is a mask: bit v is set if version v of a layer was used."""
 
     blocks: int = 0
@@ -121,8 +126,7 @@ class SlotCounts:
     versions: int = 0
 
 
-@dataclass(frozen=True)
-class SlotOutcome:
+class SlotOutcome(NamedTuple):
     """How and how fast a request was served."""
 
     status: SlotStatus
@@ -153,7 +157,7 @@ class SlotTable:
         self.size_bytes = slots * SLOT_BYTES
         self._segment = segment
         self._view = segment.view
-        self._next = 0
+        self.bell = Bell(segment, _BELL_OFFSET)  # of answers that nobody waits for alone
 
     def init(self) -> None:
         """Make all slots free. Only while nobody else uses the table; sequences go on, so older messages stay stale."""
@@ -164,11 +168,8 @@ class SlotTable:
 
     def acquire(self) -> int | None:
         """Take a free slot (FILLING, with a new sequence), None if all are taken."""
-        slot = _native.slot_acquire(self._view, self.slots, self._next)
-        if slot < 0:
-            return None
-        self._next = (slot + 1) % self.slots
-        return slot
+        slot = _native.slot_acquire(self._view, self.slots, 0)  # the first ones are warm
+        return slot if slot >= 0 else None
 
     def fill(self, slot: int, request: SlotRequest) -> None:
         """Write the request's fields. Raises ValueError for more than MAX_TENSORS tensors."""
@@ -190,12 +191,12 @@ class SlotTable:
             *(0, 0, 0, 0),
             request.rejects_late,
             request.max_queue,
+            request.by_bell,
         )
         _FIELDS.pack_into(self._view, base + _FIELDS_OFFSET, *numbers)
         self._view[base + _CANCEL_OFFSET : base + _FIELDS_OFFSET] = bytes(8)  # cancel and attempts
         for offset, values in ((_INPUTS_OFFSET, request.input_offsets), (_OUTPUTS_OFFSET, request.output_offsets)):
-            padding = (0,) * (MAX_TENSORS - len(values))
-            struct.pack_into(f"<{MAX_TENSORS}Q", self._view, base + offset, *values, *padding)
+            struct.pack_into(f"<{len(values)}Q", self._view, base + offset, *values)
 
     def submit(self, slot: int) -> int:
         """Hand the filled slot over; return the sequence that `Submit` must name."""
@@ -226,8 +227,12 @@ class SlotTable:
         ranks, arrival_ns, start_ns, end_ns = fields[3], fields[4], fields[6], fields[7]
         queue_us = (start_ns - arrival_ns) / 1e3 if start_ns else 0.0
         attempts = _WORD.unpack_from(self._view, base + _ATTEMPTS_OFFSET)[0]
-        counts = SlotCounts(*_COUNTS.unpack_from(self._view, base + _COUNTS_OFFSET))
-        return SlotOutcome(self.entry(slot).status, queue_us, (end_ns - start_ns) / 1e3, ranks, attempts, counts)
+        status = _STATUSES[_native.slot_read(self._view, slot)[1]]
+        return SlotOutcome(status, queue_us, (end_ns - start_ns) / 1e3, ranks, attempts, SlotCounts(*fields[11:15]))
+
+    def done(self, slots: tuple[int, ...]) -> list[int]:
+        """Return those of the slots that are DONE."""
+        return _native.slots_done(self._view, slots)
 
     def release(self, slot: int) -> bool:
         """Make a DONE or still FILLING slot free; False if it is in another state."""
@@ -236,7 +241,7 @@ class SlotTable:
     # -- scheduler
 
     def request(self, slot: int) -> SlotRequest:
-        """Read the request's fields; MAX_TENSORS offsets each, unused ones 0."""
+        """Read the request's fields; MAX_TENSORS offsets each, unused ones are anything."""
         base = slot * SLOT_BYTES
         fields = _FIELDS.unpack_from(self._view, base + _FIELDS_OFFSET)
         inputs = struct.unpack_from(f"<{MAX_TENSORS}Q", self._view, base + _INPUTS_OFFSET)
@@ -253,6 +258,7 @@ class SlotTable:
             limit_ns=fields[10],
             rejects_late=bool(fields[15]),
             max_queue=fields[16],
+            by_bell=bool(fields[17]),
         )
 
     def terms(self, slot: int) -> SlotTerms:

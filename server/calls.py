@@ -50,6 +50,10 @@ class TensorCall:
     response: ResponseTemplate
     sinks: Sinks = field(default_factory=dict)
 
+    def answer_bytes(self, rows: int) -> int:
+        """Return the size of all outputs."""
+        return sum(self.memory.output_bytes) * rows
+
     def layout(self, contents: Contents) -> TensorLayout:
         """Return the model's layout, always the same one."""
         return self.memory

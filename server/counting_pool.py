@@ -10,14 +10,14 @@ Result = TypeVar("Result")
 
 
 class CountingPool(ThreadPoolExecutor):
-    """`submit` is for one thread; gRPC has one that does it."""
+    """For any threads."""
 
     _submitted = 0
     _ended = 0
 
     def __init__(self, max_workers: int, thread_name_prefix: str) -> None:
         super().__init__(max_workers, thread_name_prefix=thread_name_prefix)
-        self._ends = itertools.count(1)  # counts atomically, where += does not
+        self._submits, self._ends = itertools.count(1), itertools.count(1)  # count atomically, where += does not
 
     @property
     def busy(self) -> int:
@@ -28,7 +28,7 @@ class CountingPool(ThreadPoolExecutor):
         self, task: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> "Future[Result]":
         """Have a thread run the task."""
-        self._submitted += 1
+        self._submitted = next(self._submits)
         return super().submit(self._run, task, *args, **kwargs)
 
     def _run(self, task: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

@@ -72,10 +72,12 @@ class Request:
         limit_ns: int = 0,
         rejects_late: bool = False,
         max_queue: int = 0,
+        by_bell: bool = False,
     ) -> None:
         """Hand the request to the scheduler; the inputs must not change any more.
 
-        What the parameters mean: `SlotRequest`. Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now.
+        What the parameters mean: `SlotRequest`. Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now. `wait` is
+        not for a request whose answer is told by the bell (`DataPlane.answered`).
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
         block, placement, slots = self._block, self._placement, self._plane.slots
@@ -93,6 +95,7 @@ class Request:
                 limit_ns,
                 rejects_late,
                 max_queue,
+                by_bell,
             ),
         )
         self._sequence = slots.submit(self._slot)
@@ -249,6 +252,10 @@ class DataPlane:
         sent = self._ring.send(message)
         self._bell.ring()
         return sent
+
+    def answered(self, requests: Mapping[int, object]) -> list[int]:
+        """Return the slots of those requests (by slot) that have ended."""
+        return self.slots.done(tuple(requests))
 
     def spin_for(self, model_id: int) -> int:
         """Return how many microseconds to spin for an answer before sleeping.

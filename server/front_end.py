@@ -62,6 +62,7 @@ from gangway.server.shape_watch import ShapeWatch
 from gangway.server.statistics_log import StatisticsLog
 from gangway.server.stream import StreamLimits
 from gangway.server.streams import Streams
+from gangway.server.threadless.inference import ThreadlessInference
 from gangway.server.tls_files import TlsError
 from gangway.server.tracing.answers import TraceAnswers
 from gangway.server.tracing.settings import TraceOverrides
@@ -116,6 +117,7 @@ class FrontEnd:
             Health(self._answers),
             plane.slots.slots,
             options.grpc,
+            ThreadlessInference(self._inference),
         )
         self.http = HttpFrontEnd(self._inference, methods, lambda: self.models, plane.slots.slots, options.http)
 

@@ -7,6 +7,7 @@ the other: it reads the message itself, so that a call whose message does not co
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import grpc
@@ -28,13 +29,13 @@ Behaviour: TypeAlias = Callable[[Any, Context], Any]  # message or messages to a
 
 
 class Gate:
-    """For one server. `patience_s`: see StalledCalls."""
+    """For one server. `patience_s`: see StalledCalls. `arriving`: calls whose message has not come."""
 
     def __init__(self, restrictions: Restrictions, patience_s: float = PATIENCE_S) -> None:
         self._restrictions = restrictions
-        self._arriving = StalledCalls(MAX_ARRIVING, 0, patience_s)
+        self.arriving = StalledCalls(MAX_ARRIVING, 0, patience_s)
         self._unread = StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, patience_s)
-        self.watchman = Watchman(self._arriving, self._unread)
+        self.watchman = Watchman(self.arriving, self._unread)
 
     def plain(self, method: str, handler: MethodHandler) -> MethodHandler:
         """Return the handler of a method (by its name in the service) with the gate before it."""
@@ -58,6 +59,10 @@ class Gate:
             return grpc.stream_stream_rpc_method_handler(self._admitted(restriction, inner))
         return self.plain(method, handler)
 
+    def lets_all_in(self, method: str) -> bool:
+        """Whether anybody may call the method."""
+        return self._restriction(method) is None
+
     def _restriction(self, method: str) -> Restriction | None:
         return self._restrictions.of(CATEGORY_OF_METHOD[method])
 
@@ -79,13 +84,13 @@ class Gate:
         """Wait for the one message of a call. What `messages` raises when the call ends is gRPC's own to catch."""
 
         def answer(messages: Iterator[bytes], context: Context) -> Any:
-            self._arriving.enter(context)
+            self.arriving.enter(context)
             try:
                 message = next(messages)
             except StopIteration:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
             finally:
-                self._arriving.leave(context)
+                self.arriving.leave(context)
             return inner(message, context)
 
         return answer
@@ -108,9 +113,22 @@ class GatedService(grpc.GenericRpcHandler):
     """A service's methods, each with the gate before it; `pool` tells how many calls hold a thread."""
 
     def __init__(self, name: str, handlers: Mapping[str, MethodHandler], gate: Gate, pool: CountingPool) -> None:
+        self._name = name
+        self._gate = gate
         self._pool = pool
         self._plain = {f"/{name}/{method}": gate.plain(method, handler) for method, handler in handlers.items()}
         self._watched = {f"/{name}/{method}": gate.watched(method, handler) for method, handler in handlers.items()}
+
+    def receive_early(self, method: str, calls: ThreadPoolExecutor) -> None:
+        """Give calls of a method to these instead of the server's pool, so that no thread waits for a message.
+
+        Not where who may call it is restricted. `calls`: see `threadless/grpc_calls.py`.
+        """
+        path = f"/{self._name}/{method}"
+        handler = self._plain[path]
+        if self._gate.lets_all_in(method) and handler.unary_unary is not None:
+            handler.unary_unary.experimental_thread_pool = calls  # type: ignore[attr-defined]
+            self._watched[path] = handler
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "MethodHandler | None":
         """Return the handler for a call that begins; None if the method is not this service's."""

@@ -89,6 +89,21 @@ class Inference:
         """Whether no request is being executed and no answer to one is still on its way."""
         return not self._calls and not self._plane.usage().requests and self._sequences.idle
 
+    @property
+    def plane(self) -> DataPlane:
+        """The way to the scheduler."""
+        return self._plane
+
+    def take_plain(self, header: bytes, has_raws: bool) -> Plan | None:
+        """Return a plan that is known and plain, whose model stays until its `uses` are ended; None if there is none.
+
+        So it is, too, while requests are refused or traced: `infer` sees to that.
+        """
+        if self._refusal or self._tracer.active:
+            return None
+        plan = self._planner.known(header, has_raws)
+        return plan if plan is not None and plan.plain_call is not None and plan.model.uses.begin() else None
+
     def infer(self, message: bytes, call: Call) -> bytes:
         """Answer one serialised ModelInferRequest by a serialised ModelInferResponse. Raises RequestError."""
         arrival_ns = time.monotonic_ns()
@@ -204,18 +219,8 @@ class Inference:
                     raise failure(plan.model.name, status, plan.terms.max_queue)
         if plan.model.symbols and plan.sequence is None:
             self._watch.used(plan.model, plan.model.key_of(plan.shapes.sizes))
-        end_ns = time.monotonic_ns()
-        infer_ns = int(outcome.compute_us * 1000)
         queued_ns = submitted_ns - plan.waited_ns  # waiting for its turn is waiting
-        times = Times(
-            total=end_ns - arrival_ns,
-            queue=max(0, finished_ns - queued_ns - infer_ns),
-            compute_input=queued_ns - arrival_ns,
-            compute_infer=infer_ns,
-            compute_output=end_ns - finished_ns,
-        )
-        in_time = end_ns <= clock.deadline_ns if clock.deadline_ns else None
-        plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts)
+        end_ns = count(plan, clock, queued_ns, finished_ns, outcome)
         if self._tracer.active:
             instants = Instants(arrival_ns, queued_ns, finished_ns, end_ns)
             self._tracer.answered(plan, request_id, call, instants, outcome, contents, response)
@@ -262,11 +267,18 @@ class Inference:
             placed.let_go()
             unavailable(f"Exceeds maximum queue size: {error}")
 
-    def _execute(self, plan: Plan, request: Request, call: Call, clock: RequestClock) -> SlotOutcome:
+    def submit(self, plan: Plan, request: Request, call: Call, clock: RequestClock, by_bell: bool = False) -> None:
+        """Hand a request to the scheduler, and cancel it when its call is over. Raises RequestError (UNAVAILABLE)."""
         terms = plan.terms
         try:
             request.submit(
-                clock.deadline_ns, terms.priority, clock.arrival_ns, clock.limit_ns, terms.rejects_late, terms.max_queue
+                clock.deadline_ns,
+                terms.priority,
+                clock.arrival_ns,
+                clock.limit_ns,
+                terms.rejects_late,
+                terms.max_queue,
+                by_bell,
             )
         except PoolExhaustedError as error:
             unavailable(f"Exceeds maximum queue size: {error}")
@@ -274,15 +286,34 @@ class Inference:
         self._calls.add(request)
         if not call.add_callback(lambda: self._ended(request)):
             self._ended(request)
+
+    def _execute(self, plan: Plan, request: Request, call: Call, clock: RequestClock) -> SlotOutcome:
+        self.submit(plan, request, call, clock)
         outcome = request.wait(clock.end_ns)
         if outcome is None:
-            raise failure(plan.model.name, clock.status_at_end, terms.max_queue)
+            raise failure(plan.model.name, clock.status_at_end, plan.terms.max_queue)
         return outcome
 
     def _ended(self, request: Request | EnsembleRun) -> None:
         """The call is over: answered, or given up by the client."""
         self._calls.discard(request)
         request.cancel()
+
+
+def count(plan: Plan, clock: RequestClock, submitted_ns: int, finished_ns: int, outcome: SlotOutcome) -> int:
+    """Count a request that has been answered now, and return when that is."""
+    end_ns = time.monotonic_ns()
+    infer_ns = int(outcome.compute_us * 1000)
+    times = Times(
+        total=end_ns - clock.arrival_ns,
+        queue=max(0, finished_ns - submitted_ns - infer_ns),
+        compute_input=submitted_ns - clock.arrival_ns,
+        compute_infer=infer_ns,
+        compute_output=end_ns - finished_ns,
+    )
+    in_time = end_ns <= clock.deadline_ns if clock.deadline_ns else None
+    plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts)
+    return end_ns
 
 
 def _begin_all(models: Sequence[ServedModel]) -> bool:

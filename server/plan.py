@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.calls import Call, Contents, FrameCall, Sinks, call_of, frame_call_of
+from gangway.server.calls import Call, Contents, FrameCall, Sinks, TensorCall, call_of, frame_call_of
 from gangway.server.classification import PARAMETER as CLASSIFICATION
 from gangway.server.classification import Classes, ClassifyingCall, wanted_classes
 from gangway.server.contents import check_contents, check_sources, mixed_contents, raw_contents
@@ -83,6 +83,14 @@ class Plan:
         """Whether the response cache may answer it."""
         return self.may_be_cached and not self.regions
 
+    @cached_property
+    def plain_call(self) -> TensorCall | None:
+        """How it is carried out, if one attempt answers it, with tensors that are all in the messages; else None."""
+        if self.regions or self.typed is not None or self.may_be_cached or self.wants_report:
+            return None
+        ordered = self.model.config.HasField("sequence_batching")
+        return self.call if type(self.call) is TensorCall and self.spare is None and not ordered else None
+
     def contents(self, raws: list[memoryview], regions: Mapping[str, Region] = NO_REGIONS) -> Contents:
         """Return the contents of each input, in the request's order, their sizes checked. Raises RequestError."""
         name, inputs = self.model.name, self.shapes.inputs
@@ -100,6 +108,10 @@ class Planner:
         self.models = models
         self._plans: dict[tuple[bytes, bool], Plan] = {}
         self._graphs = Graphs(models)
+
+    def known(self, header: bytes, has_raws: bool) -> Plan | None:
+        """Return the plan of an equal header, None if none is kept."""
+        return self._plans.get((header, has_raws))
 
     def plan(self, header: bytes, has_raws: bool) -> Plan:
         """Return what the header asks for. Raises RequestError."""

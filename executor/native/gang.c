@@ -160,7 +160,7 @@ static void answer(struct lease *lease, const struct query *query, uint64_t end_
     slot->compute_end_ns = end_ns;
     slot->ranks = atomic_load_explicit(&lease->most_ranks, memory_order_relaxed);
     slot_change(slot, lease->sequence, 1u << SLOT_RUNNING, SLOT_DONE, query->failed ? STATUS_INTERNAL : STATUS_OK);
-    slot_wake(slot);
+    slot_wake(query->table, slot);
 }
 
 /* Only ever run by one rank at a time: the one that completed the page. */

@@ -8,7 +8,7 @@
 /* Where one query's memory lies in this process. */
 struct query {
     const struct program *program;
-    struct slot *slot;
+    struct slot *table, *slot; /* of its front end, and its own in there */
     char *arena;
     char *inputs[MAX_TENSORS], *outputs[MAX_TENSORS];
     uint64_t arena_stride;

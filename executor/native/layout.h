@@ -83,8 +83,10 @@ struct slot {
     uint64_t limit_ns;
     uint32_t blocks, conflicts, preemptions, versions;
     uint32_t rejects_late, max_queue;
+    _Atomic uint32_t by_bell; /* nobody waits for this answer alone: it is told by the bell */
     _Alignas(128) uint64_t input_offset[MAX_TENSORS]; /* see place_region */
     uint64_t output_offset[MAX_TENSORS];
+    struct bell bell; /* in the first slot of a table: for whoever waits for the answers of many */
 };
 
 static inline uint64_t slot_word(uint32_t state, uint32_t status, uint32_t sequence) {

@@ -43,6 +43,8 @@ static const struct { const char *name; size_t value; } layout[] = {
     {"slot.versions", offsetof(struct slot, versions)},
     {"slot.rejects_late", offsetof(struct slot, rejects_late)},
     {"slot.max_queue", offsetof(struct slot, max_queue)},
+    {"slot.by_bell", offsetof(struct slot, by_bell)},
+    {"slot.bell", offsetof(struct slot, bell)},
     {"slot.input_offset", offsetof(struct slot, input_offset)},
     {"slot.output_offset", offsetof(struct slot, output_offset)},
     {"worker_status.pid", offsetof(struct worker_status, pid)},

@@ -239,8 +239,23 @@ FUNCTION(py_slot_wake) {
     PARSE("I", &number);
     struct slot *slot = find_slot(&buffer, number);
     if (slot) {
-        slot_wake(slot);
+        slot_wake(buffer.buf, slot);
         result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+/* Which of the slots in a tuple are DONE. */
+FUNCTION(py_slots_done) {
+    PyObject *numbers;
+    PARSE("O!", &PyTuple_Type, &numbers);
+    result = PyList_New(0);
+    for (Py_ssize_t i = 0; result && i < PyTuple_GET_SIZE(numbers); i++) {
+        PyObject *item = PyTuple_GET_ITEM(numbers, i);
+        unsigned long number = PyLong_AsUnsignedLong(item);
+        struct slot *slot = PyErr_Occurred() ? NULL : find_slot(&buffer, number);
+        if (!slot) Py_CLEAR(result);
+        else if (slot_state(atomic_load(&slot->word)) == SLOT_DONE && PyList_Append(result, item) < 0) Py_CLEAR(result);
     }
     FINISH;
 }
@@ -397,7 +412,8 @@ PyMethodDef memory_methods[] = {
     METHOD(ring_init),        METHOD(ring_send),        METHOD(ring_receive), METHOD(ring_pending),
     METHOD(ring_discard),     METHOD(bell_ring),        METHOD(bell_seen),    METHOD(bell_wait),
     METHOD(slot_reset),       METHOD(slot_acquire),     METHOD(slot_read),    METHOD(slot_change),
-    METHOD(slot_wait),        METHOD(slot_wait_any),    METHOD(slot_wake),        METHOD(lease_initialise), METHOD(lease_resume),
+    METHOD(slot_wait),        METHOD(slot_wait_any),    METHOD(slot_wake),        METHOD(slots_done),
+    METHOD(lease_initialise), METHOD(lease_resume),
     METHOD(lease_set_control), METHOD(lease_set_wanted), METHOD(lease_abort), METHOD(lease_progress),
     METHOD(lease_term),       METHOD(lease_start_ns),   METHOD(lease_layer_end_ns),
     METHOD(lease_position),   METHOD(rings_drain),      {NULL, NULL, 0, NULL},

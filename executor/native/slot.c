@@ -1,5 +1,6 @@
 #include "slot.h"
 
+#include "ring.h"
 #include "wait.h"
 
 void slot_reset(struct slot *slot) {
@@ -26,7 +27,14 @@ bool slot_change(struct slot *slot, uint32_t sequence, uint32_t mask, uint32_t s
     return true;
 }
 
-void slot_wake(struct slot *slot) { futex_wake_all(&slot->word); }
+/* A slot that serves the next request already may be taken for the other kind. Then nobody sleeps for this answer any more. */
+void slot_wake(struct slot *table, struct slot *slot) {
+    if (atomic_load(&slot->by_bell)) {
+        bell_ring(&table->bell);
+    } else {
+        futex_wake_all(&slot->word);
+    }
+}
 
 bool slot_wait(struct slot *slot, uint32_t spin_us, uint64_t timeout_us) {
     uint64_t start_ns = now_ns(), waited_ns = 0;

@@ -12,7 +12,8 @@ void slot_reset(struct slot *slot);
 long slot_acquire(struct slot *slots, uint32_t count, uint32_t first);
 /* To `state` and `status`, if the sequence is right and the present state's bit is set in `mask`. Does not wake anybody. */
 bool slot_change(struct slot *slot, uint32_t sequence, uint32_t mask, uint32_t state, uint32_t status);
-void slot_wake(struct slot *slot);
+/* Wakes who waits for the answer in a slot of the table. */
+void slot_wake(struct slot *table, struct slot *slot);
 bool slot_wait(struct slot *slot, uint32_t spin_us, uint64_t timeout_us); /* until DONE; false: time is up */
 /* Until one of them is DONE; false: time is up. `count` is 1 to MAX_AWAITED. */
 bool slot_wait_any(struct slot *const *slots, uint32_t count, uint32_t spin_us, uint64_t timeout_us);

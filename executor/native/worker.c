@@ -61,10 +61,11 @@ static bool place(struct worker *worker, const struct lease *lease, struct query
     if (!tasks_fit(program, rows) || stride < program->arena_bytes || stride % ALIGNMENT) return false;
     if (__builtin_mul_overflow(stride, (uint64_t)rows, &arena_bytes) || !fits(&worker->arena, offset, arena_bytes)) return false;
 
-    struct slot *slot = (struct slot *)io->base + number;
+    struct slot *table = (struct slot *)io->base, *slot = table + number;
     if ((atomic_load(&slot->word) & ~UINT64_C(0xff00)) != slot_word(SLOT_RUNNING, STATUS_OK, lease->sequence)) return false;
     *query = (struct query){
         .program = program,
+        .table = table,
         .slot = slot,
         .arena = worker->arena.base + offset,
         .arena_stride = stride,

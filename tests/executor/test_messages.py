@@ -77,8 +77,8 @@ def test_message_fields_lie_where_c_has_them():
 def test_slot_fields_lie_where_c_has_them():
     names = ["model_id", "rows", "priority", "ranks", "arrival_ns", "deadline_ns", "compute_start_ns", "compute_end_ns"]
     names += ["input_frame_bytes", "output_frame_bytes", "limit_ns"]
-    names += ["blocks", "conflicts", "preemptions", "versions", "rejects_late", "max_queue"]
-    sizes = [4] * 4 + [8] * 7 + [4] * 6
+    names += ["blocks", "conflicts", "preemptions", "versions", "rejects_late", "max_queue", "by_bell"]
+    sizes = [4] * 4 + [8] * 7 + [4] * 7
     offsets = [slots._FIELDS_OFFSET + sum(sizes[:index]) for index in range(len(sizes))]
     assert [_native.LAYOUT[f"slot.{name}"] for name in names] == offsets
     assert _native.LAYOUT["slot"] == slots.SLOT_BYTES
@@ -87,6 +87,7 @@ def test_slot_fields_lie_where_c_has_them():
     assert _native.LAYOUT["slot.attempts"] == slots._ATTEMPTS_OFFSET
     assert _native.LAYOUT["slot.input_offset"] == slots._INPUTS_OFFSET
     assert _native.LAYOUT["slot.output_offset"] == slots._OUTPUTS_OFFSET
+    assert _native.LAYOUT["slot.bell"] == slots._BELL_OFFSET
 
 
 def test_status_fields_lie_where_c_has_them():

@@ -1,0 +1,1 @@
+"""Requests that have no thread of their own while they wait: docs/front_end_cost.md."""
