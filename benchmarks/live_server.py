@@ -59,15 +59,18 @@ class LiveServer:
         return self._slot_states().count(SlotState.SUBMITTED)
 
     def _slot_states(self) -> list[SlotState]:
-        """Look into the front end's shared memory itself."""
-        (front_end,) = self.pids()["front end"]
-        options = dict(re.findall(r'"(io_fd|slots)":(\d+)', command_of(front_end)))
-        descriptor = os.open(f"/proc/{front_end}/fd/{options['io_fd']}", os.O_RDWR)
-        segment = Segment.attach(descriptor)
-        table = SlotTable(segment, int(options["slots"]))
-        states = [table.entry(slot).state for slot in range(table.slots)]
-        segment.close()
-        return states
+        """Look into the front ends' shared memory itself."""
+        return [state for front_end in self.pids()["front end"] for state in _slot_states_of(front_end)]
+
+
+def _slot_states_of(front_end: int) -> list[SlotState]:
+    options = dict(re.findall(r'"(io_fd|slots)":(\d+)', command_of(front_end)))
+    descriptor = os.open(f"/proc/{front_end}/fd/{options['io_fd']}", os.O_RDWR)
+    segment = Segment.attach(descriptor)
+    table = SlotTable(segment, int(options["slots"]))
+    states = [table.entry(slot).state for slot in range(table.slots)]
+    segment.close()
+    return states
 
 
 @contextmanager

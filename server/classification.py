@@ -7,9 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-from gangway.artifact.datatypes import DTYPES
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.calls import Call, Contents
@@ -78,36 +75,16 @@ class ClassifyingCall:
 
 def classified(response: bytes, classes: Mapping[str, Classes], batched: bool) -> bytes:
     """Return a serialised ModelInferResponse with these outputs classified."""
+    from gangway.server.top_classes import texts_of  # noqa: PLC0415 - numpy, which a front end need not wait for
+
     message = pb.ModelInferResponse.FromString(response)
     for index, output in enumerate(message.outputs):
         if output.name in classes:
             rows = output.shape[0] if batched else 1
             elements = math.prod(output.shape[batched:])
-            values = np.frombuffer(message.raw_output_contents[index], DTYPES[output.datatype], rows * elements)
-            texts = class_texts(values.reshape(rows, elements), classes[output.name])
+            wanted, content = classes[output.name], message.raw_output_contents[index]
+            texts = texts_of(content, output.datatype, (rows, elements), wanted.count, wanted.labels)
             message.raw_output_contents[index] = join_strings([text for row in texts for text in row])
             output.datatype = "BYTES"
-            output.shape[:] = [rows] * batched + [min(classes[output.name].count, elements)]
+            output.shape[:] = [rows] * batched + [min(wanted.count, elements)]
     return message.SerializeToString()
-
-
-def class_texts(values: npt.NDArray[np.generic], classes: Classes) -> list[list[str]]:
-    """Return the texts of the largest elements of each row of `values` [rows, elements], the largest first.
-
-    Of equal ones the first comes first; what is not a number comes last.
-    """
-    texts = []
-    for row in values:
-        # Backwards there and back again: the sort is stable, and of equal ones the first shall come first.
-        order = np.argsort(row[::-1], kind="stable")[::-1]
-        places = len(row) - 1 - order
-        if row.dtype.kind == "f":
-            unknown = np.isnan(row[places])
-            places = np.concatenate([places[~unknown], places[unknown]])
-        texts.append([_text(row[place], int(place), classes.labels) for place in places[: classes.count]])
-    return texts
-
-
-def _text(value: np.generic, index: int, labels: Sequence[str]) -> str:
-    number = f"{float(value):f}" if value.dtype.kind == "f" else str(value)
-    return f"{number}:{index}:{labels[index]}" if index < len(labels) else f"{number}:{index}"

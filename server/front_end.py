@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import gangway.server.grpc_environment  # noqa: F401 - before grpc
 from gangway.executor.control import ControlSegment
@@ -22,35 +24,42 @@ from gangway.server.answers import Answers
 from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_messages import (
     MAX_MESSAGE_BYTES,
+    Agreed,
+    AllKnown,
     BindFailed,
+    Change,
     Drain,
     FrontEndMessage,
     InitialLoadDone,
-    Listening,
     ModelReady,
     ModelRemoved,
     ModelRetired,
     ModelUnavailable,
+    RegionChange,
     RepositoryAnswer,
     RepositoryCall,
+    Settled,
     VariantGone,
     VariantReady,
     from_json,
     to_json,
 )
 from gangway.server.front_end_options import FrontEndOptions
+from gangway.server.front_ends.changes import Changes
+from gangway.server.front_ends.doors import CannotListenError, Doors
+from gangway.server.front_ends.shared import Peers, Shared
 from gangway.server.grpc_front_end import GrpcFrontEnd
 from gangway.server.health import Health
-from gangway.server.http.server import HttpFrontEnd
 from gangway.server.in_place.mappings import Mappings
 from gangway.server.inference import Inference
 from gangway.server.listen_address import forget, is_taken, why_not_listening
 from gangway.server.logs.answers import LogAnswers
+from gangway.server.logs.settings import LogSettings
 from gangway.server.memory_keeper import MemoryKeeper
 from gangway.server.methods import methods_of
 from gangway.server.metrics.reading import memory_bytes
-from gangway.server.metrics.service import serve_metrics
-from gangway.server.models import Models
+from gangway.server.models import MakeStatistics, Models, own_statistics
+from gangway.server.options.metrics import MetricsOptions
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.process import allow_many_descriptors, keep_freed_memory
 from gangway.server.region_methods import RegionMethods
@@ -59,7 +68,6 @@ from gangway.server.repository_calls import RepositoryCalls
 from gangway.server.response_cache import ResponseCache
 from gangway.server.sequence.sequences import Sequences
 from gangway.server.shape_watch import ShapeWatch
-from gangway.server.statistics_log import StatisticsLog
 from gangway.server.stream import StreamLimits
 from gangway.server.streams import Streams
 from gangway.server.threadless.inference import ThreadlessInference
@@ -68,6 +76,9 @@ from gangway.server.tracing.answers import TraceAnswers
 from gangway.server.tracing.settings import TraceOverrides
 from gangway.server.tracing.tracer import Tracer
 
+if TYPE_CHECKING:
+    from gangway.server.http.server import HttpFrontEnd
+
 IDLE_POLL_SECONDS = 0.005
 DRAIN_TRACES_SECONDS = 1.0
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
@@ -75,10 +86,6 @@ STOPPING = "the server is stopping"
 TELL_AGAIN_SECONDS = 0.01
 
 _log = logging.getLogger(__name__)
-
-
-class CannotListenError(Exception):
-    """The address cannot be had; the message says why."""
 
 
 class FrontEnd:
@@ -90,10 +97,12 @@ class FrontEnd:
         options: ServeOptions,
         tell: Callable[[FrontEndMessage], bool] = lambda message: True,
         ask: Callable[[RepositoryCall], bool] = lambda message: False,
+        propose: Callable[[FrontEndMessage], bool] | None = None,
         stream_limits: StreamLimits | None = None,
         tracer: Tracer | None = None,
         log: ProcessLog | None = None,
         mappings: Mappings | None = None,
+        make_statistics: MakeStatistics = own_statistics,
     ) -> None:
         regions = Regions(mappings)
         cache_bytes = options.models.cache_bytes
@@ -105,11 +114,13 @@ class FrontEnd:
         self.streams = Streams(self._inference.infer_parts, plane.slots.slots, limits)
         self._answers = Answers(options.general.id)
         self._tell = tell
+        self._make_statistics = make_statistics
         self.repository = RepositoryCalls(ask)
-        logs = LogAnswers(options.logs, log, tell)
-        self.log = StatisticsLog(lambda: self.models)
-        traces = TraceAnswers(self._tracer, lambda: self.models, tell)
-        methods = methods_of(self._answers, RegionMethods(regions), self.repository, traces, logs)
+        self.changes = Changes(self._apply, propose)
+        self._regions = RegionMethods(regions, self.changes.make)
+        self._logs = LogAnswers(options.logs, log, self.changes.make)
+        traces = TraceAnswers(self._tracer, lambda: self.models, self.changes.make)
+        methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
         self.server = GrpcFrontEnd(
             self._inference,
             self.streams,
@@ -119,7 +130,20 @@ class FrontEnd:
             options.grpc,
             ThreadlessInference(self._inference),
         )
-        self.http = HttpFrontEnd(self._inference, methods, lambda: self.models, plane.slots.slots, options.http)
+        self._methods = methods
+        self._options = options
+        self._max_in_flight = plane.slots.slots
+        self._http: HttpFrontEnd | None = None
+
+    @property
+    def http(self) -> "HttpFrontEnd":
+        """The HTTP server, made when it is first asked for: what it imports takes long (`front_ends/doors.py`)."""
+        if self._http is None:
+            from gangway.server.http.server import HttpFrontEnd  # noqa: PLC0415 - see above
+
+            options = self._options.http
+            self._http = HttpFrontEnd(self._inference, self._methods, lambda: self.models, self._max_in_flight, options)
+        return self._http
 
     @property
     def models(self) -> Models:
@@ -142,7 +166,7 @@ class FrontEnd:
         """
         if not target:
             return ""
-        if is_taken(target):
+        if is_taken(target, self._options.grpc.reuse_port):
             raise CannotListenError(why_not_listening(target))
         try:
             address = self.server.bind(target)
@@ -156,13 +180,16 @@ class FrontEnd:
         match message:
             case ModelReady() | ModelUnavailable() | ModelRemoved():
                 before = self.models.served_as(message.name, message.version)
-                self.models = self.models.updated(message)
+                self.models = self.models.updated(message, self._make_statistics)
                 if before is not None:
                     before.uses.close(lambda: self._retired(before.model_id))
             case VariantReady() | VariantGone():
                 self.models = self.models.with_variant(message)
-            case TraceOverrides():
-                self._tracer.override(message)
+            case Agreed():
+                if (applied := self.changes.agreed(message)) is not None:
+                    self._say(applied)
+            case Settled():
+                self.changes.settled(message)
             case InitialLoadDone(strict_readiness):
                 self._answers.strict_readiness = strict_readiness
                 self._answers.ready = True
@@ -172,23 +199,40 @@ class FrontEnd:
                 self._inference.refuse(STOPPING)
                 self.streams.refuse(STOPPING)
                 self.repository.refuse(STOPPING)
+                self.changes.refuse(STOPPING)
                 self._answers.ready = False  # whoever sees it knows that nothing is accepted any more
                 self._await_idle()
                 self._tracer.finish(DRAIN_TRACES_SECONDS)
-                self.log.write_all()
             case _:
                 raise ValueError(f"{message} is not for a front end")
 
     def _retired(self, model_id: int) -> None:
-        """The supervisor must hear of it: it waits before it unloads the model."""
-        while not self._tell(ModelRetired(model_id)):
+        """The supervisor waits for it before it unloads the model."""
+        self._say(ModelRetired(model_id))
+
+    def _say(self, message: FrontEndMessage) -> None:
+        """Tell what the supervisor must hear."""
+        while not self._tell(message):
             time.sleep(TELL_AGAIN_SECONDS)
+
+    def _apply(self, change: Change) -> None:
+        """Make a change that is made in all front ends. Raises RequestError."""
+        match change:
+            case RegionChange():
+                self._regions.apply(change)
+            case TraceOverrides():
+                self._tracer.override(change, change.restarts)
+            case LogSettings():
+                self._logs.apply(change)
 
     def _await_idle(self) -> None:
         """Return when all answers have been sent. Not by the gRPC server's own stop: it cancels what just arrives."""
         end = time.monotonic() + MAX_DRAIN_SECONDS
-        while not (self._inference.idle and self.streams.idle and self.http.idle) and time.monotonic() < end:
+        while not self._is_idle() and time.monotonic() < end:
             time.sleep(IDLE_POLL_SECONDS)
+
+    def _is_idle(self) -> bool:
+        return self._inference.idle and self.streams.idle and (self._http is None or self._http.idle)
 
 
 def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPlane:
@@ -205,6 +249,15 @@ def make_mappings(options: FrontEndOptions, control: ControlSegment) -> Mappings
     mappings = Mappings(RegionChannel(socket.socket(fileno=options.regions_fd)), control.lost_regions)
     mappings.start()
     return mappings
+
+
+def open_metrics(
+    options: MetricsOptions, front_end: FrontEnd, plane: DataPlane, control: ControlSegment, peers: Peers
+) -> str:
+    """Serve the metrics of all front ends; return where. Raises OSError."""
+    from gangway.server.metrics.service import serve_metrics  # noqa: PLC0415 - see front_ends/doors.py
+
+    return serve_metrics(options, lambda: front_end.models, plane, control, peers)
 
 
 def tell(supervisor: socket.socket, message: bytes) -> bool:
@@ -225,28 +278,44 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     def say(message: FrontEndMessage) -> bool:
         return tell(supervisor, to_json(message))
 
-    memory = MemoryKeeper(lambda: plane.usage().heap_bytes)
+    shared = Shared(options, plane)
+    memory = MemoryKeeper(shared.heap_bytes)
     tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
     try:
         mappings = make_mappings(options, control)
-        front_end = FrontEnd(plane, options.serve, say, say, tracer=tracer, log=log, mappings=mappings)
-        metrics_address = serve_metrics(options.serve.metrics, lambda: front_end.models, plane, control)
-        http_address = front_end.http.listen(options.serve.http.target)
-        address = front_end.listen(options.address)
-    except (TlsError, OSError, CannotListenError) as error:
+        front_end = FrontEnd(
+            plane,
+            options.serve,
+            say,
+            say,
+            say,
+            tracer=tracer,
+            log=log,
+            mappings=mappings,
+            make_statistics=shared.make_statistics,
+        )
+    except (TlsError, OSError) as error:
         supervisor.send(to_json(BindFailed(str(error))))
         return 1
     front_end.tell_memory(control)
-    threading.Thread(target=front_end.log.run, name="statistics", daemon=True).start()
+    doors = Doors(
+        partial(front_end.listen, options.address),
+        lambda: front_end.http.listen(options.serve.http.target),
+        lambda: open_metrics(options.serve.metrics, front_end, plane, control, shared.peers),
+        say,
+    )
     threading.Thread(target=memory.run, name="memory", daemon=True).start()
     threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
     threading.Thread(target=front_end.sequences.run, name="sequences", daemon=True).start()
-    supervisor.send(to_json(Listening(address, metrics_address, http_address)))
     while data := supervisor.recv(MAX_MESSAGE_BYTES):
         message = from_json(data)
+        if isinstance(message, AllKnown):
+            if not doors.open():
+                return 1
+            continue
         front_end.handle(message)
         if isinstance(message, Drain):
-            forget(address)
+            forget(doors.grpc_address)
             # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
             log.finish()
             os._exit(0)

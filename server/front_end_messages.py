@@ -4,8 +4,10 @@ Supervisor to front end: first every model it knows (`ModelReady` or `ModelUnava
 them has loaded or failed, changes as they happen (also `ModelRemoved`, `VariantReady` and `VariantGone`), answers to
 `RepositoryCall`, and `Drain` at the end. Front end to supervisor: `Listening` or `BindFailed`, once, `ShapeWanted`,
 `RepositoryCall` and `ModelRetired`. A later message about the same (name, version) replaces what was known.
-`LogSettings` come from a front end whose client has changed them; so do `TraceOverrides`, which a successor gets before
-anything else.
+What one front end is asked to change for all of them (regions of shared memory, settings of log and traces) it proposes
+to the supervisor, which has all of them make the change and then settles it with the one that asked
+(`front_ends/agreements.py`). A successor gets what was agreed upon before anything else. `AllKnown` ends what a new
+front end is told before it listens.
 """
 
 import json
@@ -18,6 +20,7 @@ from gangway.server.logs.settings import LogSettings
 from gangway.server.tracing.settings import TraceOverrides
 
 MAX_MESSAGE_BYTES = 128 * 1024
+OK = "OK"  # the name of a gRPC status
 UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses, or how that begins
 DUPLICATE = "model appears in two or more repositories"  # Triton's words, on which clients may depend
 CallKind = Literal["index", "load", "unload"]
@@ -32,7 +35,7 @@ class ModelReady:
     request may hold. `qos_us` is the resolved latency target. `load_seconds`: compiling and measuring included.
     `weights_bytes`: 0 if onnxruntime has them. `labels`: (output, file with the names of its classes). `isolated_us`:
     first task to last of one row, alone on all cores; 0: not known. An ensemble has a `model_id` that only supervisor
-    and front end know.
+    and front end know. `statistics_row`: where it is counted (counting/layout.py); -1: in each front end's own memory.
     `initial_states`: (input, file with what it has at the start of a sequence).
     """
 
@@ -52,6 +55,7 @@ class ModelReady:
     labels: tuple[tuple[str, str], ...] = ()
     isolated_us: float = 0.0
     initial_states: tuple[tuple[str, str], ...] = ()
+    statistics_row: int = -1
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,63 @@ class RepositoryAnswer:
 
 
 @dataclass(frozen=True)
+class RegionChange:
+    """What a client wants of its shared memory: register a region, or unregister it (`name` empty: all of them).
+
+    `file` is the number (inode) of the file that `key` meant when the client asked; 0: not known.
+    """
+
+    kind: Literal["register", "unregister"]
+    name: str
+    key: str = ""
+    offset: int = 0
+    size_bytes: int = 0
+    file: int = 0
+
+
+Change = RegionChange | TraceOverrides | LogSettings
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """From a front end: all are to make this change. Answered by Settled with this number."""
+
+    number: int
+    change: Change
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """To every front end: make this change (None: just answer), and say Applied with this number (0: say nothing)."""
+
+    number: int
+    change: Change | None = None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """From a front end: it has made a change, or why it could not. `code` is the name of a gRPC status."""
+
+    number: int
+    code: str = OK
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """To a front end: what it proposed has been done by all, or by none, and why. `code` as in Applied."""
+
+    number: int
+    code: str = OK
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class AllKnown:
+    """To a front end, once: it has been told all there is, so clients may come."""
+
+
+@dataclass(frozen=True)
 class Drain:
     """Refuse new requests, finish the running ones, then exit with 0."""
 
@@ -196,31 +257,49 @@ FrontEndMessage = (
     | BindFailed
     | LogSettings
     | TraceOverrides
+    | RegionChange
+    | Proposed
+    | Agreed
+    | Applied
+    | Settled
+    | AllKnown
 )
 _TYPES: dict[str, type[FrontEndMessage]] = {kind.__name__: kind for kind in FrontEndMessage.__args__}
 
 
 def to_json(message: FrontEndMessage) -> bytes:
     """Encode a message for one send() on the socket."""
-    return json.dumps({"type": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode()
+    return json.dumps(_content_of(message), separators=(",", ":")).encode()
 
 
 def from_json(data: bytes) -> FrontEndMessage:
     """Decode what to_json made. Raises ValueError for anything else."""
     try:
-        content: dict[str, Any] = json.loads(data)
-        kind = _TYPES[content.pop("type")]
-        for group in {"inputs", "outputs"} & content.keys():
-            content[group] = tuple(_tensor(item) for item in content[group])
-        for group in {"sizes", "oldest", "labels", "level", "initial_states"} & content.keys():
-            content[group] = tuples(content[group])
-        if "engine" in content:
-            content["engine"] = Engine(content["engine"])
-        if content.keys() - {field.name for field in fields(kind)}:
-            raise ValueError("unknown fields")
-        return kind(**content)
+        return _message_of(json.loads(data))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a front-end message: {data[:200]!r} ({error})") from error
+
+
+def _content_of(message: FrontEndMessage) -> dict[str, Any]:
+    content = {"type": type(message).__name__, **asdict(message)}
+    if isinstance(message, (Proposed, Agreed)) and message.change is not None:
+        content["change"] = _content_of(message.change)  # which must say what it is
+    return content
+
+
+def _message_of(content: dict[str, Any]) -> FrontEndMessage:
+    kind = _TYPES[content.pop("type")]
+    if content.get("change") is not None:
+        content["change"] = _message_of(content["change"])
+    for group in {"inputs", "outputs"} & content.keys():
+        content[group] = tuple(_tensor(item) for item in content[group])
+    for group in {"sizes", "oldest", "labels", "level", "initial_states"} & content.keys():
+        content[group] = tuples(content[group])
+    if "engine" in content:
+        content["engine"] = Engine(content["engine"])
+    if content.keys() - {field.name for field in fields(kind)}:
+        raise ValueError("unknown fields")
+    return kind(**content)
 
 
 def _tensor(content: dict[str, Any]) -> TensorSpec:

@@ -17,7 +17,8 @@ class FrontEndOptions:
 
     `index` is the front end's number in the control segment, `address` is where gRPC listens, "host:port" (port 0: any;
     a successor gets its predecessor's). At most `slots` requests are in flight, whatever comes on top is answered
-    UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere).
+    UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere). `statistics_fd`:
+    the table in which it counts (-1: in its own memory). `other_io_fds`: the io segments of other front ends.
     `regions_fd`: for having workers map regions (-1: they do not).
     """
 
@@ -30,6 +31,8 @@ class FrontEndOptions:
     spin_us: int = 0
     trace_fd: int = -1
     regions_fd: int = -1
+    statistics_fd: int = -1
+    other_io_fds: tuple[int, ...] = ()
     serve: ServeOptions = field(default_factory=ServeOptions)
 
     def command(self) -> list[str]:
@@ -39,8 +42,8 @@ class FrontEndOptions:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """What the process must inherit."""
-        inherited = (self.control_fd, self.io_fd, self.supervisor_fd)
-        return (*inherited, *(fd for fd in (self.trace_fd, self.regions_fd) if fd >= 0))
+        optional = [fd for fd in (self.trace_fd, self.regions_fd, self.statistics_fd) if fd >= 0]
+        return (self.control_fd, self.io_fd, self.supervisor_fd, *self.other_io_fds, *optional)
 
     @classmethod
     def parse(cls, argv: list[str]) -> "FrontEndOptions":

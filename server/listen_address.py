@@ -25,8 +25,8 @@ def why_not_listening(target: str) -> str:
     return f"cannot listen on {target}"
 
 
-def is_taken(target: str) -> bool:
-    """Say whether an address cannot be had, before gRPC tries.
+def is_taken(target: str, reuse_port: bool = False) -> bool:
+    """Say whether an address cannot be had, before gRPC tries. `reuse_port`: others that say so may have it, too.
 
     It would take a "unix:PATH" away from whoever listens there, and write about a port to standard error. Nobody can
     connect to the port meanwhile: it is only bound.
@@ -35,6 +35,7 @@ def is_taken(target: str) -> bool:
         host, _, port = target.rpartition(":")
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
             try:
                 trial.bind((host.strip("[]"), int(port)))
             except OSError:

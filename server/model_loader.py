@@ -21,6 +21,7 @@ from gangway.server.control import ModelLoadError, SchedulerControl
 from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import MAX_MESSAGE_BYTES, ModelReady, to_json
+from gangway.server.front_ends.refusals import require_one_front_end
 from gangway.server.isolated import Isolated, TrialError, measure_isolated
 from gangway.server.labels import label_files
 from gangway.server.loaded_model import LoadedModel
@@ -60,6 +61,7 @@ class ModelLoader:
         plane: DataPlane,
         max_shapes: int,
         profiles: ProfileKeeper,
+        front_ends: int,
         complete_configs: bool = True,
         rates: RateLimits = RateLimits(),  # noqa: B008 - frozen
     ) -> None:
@@ -68,6 +70,7 @@ class ModelLoader:
         self._plane = plane
         self._max_shapes = max_shapes
         self._profiles = profiles
+        self._front_ends = front_ends
         self._complete_configs = complete_configs
         self._rates = rates
         self._free_ids = list(range(_native.MAX_MODELS))
@@ -84,6 +87,7 @@ class ModelLoader:
         begin = time.monotonic()
         if not self._complete_configs:
             require_complete(entry.config)
+        require_one_front_end(entry.config, self._front_ends)
         files = ModelFiles(
             labels=tuple(label_files(entry.folder, entry.config).items()),
             initial_states=tuple(initial_state_files(entry.folder, entry.config).items()),

@@ -3,6 +3,7 @@
 import math
 
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.counting.layout import MAX_RESPONSE_BOUNDS
 from gangway.server.histogram import TIME_BOUNDS_NS
 from gangway.server.model_config import ConfigError
 
@@ -22,5 +23,8 @@ def response_bounds_ns(config: ModelConfig) -> tuple[int, ...]:
             or buckets_ms != sorted(set(buckets_ms))
         ):
             raise ConfigError(f"model_metrics: the buckets of {family} are {buckets_ms}, expected ascending numbers")
+        if len(buckets_ms) > MAX_RESPONSE_BOUNDS:
+            count = len(buckets_ms)
+            raise ConfigError(f"model_metrics: {family} has {count} buckets, at most {MAX_RESPONSE_BOUNDS} can be")
         bounds_ns = tuple(round(bound_ms * 1e6) for bound_ms in buckets_ms)
     return bounds_ns

@@ -1,13 +1,13 @@
 """The models a front end serves: what it was told by the supervisor, ready for looking up and for checking requests."""
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 import grpc
-from gangway.artifact.datatypes import ITEM_BYTES
 from gangway.artifact.format import Engine, TensorSpec
+from gangway.artifact.item_bytes import ITEM_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.data_plane import TensorLayout
 from gangway.server.ensemble.config import is_ensemble
@@ -27,6 +27,13 @@ from gangway.server.sequence.tensors import SequenceTensors
 from gangway.server.statistics import Statistics
 from gangway.server.tensor import Tensor as Tensor  # noqa: PLC0414 - others take it from here
 from gangway.server.uses import Uses
+
+MakeStatistics = Callable[[int, tuple[int, ...]], Statistics]  # of a row of counters, and the bounds of response times
+
+
+def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics:
+    """Return counters that no other process sees."""
+    return Statistics(response_bounds_ns)
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class ServedModel:
     load: int = field(default_factory=count(1).__next__)
 
     @classmethod
-    def of(cls, message: ModelReady) -> "ServedModel":
+    def of(cls, message: ModelReady, make_statistics: MakeStatistics = own_statistics) -> "ServedModel":
         """Return the model that the supervisor has announced."""
         config = ModelConfig.FromString(base64.b64decode(message.config))
         layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
@@ -101,7 +108,7 @@ class ServedModel:
             weights_bytes=message.weights_bytes,
             isolated_us=message.isolated_us,
             policies=QueuePolicies.of(config),
-            statistics=Statistics(response_bounds_ns(config)),
+            statistics=make_statistics(message.statistics_row, response_bounds_ns(config)),
             labels=labels_of(dict(message.labels)),
             sequence=SequenceTensors.of(config, message.inputs, message.outputs, dict(message.initial_states)),
         )
@@ -147,14 +154,18 @@ class Models:
 
     entries: Mapping[tuple[str, int], ServedModel | ModelUnavailable] = field(default_factory=dict)
 
-    def updated(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> "Models":
+    def updated(
+        self, message: ModelReady | ModelUnavailable | ModelRemoved, make_statistics: MakeStatistics = own_statistics
+    ) -> "Models":
         """Return the set after one more message. News of a version ends what was said about the model as a whole."""
         entries = {key: entry for key, entry in self.entries.items() if key != (message.name, 0)}
         key = (message.name, message.version)
-        if isinstance(message, ModelRemoved):
-            entries.pop(key, None)
+        if isinstance(message, ModelReady):
+            entries[key] = ServedModel.of(message, make_statistics)
+        elif isinstance(message, ModelUnavailable):
+            entries[key] = message
         else:
-            entries[key] = ServedModel.of(message) if isinstance(message, ModelReady) else message
+            entries.pop(key, None)
         return Models(dict(sorted(entries.items())))
 
     def with_variant(self, message: VariantReady | VariantGone) -> "Models":

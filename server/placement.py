@@ -1,4 +1,4 @@
-"""Where the processes run that do not compute: front end and scheduler, one core each."""
+"""Where the processes run that do not compute: front ends and scheduler, one core each."""
 
 import os
 from collections.abc import Sequence
@@ -15,14 +15,13 @@ SPARE_WAY_BACK_US = 150
 class Placement:
     """A CPU number for each."""
 
-    front_end: int
+    front_ends: tuple[int, ...]
     scheduler: int
     shared: bool  # workers have these cores, too
 
-    @property
-    def front_end_spin_us(self) -> int:
-        """How long the front end may spin for an answer; not at all on the core on which it is to be worked out."""
-        return SPIN_US if self.front_end != self.scheduler else 0
+    def spin_us(self, front_end: int) -> int:
+        """How long a front end (from 0) may spin for an answer; not at all where it is to be worked out."""
+        return SPIN_US if self.front_ends[front_end] != self.scheduler else 0
 
     @property
     def way_back_us(self) -> int:
@@ -30,12 +29,14 @@ class Placement:
         return SHARED_WAY_BACK_US if self.shared else SPARE_WAY_BACK_US
 
 
-def place(worker_cores: Sequence[int]) -> Placement:
-    """Choose cores that no worker has, if there are any; otherwise the last ones.
+def place(worker_cores: Sequence[int], front_ends: int = 1) -> Placement:
+    """Choose cores that no worker has, if there are any; otherwise those of the last workers, beginning with the last.
 
-    The front end's threads share one interpreter lock. On one core handing it over is cheap; spread over two cores mlp
-    was served 2300 times a second instead of 3500 (16 clients, 2 cores).
+    A front end's threads share one interpreter lock. On one core handing it over is cheap; spread over two cores mlp
+    was served 2300 times a second instead of 3500 (16 clients, 2 cores). So each front end has one core, and the
+    scheduler the next one. If there are fewer cores than that, some are shared.
     """
     spare = sorted(os.sched_getaffinity(0) - set(worker_cores))
-    cores = spare or sorted(worker_cores)
-    return Placement(front_end=cores[-1], scheduler=cores[-2:][0], shared=not spare)
+    cores = (spare or sorted(worker_cores))[::-1]
+    chosen = [cores[number % len(cores)] for number in range(front_ends + 1)]
+    return Placement(front_ends=tuple(chosen[:-1]), scheduler=chosen[-1], shared=not spare)

@@ -7,11 +7,11 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
 from gangway.scheduler.lease_count import lease_count
+from gangway.server.counting.table import StatisticsTable
 from gangway.server.data_plane import DataPlane
 
-SUPERVISOR = 0  # the supervisor's own io segment, for measuring; the front end that clients talk to is FRONT_END
-FRONT_END = 1
-FRONT_ENDS = 2
+SUPERVISOR = 0  # the supervisor's own io segment, for measuring; those of front ends follow, from FRONT_END on
+FRONT_END = 1  # the first one
 SLOTS = 1024  # requests in flight per front end
 HEAP_BYTES = 2 << 30  # tensors of requests in flight, per front end; sparse
 
@@ -22,20 +22,22 @@ class SharedMemory:
 
     control: ControlSegment
     arenas: Segment
-    io: tuple[Segment, ...]  # by front end
-    tables: tuple[SlotTable, ...]  # by front end
+    io: tuple[Segment, ...]  # the supervisor's, then by front end
+    tables: tuple[SlotTable, ...]  # the same
+    statistics: StatisticsTable
 
     @classmethod
-    def create(cls, workers: int) -> "SharedMemory":
+    def create(cls, workers: int, front_ends: int = 1) -> "SharedMemory":
         """Make all segments. Raises OSError when the system refuses."""
-        control = ControlSegment.create(ControlLayout(workers, FRONT_ENDS, lease_count(workers)))
+        submitters = FRONT_END + front_ends
+        control = ControlSegment.create(ControlLayout(workers, submitters, lease_count(workers)))
         arenas = Segment.create(16 * _memory_bytes(), "arenas")  # address space: few arenas are ever used at once
-        io = tuple(Segment.create(SLOTS * SLOT_BYTES + HEAP_BYTES, f"io{index}") for index in range(FRONT_ENDS))
+        io = tuple(Segment.create(SLOTS * SLOT_BYTES + HEAP_BYTES, f"io{index}") for index in range(submitters))
         tables = tuple(SlotTable(segment, SLOTS) for segment in io)
         for segment, table in zip(io, tables, strict=True):
             segment.allocate(0, table.size_bytes)
             table.init()
-        return cls(control, arenas, io, tables)
+        return cls(control, arenas, io, tables, StatisticsTable.create(front_ends))
 
     @property
     def io_fds(self) -> tuple[int, ...]:

@@ -1,17 +1,18 @@
-"""The front end's account of itself in the log: a line per model that was asked something, every minute and at the end.
+"""The supervisor's account of the models in the log: a line per model that was asked something, every minute and at the
+end.
 
 Everything in it can be had from ModelStatistics at any time (docs/deadlines.md).
 """
 
+import asyncio
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gangway.executor.log_limit import ALWAYS
 from gangway.executor.logs import fields
-from gangway.server.models import Models, ServedModel
-from gangway.server.statistics import Totals
+from gangway.server.counting.figures import Figures, Totals
+from gangway.server.front_end_messages import ModelReady
 
 PERIOD_S = 60.0
 NOTHING = Totals(0, 0, 0, 0, 0, Counter())
@@ -19,41 +20,46 @@ _log = logging.getLogger(__name__)
 
 
 class StatisticsLog:
-    """`models` tells what is being served now."""
+    """`models` tells what is served now, `figures` what has been counted in a row."""
 
-    def __init__(self, models: Callable[[], Models]) -> None:
+    def __init__(self, models: Callable[[], Iterable[ModelReady]], figures: Callable[[int], Figures]) -> None:
         self._models = models
-        self._written: dict[tuple[str, int], Totals] = {}
+        self._figures = figures
+        self._written: dict[int, tuple[ModelReady, Totals]] = {}  # by row, which may be another model's later
 
-    def run(self) -> None:
+    async def run(self) -> None:
         """Write a line per model and period, for ever."""
         while True:
-            time.sleep(PERIOD_S)
+            await asyncio.sleep(PERIOD_S)
             self.write_news()
 
     def write_news(self) -> None:
         """Write what has happened since the last time."""
-        for model in self._models().served():
-            key = (model.name, model.version)
-            totals = model.statistics.totals()
-            self._write(model, totals.since(self._written.get(key, NOTHING)), f"in {PERIOD_S:.0f} s")
-            self._written[key] = totals
+        written = {}
+        for model in self._models():
+            before = self._written.get(model.statistics_row)
+            totals = Totals.of(self._figures(model.statistics_row))
+            known = before[1] if before is not None and before[0] is model else NOTHING
+            _write(model, totals.since(known), f"in {PERIOD_S:.0f} s")
+            written[model.statistics_row] = model, totals
+        self._written = written
 
     def write_all(self) -> None:
         """Write what has happened since the models were loaded."""
-        for model in self._models().served():
-            self._write(model, model.statistics.totals(), "in all")
+        for model in self._models():
+            _write(model, Totals.of(self._figures(model.statistics_row)), "in all")
 
-    def _write(self, model: ServedModel, totals: Totals, when: str) -> None:
-        if totals.answered or totals.failed:
-            about = {
-                "model": model.name,
-                "version": model.version,
-                "answered": totals.answered,
-                "failed": totals.failed,
-            }
-            extra = fields(**about, **totals.own) | ALWAYS
-            _log.info("%s, version %d, %s: %s", model.name, model.version, when, describe(totals), extra=extra)
+
+def _write(model: ModelReady, totals: Totals, when: str) -> None:
+    if totals.answered or totals.failed:
+        about = {
+            "model": model.name,
+            "version": model.version,
+            "answered": totals.answered,
+            "failed": totals.failed,
+        }
+        extra = fields(**about, **totals.own) | ALWAYS
+        _log.info("%s, version %d, %s: %s", model.name, model.version, when, describe(totals), extra=extra)
 
 
 def describe(totals: Totals) -> str:

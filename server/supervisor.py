@@ -23,6 +23,7 @@ from gangway.server.profile_keeper import ProfileKeeper
 from gangway.server.repository_desk import RepositoryDesk
 from gangway.server.repository_poller import RepositoryPoller
 from gangway.server.shared_memory import SharedMemory
+from gangway.server.statistics_log import StatisticsLog
 from gangway.server.summary import print_summary
 from gangway.server.tracing.exporter_control import ExporterControl
 from gangway.server.worker_set import WorkerSet
@@ -44,9 +45,9 @@ class Supervisor:
         for folder in sweep_overrides():
             _log.info("removed %s, left by a killed server", folder)
         general = options.general
-        memory = SharedMemory.create(len(general.cores))
+        memory = SharedMemory.create(len(general.cores), general.front_ends)
         memory.control.server_block.init(general.cores, time.time())
-        placement = place(general.cores)
+        placement = place(general.cores, general.front_ends)
         self._scheduler = SchedulerControl(
             memory, general.scheduler, placement, log, general.trace_decisions, general.timeline
         )
@@ -74,12 +75,14 @@ class Supervisor:
             memory.own_data_plane(),
             general.max_shapes,
             self._profiles,
+            general.front_ends,
             options.repository.complete_configs,
             options.models.rates,
         )
         self._overrides = OverrideKeeper()
         self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)
         self._desk = RepositoryDesk(self._front_end, self._models, self._overrides, options.repository)
+        self._statistics_log = StatisticsLog(self._front_end.counted, memory.statistics.figures)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises BindError, TooManyDeathsError, OSError."""
@@ -109,7 +112,8 @@ class Supervisor:
         _log.info("ready: %s", f"gRPC on {address}" if address else "no gRPC")
         poll_seconds = self._options.repository.poll_seconds if self._options.repository.mode == "poll" else 0.0
         poller = RepositoryPoller(self._models, poll_seconds, found)
-        await asyncio.gather(self._loader.compile_shapes(), self._profiles.run(), poller.run())
+        others = (self._profiles.run(), poller.run(), self._statistics_log.run())
+        await asyncio.gather(self._loader.compile_shapes(), *others)
 
     def _set_log(self, settings: LogSettings) -> None:
         """A client has changed the settings of the log."""
@@ -145,6 +149,7 @@ class Supervisor:
         patience = self._options.general.exit_timeout_secs if self._end.exception() is None else 0.0
         if not await self._front_end.drain(patience):
             _log.warning("stopped with requests unfinished")
+        self._statistics_log.write_all()
         await self._scheduler.stop(EXIT_GRACE_SECONDS)
         await self._workers.wait(EXIT_GRACE_SECONDS)
         self._overrides.close()

@@ -2,25 +2,24 @@
 
 from typing import Final
 
-import numpy as np
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
 
-# element type -> (field of InferTensorContents, numpy type)
+# element type -> (field of InferTensorContents, numpy's name)
 _FIELDS: Final = {
-    "BOOL": ("bool_contents", np.bool_),
-    "INT8": ("int_contents", np.int8),
-    "INT16": ("int_contents", np.int16),
-    "INT32": ("int_contents", np.int32),
-    "INT64": ("int64_contents", np.int64),
-    "UINT8": ("uint_contents", np.uint8),
-    "UINT16": ("uint_contents", np.uint16),
-    "UINT32": ("uint_contents", np.uint32),
-    "UINT64": ("uint64_contents", np.uint64),
-    "FP32": ("fp32_contents", np.float32),
-    "FP64": ("fp64_contents", np.float64),
-    "BYTES": ("bytes_contents", np.object_),
+    "BOOL": ("bool_contents", "bool"),
+    "INT8": ("int_contents", "int8"),
+    "INT16": ("int_contents", "int16"),
+    "INT32": ("int_contents", "int32"),
+    "INT64": ("int64_contents", "int64"),
+    "UINT8": ("uint_contents", "uint8"),
+    "UINT16": ("uint_contents", "uint16"),
+    "UINT32": ("uint_contents", "uint32"),
+    "UINT64": ("uint64_contents", "uint64"),
+    "FP32": ("fp32_contents", "float32"),
+    "FP64": ("fp64_contents", "float64"),
+    "BYTES": ("bytes_contents", "object"),
 }
 
 
@@ -37,6 +36,8 @@ def to_bytes(contents: pb.InferTensorContents, name: str, datatype: str, element
         invalid(f"input '{name}' for model '{model}': expected {elements} elements in {expected}, got {len(values)}")
     if datatype == "BYTES":
         return join_strings(values)
+    import numpy as np  # noqa: PLC0415 - a front end need not wait for it: see front_ends/doors.py
+
     try:
         return np.array(values, dtype=dtype).tobytes()
     except OverflowError as error:

@@ -416,5 +416,6 @@ PyMethodDef memory_methods[] = {
     METHOD(lease_initialise), METHOD(lease_resume),
     METHOD(lease_set_control), METHOD(lease_set_wanted), METHOD(lease_abort), METHOD(lease_progress),
     METHOD(lease_term),       METHOD(lease_start_ns),   METHOD(lease_layer_end_ns),
-    METHOD(lease_position),   METHOD(rings_drain),      {NULL, NULL, 0, NULL},
+    METHOD(lease_position),   METHOD(rings_drain),      {"counters_add", (PyCFunction)(void (*)(void))py_counters_add, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
 };

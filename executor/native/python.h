@@ -11,6 +11,7 @@ extern PyMethodDef memory_methods[];   /* py_memory.c: rings, bells, slots, leas
 extern PyType_Spec program_type_spec;  /* py_program.c */
 extern PyTypeObject *program_type;
 extern PyType_Spec worker_type_spec;   /* py_worker.c */
+PyObject *py_counters_add(PyObject *module, PyObject *const *arguments, Py_ssize_t count); /* py_counters.c */
 
 /* Address of `size_bytes` bytes at `offset` of a buffer; NULL with ValueError set if they are not all inside, or misaligned. */
 void *locate(const Py_buffer *buffer, Py_ssize_t offset, size_t size_bytes);

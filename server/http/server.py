@@ -43,6 +43,7 @@ class HttpFrontEnd:
         self._threads = threads
         service = Service(inference, methods, models, options.max_body_bytes)
         self._app = App(service, threads, options.max_body_bytes, options.restrictions)
+        self._reuse_port = options.reuse_port
         self._state = ServerState()
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -72,7 +73,9 @@ class HttpFrontEnd:
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
-        listener = socket.create_server((host, int(port)), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        listener = socket.create_server(
+            (host, int(port)), family=family, backlog=BACKLOG, reuse_port=self._reuse_port, dualstack_ipv6=both
+        )
         # Accepted connections inherit these.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MILLISECONDS)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

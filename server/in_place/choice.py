@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gangway.artifact.datatypes import ITEM_BYTES
+from gangway.artifact.item_bytes import ITEM_BYTES
 from gangway.executor import _native
 from gangway.executor.slots import place_in_region
 from gangway.server.calls import Call, Contents, Sinks, TensorCall

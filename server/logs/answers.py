@@ -1,4 +1,4 @@
-"""The protocol's LogSettings: a change holds here at once, and is told to the supervisor, who tells the others."""
+"""The protocol's LogSettings: a change is made by all front ends; the supervisor tells the other processes."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 from gangway.executor.logs import ProcessLog
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.errors import invalid, unavailable, unsupported
+from gangway.server.errors import invalid, unsupported
 from gangway.server.logs.settings import FORMATS, MAX_VERBOSE, LogSettings
 
 _SettingValue = pb.LogSettingsRequest.SettingValue
@@ -22,13 +22,13 @@ _SETTINGS = {
 
 
 class LogAnswers:
-    """`settings` hold at the start. `log` is this process's, if it has one. `tell` says to the supervisor what has been
-    set, and whether there was room to say it.
+    """`settings` hold at the start. `log` is this process's, if it has one. `make` has all front ends `apply` a change,
+    or raises RequestError.
     """
 
-    def __init__(self, settings: LogSettings, log: ProcessLog | None, tell: Callable[[LogSettings], bool]) -> None:
+    def __init__(self, settings: LogSettings, log: ProcessLog | None, make: Callable[[LogSettings], None]) -> None:
         self._log = log
-        self._tell = tell
+        self._make = make
         self._settings = settings
         self._lock = threading.Lock()
 
@@ -37,18 +37,19 @@ class LogAnswers:
         if request.settings:
             with self._lock:
                 changes = dict(_change_of(name, value) for name, value in request.settings.items())
-                new = replace(self._settings, **changes)
-                if not self._tell(new):
-                    unavailable("the log settings cannot be changed now; it may be tried again")
-                self._settings = new
-                if self._log is not None:
-                    self._log.set(new.levels)
+                self._make(replace(self._settings, **changes))
         settings = self._settings
         response = pb.LogSettingsResponse()
         response.settings["log_file"].string_param = settings.file
         for name, (field, choice, _) in _SETTINGS.items():
             setattr(response.settings[name], choice, getattr(settings, field))
         return response
+
+    def apply(self, settings: LogSettings) -> None:
+        """Let these hold in this process."""
+        self._settings = settings
+        if self._log is not None:
+            self._log.set(settings.levels)
 
 
 def _change_of(name: str, value: _SettingValue) -> tuple[str, Any]:

@@ -24,14 +24,15 @@ _log = logging.getLogger(__name__)
 
 
 class MetricsEndpoint:
-    """Takes the address when it is made (port 0: any), answers from `start` on. `render` makes the text.
+    """Takes the address when it is made (port 0: any), answers from `start` on. `render` makes the text. `reuse_port`:
+    other processes may listen there, too.
 
     Raises OSError if the address cannot be had.
     """
 
-    def __init__(self, host: str, port: int, render: Callable[[], bytes]) -> None:
+    def __init__(self, host: str, port: int, render: Callable[[], bytes], reuse_port: bool = False) -> None:
         kind = _Server6 if ":" in host else _Server
-        self._server = kind((host, port), _Handler)
+        self._server = kind((host, port), reuse_port)
         self._server.render = render
 
     @property
@@ -56,14 +57,16 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # with the usual 5, a client that is not accepted at once tries again after a second
     render: Callable[[], bytes]
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, address: tuple[str, int], reuse_port: bool) -> None:
+        self._reuse_port = reuse_port
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, None] = {}  # the oldest first
+        super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
         """Take the address. Without the name of the host, which the base class looks up, and which can take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, self._reuse_port)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])

@@ -1,13 +1,12 @@
 """Our own metrics: what Triton does not have. Base units in the names, as Prometheus wants them."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
+from gangway.server.counting.figures import VERSION_PREFIX, Figures
 from gangway.server.histogram import ROW_BOUNDS, TIME_BOUNDS_NS
 from gangway.server.metrics.families import HistogramFamily, Kind, family, labels, single
 from gangway.server.metrics.reading import ModelReading, Reading
-from gangway.server.statistics import VERSION_PREFIX, Figures
 
 Value = Callable[[ModelReading], float]
 
@@ -147,15 +146,8 @@ def _histograms(models: tuple[ModelReading, ...]) -> Iterator[str]:
         yield made.text()
     rows = HistogramFamily("gangway_batch_size_rows", "Rows of the batches that were executed")
     for model in models:
-        rows.add(model.labels, ROW_BOUNDS, _row_counts(model.figures), model.figures.inferences)
+        rows.add(model.labels, ROW_BOUNDS, model.figures.row_counts, model.figures.inferences)
     yield rows.text()
-
-
-def _row_counts(figures: Figures) -> list[int]:
-    counts = [0] * (len(ROW_BOUNDS) + 1)
-    for rows, batch in figures.batches.items():
-        counts[bisect_left(ROW_BOUNDS, rows)] += batch.compute_infer.count
-    return counts
 
 
 def _of_scheduler(reading: Reading) -> Iterator[str]:

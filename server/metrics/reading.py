@@ -1,7 +1,7 @@
-"""What one scrape reads: statistics of the front end, and what the other processes say in shared memory.
+"""What one scrape reads: statistics of all front ends, and what the other processes say in shared memory.
 
 Nothing is counted for metrics alone but what `statistics.py` adds up anyway. Requests that wait or run are counted in
-the slot table, which knows them all.
+the slot tables of all front ends.
 """
 
 import re
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from gangway.executor.control import ControlSegment, WorkerStatus
 from gangway.executor.slots import SlotState
 from gangway.executor.status_blocks import ModelAccount, SchedulerStatus, ServerStatus
+from gangway.server.counting.figures import Figures
 from gangway.server.data_plane import DataPlane
+from gangway.server.front_ends.shared import Peers
 from gangway.server.metrics.families import Labels, labels
 from gangway.server.metrics.machine import Machine, MachineReading
 from gangway.server.models import Models, ServedModel
-from gangway.server.statistics import Figures
 
 _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
@@ -50,32 +51,46 @@ class Reading:
 
 
 class Source:
-    """Reads when it is asked. `machine` None: nothing of the machine. Not safe for threads."""
+    """Reads when it is asked. `machine` None: nothing of the machine. `peers`: other front ends.
+
+    Not safe for threads.
+    """
 
     def __init__(
-        self, models: Callable[[], Models], plane: DataPlane, control: ControlSegment, machine: Machine | None
+        self,
+        models: Callable[[], Models],
+        plane: DataPlane,
+        control: ControlSegment,
+        machine: Machine | None,
+        peers: Peers = Peers(),  # noqa: B008 - frozen
     ) -> None:
         self._models = models
         self._plane = plane
         self._control = control
         self._machine = machine
+        self._peers = peers
 
     def read(self) -> Reading:
         """Return how things are."""
         served = self._models().served()
         states = Counter(self._plane.slots.in_use())
-        scheduler = self._control.scheduler_block.read({model_id for model in served for model_id in ids_of(model)})
         usage = self._plane.usage()
+        requests, front_ends = usage.requests, 1 + len(self._peers.tables)
+        for table in self._peers.tables:
+            theirs = Counter(table.in_use())
+            states += theirs
+            requests += theirs.total()
+        scheduler = self._control.scheduler_block.read({model_id for model in served for model_id in ids_of(model)})
         return Reading(
             models=tuple([_read_model(model, states, scheduler) for model in served]),
             scheduler=scheduler,
             server=self._control.server_block.read(),
             workers=tuple([self._control.status(rank) for rank in range(self._control.layout.workers)]),
             leases=len(self._control.leases),
-            slots=self._plane.slots.slots,
-            slots_in_use=usage.requests,
-            heap_bytes=usage.heap_bytes,
-            heap_capacity_bytes=self._plane.heap.capacity_bytes,
+            slots=self._plane.slots.slots * front_ends,
+            slots_in_use=requests,
+            heap_bytes=usage.heap_bytes + self._peers.heap_bytes,
+            heap_capacity_bytes=self._plane.heap.capacity_bytes * front_ends,
             machine=None if self._machine is None else self._machine.read(),
         )
 

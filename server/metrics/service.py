@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from gangway.executor.control import ControlSegment
 from gangway.server.data_plane import DataPlane
+from gangway.server.front_ends.shared import Peers
 from gangway.server.metrics.endpoint import MetricsEndpoint
 from gangway.server.metrics.exposition import Exposition
 from gangway.server.metrics.machine import Machine
@@ -13,7 +14,11 @@ from gangway.server.options.metrics import MetricsOptions
 
 
 def serve_metrics(
-    options: MetricsOptions, models: Callable[[], Models], plane: DataPlane, control: ControlSegment
+    options: MetricsOptions,
+    models: Callable[[], Models],
+    plane: DataPlane,
+    control: ControlSegment,
+    peers: Peers = Peers(),  # noqa: B008 - frozen
 ) -> str:
     """Answer on the metrics' port from now on; return its address ("host:port"), "" if there shall be no metrics.
 
@@ -22,9 +27,9 @@ def serve_metrics(
     if not options.allow:
         return ""
     machine = Machine(options.interval_ms / 1000) if options.cpu else None
-    exposition = Exposition(Source(models, plane, control, machine), options)
+    exposition = Exposition(Source(models, plane, control, machine, peers), options)
     try:
-        endpoint = MetricsEndpoint(options.address, options.port, exposition.render)
+        endpoint = MetricsEndpoint(options.address, options.port, exposition.render, options.reuse_port)
     except OSError as error:
         where = f"{options.address}:{options.port}"
         raise OSError(f"cannot serve metrics on {where}: {error.strerror or error}") from error

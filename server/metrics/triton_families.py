@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
+from gangway.server.counting.figures import REASONS
 from gangway.server.metrics.families import HistogramFamily, family, single
 from gangway.server.metrics.reading import ModelReading, Reading
 from gangway.server.model_metrics import FIRST_RESPONSE
 from gangway.server.options.metrics import MetricsOptions
-from gangway.server.statistics import REASONS
 
 Value = Callable[[ModelReading], float]
 

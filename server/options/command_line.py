@@ -4,6 +4,7 @@ import argparse
 import sys
 from typing import NoReturn
 
+from gangway.server.listen_address import UNIX
 from gangway.server.options import compatibility, general, grpc, http, logs, metrics, models, repository, traces
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.options.values import OptionError
@@ -57,7 +58,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     parser = make_parser()
     arguments = parser.parse_args(argv)
     try:
-        return ServeOptions(
+        options = ServeOptions(
             general=general.read(arguments),
             repository=repository.read(arguments),
             models=models.read(arguments),
@@ -68,5 +69,13 @@ def parse_options(argv: list[str]) -> ServeOptions:
             logs=logs.read(arguments),
             compatibility=compatibility.read(arguments),
         )
+        check_front_ends(options)
     except OptionError as error:
         parser.error(f"argument {error.flag}: {error}")
+    return options
+
+
+def check_front_ends(options: ServeOptions) -> None:
+    """Raise OptionError if several front ends cannot share what they are to listen on."""
+    if options.general.front_ends > 1 and options.grpc.target.startswith(UNIX):
+        raise OptionError("--front-ends", f"only one can listen on {options.grpc.target}")

@@ -67,7 +67,6 @@ REFUSED = (
     Flag("--model-config-name", "NAME", "a model's configuration is config.pbtxt"),
     Flag("--model-namespacing", "BOOL", "a model's name is unique among all repositories; false is accepted", boolean),
     Flag("--response-cache-byte-size", "BYTES", "deprecated; use --cache-config=local,size=BYTES"),
-    Flag("--reuse-http-port", "BOOL", "one server has the port of HTTP; false is accepted", boolean),
     Flag("--strict-model-config", "BOOL", "deprecated; use --disable-auto-complete-config; false is accepted", boolean),
     Flag("--trace-count", "N", "deprecated; use --trace-config=count=N"),
     Flag("--trace-file", "FILE", "deprecated; use --trace-config=triton,file=FILE"),

@@ -10,6 +10,7 @@ from gangway.server.options.values import integer, seconds, writable_file
 TITLE = "server"
 SERVER_NAME = "gangway"
 MAX_NAME_CHARACTERS = 256
+MAX_FRONT_ENDS = 16
 
 
 def _default_cache_dir() -> Path:
@@ -20,12 +21,13 @@ def _default_cache_dir() -> Path:
 
 @dataclass(frozen=True)
 class GeneralOptions:
-    """`id` is the name that clients are told. `cores` are CPU numbers, in order; each gets one pinned worker. Times are
-    in seconds.
+    """`id` is the name that clients are told. `cores` are CPU numbers, in order; each gets one pinned worker.
+    `front_ends`: processes that share the ports. Times are in seconds.
     """
 
     id: str = SERVER_NAME
     cores: tuple[int, ...] = ()
+    front_ends: int = 1
     cache_dir: Path = field(default_factory=_default_cache_dir)
     scheduler: str = ""  # the parser knows the default: only it loads the policies
     max_shapes: int = 8
@@ -43,6 +45,8 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
     add("--id", type=_name, default=SERVER_NAME, metavar="NAME", help="the server's name in its metadata (%(default)s)")
     add("--cores", type=_cores, default="all", metavar="LIST",
         help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
+    add("--front-ends", type=integer(1, MAX_FRONT_ENDS), default=GeneralOptions.front_ends, metavar="N",
+        help="processes that talk with clients and share the ports (%(default)s)")  # fmt: skip
     add("--cache-dir", type=Path, default=_default_cache_dir(), metavar="DIR",
         help="where compiled models are kept (~/.cache/gangway)")  # fmt: skip
     add("--scheduler", type=_scheduler, default=DEFAULT_POLICY, metavar="NAME",
@@ -65,6 +69,7 @@ def read(arguments: argparse.Namespace) -> GeneralOptions:
     return GeneralOptions(
         id=arguments.id,
         cores=arguments.cores,
+        front_ends=arguments.front_ends,
         cache_dir=arguments.cache_dir,
         scheduler=arguments.scheduler,
         max_shapes=arguments.max_shapes,

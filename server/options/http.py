@@ -12,11 +12,15 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Whether to serve HTTP, where to listen (port 0: any free one), the longest body, and who may ask for what."""
+    """Whether to serve HTTP, where to listen (port 0: any free one), the longest body, and who may ask for what.
+
+    `reuse_port`: other servers may listen on the same port.
+    """
 
     allowed: bool = True
     address: str = "0.0.0.0"
     port: int = 8000
+    reuse_port: bool = False
     max_body_bytes: int = MAX_BODY_BYTES
     restrictions: Restrictions = field(default_factory=Restrictions)
 
@@ -34,6 +38,8 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
     add("--http-port", type=port, default=HttpOptions.port, metavar="PORT",
         help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
     add("--http-address", default=HttpOptions.address, metavar="HOST", help="address to listen on (%(default)s)")
+    add("--reuse-http-port", type=boolean, default=False, metavar="BOOL",
+        help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
     add("--http-max-input-size", type=integer(1), default=MAX_BODY_BYTES, metavar="BYTES",
         help="longest body of a request, also when it is inflated (%(default)s)")  # fmt: skip
     add("--http-restricted-api", type=restriction, action="append", default=[], metavar="CATEGORY,...:KEY=VALUE",
@@ -47,6 +53,7 @@ def read(arguments: argparse.Namespace) -> HttpOptions:
         allowed=arguments.allow_http,
         address=arguments.http_address,
         port=arguments.http_port,
+        reuse_port=arguments.reuse_http_port,
         max_body_bytes=arguments.http_max_input_size,
         restrictions=restrictions("--http-restricted-api", arguments.http_restricted_api),
     )

@@ -18,6 +18,7 @@ class MetricsOptions:
 
     `interval_ms`: over so long at least the machine's CPU utilization is a mean. `cpu`: the machine's metrics.
     `counters`: Triton's sums of latencies. `histograms`: Triton's histogram of the time to the first response.
+    `reuse_port`: several front ends have the port.
     """
 
     allow: bool = True
@@ -27,6 +28,13 @@ class MetricsOptions:
     cpu: bool = True
     counters: bool = True
     histograms: bool = False
+    reuse_port: bool = False
+
+    @property
+    def target(self) -> str:
+        """Where metrics are served: "host:port"; empty if nowhere."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}" if self.allow else ""
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.datatypes import ITEM_BYTES
 from gangway.artifact.format import TensorSpec
+from gangway.artifact.item_bytes import ITEM_BYTES
 from gangway.executor.frames import join_strings, split_strings
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.config_error import ConfigError, shortened

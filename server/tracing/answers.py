@@ -1,4 +1,4 @@
-"""The protocol's TraceSetting: a change is checked as a whole, holds at once, and is told to the supervisor."""
+"""The protocol's TraceSetting: a change is checked as a whole, and made by all front ends."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.errors import invalid, unavailable, unsupported
+from gangway.server.errors import invalid, unsupported
 from gangway.server.models import Models
 from gangway.server.tracing.config import (
     MAX_COUNT,
@@ -33,12 +33,12 @@ _FIXED = {
 
 
 class TraceAnswers:
-    """`tell` says to the supervisor what has been set, and whether there was room to say it."""
+    """`make` returns when the tracers of all front ends have new settings, or raises RequestError."""
 
-    def __init__(self, tracer: Tracer, models: Callable[[], Models], tell: Callable[[TraceOverrides], bool]) -> None:
+    def __init__(self, tracer: Tracer, models: Callable[[], Models], make: Callable[[TraceOverrides], None]) -> None:
         self._tracer = tracer
         self._models = models
-        self._tell = tell
+        self._make = make
         self._lock = threading.Lock()
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
@@ -55,12 +55,10 @@ class TraceAnswers:
         changes: dict[str, Any] = {}
         for name, values in given.items():
             changes |= _change_of(name, values, settings.config)
-        new = replace(settings.overrides(model), **changes)
+        new = replace(settings.overrides(model), **changes, restarts="count" in changes)
         if fault := settings.fault_of(new):
             invalid(f"Attempting to set invalid trace setting :{fault}")
-        if not self._tell(new):
-            unavailable("the trace settings cannot be changed now; it may be tried again")
-        self._tracer.override(new, restarts="count" in changes)
+        self._make(new)
 
     def _shown(self, model: str) -> pb.TraceSettingResponse:
         settings = self._tracer.settings

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gangway.server.tracing.config import OPENTELEMETRY, TraceConfig, fault_of
 
@@ -13,7 +13,8 @@ EVERY_MODEL = ""
 class TraceOverrides:
     """What has been set by TraceSetting for a model, or for all (`model` empty). None: as said elsewhere.
 
-    Also a message between supervisor and front end, in both directions. It replaces what was said for `model` before.
+    Also a change that all front ends make. It replaces what was said for `model` before. `restarts`: as many requests
+    as `count` says are to come from now on.
     """
 
     model: str
@@ -21,6 +22,7 @@ class TraceOverrides:
     rate: int | None = None
     count: int | None = None
     log_frequency: int | None = None
+    restarts: bool = field(default=True, compare=False)
 
     @property
     def empty(self) -> bool:

@@ -7,7 +7,8 @@ import pytest
 import tritonclient.grpc as triton
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.classification import Classes, class_texts, classified
+from gangway.server.classification import Classes, classified
+from gangway.server.top_classes import class_texts
 from tritonclient.utils import InferenceServerException
 
 
@@ -24,12 +25,12 @@ from tritonclient.utils import InferenceServerException
     ],
 )
 def test_the_largest_come_first(values: Any, count: int, expected: list[str]) -> None:
-    assert class_texts(values, Classes(count)) == [expected]
+    assert class_texts(values, count, ()) == [expected]
 
 
 def test_labels_where_there_are_any() -> None:
     values = np.array([[3, 2, 1], [1, 2, 3]], np.int16)
-    assert class_texts(values, Classes(3, ("cat", "a:b"))) == [
+    assert class_texts(values, 3, ("cat", "a:b")) == [
         ["3:0:cat", "2:1:a:b", "1:2"],
         ["3:2", "2:1:a:b", "1:0:cat"],
     ]

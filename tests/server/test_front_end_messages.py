@@ -1,8 +1,11 @@
 import pytest
 from gangway.artifact.format import TensorSpec
 from gangway.server import front_end_messages as messages
+from gangway.server.logs.settings import LogSettings
+from gangway.server.tracing.settings import TraceOverrides
 
 TENSOR = TensorSpec("x", "FP32", (-1, 3, 224, 224), 602112)
+REGION = messages.RegionChange("register", "é", "/key", 64, 1 << 63, 1 << 40)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +24,13 @@ TENSOR = TensorSpec("x", "FP32", (-1, 3, 224, 224), 602112)
         messages.Listening("[::]:8001"),
         messages.Listening("[::]:8001", "0.0.0.0:8000"),
         messages.BindFailed("address in use"),
+        messages.Proposed(1 << 60, REGION),
+        messages.Proposed(1, LogSettings(info=False)),
+        messages.Agreed(7, TraceOverrides("m", ("TIMESTAMPS", "TENSORS"), rate=3)),
+        messages.Agreed(7),
+        messages.Applied(7, "ALREADY_EXISTS", "no"),
+        messages.Settled(1 << 60),
+        messages.AllKnown(),
     ],
 )
 def test_round_trip(message: messages.FrontEndMessage) -> None:
@@ -30,7 +40,16 @@ def test_round_trip(message: messages.FrontEndMessage) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"type":"Nonsense"}', b'{"type":"Drain","x":1}', b'{"type":"Listening"}']
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"type":"Nonsense"}',
+        b'{"type":"Drain","x":1}',
+        b'{"type":"Listening"}',
+        b'{"type":"Agreed","number":1,"change":{"type":"No"}}',
+    ],
 )
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="not a front-end message"):

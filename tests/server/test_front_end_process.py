@@ -20,6 +20,7 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.front_end_messages import (
+    AllKnown,
     BindFailed,
     Drain,
     FrontEndMessage,
@@ -54,6 +55,7 @@ class Supervised:
         options = FrontEndOptions(1, self.control.segment.fd, self.io.fd, theirs.fileno(), SLOTS, address, serve=serve)
         self.process = subprocess.Popen(options.command(), pass_fds=options.descriptors)
         theirs.close()
+        self.send(AllKnown())
 
     def send(self, message: FrontEndMessage) -> None:
         self.socket.send(to_json(message))

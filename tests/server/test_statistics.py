@@ -4,7 +4,8 @@ import grpc
 import pytest
 from gangway.executor.slots import SlotCounts
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.histogram import TIME_BOUNDS_NS, Histogram
+from gangway.server.counting.layout import MAX_RESPONSE_BOUNDS
+from gangway.server.histogram import TIME_BOUNDS_NS
 from gangway.server.model_config import ConfigError
 from gangway.server.model_metrics import FIRST_RESPONSE, response_bounds_ns
 from gangway.server.statistics import REASONS, Statistics, Times
@@ -24,10 +25,12 @@ def test_bounds_reach_from_a_tenth_of_a_millisecond_to_ten_seconds() -> None:
 
 
 def test_a_bound_belongs_to_its_range() -> None:
-    histogram = Histogram((10, 20))
+    statistics = Statistics((10, 20))
     for value in (0, 10, 11, 20, 21, 10**9):
-        histogram.add(value)
-    assert histogram.counts == (2, 2, 2)
+        statistics.cache_hit(value, 0, None)
+    figures = statistics.figures()
+    assert figures.response_counts == (2, 2, 2)
+    assert (figures.request_counts[0], sum(figures.request_counts)) == (5, 6)
 
 
 def test_batches_and_executions() -> None:
@@ -111,6 +114,7 @@ def test_a_model_may_have_buckets_of_its_own() -> None:
         (FIRST_RESPONSE, "", "expected ascending numbers"),
         (FIRST_RESPONSE, "buckets: [2, 1]", "expected ascending numbers"),
         (FIRST_RESPONSE, "buckets: [1, inf]", "expected ascending numbers"),
+        (FIRST_RESPONSE, f"buckets: {list(range(MAX_RESPONSE_BOUNDS + 1))}", "has 65 buckets, at most 64 can be"),
     ],
 )
 def test_model_metrics_that_make_no_sense_are_refused(family: str, buckets: str, said: str) -> None:
