@@ -81,15 +81,16 @@ def _unreachable(example: Example, urls: Mapping[str, str]) -> str:
 
 @contextmanager
 def repository(models: int = 0) -> Iterator[Path]:
-    """Write the models that the examples ask for, or so many models, those among them."""
+    """Write the models that the examples ask for; or so many models, the first of those and as small ones as can be."""
     with tempfile.TemporaryDirectory() as folder:
         served = Path(folder)
         examples = [name for name, entry in MODELS.items() if entry.module == "examples"]
-        for name in examples:
+        for name in examples[: models or None]:
             write_model(served, name)
-        write_photo_model(served, "densenet_onnx")
-        write_integer_identity(served, "custom_identity_int32")
-        for number in range(models - len(list(served.iterdir()))):
+        if not models:
+            write_photo_model(served, "densenet_onnx")
+            write_integer_identity(served, "custom_identity_int32")
+        for number in range(models - len(examples)):
             write_integer_identity(served, f"identity_{number}")
         yield served
 
