@@ -7,8 +7,6 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 MODELS ?= models
 ROOMS := artifact clients compiler executor protos scheduler server simulator workload zoo
 SOURCES := $(ROOMS) benchmarks tests setup.py
-# Tests that compute and time nothing run two at a time. Those of servers have the machine to themselves.
-UNTIMED := tests/artifact tests/compiler tests/protos tests/workload tests/zoo
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test lint bench tools format clean
@@ -44,9 +42,10 @@ serve: install
 	@test -d $(MODELS) || $(BIN)/gangway zoo $(MODELS)
 	$(BIN)/gangway serve --model-repository $(MODELS) $(SERVE_FLAGS)
 
+# Two files of tests at a time, then what must be alone: it measures the machine, or looks at what all processes share.
 test: $(VENV)/.installed-test tools
-	$(BIN)/python -m pytest --numprocesses 2 $(TEST_FLAGS) $(UNTIMED)
-	$(BIN)/python -m pytest $(TEST_FLAGS) $(addprefix --ignore=,$(UNTIMED))
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not alone" $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m alone $(TEST_FLAGS)
 
 # The real perf_analyzer, for tests and benchmarks.
 tools: $(VENV)/.installed-test
