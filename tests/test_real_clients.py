@@ -82,6 +82,7 @@ def test_tritonclient_with_asyncio(server: LiveServer, mlp: Example) -> None:
         assert_right(result, mlp)
 
 
+@pytest.mark.alone  # it wants to see a steady latency
 @pytest.mark.parametrize(
     ("model", "mode"), [*(("mlp", mode) for mode in MODES if mode not in PARTS), ("simple", "sync")]
 )
@@ -92,6 +93,7 @@ def test_perf_analyzer_measures_without_special_flags(server: LiveServer, model:
     assert len(result.requests_per_s) == MODES[mode].levels
 
 
+@pytest.mark.alone
 def test_perf_analyzer_sends_pictures(server: LiveServer) -> None:
     result = run_one(server.url, "mobilenetv2", "async", MODES["async"], INTERVAL_MS)
     assert result.problem == ""

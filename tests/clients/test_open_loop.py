@@ -212,7 +212,7 @@ def test_a_lost_server_costs_what_was_under_way_and_its_successor_is_found():
         stop.set()
         thread.join(10)
     answered = run.outcomes.answered
-    assert run.outcomes.statuses == ("OK", "UNAVAILABLE")
+    assert {"OK", "UNAVAILABLE"} <= set(run.outcomes.statuses) <= {"OK", "UNAVAILABLE", "CANCELLED"}
     assert answered[:15].all()
     assert not answered[15:-5].all()
     assert answered[-5:].all()
