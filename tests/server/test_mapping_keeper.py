@@ -1,6 +1,7 @@
 """The set of regions that workers have mapped: the supervisor, with the other ends of its sockets in a test's hands."""
 
 import asyncio
+import gc
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -109,6 +110,7 @@ def run(folder: Path, test: Callable[[Bench], Awaitable[None]]) -> None:
         finally:
             bench.close()
 
+    gc.collect()  # else what other tests have left is closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(body())
     assert len(os.listdir("/proc/self/fd")) == before
