@@ -5,17 +5,13 @@ configuration, files) may be as large as a message: it stands in memory that the
 """
 
 import contextlib
-import itertools
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
-import grpc
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable, unsupported
 from gangway.server.front_end_messages import CallKind, RepositoryAnswer, RepositoryCall
+from gangway.server.questions import Questions
 
 MAX_WAITING = 16  # each has a thread, and maybe a model, for as long as it takes to compile one
 LOAD_SECONDS = 1800.0  # every wait ends; the load goes on
@@ -23,21 +19,14 @@ INDEX_SECONDS = 5.0
 MAX_NAME_BYTES = 1024
 
 
-@dataclass
-class _Waiting:
-    done: threading.Event = field(default_factory=threading.Event)
-    answer: RepositoryAnswer | None = None
-
-
 class RepositoryCalls:
     """Safe for threads. `ask` says whether the supervisor could be told."""
 
     def __init__(self, ask: Callable[[RepositoryCall], bool]) -> None:
         self._ask = ask
-        self._lock = threading.Lock()
-        self._waiting: dict[int, _Waiting] = {}
-        self._refusal = ""
-        self._numbers = itertools.count(time.monotonic_ns())  # no number that was a predecessor's
+        self._questions = Questions(
+            MAX_WAITING, f"{MAX_WAITING} requests to the model repository wait for their answers, more cannot"
+        )
 
     def load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
         """Load or reload a model; return when it answers requests. Raises RequestError."""
@@ -69,18 +58,11 @@ class RepositoryCalls:
 
     def answered(self, answer: RepositoryAnswer) -> None:
         """The supervisor has answered."""
-        with self._lock:
-            waiting = self._waiting.get(answer.number)
-            if waiting is not None:  # else it was a predecessor's call, or waited too long
-                waiting.answer = answer
-                waiting.done.set()
+        self._questions.answered(answer)
 
     def refuse(self, reason: str) -> None:
         """Answer everything with UNAVAILABLE from now on, also what waits."""
-        with self._lock:
-            self._refusal = reason
-            for waiting in self._waiting.values():
-                waiting.done.set()
+        self._questions.refuse(reason)
 
     def _call(
         self,
@@ -90,24 +72,12 @@ class RepositoryCalls:
         seconds: float = LOAD_SECONDS,
         dependents: bool = False,
     ) -> None:
-        number, waiting = next(self._numbers), _Waiting()
-        with self._lock:
-            if self._refusal:
-                unavailable(self._refusal)
-            if len(self._waiting) >= MAX_WAITING:
-                unavailable(f"{MAX_WAITING} requests to the model repository wait for their answers, more cannot")
-            self._waiting[number] = waiting
-        try:
-            if not self._ask(RepositoryCall(number, kind, name, path, dependents)):
-                unavailable("the model repository cannot be asked now")
-            waiting.done.wait(seconds)
-        finally:
-            with self._lock:
-                del self._waiting[number]
-        if waiting.answer is None:
-            unavailable(self._refusal or f"no answer from the model repository within {seconds:.0f} seconds")
-        if waiting.answer.code != grpc.StatusCode.OK.name:
-            raise RequestError(grpc.StatusCode[waiting.answer.code], waiting.answer.message)
+        self._questions.ask(
+            lambda number: self._ask(RepositoryCall(number, kind, name, path, dependents)),
+            seconds,
+            not_now="the model repository cannot be asked now",
+            unanswered=f"no answer from the model repository within {seconds:.0f} seconds",
+        )
 
 
 def _check(repository: str, name: str) -> None:
