@@ -12,8 +12,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import log
 from pathlib import Path
+from statistics import geometric_mean
 
 from gangway.clients.open_loop import drive
 from gangway.workload.arrivals import poisson_for
@@ -38,7 +40,7 @@ CALL_TIMEOUT_S = 30
 REFERENCE_ROUNDS = 3
 LAG_US_AT_MOST = 200_000  # behind schedule: the machine stood still, which says nothing about a server
 STOLEN_AT_MOST = 0.005  # of the machine's time by its host: more says nothing about a server
-ATTEMPTS = 3  # then the run counts of which the least was stolen
+DRIFT_AT_MOST = 0.15  # of the machine's speed during a run
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Plan:
     least_queries: int
     target: float
     climb_on: bool
+    attempts: int = 3  # then the run counts that was disturbed least
 
     def ladder(self, server: str, mix: str) -> Sequence[float]:
         """Return the shares of capacity to measure, from below."""
@@ -65,7 +68,10 @@ class Plan:
 
 @dataclass
 class Bench:
-    """What all points share: isolated latencies, examples, the process that sends, and the file of points."""
+    """What all points share: examples, the reference, the process that sends, and the file of points.
+
+    `isolated_us` is of when the benchmark began; each point measures its own, since machines do not keep their speed.
+    """
 
     plan: Plan
     examples: Mapping[str, Example]
@@ -75,22 +81,17 @@ class Bench:
     points_file: Path | None
     points: list[Point] = field(default_factory=list)
 
-    def mix(self, name: str) -> Mix:
+    def mix(self, name: str, isolated_us: Mapping[str, float]) -> Mix:
         """Return a mix with targets of so many times isolated, and so with weights inverse to isolated latencies."""
-        return read_mix(name).with_qos(Qos(multiple=self.plan.target)).resolve(self.isolated_us)
+        return read_mix(name).with_qos(Qos(multiple=self.plan.target)).resolve(isolated_us)
 
     def climb(self, server: str, mix_name: str) -> None:
         """Measure the ladder of one server, from below."""
-        mix = self.mix(mix_name)
-        if not self._missing_shares(server, mix.name):
-            return
-        targets_ms = {model.name: model.qos.value for model in mix.models if model.qos}
-        with serving(server, self.plan.repository, targets_ms) as served:
-            warm_up(served.url, {name: self.examples[name] for name in mix.names})
-            for share in self._missing_shares(server, mix.name):
-                here = [self._point(served, server, mix, share, seed) for seed in self.plan.seeds]
-                if not self.plan.climb_on and not anything_holds(here):
-                    return
+        mix = read_mix(mix_name).name
+        for share in self._missing_shares(server, mix):
+            here = [self._point(server, mix_name, share, seed) for seed in self.plan.seeds]
+            if not self.plan.climb_on and not anything_holds(here):
+                return
 
     def _missing_shares(self, server: str, mix: str) -> list[float]:
         """Return the steps of a ladder from the first one on that a former run left out."""
@@ -104,32 +105,45 @@ class Bench:
                 return []
         return []
 
-    def _point(self, served: Served, server: str, mix: Mix, share: float, seed: int) -> Point:
-        key = server, mix.name, share, seed, self.plan.target
+    def _point(self, server: str, mix: str, share: float, seed: int) -> Point:
+        key = server, read_mix(mix).name, share, seed, self.plan.target
         if known := [point for point in self.points if point.key == key]:
             return known[0]
         runs: list[Point] = []
-        while len(runs) < ATTEMPTS and (not runs or _disturbed(runs[-1])):
-            runs.append(self._run(served, server, mix, share, seed))
+        while len(runs) < self.plan.attempts and (not runs or _disturbed(runs[-1])):
+            runs.append(self._run(server, mix, share, seed))
             if _disturbed(runs[-1]):
                 lag_ms = runs[-1].latest_us / 1000
                 print(f"disturbed, the client up to {lag_ms:.0f} ms behind: {describe(runs[-1])}", flush=True)
-        point = min(runs, key=lambda run: (run.latest_us > LAG_US_AT_MOST, run.stolen))
+        point = min(runs, key=_disturbance)
         self._keep(point)
         return point
 
-    def _run(self, served: Served, server: str, mix: Mix, share: float, seed: int) -> Point:
-        rate_per_s = share * capacity_per_s(mix, self.isolated_us)
+    def _run(self, server: str, mix_name: str, share: float, seed: int) -> Point:
+        """Measure what is isolated now, then serve: rate, targets and what the server is told follow from that."""
+        names = read_mix(mix_name).names
+        isolated_us = self.reference.isolated_us(names, REFERENCE_ROUNDS)
+        mix = self.mix(mix_name, isolated_us)
+        targets_ms = {model.name: model.qos.value for model in mix.models if model.qos}
+        with serving(server, self.plan.repository, targets_ms) as served:
+            warm_up(served.url, {name: self.examples[name] for name in names})
+            point = self._drive(served, server, mix, share, seed, isolated_us)
+        quickest = min(names, key=lambda name: isolated_us[name])
+        later_us = self.reference.isolated_us([quickest], REFERENCE_ROUNDS)[quickest]
+        return replace(point, drift=later_us / isolated_us[quickest])
+
+    def _drive(
+        self, served: Served, server: str, mix: Mix, share: float, seed: int, isolated_us: Mapping[str, float]
+    ) -> Point:
+        rate_per_s = share * capacity_per_s(mix, isolated_us)
         seconds = max(self.plan.seconds, self.plan.least_queries / rate_per_s)
         arrivals = poisson_for(mix, rate_per_s, seconds, seed)
-        quickest = min(mix.names, key=lambda name: self.isolated_us[name])
-        now_us = self.reference.isolated_us([quickest], REFERENCE_ROUNDS)[quickest]
         requests = {name: self.examples[name].request for name in mix.names}
         before_s = served.cpu_s()
         before = core_times()
         run = self.client.submit(drive, served.url, requests, arrivals, CALL_TIMEOUT_S).result()
         after = core_times()
-        isolated = [self.isolated_us[name] for name in mix.names]
+        isolated = [isolated_us[name] for name in mix.names]
         targets = {f"{k:g}x": [k * one for one in isolated] for k in MULTIPLES}
         summary = summarise(run.outcomes, targets, isolated, seconds)
         return Point(
@@ -145,7 +159,7 @@ class Bench:
             server_cpu_s=served.cpu_s() - before_s,
             client_cpu_s=run.cpu_s,
             latest_us=float(run.lag_us.max(initial=0.0)),
-            slowness=now_us / self.isolated_us[quickest],
+            slowness=geometric_mean(isolated_us[name] / self.isolated_us[name] for name in mix.names),
             stolen=(after.stolen_s - before.stolen_s) / (after.all_s - before.all_s),
         )
 
@@ -157,8 +171,14 @@ class Bench:
         print(describe(point), flush=True)
 
 
+def _disturbance(point: Point) -> tuple[bool, float]:
+    """Order runs by how little they say about a server."""
+    return point.latest_us > LAG_US_AT_MOST, max(point.stolen / STOLEN_AT_MOST, abs(log(point.drift)) / DRIFT_AT_MOST)
+
+
 def _disturbed(point: Point) -> bool:
-    return point.stolen > STOLEN_AT_MOST or point.latest_us > LAG_US_AT_MOST
+    lags, disturbance = _disturbance(point)
+    return lags or disturbance > 1
 
 
 @contextmanager
@@ -201,6 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--least-queries", type=int, default=100, help="a point lasts until so many are to be expected")
     add("--target", type=float, default=3, help="times isolated: what Gangway is told to aim at")
     add("--climb-on", action="store_true", help="measure all shares, even where no criterion holds any more")
+    add("--attempts", type=int, default=3, help="of a point that something else on the host disturbs")
     add("--points", type=Path, metavar="FILE", help="write each point to this file as it is measured")
     add("--resume", action="store_true", help="keep the points that are in the file; measure what is missing")
     return parser
@@ -225,6 +246,7 @@ def main() -> int:
         least_queries=options.least_queries,
         target=options.target,
         climb_on=options.climb_on,
+        attempts=options.attempts,
     )
     report = start_report("Several models on shared cores: what share of capacity is served in time")
     try:

@@ -49,8 +49,9 @@ class Point:
     server_cpu_s: float
     client_cpu_s: float
     latest_us: float  # the most that the client was behind its schedule
-    slowness: float  # of the machine: a reference query before this run over the same when the benchmark began
+    slowness: float  # of the machine: isolated latencies before this run over those when the benchmark began
     stolen: float = 0.0  # share of the machine's time that the hypervisor gave to others
+    drift: float = 1.0  # of the machine: a reference query after this run over the same before it
 
     @property
     def key(self) -> Key:

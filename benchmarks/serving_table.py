@@ -36,14 +36,15 @@ def describe(point: Point) -> str:
     """Return one line: shares in time of each model (with Wilson's lower and upper bound at 3x) and of all."""
     parts = [f"{point.mix} at {point.share:g} ({point.rate_per_s:.3g}/s), {point.server}, seed {point.seed}:"]
     for name, counts in point.models.items():
-        low, high = wilson(counts.in_time["3x"], counts.queries)
-        parts.append(f"{name} {counts.in_time['3x']}/{counts.queries} ({low:.2f}-{high:.2f})")
+        in_time = counts.in_time.get("3x", 0)  # nothing, of a model that was not asked
+        low, high = wilson(in_time, counts.queries)
+        parts.append(f"{name} {in_time}/{counts.queries} ({low:.2f}-{high:.2f})")
     total = point.total
     shares = ", ".join(f"{k} {count / max(1, total.queries):.3f}" for k, count in total.in_time.items())
     mean = total.mean_over_isolated
     parts.append(f"| all {shares} | {'no answer' if mean is None else f'{mean:.2f} x isolated'}")
     parts.append(f"| errors {dict(total.errors) or 0} | the machine took {point.slowness:.2f} x the time")
-    parts.append(f"| stolen {point.stolen:.1%}")
+    parts.append(f"| stolen {point.stolen:.1%}, {point.drift:.2f} x at its end")
     return " ".join(parts)
 
 
