@@ -17,6 +17,9 @@ class LoadModel:
     `layer_ranks` (more cores do not help) are estimates, which count until the model is measured; empty: not known.
     `limits`: (name, amount, available) of resources that a query holds (`limits.py`); `limit_priority`: the larger, the
     fewer turns a model gets where they are short; 0: turns do not count.
+    `joins`: its requests may be joined to batches of up to `max_rows` rows; `preferred_rows`: only so many (empty: any
+    number) unless the oldest has waited for `max_delay_us` (None: as long as it is predicted to pay).
+    `preserve_ordering`: its batches run one after the other, in order of arrival. `splits`: batches may be cut.
     """
 
     model_id: int
@@ -31,6 +34,11 @@ class LoadModel:
     layer_ranks: tuple[int, ...] = ()
     limits: tuple[tuple[str, int, int], ...] = ()
     limit_priority: int = 0
+    joins: bool = False
+    preferred_rows: tuple[int, ...] = ()
+    max_delay_us: float | None = None
+    preserve_ordering: bool = False
+    splits: bool = True
 
 
 @dataclass(frozen=True)

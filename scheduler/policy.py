@@ -25,6 +25,9 @@ class Query:
     started: bool = False  # it has run before and was stopped: it holds a lease
     ran_us: float = 0.0  # how long it was on cores, in the blocks before
     rejects_late: bool = False  # its queue policy: it is refused once it is certain to be late
+    join_key: int = 0  # only queries with the same one are joined; 0: usual; see NEVER_JOINED
+    cores: int = 0  # the size of the gang that was planned for it with its batch; 0: the policy's choice
+    formed: bool = False  # it is part of a batch that has begun: neither joined nor split any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ class Policy(ABC):
     """
 
     name: str
+    batches = False  # whether it is shown batches (queries joined and split) instead of single requests
 
     @abstractmethod
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
