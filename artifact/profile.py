@@ -13,7 +13,7 @@ from pathlib import Path
 from gangway.artifact.codec import decode_record
 from gangway.artifact.files import write_whole
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 PROFILES_FOLDER = "profiles"
 _HEX = re.compile(r"[0-9a-f]+")
 
@@ -66,6 +66,7 @@ class Profile:
     """One compiled model on one machine.
 
     `isolated_us[i][j]`: the whole model, default version of each layer, `cores[i]` cores, `batches[j]` rows.
+    `together_us[i][j]`: the same while other gangs of `cores[i]` do it, too: as many as the machine has cores for.
     """
 
     key: str  # the artifact's
@@ -75,6 +76,7 @@ class Profile:
     batches: tuple[int, ...]  # numbers of rows, ascending from 1
     layers: tuple[LayerProfile, ...]
     isolated_us: tuple[tuple[float, ...], ...]
+    together_us: tuple[tuple[float, ...], ...]  # of the slowest gang
     interference: tuple[InterferencePoint, ...]  # empty where there was no other core
     interference_cores: int  # cores of the model while it was disturbed; 0: it was not
     fewest_samples: int  # behind any latency
@@ -119,6 +121,7 @@ def _check(profile: Profile) -> None:
         _require(counts[:1] == (1,) and list(counts) == sorted(set(counts)), f"{name} do not ascend from 1")
     _require(bool(profile.layers), "there is no layer")
     _check_grid("isolated_us", profile.isolated_us, profile)
+    _check_grid("together_us", profile.together_us, profile)
     for layer in profile.layers:
         _check_layer(layer, profile)
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gangway.artifact.profile import ProfileError, read_profile
 from gangway.zoo import DEFAULT_NAMES
 
 GANGWAY = [sys.executable, "-m", "gangway.server.cli"]
@@ -36,5 +37,13 @@ def ensure_profiles(repository: Path, models: Sequence[str]) -> None:
     """Compile models and measure their layers (`gangway profile`), unless the user's cache has that."""
     for name in models:
         folder = compile_model(repository, name)
-        if not any((folder.parent / "profiles").glob(f"{folder.name}-*.json")):
+        if not any(_readable(path) for path in (folder.parent / "profiles").glob(f"{folder.name}-*.json")):
             subprocess.run([*GANGWAY, "profile", str(repository / name)], check=True, timeout=COMPILE_TIMEOUT_S)
+
+
+def _readable(path: Path) -> bool:
+    try:
+        read_profile(path)
+    except ProfileError:  # of an older format
+        return False
+    return True

@@ -1,6 +1,7 @@
 """What policies know of a model: how long its layers take, on how many cores, and what is asked of it."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -16,6 +17,8 @@ class ModelProfile:
     `slope[layer][version]`: at interference level i a layer takes (1 + slope i) times as long; empty: not known.
     `memory_us[layer]`, `compute_us[layer]`: Layerweaver+'s m and c of one row on one core; empty: not known.
     `rows_factor[cores - 1][i]`: a query of `batches[i]` rows takes so many times as long as one of one row.
+    `together_factor[cores - 1][i]`: so many times, if gangs of as many cores with as many rows each fill the machine;
+    empty: as if each were alone.
     """
 
     model_id: int
@@ -27,6 +30,7 @@ class ModelProfile:
     memory_us: tuple[float, ...] = ()
     compute_us: tuple[float, ...] = ()
     rows_factor: tuple[tuple[float, ...], ...] = ()
+    together_factor: tuple[tuple[float, ...], ...] = ()
     batches: tuple[int, ...] = (1,)
     isolated_us: float = 0.0  # as served: all cores, one row, alone; 0 until measured
     qos_us: float | None = None  # latency target, from arrival; None: best effort
@@ -72,17 +76,24 @@ class ModelProfile:
         scale = 1.0 if as_one else min(self.rows_scale(count, rows) for count in range(1, most + 1))
         return self._least_us[most - 1][layer] * scale
 
+    def rows_us(self, cores: int, rows: int) -> float:
+        """Return the time of the whole model, version 0 of each layer, for so many rows on a gang that is alone."""
+        return self.remaining_us(0, cores, rows)
+
+    def together_us(self, cores: int, rows: int) -> float:
+        """Return that time if gangs like this one, with as many rows, have all other cores (Packrat's instances)."""
+        if not self.together_factor:
+            return self.rows_us(cores, rows)
+        factors = self.together_factor[min(cores, len(self.together_factor)) - 1]
+        return self.remaining_us(0, cores) * self._between(factors, rows)
+
     def rows_scale(self, cores: int, rows: int) -> float:
         """Return how many times as long as one row `rows` rows take: linear between measured numbers, and beyond."""
         if rows == 1:
             return 1.0
         if len(self.batches) == 1:
             return float(rows)
-        factors = self.rows_factor[min(cores, len(self.rows_factor)) - 1]
-        upper = min(bisect_left(self.batches, rows), len(self.batches) - 1)
-        below, above = self.batches[upper - 1], self.batches[upper]
-        low, high = factors[upper - 1], factors[upper]
-        return low + (high - low) * (rows - below) / (above - below)
+        return self._between(self.rows_factor[min(cores, len(self.rows_factor)) - 1], rows)
 
     @cached_property
     def derived(self) -> dict[object, Any]:
@@ -102,6 +113,15 @@ class ModelProfile:
         best = [accumulate(map(min, zip(*layer, strict=True)), min) for layer in self.latency_us]  # by cores, of layers
         by_cores = zip(*best, strict=True)
         return tuple(tuple(reversed(list(accumulate(reversed(times), initial=0.0)))) for times in by_cores)
+
+    def _between(self, factors: Sequence[float], rows: int) -> float:
+        """Return the factor for so many rows; beyond the largest measured batch by the slope of the last two."""
+        if len(self.batches) == 1:
+            return factors[0] * rows
+        upper = max(1, min(bisect_left(self.batches, rows), len(self.batches) - 1))
+        below, above = self.batches[upper - 1], self.batches[upper]
+        low, high = factors[upper - 1], factors[upper]
+        return low + (high - low) * (rows - below) / (above - below)
 
     def _suffixes(self, cores: int, weighted: bool) -> tuple[float, ...]:
         times = [

@@ -1,6 +1,8 @@
 """What policies see of a model: its measured profile, or an estimate until there is one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import Profile
@@ -60,6 +62,7 @@ def served_profile(profile: Profile, spec: LoadModel, cores: int) -> ModelProfil
         measured,
         latency_us=latency_us,
         rows_factor=measured.rows_factor[:cores],
+        together_factor=measured.together_factor[:cores],
         max_ranks=min(pays, spec.max_ranks),
         indivisible=spec.indivisible,
     )
@@ -73,9 +76,10 @@ def policy_profile(profile: Profile, model_id: int, name: str, max_ranks: int) -
     """Return the policies' view of a profile: every number of cores from 1 to the largest measured.
 
     Numbers of cores between measured ones are interpolated by Amdahl's law: time is a + b / cores, through the two
-    neighbours.
+    neighbours. More rows never take less time: where they seemed to, it was noise, and times beyond follow the slope.
     """
-    by_batch = [_every_count(profile.cores, list(times)) for times in zip(*profile.isolated_us, strict=True)]
+    alone_us = [_every_count(profile.cores, list(times)) for times in zip(*profile.isolated_us, strict=True)]
+    together_us = [_every_count(profile.cores, list(times)) for times in zip(*profile.together_us, strict=True)]
     grids = [[[row[0] for row in grid] for grid in layer.latency_us] for layer in profile.layers]
     return ModelProfile(
         model_id=model_id,
@@ -87,9 +91,18 @@ def policy_profile(profile: Profile, model_id: int, name: str, max_ranks: int) -
         slope=tuple(layer.slope for layer in profile.layers) if profile.interference else (),
         memory_us=tuple(layer.memory_us for layer in profile.layers),
         compute_us=tuple(layer.compute_us for layer in profile.layers),
-        rows_factor=tuple(tuple(time_us / row[0] for time_us in row) for row in zip(*by_batch, strict=True)),
+        rows_factor=_factors(alone_us, alone_us[0]),
+        together_factor=_factors(together_us, alone_us[0]),
         batches=profile.batches,
         measured=True,
+    )
+
+
+def _factors(by_batch: Sequence[Sequence[float]], one_us: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """Return, by number of cores, how many times as long as one row alone each batch takes."""
+    return tuple(
+        tuple(accumulate((time_us / alone_us for time_us in times_us), max))
+        for times_us, alone_us in zip(zip(*by_batch, strict=True), one_us, strict=True)
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.machine import cpu_name, machine_id
-from gangway.artifact.profile import profile_path
+from gangway.artifact.profile import ProfileError, profile_path, read_profile
 from gangway.executor.control import ControlSegment
 from gangway.server.children import Child
 from gangway.server.compile_jobs import Compiler
@@ -55,7 +55,7 @@ class ProfileKeeper:
         """A model has been loaded: use its profile, or make one later. Those for onnxruntime have no layers."""
         if manifest.engine is not Engine.NATIVE:
             return
-        if self._path(manifest).is_file():
+        if _usable(manifest.model_name, self._path(manifest)):
             self._scheduler.use_profile(model_id, self._path(manifest))
         elif self._seconds:
             self._wanted[model_id] = manifest
@@ -140,3 +140,15 @@ class ProfileKeeper:
         """Return what changes when a request arrives."""
         statuses = [self._control.status(index) for index in range(len(self._cores))]
         return sum(status.runs for status in statuses), any(status.busy for status in statuses)
+
+
+def _usable(name: str, path: Path) -> bool:
+    """Return whether there is a profile of the present format; one of an older format is made again."""
+    if not path.is_file():
+        return False
+    try:
+        read_profile(path)
+    except ProfileError as error:
+        _log.info("%s: profile ignored, to be measured again: %s", name, error)
+        return False
+    return True

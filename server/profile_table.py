@@ -1,5 +1,7 @@
 """A profile for people: a table of layers and a few lines about the whole."""
 
+from collections.abc import Sequence
+
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.profile import LayerProfile, Profile
 from gangway.artifact.proxy import InterferenceProxy
@@ -39,13 +41,22 @@ def summary(profile: Profile) -> list[str]:
         f"GFLOP/s and reads {machine.bandwidth_bytes_per_us / 1e3:.1f} GB/s",
     ]
     for count, times_us in zip(profile.cores, profile.isolated_us, strict=True):
-        pairs = zip(profile.batches, times_us, strict=True)
-        text = ", ".join(f"{rows}: {time_us / 1e3:.4g}" for rows, time_us in pairs)
-        lines.append(f"whole model on {count} core{'s' * (count > 1)}, ms by rows: {text}")
+        lines.append(f"whole model on {_cores(count)}, ms by rows: {_by_rows(profile, times_us)}")
+    for count, times_us in zip(profile.cores, profile.together_us, strict=True):
+        if (gangs := profile.cores[-1] // count) > 1:
+            lines.append(f"{gangs} gangs of {_cores(count)} at once, ms by rows of each: {_by_rows(profile, times_us)}")
     lines += _balance(profile)
     lines.append(_interference(profile))
     lines.append(f"measured in {profile.seconds:.1f} s, at least {profile.fewest_samples} runs of each setting")
     return lines
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'s' * (count > 1)}"
+
+
+def _by_rows(profile: Profile, times_us: Sequence[float]) -> str:
+    return ", ".join(f"{rows}: {time_us / 1e3:.4g}" for rows, time_us in zip(profile.batches, times_us, strict=True))
 
 
 def _balance(profile: Profile) -> list[str]:
@@ -63,7 +74,7 @@ def _interference(profile: Profile) -> str:
         return "no slopes: on one core there is no other one to disturb from"
     points = ", ".join(f"{point.kind} {point.share} %: {point.level:.2f}" for point in profile.interference)
     other = profile.machine.cores - profile.interference_cores
-    return f"levels of interference from {other} core{'s' * (other > 1)}: {points}"
+    return f"levels of interference from {_cores(other)}: {points}"
 
 
 def proxy_line(proxy: InterferenceProxy | None) -> str:

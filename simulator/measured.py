@@ -1,10 +1,11 @@
-"""What the simulator keeps of a measured model: one row, every version, on the cores that were measured.
+"""What the simulator keeps of a measured model: every version for one row, the first one for batches, too.
 
-Small files (some 10 KB), so that those of the mixes' models can lie in the repository. Made by
+Small files (some 10 to 40 KB), so that those of the mixes' models can lie in the repository. Made by
 `python -m gangway.simulator.pack` from profiles and their artifacts.
 """
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gangway.artifact.profile import Profile, ProfileError, read_profile
 from gangway.artifact.reader import ArtifactError, read_manifest
 
 FOLDER = Path(__file__).parent / "measured_models"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class MeasuredModel:
     """One model. `latency_us[layer][version][i]`: isolated, one row, on `cores[i]` cores, in microseconds.
 
     `slope[layer][version]`, `memory_us[layer]`, `compute_us[layer]`: as in the profile (`docs/profile.md`).
-    `tasks[layer][version]`: into how many pieces a gang can share the layer.
+    `tasks[layer][version]`: into how many pieces a gang can share the layer's row.
+    `batch_us[layer][i][j]`: isolated, version 0, on `cores[i]` cores, `batches[j]` rows. `isolated_us[i][j]` and
+    `together_us[i][j]`: the whole model, alone and beside others like it, as in the profile.
     """
 
     model_name: str
@@ -35,6 +38,10 @@ class MeasuredModel:
     tasks: tuple[tuple[int, ...], ...]
     memory_us: tuple[float, ...]
     compute_us: tuple[float, ...]
+    batches: tuple[int, ...]  # ascending from 1
+    batch_us: tuple[tuple[tuple[float, ...], ...], ...]
+    isolated_us: tuple[tuple[float, ...], ...]
+    together_us: tuple[tuple[float, ...], ...]
     format_version: int = FORMAT_VERSION
 
 
@@ -55,6 +62,10 @@ def measured_model(profile: Profile, manifest: Manifest) -> MeasuredModel:
         tasks=tuple(tuple(version.tasks for version in layer.versions) for layer in manifest.layers),
         memory_us=tuple(layer.memory_us for layer in profile.layers),
         compute_us=tuple(layer.compute_us for layer in profile.layers),
+        batches=profile.batches,
+        batch_us=tuple(layer.latency_us[0] for layer in profile.layers),
+        isolated_us=profile.isolated_us,
+        together_us=profile.together_us,
     )
 
 
@@ -68,14 +79,14 @@ def encode_measured(model: MeasuredModel) -> bytes:
 def read_measured(path: Path) -> MeasuredModel:
     """Read such a file, or a profile whose artifact lies in the same cache. Raises ProfileError that names the file."""
     try:
-        text = path.read_bytes()
-        is_profile = "machine" in json.loads(text)
-    except (OSError, ValueError, TypeError) as error:
+        content = json.loads(path.read_bytes())
+        is_profile = "machine" in content
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ProfileError(f"{path}: {error}") from error
     if is_profile:
         return _of_profile(path)
     try:
-        model = decode_record(MeasuredModel, text, "measured model")
+        model = decode_record(MeasuredModel, json.dumps(_present(content)).encode(), "measured model")
         _check(model)
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: {error}") from error
@@ -99,12 +110,32 @@ def _of_profile(path: Path) -> MeasuredModel:
     return measured_model(profile, manifest)
 
 
+def _present(content: Any) -> Any:
+    """Return the content of a file of version 1, which has one row only, as that of one of the present version."""
+    if not isinstance(content, dict) or content.get("format_version") != 1:
+        return content
+    try:
+        alone_us = [layer[0] for layer in content["latency_us"]]
+        isolated_us = _rounded([[math.fsum(times)] for times in zip(*alone_us, strict=True)])
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"damaged: {error!r}") from error
+    return {
+        **content,
+        "batches": [1],
+        "batch_us": [[[time_us] for time_us in times] for times in alone_us],
+        "isolated_us": isolated_us,
+        "together_us": isolated_us,
+        "format_version": FORMAT_VERSION,
+    }
+
+
 def _check(model: MeasuredModel) -> None:
     layers = len(model.latency_us)
     _require(model.format_version == FORMAT_VERSION, f"format version {model.format_version} is not {FORMAT_VERSION}")
     _require(model.cores[:1] == (1,) and list(model.cores) == sorted(set(model.cores)), "cores do not ascend from 1")
     _require(layers > 0, "there is no layer")
-    lengths = {len(model.slope), len(model.tasks), len(model.memory_us), len(model.compute_us)}
+    _require(model.batches[:1] == (1,) and list(model.batches) == sorted(set(model.batches)), "batches do not ascend")
+    lengths = {len(model.slope), len(model.tasks), len(model.memory_us), len(model.compute_us), len(model.batch_us)}
     _require(lengths == {layers}, f"a field does not have {layers} layers")
     for times, slopes, tasks in zip(model.latency_us, model.slope, model.tasks, strict=True):
         _require(len(times) == len(slopes) == len(tasks) > 0, "a layer has no version, or fields differ in versions")
@@ -112,6 +143,12 @@ def _check(model: MeasuredModel) -> None:
             _require(len(row) == len(model.cores) and min(row) > 0, "a layer lacks a time, or has one that is not > 0")
     _require(all(count > 0 for layer in model.tasks for count in layer), "a layer has no tasks")
     _require(min(model.memory_us) >= 0 and min(model.compute_us) >= 0, "a time is negative")
+    shape = [len(model.batches)] * len(model.cores)
+    for grid in (*model.batch_us, model.isolated_us, model.together_us):
+        _require(
+            [len(row) for row in grid] == shape, f"a field is not {len(shape)} cores x {len(model.batches)} batches"
+        )
+        _require(all(time_us > 0 for row in grid for time_us in row), "a time of a batch is not > 0")
 
 
 def _require(condition: bool, message: str) -> None:

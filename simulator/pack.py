@@ -18,6 +18,7 @@ from gangway.artifact.profile import Profile, ProfileError, read_profile
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.simulator.measured import FOLDER, encode_measured, measured_model
 
+Grid = tuple[tuple[float, ...], ...]
 MAX_LEVEL = 1.5  # two cores that share one core's bandwidth make 1; beyond that somebody else was at work
 
 
@@ -47,22 +48,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:
-    """Return the quietest of several profiles of one artifact, layer by layer, one row. Raises ProfileError."""
+    """Return the quietest of several profiles of one artifact, layer by layer, for the batches that all of them have.
+
+    Raises ProfileError.
+    """
     first = profiles[0]
     if any(
         (profile.cores, profile.machine.machine_id) != (first.cores, first.machine.machine_id) for profile in profiles
     ):
         raise ProfileError(f"profiles of {first.model_name} on different machines or numbers of cores")
     disturbed = max(profiles, key=_felt)
+    batches = tuple(rows for rows in first.batches if all(rows in profile.batches for profile in profiles))
     layers = []
     for index, layer in enumerate(disturbed.layers):
         grids = [profile.layers[index].latency_us for profile in profiles]
-        latency_us = tuple(
-            tuple((min(grid[version][i][0] for grid in grids),) for i in range(len(first.cores)))
-            for version in range(len(layer.latency_us))
-        )
+        latency_us = tuple(_least([grid[version] for grid in grids]) for version in range(len(layer.latency_us)))
         layers.append(replace(layer, latency_us=latency_us))
-    return replace(disturbed, layers=tuple(layers))
+    return replace(
+        disturbed,
+        layers=tuple(layers),
+        batches=batches,
+        isolated_us=_least([profile.isolated_us for profile in profiles]),
+        together_us=_least([profile.together_us for profile in profiles]),
+    )
+
+
+def _least(grids: Sequence[Grid]) -> Grid:
+    """Return the smallest time of each place that all grids have: batches are the first powers of two."""
+    return tuple(tuple(min(times_us) for times_us in zip(*rows, strict=False)) for rows in zip(*grids, strict=True))
 
 
 def _felt(profile: Profile) -> tuple[bool, float]:

@@ -27,6 +27,7 @@ PROFILE = Profile(
     batches=(1, 2),
     layers=(LAYER,),
     isolated_us=((11.0, 21.0), (6.0, 11.0)),
+    together_us=((12.0, 23.0), (6.0, 11.0)),
     interference=(InterferencePoint("stream", 50, 0.2),),
     interference_cores=1,
     fewest_samples=3,
@@ -63,7 +64,7 @@ def test_each_machine_has_its_own() -> None:
 
 
 DAMAGES = [
-    ({"format_version": 2}, "format version 2"),
+    ({"format_version": 1}, "format version 1"),
     ({"key": "../../etc"}, "64 hex digits"),
     ({"cores": [2, 1]}, "cores do not ascend"),
     ({"cores": [1, 2, 4]}, "isolated_us is not 3 cores x 2 batches"),
@@ -73,6 +74,7 @@ DAMAGES = [
     ({"seconds": True}, "profile.seconds is not a finite number"),
     ({"seconds": float("nan")}, "profile.seconds is not a finite number"),
     ({"isolated_us": [[1, 2], [3, -4]]}, "isolated_us has a negative time"),
+    ({"together_us": [[1, 2]]}, "together_us is not 2 cores x 2 batches"),
     ({"interference": []}, "slope too many"),
     ({"surprise": 1}, "unknown field 'surprise'"),
 ]

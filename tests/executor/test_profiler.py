@@ -13,7 +13,9 @@ from gangway.executor.cores import available_cores
 from gangway.executor.disturbance import slope_of
 from gangway.executor.interference import IDLE, Interference
 from gangway.executor.machine import l3_bytes, measure_machine
-from gangway.executor.profiler import batches_that_fit, core_counts, profile_model
+from gangway.executor.model_runner import ModelRunner
+from gangway.executor.profile_plan import core_counts
+from gangway.executor.profiler import profile_model
 
 KEY = "5e" * 32
 TASKS = 16
@@ -93,6 +95,33 @@ def test_two_cores_are_faster(profile: Profile) -> None:
     assert len({(point.kind, point.share) for point in profile.interference}) == 6
 
 
+@pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
+def test_gangs_beside_each_other_are_measured(profile: Profile) -> None:
+    alone, together = profile.isolated_us, profile.together_us
+    assert together[1] == alone[1], "two cores are all that there are"
+    for rows, time_us in zip(profile.batches, together[0], strict=True):
+        assert time_us >= rows * 2.5 * TASKS * TASK_US
+    assert together[0] != alone[0]
+
+
+@pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
+def test_gangs_run_at_the_same_time_and_each_on_its_own(artifact: tuple[Path, Manifest]) -> None:
+    rows = 32
+    with ModelRunner(*artifact, available_cores()[:2], max_rows=rows, gangs=2) as runner:
+        runs = runner.run_gangs(rows, 1, gangs=2)
+        starts_ns = [runner.lease(gang).start_ns() for gang in (0, 1)]
+        ends_ns = [runner.lease(gang).layer_end_ns(0, 4)[-1] for gang in (0, 1)]
+        for first_row in (0, rows):
+            _, (place,) = runner._places(first_row)
+            assert bytes(runner.io.view[place : place + 4 * TASKS * rows]) == struct.pack("<i", 1) * TASKS * rows
+        assert runner.run(1, 2).total_us < min(run.total_us for run in runs)
+        with pytest.raises(ValueError, match="room for 64 rows, not for 128"):
+            runner.run_gangs(2 * rows, 1, gangs=2)
+    assert len(runs) == 2
+    assert max(starts_ns) < min(ends_ns)
+    assert min(run.total_us for run in runs) >= rows * 2.5 * TASKS * TASK_US
+
+
 def test_memory_and_compute_time(profile: Profile) -> None:
     machine = profile.machine
     whole, half, versions, nothing = profile.layers
@@ -116,20 +145,6 @@ def test_progress_tells_what_and_how_far(artifact: tuple[Path, Manifest]) -> Non
     assert {phase for phase, _ in seen} == {"machine", "latency"}
     assert shares[0] == 0.0
     assert shares[-1] == 1.0
-
-
-def test_core_counts() -> None:
-    assert core_counts(1) == (1,)
-    assert core_counts(6) == (1, 2, 4, 6)
-    assert core_counts(8) == (1, 2, 4, 8)
-
-
-def test_batches_follow_the_time() -> None:
-    assert batches_that_fit(row_us=1e5, left_us=1e4, max_rows=32) == (1,)
-    assert batches_that_fit(row_us=1e5, left_us=1.5e6, max_rows=32) == (1, 2, 4, 8)
-    assert batches_that_fit(row_us=1e5, left_us=1.4e6, max_rows=32) == (1, 2, 4)
-    assert batches_that_fit(row_us=1e5, left_us=1e9, max_rows=20) == (1, 2, 4, 8, 16)
-    assert batches_that_fit(row_us=1e5, left_us=1e9, max_rows=1) == (1,)
 
 
 def test_slope() -> None:

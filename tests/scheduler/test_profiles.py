@@ -1,5 +1,6 @@
 """What policies see of a measured profile."""
 
+import pytest
 from gangway.artifact.profile import LayerProfile, Machine, Profile
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.profiles import estimated_profile, policy_profile, served_profile
@@ -9,8 +10,17 @@ MACHINE = Machine("0" * 12, "CPU", 6, "avx2", 1e5, 2e4)
 
 def profile(cores: tuple[int, ...], times_us: tuple[float, ...]) -> Profile:
     grid = tuple((time_us, 2 * time_us) for time_us in times_us)
-    layer = LayerProfile("layer", (grid, grid), 1.0, 1.0, (), ())
-    return Profile("ab" * 32, "model", MACHINE, cores, (1, 2), (layer,), grid, (), 0, 1, 1.0)
+    return of_grids(cores, (1, 2), grid, grid)
+
+
+def of_grids(
+    cores: tuple[int, ...],
+    batches: tuple[int, ...],
+    isolated_us: tuple[tuple[float, ...], ...],
+    together_us: tuple[tuple[float, ...], ...],
+) -> Profile:
+    layer = LayerProfile("layer", (isolated_us, isolated_us), 1.0, 1.0, (), ())
+    return Profile("ab" * 32, "model", MACHINE, cores, batches, (layer,), isolated_us, together_us, (), 0, 1, 1.0)
 
 
 def test_measured_counts_are_kept() -> None:
@@ -54,3 +64,34 @@ def test_a_profile_serves_any_number_of_cores() -> None:
     assert seen.latency_us[0][1][3:] == (59.0, 59.0, 59.0)
     assert seen.max_ranks == 2, "two more cores are worth nothing"
     assert served_profile(measured, spec(layers=1, max_ranks=4), cores=1).latency_us == (((100.0,), (100.0,)),)
+
+
+def test_batches_alone_and_beside_others_like_them() -> None:
+    measured = of_grids(
+        (1, 2, 4),
+        (1, 2, 4),
+        isolated_us=((100.0, 180.0, 340.0), (60.0, 100.0, 180.0), (40.0, 60.0, 100.0)),
+        together_us=((110.0, 210.0, 400.0), (60.0, 110.0, 200.0), (40.0, 60.0, 100.0)),
+    )
+    seen = served_profile(measured, spec(layers=1, max_ranks=4), cores=4)
+    assert [seen.rows_us(1, rows) for rows in (1, 2, 3, 4, 8)] == pytest.approx([100, 180, 260, 340, 660])
+    assert [seen.together_us(1, rows) for rows in (1, 2, 3, 4, 8)] == pytest.approx([110, 210, 305, 400, 780])
+    assert seen.together_us(2, 4) == pytest.approx(200)
+    assert [seen.together_us(4, rows) for rows in (1, 3, 9)] == [seen.rows_us(4, rows) for rows in (1, 3, 9)]
+    between = seen.together_us(3, 2)
+    assert 60 < between < 110, "three cores are between two and four"
+    assert seen.together_us(64, 2) == seen.together_us(4, 2), "more cores than were measured: as with all of these"
+
+
+def test_more_rows_never_take_less_time() -> None:
+    noisy = ((100.0, 90.0, 360.0),)
+    seen = policy_profile(of_grids((1,), (1, 2, 4), noisy, noisy), 0, "model", 1)
+    assert [seen.rows_us(1, rows) for rows in (1, 2, 3, 4)] == pytest.approx([100, 100, 230, 360])
+    assert seen.together_us(1, 2) == pytest.approx(100)
+
+
+def test_without_measured_batches_time_is_in_proportion_to_rows() -> None:
+    estimated = estimated_profile(spec(layer_us=(40.0, 10.0), layer_ranks=(2, 1)), cores=2)
+    assert (estimated.rows_us(1, 8), estimated.together_us(1, 8)) == (400.0, 400.0)
+    one_batch = policy_profile(of_grids((1, 2), (1,), ((50.0,), (30.0,)), ((60.0,), (30.0,))), 0, "model", 2)
+    assert (one_batch.rows_us(1, 8), one_batch.together_us(1, 8)) == pytest.approx((400.0, 480.0))

@@ -6,7 +6,11 @@ import signal
 import time
 from pathlib import Path
 
-from gangway.artifact.profile import read_profile
+from gangway.artifact.format import Manifest
+from gangway.artifact.machine import cpu_name, machine_id
+from gangway.artifact.profile import profile_path, read_profile
+from gangway.artifact.reader import read_manifest
+from gangway.executor.cores import available_cores
 
 from benchmarks.live_server import live_server
 from benchmarks.load import raw_channel, raw_infer
@@ -20,6 +24,9 @@ def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_
     shutil.copytree(compiled_zoo.repository / "mlp", tmp_path / "models" / "mlp")
     cache_dir, artifact = tmp_path / "cache", compiled_zoo.artifact("mlp")
     shutil.copytree(artifact, cache_dir / artifact.name)
+    path = profile_of(read_manifest(cache_dir / artifact.name), cache_dir)
+    path.parent.mkdir()
+    path.write_text('{"format_version": 1}')  # left by an older release
     example = example_of("mlp", compiled_zoo.onnx_file("mlp"))
     with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
         (job,) = await_jobs(server.process.pid, 1)
@@ -33,12 +40,19 @@ def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_
         while "mlp: profile measured" not in (text := server.log.read_text()):
             assert time.monotonic() < deadline, text
             time.sleep(0.05)
-    (path,) = (cache_dir / "profiles").iterdir()
+    assert "profile ignored, to be measured again" in text
+    assert list(path.parent.iterdir()) == [path]
     assert read_profile(path).key == artifact.name
     assert server.process.returncode == 0
     with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
         assert "profile ignored" not in server.log.read_text()
         assert not await_jobs(server.process.pid, 0)
+
+
+def profile_of(manifest: Manifest, cache_dir: Path) -> Path:
+    """Where a server on all cores keeps a model's profile."""
+    machine = machine_id(cpu_name(), len(available_cores()), manifest.target.name)
+    return profile_path(cache_dir, manifest.key, machine)
 
 
 def await_jobs(pid: int, count: int) -> list[int]:

@@ -5,17 +5,18 @@ from dataclasses import replace
 import pytest
 from gangway.artifact.profile import InterferencePoint, LayerProfile, Machine, Profile, ProfileError, write_profile
 from gangway.artifact.reader import read_manifest
-from gangway.simulator.measured import measured_model, read_measured
+from gangway.simulator.measured import measured_model, read_measured, shipped_models
 from gangway.simulator.pack import main, merge
 
 
-def profile_of(key, layers, factor=1.0, levels=(0.1, 0.3, 0.6)):
-    layer = LayerProfile("layer", (((20.0 * factor,), (11.0 / factor,)),), 2.0, 9.0, (factor,), ((0.0,) * 3,))
+def profile_of(key, layers, factor=1.0, levels=(0.1, 0.3, 0.6), batches=(1,)):
+    grid = tuple(tuple(rows * time_us for rows in batches) for time_us in (20.0 * factor, 11.0 / factor))
+    layer = LayerProfile("layer", (grid,), 2.0, 9.0, (factor,), ((0.0,) * 3,))
     points = tuple(
         InterferencePoint("stream", share, level) for share, level in zip((25, 50, 100), levels, strict=True)
     )
     machine = Machine("0" * 12, "cpu", 2, "avx2", 1.0, 1.0)
-    return Profile(key, "mlp", machine, (1, 2), (1,), (layer,) * layers, ((20.0,), (11.0,)), points, 1, 5, 1.0)
+    return Profile(key, "mlp", machine, (1, 2), batches, (layer,) * layers, grid, grid, points, 1, 5, 1.0)
 
 
 def test_the_quietest_of_several_profiles():
@@ -31,14 +32,34 @@ def test_the_quietest_of_several_profiles():
         merge([quiet, replace(quiet, cores=(1,))])
 
 
+def test_batches_that_all_profiles_have():
+    long, short = profile_of("0" * 64, 2, batches=(1, 2, 4)), profile_of("0" * 64, 2, 2.0, batches=(1, 2))
+    merged = merge([long, short])
+    assert merged.batches == (1, 2)
+    assert merged.layers[0].latency_us == (((20.0, 40.0), (5.5, 11.0)),)
+    assert merged.isolated_us == merged.together_us == ((20.0, 40.0), (5.5, 11.0))
+
+
+def test_files_of_one_row_are_still_read():
+    for path in shipped_models().values():
+        model = read_measured(path)
+        if model.batches == (1,):
+            assert model.batch_us[0] == tuple((time_us,) for time_us in model.latency_us[0][0])
+            assert model.isolated_us == model.together_us
+        total_us = sum(versions[0][0] for versions in model.latency_us)
+        assert model.isolated_us[0][0] == pytest.approx(total_us, rel=0.1)
+
+
 def test_profiles_in_a_cache_become_files_that_can_be_read(compiled_zoo, tmp_path, capsys):
     artifact = compiled_zoo.artifact("mlp")
     layers = len(read_manifest(artifact).layers)
     (tmp_path / artifact.name).symlink_to(artifact)
-    path = write_profile(tmp_path, profile_of(artifact.name, layers))
+    path = write_profile(tmp_path, profile_of(artifact.name, layers, batches=(1, 2, 4)))
     assert main([str(path), "-o", str(tmp_path / "out"), "--cache-dir", str(tmp_path)]) == 0
     packed = read_measured(tmp_path / "out" / "mlp.json")
-    assert packed == read_measured(path) == measured_model(profile_of(artifact.name, layers), read_manifest(artifact))
+    assert packed == read_measured(path)
+    assert packed == measured_model(profile_of(artifact.name, layers, batches=(1, 2, 4)), read_manifest(artifact))
+    assert packed.batch_us[0] == ((20.0, 40.0, 80.0), (11.0, 22.0, 44.0))
     (tmp_path / artifact.name).unlink()
     with pytest.raises(ProfileError, match="artifact is needed"):
         read_measured(path)
