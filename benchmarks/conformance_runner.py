@@ -23,7 +23,7 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
 from gangway.executor.frame_requests import read_answer, write_request
-from gangway.executor.leases import LeaseSpec
+from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SlotRequest, SlotStatus
 
@@ -112,7 +112,8 @@ class CaseRunner:
         request, answers = place(manifest, inputs, rows)
         executor, layers = self._executor, len(manifest.layers)
         slot, sequence = executor.begin(request)
-        executor.start(0, LeaseSpec(request.model_id, 0, slot, sequence, 0, manifest.arena_bytes, rows, 0, layers), [0])
+        members = (Member(0, slot, sequence, rows=rows),)
+        executor.start(0, LeaseSpec(request.model_id, members, 0, manifest.arena_bytes, 0, layers), [0])
         if not executor.slots.wait(slot, RUN_TIMEOUT_S * 1_000_000):
             raise RuntimeError(f"no answer; the worker's status is {executor.workers[0].poll()}")
         status = executor.slots.outcome(slot).status

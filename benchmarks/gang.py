@@ -19,7 +19,7 @@ from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpe
 from gangway.artifact.reader import read_manifest
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor.cores import available_cores
-from gangway.executor.leases import Control, LeaseSpec
+from gangway.executor.leases import Control, LeaseSpec, Member
 from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import Left
 from gangway.executor.slots import SlotRequest
@@ -69,9 +69,8 @@ class Bench:
             offset += -(-tensor.row_bytes // 4096) * 4096
         count = len(manifest.inputs)
         slot, sequence = self.executor.begin(SlotRequest(model_id, 1, tuple(places[:count]), tuple(places[count:])))
-        spec = LeaseSpec(
-            model_id, 0, slot, sequence, 0, manifest.arena_bytes, 1, 0, len(manifest.layers), wanted=len(workers)
-        )
+        members = (Member(0, slot, sequence),)
+        spec = LeaseSpec(model_id, members, 0, manifest.arena_bytes, 0, len(manifest.layers), wanted=len(workers))
         self.executor.start(0, spec, workers)
         return Running(slot, len(manifest.layers), workers)
 

@@ -10,7 +10,7 @@ from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.artifact.reader import read_manifest
 from gangway.clients.tensors import Array, dtype_of
 from gangway.executor.frame_requests import read_answer, write_request
-from gangway.executor.leases import LeaseSpec
+from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SLOT_BYTES, SlotOutcome, SlotRequest, SlotStatus
 
@@ -116,12 +116,9 @@ class GangRunner(LocalExecutor):
 def _whole_model(model: LoadedModel, slot: int, sequence: int, rows: int, ranks: int) -> LeaseSpec:
     return LeaseSpec(
         model_id=model.model_id,
-        front_end=0,
-        slot=slot,
-        sequence=sequence,
+        members=(Member(0, slot, sequence, rows=rows),),
         arena_offset=model.arena_offset,
         arena_stride=model.manifest.arena_bytes,
-        rows=rows,
         first_layer=0,
         end_layer=len(model.manifest.layers),
         wanted=ranks,

@@ -6,7 +6,9 @@ from typing import Self
 BELL_BYTES: int
 LEASE_BYTES: int
 MAX_AWAITED: int
+MAX_MEMBERS: int
 MAX_MODELS: int
+MAX_PARTS: int
 MAX_RANKS: int
 MAX_REGIONS: int
 REGION_ALIGNMENT: int
@@ -28,6 +30,8 @@ def slot_reset(view: memoryview, slot: int, /) -> None: ...
 def slot_acquire(view: memoryview, slots: int, first: int, /) -> int: ...
 def slot_read(view: memoryview, slot: int, /) -> tuple[int, int, int]: ...
 def slot_change(view: memoryview, slot: int, sequence: int, mask: int, state: int, status: int, /) -> bool: ...
+def slot_start(view: memoryview, slot: int, sequence: int, parts: int, batch_rows: int, leads: bool, /) -> bool: ...
+def slot_part_is_done(view: memoryview, slot: int, sequence: int, part: int, /) -> bool: ...
 def slot_wait(view: memoryview, slot: int, spin_us: int, timeout_us: int, /) -> bool: ...
 def slot_wait_any(view: memoryview, slots: bytes, spin_us: int, timeout_us: int, /) -> bool: ...
 def slot_wake(view: memoryview, slot: int, /) -> None: ...
@@ -36,12 +40,9 @@ def lease_initialise(
     view: memoryview,
     offset: int,
     model_id: int,
-    front_end: int,
-    slot: int,
-    sequence: int,
+    members: tuple[tuple[int, int, int, int, int, int], ...],
     arena_offset: int,
     arena_stride: int,
-    rows: int,
     first_layer: int,
     end_layer: int,
     versions: bytes,
@@ -76,18 +77,21 @@ class Program:
         table: bytes,
         symbols: Sequence[str],
         arena_bytes: int,
-        input_row_bytes: Sequence[int],
-        output_row_bytes: Sequence[int],
-    ) -> None: ...
+        staging_bytes: int,
+        inputs: Sequence[tuple[int, int]],
+        outputs: Sequence[tuple[int, int]],
+    ) -> None:
+        """Tensors are pairs: bytes of a row, and where it is staged (`artifact/staging.py`)."""
     @classmethod
     def whole(
         cls,
-        run: Callable[[memoryview, memoryview], bool],
+        run: Callable[[list[tuple[memoryview, memoryview]]], list[bool]],
         /,
     ) -> Self:
-        """Return a program of one layer, for gangs of one, that is the call `run(request, answer)` on two frames.
+        """Return a program of one layer, for gangs of one, that is the call `run([(request, answer), ...])` on frames.
 
-        The views are valid until it returns. False, or an exception, answers INTERNAL.
+        The views are valid until it returns. It says of each request whether it was computed; what was not, or an
+        exception, answers INTERNAL.
         """
 
 class Worker:

@@ -1,4 +1,4 @@
-"""Leases, as the scheduler sees them: a query under execution by a gang (`struct lease` in native/layout.h).
+"""Leases, as the scheduler sees them: rows under execution by a gang (`struct lease` in native/layout.h).
 
 The scheduler initialises a free lease, sends `Run(lease, rank, term)` to one worker per rank (0, 1, ...), and gets
 exactly one `Left` per Run. It may initialise or `resume` a lease only while no Run of it is unanswered.
@@ -13,6 +13,7 @@ from gangway.executor.segment import Segment
 
 LEASE_BYTES: Final = _native.LEASE_BYTES
 MAX_RANKS: Final = _native.MAX_RANKS
+MAX_MEMBERS: Final = _native.MAX_MEMBERS  # of one lease
 
 
 class Control(IntEnum):
@@ -28,24 +29,36 @@ class PhaseKind(IntEnum):
 
     OPEN = 0  # tasks may be claimed
     STOPPED = 1  # at a boundary, by STOP or because the block has ended
-    END = 2  # the query has been answered
+    END = 2  # all rows have been computed, and each member's part counted
+    PACK = 3  # before the first layer of several members: rows of inputs are copied side by side, if the model needs it
+    UNPACK = 4  # after the last one: rows of outputs are copied to the members
 
 
-class LeaseSpec(NamedTuple):
-    """What a gang shall do: layers [first_layer, end_layer) of a query that lies in a slot.
+class Member(NamedTuple):
+    """Rows [first_row, first_row + rows) of a request: one part of it (part: its number, below the slot's `parts`)."""
 
-    When `end_layer` is the model's last the slot is answered; otherwise the lease stops there and can be resumed.
-    `versions` has one byte per layer of the model (empty: version 0 of each). `timeout_us`: a waiting rank aborts the
-    lease after so long (up to twice that) without progress of any other rank.
-    """
-
-    model_id: int
     front_end: int
     slot: int
     sequence: int
+    first_row: int = 0
+    rows: int = 1
+    part: int = 0
+
+
+class LeaseSpec(NamedTuple):
+    """What a gang shall do: layers [first_layer, end_layer) of the rows of 1 to MAX_MEMBERS members, side by side.
+
+    When `end_layer` is the model's last the members' parts are counted, which answers the slots of those that were the
+    last ones of their requests; otherwise the lease stops there and can be resumed. `arena_stride`: bytes of a row, at
+    least the model's `arena_bytes`, with several members those and its `staging_bytes`. `versions` has one byte per
+    layer of the model (empty: version 0 of each). `timeout_us`: a waiting rank aborts the lease after so long (up to
+    twice that) without progress of any other rank.
+    """
+
+    model_id: int
+    members: tuple[Member, ...]
     arena_offset: int
     arena_stride: int
-    rows: int
     first_layer: int
     end_layer: int
     versions: bytes = b""

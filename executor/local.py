@@ -87,14 +87,17 @@ class LocalExecutor:
         for worker in range(len(self.workers)):
             self.expect(worker, Unloaded)
 
-    def begin(self, request: SlotRequest) -> tuple[int, int]:
-        """Take a slot, fill it and make it RUNNING; return slot and sequence. Raises RuntimeError if none is free."""
+    def begin(self, request: SlotRequest, parts: int = 1) -> tuple[int, int]:
+        """Take a slot, fill it and make it RUNNING, in so many parts; return slot and sequence.
+
+        Raises RuntimeError if no slot is free.
+        """
         slot = self.slots.acquire()
         if slot is None:
             raise RuntimeError("no free slot")
         self.slots.fill(slot, request)
         sequence = self.slots.submit(slot)
-        self.slots.start(slot, sequence)
+        self.slots.start(slot, sequence, parts)
         return slot, sequence
 
     def start(self, lease: int, spec: LeaseSpec, workers: Sequence[int]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import Manifest, TensorSpec
-from gangway.executor.leases import LeaseSpec
+from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus
 
@@ -137,12 +137,9 @@ class ModelRunner(LocalExecutor):
     def _spec(self, slot: int, sequence: int, first_row: int, rows: int, ranks: int, versions: bytes) -> LeaseSpec:
         return LeaseSpec(
             model_id=_MODEL_ID,
-            front_end=0,
-            slot=slot,
-            sequence=sequence,
+            members=(Member(0, slot, sequence, rows=rows),),
             arena_offset=first_row * self.manifest.arena_bytes,
             arena_stride=self.manifest.arena_bytes,
-            rows=rows,
             first_layer=0,
             end_layer=len(self.manifest.layers),
             versions=versions,

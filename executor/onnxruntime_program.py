@@ -1,6 +1,7 @@
 """A model that onnxruntime executes, as a program of a worker. Imports onnxruntime and numpy."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ from gangway.artifact.onnx_session import open_session, run_session
 from gangway.executor import _native
 from gangway.executor.complain import complain
 from gangway.executor.frames import Part, is_absent, join_strings, plan_frame, read_frame, split_strings, write_header
+from gangway.executor.joined_rows import join_rows, rows_of, split_rows
+
+Frames = tuple[memoryview, memoryview]  # of a request, and for its answer
 
 
 class OnnxRuntimeModel:
-    """One session: this process's own, since a gang of one runs it. Called by the C loop, a query at a time."""
+    """One session: this process's own, since a gang of one runs it. Called by the C loop, a lease at a time."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -25,27 +29,46 @@ class OnnxRuntimeModel:
         self._outputs = [tensor.name for tensor in manifest.outputs]
         self._bfloat16 = {tensor.name for tensor in (*manifest.inputs, *manifest.outputs) if tensor.datatype == "BF16"}
 
-    def __call__(self, request: memoryview, answer: memoryview) -> bool:
-        """Compute a query from frame to frame; False if that fails, after a line on standard error that says why.
+    def __call__(self, frames: list[Frames]) -> list[bool]:
+        """Compute requests from frame to frame; False for each that fails, after a line on standard error why.
 
-        An answer without room is no failure: its frame says how much is needed.
+        Several are computed in one run. If that fails each is computed alone, so that a wrong one costs only itself. An
+        answer without room is no failure: its frame says how much is needed.
         """
+        if len(frames) > 1 and self._succeeds(frames):
+            return [True] * len(frames)
+        return [self._succeeds([each]) for each in frames]
+
+    def _succeeds(self, frames: list[Frames]) -> bool:
         try:
-            self._run(request, answer)
-        except Exception as error:  # whatever it was, it concerns this request only
+            self._run(frames)
+        except Exception as error:  # whatever it was, it concerns these requests only
             reason = " ".join(str(error).split())[:500]
-            complain(f"{self._manifest.model_name}: onnxruntime: {reason}")
+            together = f"{len(frames)} requests together: " if len(frames) > 1 else ""
+            complain(f"{self._manifest.model_name}: onnxruntime: {together}{reason}")
             return False
         return True
 
-    def _run(self, request: memoryview, answer: memoryview) -> None:
+    def _run(self, frames: list[Frames]) -> None:
+        feeds = [self._feeds(request) for request, _ in frames]
+        if len(feeds) == 1:
+            answers = [run_session(self._session, self._outputs, feeds[0], self._bfloat16)]
+        else:
+            rows = [rows_of(each) for each in feeds]
+            arrays = run_session(self._session, self._outputs, join_rows(feeds), self._bfloat16)
+            answers = split_rows(arrays, rows)
+        for (_, answer), arrays in zip(frames, answers, strict=True):
+            self._write(answer, arrays)
+
+    def _feeds(self, request: memoryview) -> dict[str, Any]:
         parts = read_frame(request).parts
-        feeds = {
+        return {
             tensor.name: _array(tensor, part, request)
             for tensor, part in zip(self._manifest.inputs, parts, strict=True)
             if not (tensor.optional and is_absent(part))
         }
-        arrays = run_session(self._session, self._outputs, feeds, self._bfloat16)
+
+    def _write(self, answer: memoryview, arrays: Sequence[Any]) -> None:
         contents = [_contents(tensor, array) for tensor, array in zip(self._manifest.outputs, arrays, strict=True)]
         frame = plan_frame([(array.shape, len(content)) for array, content in zip(arrays, contents, strict=True)])
         if write_header(answer, frame):

@@ -1,11 +1,13 @@
 """From an artifact on disk to the C table that the layer loop runs (`struct layer_record`, native/py_program.c)."""
 
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.format import KERNELS_FILE, MAX_ARGUMENTS, WEIGHTS_FILE, Engine, Layer, Manifest
+from gangway.artifact.format import KERNELS_FILE, MAX_ARGUMENTS, WEIGHTS_FILE, Engine, Layer, Manifest, TensorSpec
 from gangway.artifact.reader import MAX_VERSIONS, read_manifest
+from gangway.artifact.staging import plan_staging
 from gangway.executor import _native
 
 CLAIM_US: Final = 200.0  # largest claim: what STOP_NOW and a joining rank may have to wait for
@@ -17,6 +19,7 @@ _KERNEL: Final = struct.Struct(
     "<III"
 )  # tasks, chunk, rows; of a version's own, then of its batch kernel (rows 0: none)
 _NO_KERNEL: Final = bytes(_KERNEL.size)
+_NOT_STAGED: Final = (1 << 64) - 1
 
 
 def load_program(folder: Path) -> _native.Program:
@@ -31,15 +34,21 @@ def load_program(folder: Path) -> _native.Program:
         from gangway.executor.onnxruntime_program import load_whole  # noqa: PLC0415
 
         return load_whole(folder, manifest)
+    staging = plan_staging(manifest)
     return _native.Program(
         kernels=str(folder / KERNELS_FILE),
         weights=str(folder / WEIGHTS_FILE),
         table=b"".join(pack_layer(layer) for layer in manifest.layers),
         symbols=symbols(manifest),
         arena_bytes=manifest.arena_bytes,
-        input_row_bytes=[tensor.row_bytes for tensor in manifest.inputs],
-        output_row_bytes=[tensor.row_bytes for tensor in manifest.outputs],
+        staging_bytes=staging.size_bytes,
+        inputs=_tensors(manifest.inputs, staging.inputs),
+        outputs=_tensors(manifest.outputs, staging.outputs),
     )
+
+
+def _tensors(tensors: Sequence[TensorSpec], places: Mapping[int, int]) -> list[tuple[int, int]]:
+    return [(tensor.row_bytes, places.get(index, _NOT_STAGED)) for index, tensor in enumerate(tensors)]
 
 
 def symbols(manifest: Manifest) -> list[str]:

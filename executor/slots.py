@@ -29,15 +29,16 @@ from gangway.executor.segment import Segment
 
 SLOT_BYTES: Final = 1024
 MAX_AWAITED: Final = _native.MAX_AWAITED  # slots that one call can wait for
+MAX_PARTS: Final = _native.MAX_PARTS  # of one request
 _CANCEL_OFFSET: Final = 8
 _ATTEMPTS_OFFSET: Final = 12
-# model_id, rows, priority, ranks; arrival, deadline, compute start, compute end, bytes of two frames, limit;
-# blocks, conflicts, preemptions, versions, rejects_late, max_queue, by_bell
-_FIELDS: Final = struct.Struct("<IIiI7Q7I")
+# model_id, rows, priority, ranks; arrival, deadline, compute start, compute end, bytes of two frames, limit, join_key;
+# blocks, conflicts, preemptions, versions, rejects_late, max_queue, by_bell, parts, batch_rows, leads
+_FIELDS: Final = struct.Struct("<IIiI8Q10I")
 _FIELDS_OFFSET: Final = 16
 _COUNTS: Final = struct.Struct("<4I")
-_COUNTS_OFFSET: Final = 88
-_INPUTS_OFFSET: Final = 128
+_COUNTS_OFFSET: Final = 96
+_INPUTS_OFFSET: Final = 192
 _OUTPUTS_OFFSET: Final = _INPUTS_OFFSET + 8 * MAX_TENSORS
 _BELL_OFFSET: Final = _OUTPUTS_OFFSET + 8 * MAX_TENSORS
 _WORD: Final = struct.Struct("<I")
@@ -87,7 +88,8 @@ class SlotRequest(NamedTuple):
     (`frames.py`) of the sizes `frame_bytes`. Clocks are CLOCK_MONOTONIC, 0 means none. `deadline_ns` is a target:
     `rejects_late` says what becomes of a request that misses it. Nobody waits for the answer after `limit_ns`.
     `max_queue`: as many of its model and priority may wait already (0: any number), or it is refused. `by_bell`: the
-    answer is told by the table's bell, and not to a thread that waits in `wait`.
+    answer is told by the table's bell, and not to a thread that waits in `wait`. `join_key`: only requests of one model
+    with the same key may be executed together.
     """
 
     model_id: int
@@ -102,6 +104,7 @@ class SlotRequest(NamedTuple):
     rejects_late: bool = False
     max_queue: int = 0
     by_bell: bool = False
+    join_key: int = 0
 
 
 class SlotTerms(NamedTuple):
@@ -115,6 +118,7 @@ class SlotTerms(NamedTuple):
     limit_ns: int
     rejects_late: bool
     max_queue: int
+    join_key: int = 0
 
 
 class SlotCounts(NamedTuple):
@@ -127,14 +131,20 @@ class SlotCounts(NamedTuple):
 
 
 class SlotOutcome(NamedTuple):
-    """How and how fast a request was served."""
+    """How and how fast a request was served.
+
+    `batch_rows`: rows of the batch that it was executed in (0: of none). `leads`: it stands for its batch in
+    statistics, as exactly one request of each batch does; one that was never started does not.
+    """
 
     status: SlotStatus
     queue_us: float  # arrival to the first task
-    compute_us: float  # first task to last, stops included
+    compute_us: float  # first task of any part to the last one of any, stops included
     ranks: int  # largest gang that worked on it
     attempts: int
     counts: SlotCounts = SlotCounts()
+    batch_rows: int = 0
+    leads: bool = True
 
 
 @dataclass(frozen=True)
@@ -188,10 +198,12 @@ class SlotTable:
             0,
             *request.frame_bytes,
             request.limit_ns,
+            request.join_key,
             *(0, 0, 0, 0),
             request.rejects_late,
             request.max_queue,
             request.by_bell,
+            *(0, 0, 0),
         )
         _FIELDS.pack_into(self._view, base + _FIELDS_OFFSET, *numbers)
         self._view[base + _CANCEL_OFFSET : base + _FIELDS_OFFSET] = bytes(8)  # cancel and attempts
@@ -228,7 +240,10 @@ class SlotTable:
         queue_us = (start_ns - arrival_ns) / 1e3 if start_ns else 0.0
         attempts = _WORD.unpack_from(self._view, base + _ATTEMPTS_OFFSET)[0]
         status = _STATUSES[_native.slot_read(self._view, slot)[1]]
-        return SlotOutcome(status, queue_us, (end_ns - start_ns) / 1e3, ranks, attempts, SlotCounts(*fields[11:15]))
+        compute_us = (end_ns - start_ns) / 1e3
+        return SlotOutcome(
+            status, queue_us, compute_us, ranks, attempts, SlotCounts(*fields[12:16]), fields[20], bool(fields[21])
+        )
 
     def done(self, slots: tuple[int, ...]) -> list[int]:
         """Return those of the slots that are DONE."""
@@ -256,15 +271,18 @@ class SlotTable:
             deadline_ns=fields[5],
             frame_bytes=(fields[8], fields[9]),
             limit_ns=fields[10],
-            rejects_late=bool(fields[15]),
-            max_queue=fields[16],
-            by_bell=bool(fields[17]),
+            rejects_late=bool(fields[16]),
+            max_queue=fields[17],
+            by_bell=bool(fields[18]),
+            join_key=fields[11],
         )
 
     def terms(self, slot: int) -> SlotTerms:
         """Read what scheduling needs of the request's fields."""
         fields = _FIELDS.unpack_from(self._view, slot * SLOT_BYTES + _FIELDS_OFFSET)
-        return SlotTerms(fields[0], fields[1], fields[2], fields[4], fields[5], fields[10], fields[15] != 0, fields[16])
+        model_id, rows, priority, _, arrival_ns, deadline_ns = fields[:6]
+        limit_ns, join_key, rejects_late, max_queue = fields[10], fields[11], fields[16] != 0, fields[17]
+        return SlotTerms(model_id, rows, priority, arrival_ns, deadline_ns, limit_ns, rejects_late, max_queue, join_key)
 
     def is_submitted(self, slot: int, sequence: int) -> bool:
         """Whether the slot is SUBMITTED in this use of it."""
@@ -284,12 +302,22 @@ class SlotTable:
         """Whether the front end has called `cancel`."""
         return bool(_WORD.unpack_from(self._view, slot * SLOT_BYTES + _CANCEL_OFFSET)[0])
 
-    def start(self, slot: int, sequence: int) -> bool:
-        """SUBMITTED -> RUNNING, counts an attempt; False if the slot has moved on."""
-        if not self._change(slot, sequence, _SUBMITTED, SlotState.RUNNING):
-            return False
-        _WORD.pack_into(self._view, slot * SLOT_BYTES + _ATTEMPTS_OFFSET, self.attempts(slot) + 1)
-        return True
+    def start(self, slot: int, sequence: int, parts: int = 1, batch_rows: int = 0, leads: bool = True) -> bool:
+        """SUBMITTED -> RUNNING, counts an attempt; False if the slot has moved on.
+
+        Its rows are executed in `parts` parts (1 to MAX_PARTS), each by a lease that has it as a member; it is answered
+        when all are done. `batch_rows` (0: its own) and `leads`: see SlotOutcome.
+        """
+        return _native.slot_start(self._view, slot, sequence, parts, batch_rows, leads)
+
+    def part_done(self, slot: int, sequence: int, part: int) -> bool:
+        """Whether a part whose gang was lost needs no second run: it has been counted, or the slot has moved on.
+
+        If it was the last one and a rank died before it answered, this answers. Only after all ranks have left the
+        part's lease. A part that is done must not run again: its request may be answered at any time, and then its
+        memory is another's.
+        """
+        return _native.slot_part_is_done(self._view, slot, sequence, part)
 
     def requeue(self, slot: int, sequence: int) -> bool:
         """RUNNING -> SUBMITTED, after all ranks have left; False if the slot has moved on (a rank answered it).

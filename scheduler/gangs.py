@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind
+from gangway.executor.leases import Control, Lease, LeaseSpec, Member, PhaseKind
 from gangway.executor.messages import Left, LeftReason, pack_run
 from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.requests import Request
@@ -221,7 +221,7 @@ class GangTable:
 
     def _has_ended(self, gang: Gang, reason: LeftReason) -> bool:
         """Whether the other ranks leave, too, as soon as they look: one that has nothing to do leaves a STOP early."""
-        return reason is not LeftReason.STOPPED or gang.shared.position()[0] != PhaseKind.OPEN
+        return reason is not LeftReason.STOPPED or gang.shared.position()[0] in (PhaseKind.STOPPED, PhaseKind.END)
 
     def _run(self, gang: Gang, first: int) -> None:
         for rank in range(first, gang.wanted):
@@ -234,12 +234,9 @@ def _lease_spec(gang: Gang, start: Start, arena_stride: int) -> LeaseSpec:
     query = request.query
     return LeaseSpec(
         model_id=query.model_id,
-        front_end=request.front_end,
-        slot=request.slot,
-        sequence=request.sequence,
+        members=(Member(request.front_end, request.slot, request.sequence, rows=query.rows),),
         arena_offset=gang.arena_offset,
         arena_stride=arena_stride,
-        rows=query.rows,
         first_layer=0,
         end_layer=start.end_layer,
         versions=bytes(start.versions),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
+from gangway.artifact.staging import staging_bytes
 from gangway.executor import _native
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.control import LoadModel
@@ -216,7 +217,7 @@ class ModelLoader:
             key=manifest.key,
             layers=len(manifest.layers),
             max_ranks=max(layer.max_ranks for layer in manifest.layers),
-            arena_bytes=manifest.arena_bytes,
+            arena_bytes=manifest.arena_bytes + staging_bytes(manifest),
             max_rows=rows,
             indivisible=manifest.engine is Engine.ONNXRUNTIME,
             layer_us=estimated_layer_us(manifest),

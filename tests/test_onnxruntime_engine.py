@@ -15,7 +15,7 @@ from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
 from gangway.executor.frame_requests import read_answer, write_request
 from gangway.executor.frames import needed_bytes, plan_frame
-from gangway.executor.leases import Control, LeaseSpec
+from gangway.executor.leases import Control, LeaseSpec, Member
 from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
@@ -56,7 +56,8 @@ class Runner:
         place = self._frames if manifest.engine is Engine.ONNXRUNTIME else self._tensors
         request, outputs = place(model_id, manifest, feeds, rows)
         slot, sequence = self.executor.begin(request)
-        spec = LeaseSpec(model_id, 0, slot, sequence, 0, manifest.arena_bytes, rows, 0, len(manifest.layers))
+        members = (Member(0, slot, sequence, rows=rows),)
+        spec = LeaseSpec(model_id, members, 0, manifest.arena_bytes, 0, len(manifest.layers))
         return slot, spec, outputs
 
     def _tensors(
@@ -179,7 +180,7 @@ def test_a_frame_that_lies_harms_nobody(runner: Runner, tmp_path: Path) -> None:
     for frames in ((1 << 40, 64), (64, 1 << 62), ((1 << 64) - 64, 64)):
         request = SlotRequest(model_id, 1, (HEAP,), (HEAP,), frame_bytes=frames)
         slot, sequence = runner.executor.begin(request)
-        runner.executor.start(0, LeaseSpec(model_id, 0, slot, sequence, 0, 0, 1, 0, 1), [0])
+        runner.executor.start(0, LeaseSpec(model_id, (Member(0, slot, sequence),), 0, 0, 0, 1), [0])
         assert [left.reason for left in runner.executor.left([0])] == [LeftReason.INVALID]
         runner.executor.slots.finish(slot, sequence, SlotStatus.INTERNAL)
         runner.executor.slots.release(slot)
@@ -269,7 +270,7 @@ def test_an_abort_before_the_run_keeps_it_from_beginning(runner: Runner, tmp_pat
     runner.executor.join(0, 0, 0)
     assert [left.reason for left in runner.executor.left([0])] == [LeftReason.ABORTED]
     assert not outputs()
-    assert runner.executor.slots.requeue(slot, spec.sequence)
+    assert runner.executor.slots.requeue(slot, spec.members[0].sequence)
 
 
 def test_a_run_in_progress_ends_and_answers(runner: Runner, tmp_path: Path) -> None:
@@ -309,8 +310,9 @@ def test_a_killed_worker_is_replaced(runner: Runner, tmp_path: Path) -> None:
         assert time.monotonic() < deadline
     runner.executor.restart(0)
     runner.executor.load(model_id, runner.models[0].key)
-    assert runner.executor.slots.requeue(slot, spec.sequence)
-    assert runner.executor.slots.start(slot, spec.sequence)
+    sequence = spec.members[0].sequence
+    assert runner.executor.slots.requeue(slot, sequence)
+    assert runner.executor.slots.start(slot, sequence)
     runner.executor.start(0, spec, [0])
     assert runner.end(slot).status is SlotStatus.OK
     np.testing.assert_array_equal(np.frombuffer(outputs()["y"], np.float32), np.eye(32).ravel())

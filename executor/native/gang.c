@@ -1,24 +1,14 @@
 /* The gang protocol (docs/architecture.md, "Lease").
  *
- * A page is one layer. Its tasks are cut into `parts`; part r belongs to rank r first, but anybody may claim from it, by compare-and-swap
- * of its range word. A claimed task pins the page: it cannot be turned before the claimer has added it to `finished`. The rank whose
- * addition completes the page turns it. Nobody else writes `phase`, except for pokes. */
+ * A page is one layer, or rows to be copied (page.h). Its tasks are cut into `parts`; part r belongs to rank r first, but anybody may claim
+ * from it, by compare-and-swap of its range word. A claimed task pins the page: it cannot be turned before the claimer has added it to
+ * `finished`. The rank whose addition completes the page turns it. Nobody else writes `phase`, except for pokes. */
 #include "gang.h"
 
 #include "lease.h"
+#include "page.h"
 #include "slot.h"
 #include "wait.h"
-
-enum { RANK_NS = 8000 }; /* what a rank should have to do in a layer: a page turn and a cold cache cost some of it */
-
-struct page {
-    uint32_t tag, layer, parts;
-    uint32_t groups;             /* of rows, one call each */
-    uint32_t group_tasks, tasks; /* of one group, of all */
-    uint32_t chunk;
-    bool batch; /* the kernel takes several rows */
-    kernel run;
-};
 
 struct rank {
     struct lease *lease;
@@ -30,90 +20,6 @@ struct rank {
 enum page_result { PAGE_TURNED, PAGE_EXHAUSTED, PAGE_LEAVE };
 
 static uint32_t minimum(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
-static void call(kernel run, uint32_t count, void **a, int32_t begin, int32_t end) {
-    typedef void *p;
-    typedef int32_t i;
-    switch (count) {
-        case 1: ((void (*)(p, i, i))run)(a[0], begin, end); break;
-        case 2: ((void (*)(p, p, i, i))run)(a[0], a[1], begin, end); break;
-        case 3: ((void (*)(p, p, p, i, i))run)(a[0], a[1], a[2], begin, end); break;
-        case 4: ((void (*)(p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], begin, end); break;
-        case 5: ((void (*)(p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], begin, end); break;
-        case 6: ((void (*)(p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], begin, end); break;
-        case 7: ((void (*)(p, p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], begin, end); break;
-        case 8: ((void (*)(p, p, p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], begin, end); break;
-        case 9:
-            ((void (*)(p, p, p, p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], begin, end);
-            break;
-    }
-}
-
-/* Where an argument lies in row 0, and how many bytes further in each row after it. */
-static char *address(const struct query *query, const struct argument *argument, uint64_t *stride) {
-    const struct program *program = query->program;
-    char *base = NULL;
-    switch (argument->space) {
-        case SPACE_WEIGHTS: base = program->weights, *stride = 0; break;
-        case SPACE_ARENA: base = query->arena, *stride = query->arena_stride; break;
-        case SPACE_INPUT: base = query->inputs[argument->index], *stride = program->input_row_bytes[argument->index]; break;
-        case SPACE_OUTPUT: base = query->outputs[argument->index], *stride = program->output_row_bytes[argument->index]; break;
-    }
-    return base + argument->offset;
-}
-
-/* The first row of a group: groups differ by one row at most. */
-static uint32_t first_row(const struct query *query, const struct page *page, uint32_t group) {
-    return page->batch ? (uint32_t)((uint64_t)group * query->rows / page->groups) : group;
-}
-
-/* One call: tasks [begin, end) of one group of rows. */
-static void execute_group(const struct query *query, const struct page *page, uint32_t group, uint32_t begin, uint32_t end) {
-    const struct layer *layer = &query->program->layers[page->layer];
-    uint32_t count = layer->argument_count, row = first_row(query, page, group);
-    void *arguments[MAX_ARGUMENTS + 1];
-    uint64_t batch[MAX_ARGUMENTS + 1] = {first_row(query, page, group + 1) - row};
-    for (uint32_t i = 0; i < count; i++) {
-        char *base = address(query, &layer->arguments[i], &batch[i + 1]);
-        arguments[i] = base + row * batch[i + 1];
-    }
-    if (page->batch) arguments[count++] = batch;
-    call(page->run, count, arguments, (int32_t)begin, (int32_t)end);
-}
-
-/* Runs tasks [begin, end) of all rows; task t belongs to group t / group_tasks. */
-static void execute(struct query *query, const struct page *page, uint32_t begin, uint32_t end) {
-    const struct program *program = query->program;
-    if (program->whole) { /* the only task of the only page: who executes it also turns the page, and knows how it ended */
-        query->failed = !program->whole(program->context, query);
-        return;
-    }
-    while (begin < end) {
-        uint32_t group = begin / page->group_tasks, first = group * page->group_tasks;
-        uint32_t stop = minimum(end, first + page->group_tasks);
-        execute_group(query, page, group, begin - first, stop - first);
-        begin = stop;
-    }
-}
-
-static struct page open_page(const struct query *query, const struct phase *phase) {
-    const struct layer *layer = &query->program->layers[phase->layer];
-    const struct version *version = &layer->versions[minimum(phase->version, layer->version_count - 1)];
-    bool batch = is_batch(version, query->rows);
-    const struct implementation *chosen = batch ? &version->batch : &version->one;
-    uint32_t groups = query->program->whole ? 1 : row_groups(version, query->rows);
-    return (struct page){
-        .tag = phase->tag,
-        .layer = phase->layer,
-        .parts = phase->parts ? minimum(phase->parts, MAX_RANKS) : 1,
-        .groups = groups,
-        .group_tasks = chosen->tasks,
-        .tasks = chosen->tasks * groups,
-        .chunk = chosen->chunk,
-        .batch = batch,
-        .run = chosen->run,
-    };
-}
 
 /* Claims from one part: its owner from one end, a thief from the other, half of what is left but at most a chunk. Layers take turns with
  * the owner's end, so that he begins with what he computed last in the layer before: the caches still have it.
@@ -145,58 +51,69 @@ static bool must_leave(const struct rank *rank) {
            (control == CONTROL_STOP && rank->query->program->whole);
 }
 
-/* Beyond how many ranks a layer gets slower. A batch is worth more of them than a row, once each has enough to do. */
-static uint32_t most_ranks(const struct query *query, const struct page *page) {
-    const struct layer *layer = &query->program->layers[page->layer];
-    uint64_t worth = query->rows > 1 ? (uint64_t)query->rows * layer->row_ns / RANK_NS : 0;
-    if (worth <= layer->max_ranks) return layer->max_ranks;
-    return worth < page->tasks ? (uint32_t)worth : page->tasks;
+/* Afterwards the slots are the front ends' again. */
+static void answer(struct lease *lease, const struct query *query, uint64_t end_ns) {
+    struct part_result result = {
+        .start_ns = atomic_load_explicit(&lease->start_ns, memory_order_relaxed),
+        .end_ns = end_ns,
+        .ranks = atomic_load_explicit(&lease->most_ranks, memory_order_relaxed),
+    };
+    for (uint32_t i = 0; i < query->piece_count; i++) {
+        const struct piece *piece = &query->pieces[i];
+        result.failed = piece->failed;
+        slot_part_computed(piece->table, piece->slot, piece->sequence, piece->parts, piece->part, &result);
+    }
 }
 
-/* Afterwards the slot is the front end's again. */
-static void answer(struct lease *lease, const struct query *query, uint64_t end_ns) {
-    struct slot *slot = query->slot;
-    slot->compute_start_ns = atomic_load_explicit(&lease->start_ns, memory_order_relaxed);
-    slot->compute_end_ns = end_ns;
-    slot->ranks = atomic_load_explicit(&lease->most_ranks, memory_order_relaxed);
-    slot_change(slot, lease->sequence, 1u << SLOT_RUNNING, SLOT_DONE, query->failed ? STATUS_INTERNAL : STATUS_OK);
-    slot_wake(query->table, slot);
+/* What comes after a page: the first layer after packing, one layer after the other, unpacking, the end. No gang stops between its last
+ * layer and unpacking: it would not be known from one that is to run that layer again. */
+static struct phase next_phase(const struct rank *rank, const struct page *page, uint32_t ranks) {
+    struct lease *lease = rank->lease;
+    const struct query *query = rank->query;
+    uint32_t layer_count = query->program->layer_count;
+    struct phase next = {.tag = page->tag + 1, .layer = page->layer + 1, .parts = 1, .kind = PHASE_OPEN};
+    if (page->kind == PHASE_PACK) {
+        next.layer = page->layer;
+    } else if (next.layer == layer_count) {
+        if (page->kind == PHASE_UNPACK || !query_copies(query, PHASE_UNPACK)) {
+            next.kind = PHASE_END;
+            return next;
+        }
+        next.kind = PHASE_UNPACK;
+        next.layer = page->layer;
+    }
+    bool stop = next.layer >= lease->end_layer || atomic_load(&lease->control) != CONTROL_RUN;
+    if (stop && next.kind == PHASE_OPEN) next.kind = PHASE_STOPPED;
+    next.version = lease->versions[next.layer];
+    struct page opened = page_open(query, &next);
+    ranks = minimum(minimum(ranks, atomic_load(&lease->wanted)), page_most_ranks(query, &opened));
+    next.parts = ranks ? ranks : 1;
+    return next;
 }
 
 /* Only ever run by one rank at a time: the one that completed the page. */
 static void turn_page(const struct rank *rank, const struct page *page) {
     struct lease *lease = rank->lease;
-    const struct program *program = rank->query->program;
     uint64_t end_ns = now_ns();
-    atomic_store_explicit(&lease->layer_end_ns[page->layer], end_ns, memory_order_relaxed);
+    if (page->kind != PHASE_PACK) atomic_store_explicit(&lease->layer_end_ns[page->layer], end_ns, memory_order_relaxed);
 
     uint32_t ranks = (uint32_t)__builtin_popcountll(atomic_load(&lease->present));
     if (ranks > atomic_load_explicit(&lease->most_ranks, memory_order_relaxed)) {
         atomic_store_explicit(&lease->most_ranks, ranks, memory_order_relaxed);
     }
-    struct phase next = {.tag = page->tag + 1, .layer = page->layer + 1, .parts = 1, .kind = PHASE_OPEN};
-    if (next.layer == program->layer_count) {
-        next.kind = PHASE_END;
-    } else {
-        bool stop = next.layer >= lease->end_layer || atomic_load(&lease->control) != CONTROL_RUN;
-        next.kind = stop ? PHASE_STOPPED : PHASE_OPEN;
-        next.version = lease->versions[next.layer];
-        struct page opened = open_page(rank->query, &next);
-        ranks = minimum(minimum(ranks, atomic_load(&lease->wanted)), most_ranks(rank->query, &opened));
-        next.parts = ranks ? ranks : 1;
-    }
+    struct phase next = next_phase(rank, page, ranks);
     atomic_store_explicit(&lease->finished, 0, memory_order_relaxed);
     /* Sequentially consistent, like the sleeper's count: either we see it, or the kernel shows it the new word. */
     atomic_store(&lease->phase, phase_pack(next));
-    /* After the phase, so that a rank that finds the slot answered also finds the end, and does not take the lease for a wrong one. */
+    /* After the phase, so that a rank that finds a slot answered also finds the end, and does not take the lease for a wrong one. */
     if (next.kind == PHASE_END) answer(lease, rank->query, end_ns);
     if (atomic_load(&lease->sleepers)) futex_wake_all(&lease->phase);
 }
 
-/* A layer takes `most_ranks` of the ranks that are in, those with the lowest numbers; the others wait for the next page. */
+/* A page takes `page_most_ranks` of the ranks that are in, those with the lowest numbers; the others wait for the next page. */
 static bool takes_part(const struct rank *rank, const struct page *page) {
     uint64_t lower = atomic_load(&rank->lease->present) & ((UINT64_C(1) << rank->number) - 1);
-    return (uint32_t)__builtin_popcountll(lower) < most_ranks(rank->query, page);
+    return (uint32_t)__builtin_popcountll(lower) < page_most_ranks(rank->query, page);
 }
 
 /* Works on a page until nothing of it can be claimed: first the rank's own part, then one part after the other. What was executed is
@@ -209,7 +126,7 @@ static enum page_result work(const struct rank *rank, const struct page *page) {
         bool leave = must_leave(rank);
         bool claimed = !leave && exhausted < parts && claim(rank->lease, page, part, part == rank->number, &begin, &end);
         if (claimed) {
-            execute(rank->query, page, begin, end);
+            page_execute(rank->query, page, begin, end);
             executed += end - begin;
             if (executed < page->chunk) continue;
         }
@@ -263,7 +180,7 @@ static enum left_reason run(const struct rank *rank) {
 
         if (phase.layer >= rank->query->program->layer_count) return LEFT_INVALID;
 
-        struct page page = open_page(rank->query, &phase);
+        struct page page = page_open(rank->query, &phase);
         switch (work(rank, &page)) {
             case PAGE_TURNED: break;
             case PAGE_LEAVE: return atomic_load(&lease->aborted) ? LEFT_ABORTED : LEFT_STOPPED;

@@ -11,7 +11,9 @@
 
 enum {
     CACHE_LINE = 64,
-    MAX_RANKS = 64, /* of one gang: a bit each in lease.present */
+    MAX_RANKS = 64,   /* of one gang: a bit each in lease.present */
+    MAX_MEMBERS = 64, /* of one lease: requests that are executed together */
+    MAX_PARTS = 64,   /* of one request: a bit each in slot.parts_done */
     MAX_LAYERS = 4096,
     MAX_TENSORS = 32,
     MAX_ARGUMENTS = 8,
@@ -77,14 +79,20 @@ struct slot {
     uint32_t model_id;
     uint32_t rows;
     int32_t priority;
-    uint32_t ranks;
-    uint64_t arrival_ns, deadline_ns, compute_start_ns, compute_end_ns;
-    uint64_t input_frame_bytes, output_frame_bytes; /* of a request to a whole program (program.h) */
+    _Atomic uint32_t ranks; /* of the largest gang that worked on it */
+    uint64_t arrival_ns, deadline_ns;
+    _Atomic uint64_t compute_start_ns, compute_end_ns; /* from the first task of any part to the last one of any */
+    uint64_t input_frame_bytes, output_frame_bytes;    /* of a request to a whole program (program.h) */
     uint64_t limit_ns;
+    uint64_t join_key; /* only requests with the same one may be executed together */
     uint32_t blocks, conflicts, preemptions, versions;
     uint32_t rejects_late, max_queue;
     _Atomic uint32_t by_bell; /* nobody waits for this answer alone: it is told by the bell */
-    _Alignas(128) uint64_t input_offset[MAX_TENSORS]; /* see place_region */
+    uint32_t parts;           /* into how many it is split: one lease executes each; answered when all are done */
+    uint32_t batch_rows;      /* of the batch that it was executed in */
+    uint32_t leads;           /* it stands for its batch in statistics: one request of each batch does */
+    _Atomic uint64_t parts_done; /* bit p: part p; of use where there are several */
+    _Alignas(CACHE_LINE) uint64_t input_offset[MAX_TENSORS]; /* see place_region */
     uint64_t output_offset[MAX_TENSORS];
     struct bell bell; /* in the first slot of a table: for whoever waits for the answers of many */
 };
@@ -103,17 +111,25 @@ static inline uint64_t place_offset(uint64_t place) { return place & ((UINT64_C(
 /* -- leases */
 
 enum control { CONTROL_RUN, CONTROL_STOP, CONTROL_STOP_NOW };
-enum phase_kind { PHASE_OPEN, PHASE_STOPPED, PHASE_END };
+/* PACK and UNPACK are pages, as OPEN is: rows are copied before the first layer and after the last one (page.h). */
+enum phase_kind { PHASE_OPEN, PHASE_STOPPED, PHASE_END, PHASE_PACK, PHASE_UNPACK };
 
 struct range {
     _Alignas(CACHE_LINE) _Atomic uint64_t word;
 };
 
+/* Rows [first_row, first_row + rows) of the request in a slot: its part number `part`. */
+struct member {
+    uint32_t front_end, slot, sequence, first_row, rows, part;
+};
+
+/* The rows of a lease are those of its members, one after the other. */
 struct lease {
     /* Written by the scheduler while no rank is in; constant after that. */
     _Alignas(CACHE_LINE) _Atomic uint32_t term; /* grows with every use of the lease */
-    uint32_t model_id, front_end, slot, sequence, rows, end_layer, timeout_us;
+    uint32_t model_id, member_count, end_layer, timeout_us;
     uint64_t arena_offset, arena_stride;
+    struct member members[MAX_MEMBERS];
 
     _Alignas(CACHE_LINE) _Atomic uint64_t phase;    /* see `struct phase`; the low half is the futex word */
     _Alignas(CACHE_LINE) _Atomic uint32_t finished; /* tasks of this page that have been executed */
@@ -132,9 +148,9 @@ struct lease {
     uint8_t versions[MAX_LAYERS];
 };
 
-/* What `lease.phase` says. A *page* is one layer in progress; `tag` numbers the pages. `poke` changes when sleeping ranks shall look at
- * control, wanted and abort. 18 bits of tag never wrap within the life of a stale reader: a rank in a lease pins its term, and a term has
- * at most MAX_LAYERS pages. */
+/* What `lease.phase` says. A *page* is one layer in progress, or rows being copied; `tag` numbers the pages. `poke` changes when sleeping
+ * ranks shall look at control, wanted and abort. 18 bits of tag never wrap within the life of a stale reader: a rank in a lease pins its
+ * term, and a term has at most MAX_LAYERS + 2 pages. */
 struct phase {
     uint32_t tag;     /* bits 14-31 */
     uint32_t layer;   /* bits 32-47 */
@@ -172,6 +188,7 @@ static inline uint32_t range_end(uint64_t word) { return word & TASK_MASK; }
 
 _Static_assert(sizeof(struct message) == 64, "a message is one cache line");
 _Static_assert(sizeof(struct slot) == 1024, "a slot is 1 KiB");
+_Static_assert(MAX_PARTS <= 64, "parts have a bit each");
 _Static_assert(sizeof(struct worker_status) == 64, "a worker's status is one cache line");
 _Static_assert(2 * TASK_BITS + TAG_BITS == 64 && POKE_BITS + TAG_BITS == 32, "words are full");
 _Static_assert(MAX_TASKS < 1 << TASK_BITS && MAX_LAYERS < 1 << 16 && MAX_LAYERS < 1 << (TAG_BITS - 2), "fields hold their values");

@@ -14,10 +14,8 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     struct phase phase = phase_unpack(atomic_load(&lease->phase));
     uint32_t term = atomic_load(&lease->term) + 1;
     lease->model_id = spec->model_id;
-    lease->front_end = spec->front_end;
-    lease->slot = spec->slot;
-    lease->sequence = spec->sequence;
-    lease->rows = spec->rows;
+    lease->member_count = spec->member_count;
+    memcpy(lease->members, spec->members, spec->member_count * sizeof *spec->members);
     lease->end_layer = spec->end_layer;
     lease->timeout_us = spec->timeout_us;
     lease->arena_offset = spec->arena_offset;
@@ -42,7 +40,7 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
         .layer = spec->first_layer,
         .parts = spec->wanted,
         .version = lease->versions[spec->first_layer],
-        .kind = PHASE_OPEN,
+        .kind = spec->member_count > 1 ? PHASE_PACK : PHASE_OPEN,
     };
     atomic_store(&lease->phase, phase_pack(first));
     atomic_store(&lease->term, term);
@@ -56,7 +54,7 @@ void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, cons
         uint32_t index = layer - phase.layer;
         lease->versions[layer] = index < version_count ? versions[index] : 0;
     }
-    if (phase.kind == PHASE_OPEN) lease->versions[phase.layer] = (uint8_t)phase.version;
+    if (phase.kind != PHASE_STOPPED) lease->versions[phase.layer] = (uint8_t)phase.version;
     forget_times(lease, phase.layer, end_layer);
     lease->end_layer = end_layer;
     atomic_store(&lease->control, CONTROL_RUN);

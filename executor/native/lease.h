@@ -5,8 +5,10 @@
 #include "layout.h"
 
 struct lease_spec {
-    uint32_t model_id, front_end, slot, sequence, rows, first_layer, end_layer, wanted, timeout_us;
+    uint32_t model_id, first_layer, end_layer, wanted, timeout_us;
     uint64_t arena_offset, arena_stride;
+    const struct member *members;
+    uint32_t member_count; /* 1 to MAX_MEMBERS */
     const uint8_t *versions; /* of layer 0 and on; layers beyond `version_count` use version 0 */
     uint32_t version_count;
 };

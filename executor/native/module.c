@@ -37,6 +37,7 @@ static const struct { const char *name; size_t value; } layout[] = {
     {"slot.input_frame_bytes", offsetof(struct slot, input_frame_bytes)},
     {"slot.output_frame_bytes", offsetof(struct slot, output_frame_bytes)},
     {"slot.limit_ns", offsetof(struct slot, limit_ns)},
+    {"slot.join_key", offsetof(struct slot, join_key)},
     {"slot.blocks", offsetof(struct slot, blocks)},
     {"slot.conflicts", offsetof(struct slot, conflicts)},
     {"slot.preemptions", offsetof(struct slot, preemptions)},
@@ -44,6 +45,10 @@ static const struct { const char *name; size_t value; } layout[] = {
     {"slot.rejects_late", offsetof(struct slot, rejects_late)},
     {"slot.max_queue", offsetof(struct slot, max_queue)},
     {"slot.by_bell", offsetof(struct slot, by_bell)},
+    {"slot.parts", offsetof(struct slot, parts)},
+    {"slot.batch_rows", offsetof(struct slot, batch_rows)},
+    {"slot.leads", offsetof(struct slot, leads)},
+    {"slot.parts_done", offsetof(struct slot, parts_done)},
     {"slot.bell", offsetof(struct slot, bell)},
     {"slot.input_offset", offsetof(struct slot, input_offset)},
     {"slot.output_offset", offsetof(struct slot, output_offset)},
@@ -85,7 +90,9 @@ PyMODINIT_FUNC PyInit__native(void) {
         PyModule_AddIntConstant(module, "STATUS_BYTES", sizeof(struct worker_status)) == 0 &&
         PyModule_AddIntConstant(module, "LEASE_BYTES", sizeof(struct lease)) == 0 &&
         PyModule_AddIntConstant(module, "MAX_AWAITED", MAX_AWAITED) == 0 &&
+        PyModule_AddIntConstant(module, "MAX_MEMBERS", MAX_MEMBERS) == 0 &&
         PyModule_AddIntConstant(module, "MAX_MODELS", MAX_MODELS) == 0 &&
+        PyModule_AddIntConstant(module, "MAX_PARTS", MAX_PARTS) == 0 &&
         PyModule_AddIntConstant(module, "MAX_RANKS", MAX_RANKS) == 0 &&
         PyModule_AddIntConstant(module, "MAX_REGIONS", MAX_REGIONS) == 0 &&
         PyModule_AddIntConstant(module, "REGION_SHIFT", REGION_SHIFT) == 0 &&

@@ -38,15 +38,27 @@ struct layer {
     struct version versions[MAX_VERSIONS];
 };
 
+/* One input or output. */
+struct tensor {
+    uint64_t row_bytes;
+    /* Where a row of it lies in the row's arena while a lease has several members: batch kernels need one stride for all rows. NOT_STAGED:
+     * no batch kernel uses it, and it stays where each request has it. */
+    uint64_t staged;
+};
+#define NOT_STAGED UINT64_MAX
+
 struct query;
-/* Computes a query in one call, in place of kernels, from one block with all inputs to one with all outputs: frames, which say themselves
- * what is in them (executor/frames.py). Their sizes stand in the request's slot. False: the query has failed. */
-typedef bool (*whole_call)(void *context, const struct query *query);
+/* Computes a query in one call, in place of kernels: each of its pieces from one block with all inputs to one with all outputs. The blocks
+ * are frames, which say themselves what is in them (executor/frames.py). Notes in each piece whether it has failed. */
+typedef void (*whole_call)(void *context, struct query *query);
 
 struct program {
     uint32_t layer_count, input_count, output_count;
-    uint64_t arena_bytes; /* of one row */
-    uint64_t input_row_bytes[MAX_TENSORS], output_row_bytes[MAX_TENSORS];
+    uint64_t arena_bytes;              /* of one row */
+    uint64_t staging_bytes;            /* of one row, behind those: for leases with several members */
+    uint64_t pack_bytes, unpack_bytes; /* of a row's staged inputs, and outputs: what is copied */
+    struct tensor inputs[MAX_TENSORS], outputs[MAX_TENSORS];
+    bool joins;    /* leases may have several members: every tensor that a batch kernel uses is staged */
     char *weights; /* mapped read-only */
     size_t weights_bytes;
     void *library; /* of dlopen */

@@ -192,6 +192,31 @@ FUNCTION(py_slot_change) {
     FINISH;
 }
 
+FUNCTION(py_slot_start) {
+    unsigned int number, sequence, parts, batch_rows;
+    int leads;
+    PARSE("IIIIp", &number, &sequence, &parts, &batch_rows, &leads);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot && (parts < 1 || parts > MAX_PARTS)) {
+        PyErr_Format(PyExc_ValueError, "a request has 1 to %d parts, not %u", MAX_PARTS, parts);
+    } else if (slot) {
+        result = PyBool_FromLong(slot_start(slot, sequence, parts, batch_rows, leads));
+    }
+    FINISH;
+}
+
+FUNCTION(py_slot_part_is_done) {
+    unsigned int number, sequence, part;
+    PARSE("III", &number, &sequence, &part);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot && part >= MAX_PARTS) {
+        PyErr_Format(PyExc_ValueError, "part %u of at most %d", part, MAX_PARTS);
+    } else if (slot) {
+        result = PyBool_FromLong(slot_part_is_done(buffer.buf, slot, sequence, part));
+    }
+    FINISH;
+}
+
 FUNCTION(py_slot_wait) {
     unsigned int number, spin_us;
     unsigned long long timeout_us;
@@ -270,26 +295,54 @@ static bool spec_is_sound(const struct lease_spec *spec) {
     bool layers = spec->first_layer < spec->end_layer && spec->end_layer <= MAX_LAYERS;
     bool ranks = spec->wanted >= 1 && spec->wanted <= MAX_RANKS;
     layers = layers && versions_are_sound(spec->versions, spec->version_count);
-    if (!layers || !ranks || spec->rows == 0) {
-        PyErr_Format(PyExc_ValueError, "no such lease: layers [%u, %u), %u rows, %u ranks", spec->first_layer, spec->end_layer,
-                     spec->rows, spec->wanted);
+    if (!layers || !ranks) {
+        PyErr_Format(PyExc_ValueError, "no such lease: layers [%u, %u), %u ranks", spec->first_layer, spec->end_layer, spec->wanted);
     }
-    return layers && ranks && spec->rows > 0;
+    return layers && ranks;
+}
+
+/* One tuple of numbers, in the order of the struct. */
+static bool read_member(PyObject *tuple, struct member *member) {
+    uint32_t *fields[] = {&member->front_end, &member->slot, &member->sequence, &member->first_row, &member->rows, &member->part};
+    const Py_ssize_t count = sizeof fields / sizeof *fields;
+    bool sound = PyTuple_Check(tuple) && PyTuple_GET_SIZE(tuple) == count;
+    for (Py_ssize_t i = 0; sound && i < count; i++) {
+        unsigned long number = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(tuple, i));
+        if (PyErr_Occurred()) return false;
+        *fields[i] = (uint32_t)number;
+        sound = number <= UINT32_MAX;
+    }
+    sound = sound && member->rows > 0;
+    if (!sound) PyErr_Format(PyExc_ValueError, "no such member: %R", tuple);
+    return sound;
+}
+
+static bool read_members(PyObject *tuples, struct member *members, uint32_t *count) {
+    Py_ssize_t length = PyTuple_GET_SIZE(tuples);
+    if (length < 1 || length > MAX_MEMBERS) return PyErr_Format(PyExc_ValueError, "a lease of %zd requests", length), false;
+    for (*count = 0; *count < length; ++*count) {
+        if (!read_member(PyTuple_GET_ITEM(tuples, *count), &members[*count])) return false;
+    }
+    return true;
 }
 
 FUNCTION(py_lease_initialise) {
     Py_ssize_t offset, version_count;
-    struct lease_spec spec;
+    struct member members[MAX_MEMBERS];
+    struct lease_spec spec = {.members = members};
+    PyObject *tuples;
     unsigned long long arena_offset, arena_stride;
     const char *versions;
-    PARSE("nIIIIKKIIIy#II", &offset, &spec.model_id, &spec.front_end, &spec.slot, &spec.sequence, &arena_offset, &arena_stride,
-          &spec.rows, &spec.first_layer, &spec.end_layer, &versions, &version_count, &spec.wanted, &spec.timeout_us);
+    PARSE("nIO!KKIIy#II", &offset, &spec.model_id, &PyTuple_Type, &tuples, &arena_offset, &arena_stride, &spec.first_layer,
+          &spec.end_layer, &versions, &version_count, &spec.wanted, &spec.timeout_us);
     spec.arena_offset = arena_offset;
     spec.arena_stride = arena_stride;
     spec.versions = (const uint8_t *)versions;
     spec.version_count = (uint32_t)(version_count > MAX_LAYERS ? MAX_LAYERS + 1 : version_count);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
-    if (lease && spec_is_sound(&spec)) result = PyLong_FromUnsignedLong(lease_initialise(lease, &spec));
+    if (lease && spec_is_sound(&spec) && read_members(tuples, members, &spec.member_count)) {
+        result = PyLong_FromUnsignedLong(lease_initialise(lease, &spec));
+    }
     FINISH;
 }
 
@@ -412,6 +465,7 @@ PyMethodDef memory_methods[] = {
     METHOD(ring_init),        METHOD(ring_send),        METHOD(ring_receive), METHOD(ring_pending),
     METHOD(ring_discard),     METHOD(bell_ring),        METHOD(bell_seen),    METHOD(bell_wait),
     METHOD(slot_reset),       METHOD(slot_acquire),     METHOD(slot_read),    METHOD(slot_change),
+    METHOD(slot_start),       METHOD(slot_part_is_done),
     METHOD(slot_wait),        METHOD(slot_wait_any),    METHOD(slot_wake),        METHOD(slots_done),
     METHOD(lease_initialise), METHOD(lease_resume),
     METHOD(lease_set_control), METHOD(lease_set_wanted), METHOD(lease_abort), METHOD(lease_progress),

@@ -8,6 +8,8 @@
 
 PyTypeObject *program_type;
 
+#define MAX_ROW_BYTES (UINT64_C(1) << 48) /* sums of such numbers do not overflow */
+
 /* One layer as executor/program.py packs it. */
 struct layer_record {
     uint32_t argument_count, version_count, max_ranks, row_ns;
@@ -21,20 +23,26 @@ struct program_object {
     PyObject *run; /* of a whole program: the function in Python */
 };
 
-static bool read_sizes(PyObject *sequence, uint64_t *sizes, uint32_t *count) {
+/* Reads inputs or outputs: a sequence of pairs (row_bytes, staged). Returns what a row's staged ones take; UINT64_MAX for an exception. */
+static uint64_t read_tensors(const struct program *program, PyObject *sequence, struct tensor *tensors, uint32_t *count) {
+    uint64_t copied = 0, room = program->arena_bytes + program->staging_bytes;
     Py_ssize_t length = PySequence_Size(sequence);
-    if (length < 0) return false;
-    if (length > MAX_TENSORS) {
-        PyErr_Format(PyExc_ValueError, "%zd tensors; at most %d", length, MAX_TENSORS);
-        return false;
-    }
+    if (length < 0) return UINT64_MAX;
+    if (length > MAX_TENSORS) return PyErr_Format(PyExc_ValueError, "%zd tensors; at most %d", length, MAX_TENSORS), UINT64_MAX;
     for (*count = 0; *count < length; ++*count) {
-        PyObject *item = PySequence_GetItem(sequence, *count);
-        sizes[*count] = item ? PyLong_AsUnsignedLongLong(item) : 0;
-        Py_XDECREF(item);
-        if (PyErr_Occurred()) return false;
+        PyObject *pair = PySequence_GetItem(sequence, *count);
+        unsigned long long row_bytes, staged;
+        bool read = pair && PyArg_ParseTuple(pair, "KK", &row_bytes, &staged);
+        Py_XDECREF(pair);
+        if (!read) return UINT64_MAX;
+        tensors[*count] = (struct tensor){row_bytes, staged};
+        if (staged == NOT_STAGED) continue;
+        if (staged < program->arena_bytes || row_bytes > room || staged > room - row_bytes) {
+            return PyErr_Format(PyExc_ValueError, "a staged tensor outside of its row"), UINT64_MAX;
+        }
+        copied += row_bytes;
     }
-    return true;
+    return copied;
 }
 
 static bool is_sound_kernel(const struct kernel_record *record) {
@@ -50,7 +58,7 @@ static bool is_sound(const struct program *program, const struct layer_record *r
         if (space >= SPACES) return false;
         if (space == SPACE_INPUT || space == SPACE_OUTPUT) {
             if (index >= (space == SPACE_INPUT ? program->input_count : program->output_count)) return false;
-            limits[space] = space == SPACE_INPUT ? program->input_row_bytes[index] : program->output_row_bytes[index];
+            limits[space] = space == SPACE_INPUT ? program->inputs[index].row_bytes : program->outputs[index].row_bytes;
         }
         sound = record->arguments[i].offset <= limits[space];
     }
@@ -74,6 +82,18 @@ static bool read_kernel(const struct program *program, const struct kernel_recor
     implementation->chunk = record->chunk;
     implementation->rows = record->rows;
     return address != NULL;
+}
+
+/* Whether all that the layer's batch kernels read and write lies at one stride, also where a lease has several members. */
+static bool is_staged(const struct program *program, const struct layer *layer) {
+    bool batch = false, staged = true;
+    for (uint32_t i = 0; i < layer->version_count; i++) batch = batch || layer->versions[i].batch.run;
+    for (uint32_t i = 0; i < layer->argument_count; i++) {
+        const struct argument *argument = &layer->arguments[i];
+        if (argument->space == SPACE_INPUT) staged = staged && program->inputs[argument->index].staged != NOT_STAGED;
+        if (argument->space == SPACE_OUTPUT) staged = staged && program->outputs[argument->index].staged != NOT_STAGED;
+    }
+    return staged || !batch;
 }
 
 /* Fills one layer; takes its symbols, one for each kernel, from `symbols` at `next`. */
@@ -101,21 +121,25 @@ static bool read_layer(const struct program *program, const struct layer_record 
 }
 
 static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
-    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "input_row_bytes", "output_row_bytes", NULL};
+    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "staging_bytes", "inputs", "outputs", NULL};
     struct program *program = &((struct program_object *)self)->program;
     const char *kernels, *weights, *table;
     Py_ssize_t table_bytes, next = 0;
     PyObject *symbols, *inputs, *outputs;
-    unsigned long long arena_bytes;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKOO", names, &kernels, &weights, &table, &table_bytes, &symbols,
-                                     &arena_bytes, &inputs, &outputs)) {
+    unsigned long long arena_bytes, staging_bytes;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKKOO", names, &kernels, &weights, &table, &table_bytes, &symbols,
+                                     &arena_bytes, &staging_bytes, &inputs, &outputs)) {
         return -1;
     }
+    if (arena_bytes > MAX_ROW_BYTES || staging_bytes > MAX_ROW_BYTES) return PyErr_SetString(PyExc_ValueError, "a row too large"), -1;
     program_close(program);
     Py_CLEAR(((struct program_object *)self)->run);
     program->arena_bytes = arena_bytes;
-    if (!read_sizes(inputs, program->input_row_bytes, &program->input_count)) return -1;
-    if (!read_sizes(outputs, program->output_row_bytes, &program->output_count)) return -1;
+    program->staging_bytes = staging_bytes;
+    program->pack_bytes = read_tensors(program, inputs, program->inputs, &program->input_count);
+    if (program->pack_bytes == UINT64_MAX) return -1;
+    program->unpack_bytes = read_tensors(program, outputs, program->outputs, &program->output_count);
+    if (program->unpack_bytes == UINT64_MAX) return -1;
     const char *error;
     Py_BEGIN_ALLOW_THREADS /* it maps and reads: other threads go on meanwhile */
     error = program_open(program, kernels, weights);
@@ -131,30 +155,50 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
     }
     program->layers = calloc(count, sizeof *program->layers);
     if (!program->layers) return PyErr_NoMemory(), -1;
+    program->joins = true;
     for (; program->layer_count < count; program->layer_count++) {
         struct layer_record record;
+        struct layer *layer = &program->layers[program->layer_count];
         memcpy(&record, table + program->layer_count * sizeof record, sizeof record);
-        if (!read_layer(program, &record, symbols, &next, &program->layers[program->layer_count])) return -1;
+        if (!read_layer(program, &record, symbols, &next, layer)) return -1;
+        program->joins = program->joins && is_staged(program, layer);
     }
     return 0;
 }
 
-/* The whole_call of a program that is a function in Python. worker_loop runs without the interpreter's lock. */
-static bool call_python(void *run, const struct query *query) {
-    PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *input = PyMemoryView_FromMemory(query->inputs[0], (Py_ssize_t)query->input_frame_bytes, PyBUF_READ);
-    PyObject *output = input ? PyMemoryView_FromMemory(query->outputs[0], (Py_ssize_t)query->output_frame_bytes, PyBUF_WRITE) : NULL;
-    PyObject *result = output ? PyObject_CallFunctionObjArgs(run, input, output, NULL) : NULL;
-    bool done = result == Py_True;
-    if (!result) PyErr_WriteUnraisable(run);
-    Py_XDECREF(input);
-    Py_XDECREF(output);
-    Py_XDECREF(result);
-    PyGILState_Release(state);
-    return done;
+/* [(view of the request, view of the answer), ...] of all pieces. */
+static PyObject *frames_of(const struct query *query) {
+    PyObject *frames = PyList_New(query->piece_count);
+    for (uint32_t i = 0; frames && i < query->piece_count; i++) {
+        const struct piece *piece = &query->pieces[i];
+        PyObject *input = PyMemoryView_FromMemory(piece->inputs[0], (Py_ssize_t)piece->input_frame_bytes, PyBUF_READ);
+        PyObject *output =
+            input ? PyMemoryView_FromMemory(piece->outputs[0], (Py_ssize_t)piece->output_frame_bytes, PyBUF_WRITE) : NULL;
+        PyObject *pair = output ? PyTuple_Pack(2, input, output) : NULL;
+        Py_XDECREF(input);
+        Py_XDECREF(output);
+        if (pair) PyList_SET_ITEM(frames, i, pair);
+        else Py_CLEAR(frames);
+    }
+    return frames;
 }
 
-/* Program.whole(run): one layer that is a call of `run`, with views of two frames. */
+/* The whole_call of a program that is a function in Python. worker_loop runs without the interpreter's lock. */
+static void call_python(void *run, struct query *query) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *frames = frames_of(query);
+    PyObject *results = frames ? PyObject_CallOneArg(run, frames) : NULL;
+    bool answered = results && PyList_Check(results) && PyList_GET_SIZE(results) == (Py_ssize_t)query->piece_count;
+    for (uint32_t i = 0; i < query->piece_count; i++) {
+        query->pieces[i].failed = !answered || PyList_GET_ITEM(results, i) != Py_True;
+    }
+    if (!results) PyErr_WriteUnraisable(run);
+    Py_XDECREF(frames);
+    Py_XDECREF(results);
+    PyGILState_Release(state);
+}
+
+/* Program.whole(run): one layer that is a call of `run`, with views of two frames for each request. */
 static PyObject *program_whole(PyObject *type, PyObject *run) {
     if (!PyCallable_Check(run)) return PyErr_Format(PyExc_TypeError, "not a function");
     PyObject *self = PyType_GenericAlloc((PyTypeObject *)type, 0);
@@ -168,6 +212,7 @@ static PyObject *program_whole(PyObject *type, PyObject *run) {
     }
     program->layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{.one = {NULL, 1, 1, 1}}}};
     program->layer_count = 1;
+    program->joins = true;
     program->whole = call_python;
     program->context = ((struct program_object *)self)->run = Py_NewRef(run);
     return self;

@@ -27,6 +27,75 @@ bool slot_change(struct slot *slot, uint32_t sequence, uint32_t mask, uint32_t s
     return true;
 }
 
+bool slot_start(struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t batch_rows, bool leads) {
+    if (!slot_change(slot, sequence, 1u << SLOT_SUBMITTED, SLOT_RUNNING, STATUS_OK)) return false;
+    atomic_fetch_add(&slot->attempts, 1);
+    slot->parts = parts;
+    slot->batch_rows = batch_rows ? batch_rows : slot->rows;
+    slot->leads = leads;
+    if (parts > 1) {
+        atomic_store(&slot->parts_done, 0);
+        atomic_store(&slot->compute_start_ns, 0);
+        atomic_store(&slot->compute_end_ns, 0);
+        atomic_store(&slot->ranks, 0);
+    }
+    return true;
+}
+
+/* 0 is no time yet. */
+static void keep_earliest(_Atomic uint64_t *earliest, uint64_t time_ns) {
+    uint64_t known = atomic_load(earliest);
+    while ((known == 0 || time_ns < known) && !atomic_compare_exchange_weak(earliest, &known, time_ns)) {}
+}
+
+static void keep_latest(_Atomic uint64_t *latest, uint64_t time_ns) {
+    uint64_t known = atomic_load(latest);
+    while (time_ns > known && !atomic_compare_exchange_weak(latest, &known, time_ns)) {}
+}
+
+static void keep_largest(_Atomic uint32_t *largest, uint32_t ranks) {
+    uint32_t known = atomic_load(largest);
+    while (ranks > known && !atomic_compare_exchange_weak(largest, &known, ranks)) {}
+}
+
+static uint64_t all_of(uint32_t parts) { return UINT64_MAX >> (64 - parts); }
+
+/* Counts a part; whether it was the last one. */
+static bool count_part(struct slot *slot, uint32_t parts, uint32_t part, const struct part_result *result) {
+    uint64_t bit = UINT64_C(1) << part;
+    keep_earliest(&slot->compute_start_ns, result->start_ns);
+    keep_latest(&slot->compute_end_ns, result->end_ns);
+    keep_largest(&slot->ranks, result->ranks);
+    return (atomic_fetch_or(&slot->parts_done, bit) | bit) == all_of(parts);
+}
+
+/* Afterwards the slot is the front end's again. A request in one piece needs no counting. */
+void slot_part_computed(struct slot *table, struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t part,
+                        const struct part_result *result) {
+    if (parts == 1) {
+        atomic_store_explicit(&slot->compute_start_ns, result->start_ns, memory_order_relaxed);
+        atomic_store_explicit(&slot->compute_end_ns, result->end_ns, memory_order_relaxed);
+        atomic_store_explicit(&slot->ranks, result->ranks, memory_order_relaxed);
+    } else if (!count_part(slot, parts, part, result)) {
+        return;
+    }
+    slot_change(slot, sequence, 1u << SLOT_RUNNING, SLOT_DONE, result->failed ? STATUS_INTERNAL : STATUS_OK);
+    slot_wake(table, slot);
+}
+
+bool slot_part_is_done(struct slot *table, struct slot *slot, uint32_t sequence, uint32_t part) {
+    uint64_t word = atomic_load(&slot->word);
+    uint32_t state = slot_state(word), parts = slot->parts;
+    if (slot_sequence(word) == sequence && (state == SLOT_SUBMITTED || state == SLOT_RUNNING)) {
+        uint64_t done = parts > 1 ? atomic_load(&slot->parts_done) : 0;
+        if (state == SLOT_SUBMITTED || !(done >> part & 1)) return false;
+        if (done != all_of(parts)) return true;
+        slot_change(slot, sequence, 1u << SLOT_RUNNING, SLOT_DONE, STATUS_OK);
+    }
+    slot_wake(table, slot); /* who answered may have died before that */
+    return true;
+}
+
 /* A slot that serves the next request already may be taken for the other kind. Then nobody sleeps for this answer any more. */
 void slot_wake(struct slot *table, struct slot *slot) {
     if (atomic_load(&slot->by_bell)) {

@@ -12,6 +12,24 @@ void slot_reset(struct slot *slot);
 long slot_acquire(struct slot *slots, uint32_t count, uint32_t first);
 /* To `state` and `status`, if the sequence is right and the present state's bit is set in `mask`. Does not wake anybody. */
 bool slot_change(struct slot *slot, uint32_t sequence, uint32_t mask, uint32_t state, uint32_t status);
+/* SUBMITTED -> RUNNING, in so many parts (1 to MAX_PARTS), as one of a batch of `batch_rows` rows (0: its own), which it may lead. Counts
+ * an attempt. False: it is not SUBMITTED with this sequence. */
+bool slot_start(struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t batch_rows, bool leads);
+
+/* How a part of a request was computed. */
+struct part_result {
+    uint64_t start_ns, end_ns; /* first task, last task */
+    uint32_t ranks;
+    bool failed;
+};
+
+/* A part of a running request, which has so many, has been computed: answers the request if all are. Doing it twice does no harm. */
+void slot_part_computed(struct slot *table, struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t part,
+                        const struct part_result *result);
+/* Whether a part whose gang was lost needs no second run: it has been computed, or the request is answered. Completes the answer if a rank
+ * died on the way. Only while nobody works on this part. */
+bool slot_part_is_done(struct slot *table, struct slot *slot, uint32_t sequence, uint32_t part);
+
 /* Wakes who waits for the answer in a slot of the table. */
 void slot_wake(struct slot *table, struct slot *slot);
 bool slot_wait(struct slot *slot, uint32_t spin_us, uint64_t timeout_us); /* until DONE; false: time is up */

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "gang.h"
 #include "layout.h"
 #include "program.h"
 #include "region.h"
@@ -25,6 +26,7 @@ struct worker {
     struct memory arena, io[MAX_FRONT_ENDS];
     struct regions regions;
     const struct program *programs[MAX_MODELS]; /* by model_id; NULL: not loaded */
+    struct piece pieces[MAX_MEMBERS];           /* of the lease that it is in */
     bool background;         /* other threads of the process work on commands: it is busy even while it waits */
     _Atomic uint32_t nudged; /* one of them has something for the caller of worker_loop */
 };

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gangway.executor.cores import available_cores
-from gangway.executor.leases import LeaseSpec
+from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SlotRequest
 
@@ -30,23 +30,18 @@ class Harness:
             struct.pack_into("<4i", self.executor.io.view, HEAP + row * 64, task_ns, hang, crash, layer)
 
     def start(self, workers: list[int], rows: int = 1, wanted: int | None = None, **changes: object) -> tuple[int, int]:
-        """Start a query on lease 0; return slot and sequence."""
+        """Start a query on lease 0; return slot and sequence. `changes` are of the lease or its member."""
         self.executor.io.view[HEAP + 4096 : 2 * HEAP] = bytes(HEAP - 4096)
         slot, sequence = self.executor.begin(SlotRequest(1, rows, (HEAP,), (HEAP + 4096,)))
-        values = {
-            "model_id": 1,
-            "front_end": 0,
-            "slot": slot,
-            "sequence": sequence,
-            "arena_offset": 0,
-            "arena_stride": 64,
-            "rows": rows,
-            "first_layer": 0,
-            "end_layer": self.model.layers,
-            "wanted": wanted or max(1, len(workers)),
-        }
-        self.executor.start(0, LeaseSpec(**{**values, **changes}), workers)  # type: ignore[arg-type]
+        own = {name: changes.pop(name) for name in Member._fields if name in changes}
+        member = Member(0, slot, sequence, rows=rows)._replace(**own)
+        spec = self.spec((member,), wanted=wanted or max(1, len(workers)))
+        self.executor.start(0, spec._replace(**changes), workers)
         return slot, sequence
+
+    def spec(self, members: tuple[Member, ...], wanted: int = 1, stride: int = 64) -> LeaseSpec:
+        """The lease of these members over all layers."""
+        return LeaseSpec(1, members, 0, stride, 0, self.model.layers, wanted=wanted)
 
     def counters(self, rows: int = 1) -> set[int]:
         """Distinct values of all counters: {1} when every task was executed exactly once."""

@@ -76,9 +76,10 @@ def test_message_fields_lie_where_c_has_them():
 
 def test_slot_fields_lie_where_c_has_them():
     names = ["model_id", "rows", "priority", "ranks", "arrival_ns", "deadline_ns", "compute_start_ns", "compute_end_ns"]
-    names += ["input_frame_bytes", "output_frame_bytes", "limit_ns"]
+    names += ["input_frame_bytes", "output_frame_bytes", "limit_ns", "join_key"]
     names += ["blocks", "conflicts", "preemptions", "versions", "rejects_late", "max_queue", "by_bell"]
-    sizes = [4] * 4 + [8] * 7 + [4] * 7
+    names += ["parts", "batch_rows", "leads"]
+    sizes = [4] * 4 + [8] * 8 + [4] * 10
     offsets = [slots._FIELDS_OFFSET + sum(sizes[:index]) for index in range(len(sizes))]
     assert [_native.LAYOUT[f"slot.{name}"] for name in names] == offsets
     assert _native.LAYOUT["slot"] == slots.SLOT_BYTES

@@ -7,7 +7,8 @@ import pytest
 
 HERE = Path(__file__).parent
 NATIVE = HERE.parent.parent / "executor" / "native"
-SOURCES = [HERE / "stress.c", *(NATIVE / f"{name}.c" for name in ("gang", "lease", "region", "ring", "slot", "worker"))]
+NAMES = ("gang", "lease", "page", "place", "region", "ring", "slot", "worker")
+SOURCES = [HERE / "stress.c", *(NATIVE / f"{name}.c" for name in NAMES)]
 
 
 @pytest.fixture(scope="module", params=["thread", "address,undefined"])

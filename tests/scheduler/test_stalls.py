@@ -2,7 +2,7 @@
 
 import pytest
 from gangway.executor.control import ControlLayout, ControlSegment
-from gangway.executor.leases import LeaseSpec
+from gangway.executor.leases import LeaseSpec, Member
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.policy import Query
 from gangway.scheduler.requests import Request
@@ -18,7 +18,7 @@ def control():
 
 def make_gang(control, outstanding=frozenset({0}), indivisible=False):
     """A gang on core 1 whose only rank never joins."""
-    spec = LeaseSpec(0, 0, 0, 1, arena_offset=0, arena_stride=64, rows=1, first_layer=0, end_layer=3)
+    spec = LeaseSpec(0, (Member(0, 0, 1),), arena_offset=0, arena_stride=64, first_layer=0, end_layer=3)
     term = control.leases[0].initialise(spec)
     request = Request(Query(1, 0, 1, 0.0, None), 0, 0, 1)
     return Gang(request, 0, control.leases[0], 0, indivisible, term, cores=(1,), outstanding=set(outstanding))

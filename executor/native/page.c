@@ -1,0 +1,177 @@
+#include "page.h"
+
+#include <string.h>
+
+enum { RANK_NS = 8000 }; /* what a rank should have to do in a layer: a page turn and a cold cache cost some of it */
+
+#ifndef RANK_COPY_BYTES /* tests with small rows have less */
+#define RANK_COPY_BYTES (128 << 10) /* the same of copying */
+#define COPY_BYTES (1 << 20)        /* of one claim, about: 100 us */
+#endif
+
+static uint32_t minimum(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+static void call(kernel run, uint32_t count, void **a, int32_t begin, int32_t end) {
+    typedef void *p;
+    typedef int32_t i;
+    switch (count) {
+        case 1: ((void (*)(p, i, i))run)(a[0], begin, end); break;
+        case 2: ((void (*)(p, p, i, i))run)(a[0], a[1], begin, end); break;
+        case 3: ((void (*)(p, p, p, i, i))run)(a[0], a[1], a[2], begin, end); break;
+        case 4: ((void (*)(p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], begin, end); break;
+        case 5: ((void (*)(p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], begin, end); break;
+        case 6: ((void (*)(p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], begin, end); break;
+        case 7: ((void (*)(p, p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], begin, end); break;
+        case 8: ((void (*)(p, p, p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], begin, end); break;
+        case 9:
+            ((void (*)(p, p, p, p, p, p, p, p, p, i, i))run)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], begin, end);
+            break;
+    }
+}
+
+/* Whose row of the lease it is. */
+static const struct piece *piece_of(const struct query *query, uint32_t row) {
+    uint32_t low = 0, high = query->piece_count;
+    while (high - low > 1) {
+        uint32_t middle = (low + high) / 2;
+        if (query->pieces[middle].first <= row) low = middle;
+        else high = middle;
+    }
+    return &query->pieces[low];
+}
+
+/* Where a row of the lease begins in a tensor of the request. */
+static char *row_at(const struct piece *piece, char *base, const struct tensor *tensor, uint32_t row) {
+    return base + (uint64_t)(row - piece->first) * tensor->row_bytes;
+}
+
+static char *arena_row(const struct query *query, uint32_t row) { return query->arena + row * query->arena_stride; }
+
+/* The row of an input or output, and how many bytes further the next one of the same piece lies. */
+static char *tensor_row(const struct query *query, const struct piece *piece, char *base, const struct tensor *tensor, uint32_t row,
+                        uint64_t *stride) {
+    if (query->piece_count > 1 && tensor->staged != NOT_STAGED) {
+        *stride = query->arena_stride;
+        return arena_row(query, row) + tensor->staged;
+    }
+    *stride = tensor->row_bytes;
+    return row_at(piece, base, tensor, row);
+}
+
+/* Where an argument lies in a row, and how many bytes further in the row after it. */
+static char *address(const struct query *query, const struct piece *piece, const struct argument *argument, uint32_t row,
+                     uint64_t *stride) {
+    const struct program *program = query->program;
+    uint32_t index = argument->index;
+    char *base = NULL;
+    switch (argument->space) {
+        case SPACE_WEIGHTS: base = program->weights, *stride = 0; break;
+        case SPACE_ARENA: base = arena_row(query, row), *stride = query->arena_stride; break;
+        case SPACE_INPUT: base = tensor_row(query, piece, piece->inputs[index], &program->inputs[index], row, stride); break;
+        case SPACE_OUTPUT: base = tensor_row(query, piece, piece->outputs[index], &program->outputs[index], row, stride); break;
+    }
+    return base + argument->offset;
+}
+
+/* The first row of a group: groups differ by one row at most. */
+static uint32_t first_row(const struct query *query, const struct page *page, uint32_t group) {
+    return page->batch ? (uint32_t)((uint64_t)group * query->rows / page->groups) : group;
+}
+
+/* One call: tasks [begin, end) of one group of rows. */
+static void execute_group(const struct query *query, const struct page *page, uint32_t group, uint32_t begin, uint32_t end) {
+    const struct layer *layer = &query->program->layers[page->layer];
+    uint32_t count = layer->argument_count, row = first_row(query, page, group);
+    const struct piece *piece = piece_of(query, row);
+    void *arguments[MAX_ARGUMENTS + 1];
+    uint64_t batch[MAX_ARGUMENTS + 1] = {first_row(query, page, group + 1) - row};
+    for (uint32_t i = 0; i < count; i++) arguments[i] = address(query, piece, &layer->arguments[i], row, &batch[i + 1]);
+    if (page->batch) arguments[count++] = batch;
+    call(page->run, count, arguments, (int32_t)begin, (int32_t)end);
+}
+
+static void copy_row(const struct query *query, enum phase_kind kind, uint32_t row) {
+    const struct program *program = query->program;
+    const struct piece *piece = piece_of(query, row);
+    bool pack = kind == PHASE_PACK;
+    const struct tensor *tensors = pack ? program->inputs : program->outputs;
+    uint32_t count = pack ? program->input_count : program->output_count;
+    for (uint32_t i = 0; i < count; i++) {
+        if (tensors[i].staged == NOT_STAGED) continue;
+        char *staged = arena_row(query, row) + tensors[i].staged;
+        char *own = row_at(piece, pack ? piece->inputs[i] : piece->outputs[i], &tensors[i], row);
+        memcpy(pack ? staged : own, pack ? own : staged, tensors[i].row_bytes);
+    }
+}
+
+void page_execute(struct query *query, const struct page *page, uint32_t begin, uint32_t end) {
+    const struct program *program = query->program;
+    if (page->kind != PHASE_OPEN) {
+        for (uint32_t row = begin; row < end; row++) copy_row(query, page->kind, row);
+    } else if (program->whole) { /* the only task of the only page: who executes it also turns the page, and knows how it ended */
+        program->whole(program->context, query);
+    } else {
+        while (begin < end) { /* task t belongs to group t / group_tasks */
+            uint32_t group = begin / page->group_tasks, first = group * page->group_tasks;
+            uint32_t stop = minimum(end, first + page->group_tasks);
+            execute_group(query, page, group, begin - first, stop - first);
+            begin = stop;
+        }
+    }
+}
+
+static uint64_t copied_bytes(const struct program *program, enum phase_kind kind) {
+    return kind == PHASE_PACK ? program->pack_bytes : program->unpack_bytes;
+}
+
+bool query_copies(const struct query *query, enum phase_kind kind) {
+    return query->piece_count > 1 && copied_bytes(query->program, kind) > 0;
+}
+
+/* One task for each row. */
+static struct page open_copies(const struct query *query, struct page page) {
+    uint64_t row_bytes = copied_bytes(query->program, page.kind);
+    page.tasks = query->rows;
+    page.chunk = row_bytes < COPY_BYTES ? (uint32_t)(COPY_BYTES / row_bytes) : 1;
+    return page;
+}
+
+static struct page open_layer(const struct query *query, struct page page, uint32_t number) {
+    const struct layer *layer = &query->program->layers[page.layer];
+    const struct version *version = &layer->versions[minimum(number, layer->version_count - 1)];
+    page.batch = is_batch(version, query->rows);
+    const struct implementation *chosen = page.batch ? &version->batch : &version->one;
+    page.groups = query->program->whole ? 1 : row_groups(version, query->rows);
+    page.group_tasks = chosen->tasks;
+    page.tasks = chosen->tasks * page.groups;
+    page.chunk = chosen->chunk;
+    page.run = chosen->run;
+    return page;
+}
+
+struct page page_open(const struct query *query, const struct phase *phase) {
+    struct page page = {
+        .kind = phase->kind,
+        .tag = phase->tag,
+        .layer = phase->layer,
+        .parts = phase->parts ? minimum(phase->parts, MAX_RANKS) : 1,
+    };
+    bool copies = (page.kind == PHASE_PACK || page.kind == PHASE_UNPACK) && query_copies(query, page.kind);
+    if (copies) return open_copies(query, page);
+    page.kind = PHASE_OPEN;
+    return open_layer(query, page, phase->version);
+}
+
+/* A batch is worth more ranks than a row, once each has enough to do. */
+uint32_t page_most_ranks(const struct query *query, const struct page *page) {
+    uint64_t least = 1, worth;
+    if (page->kind == PHASE_OPEN) {
+        const struct layer *layer = &query->program->layers[page->layer];
+        least = layer->max_ranks;
+        worth = query->rows > 1 ? (uint64_t)query->rows * layer->row_ns / RANK_NS : 0;
+    } else {
+        worth = query->rows * copied_bytes(query->program, page->kind) / RANK_COPY_BYTES;
+    }
+    if (worth <= least) return (uint32_t)least;
+    return worth < page->tasks ? (uint32_t)worth : page->tasks;
+}

@@ -1,0 +1,31 @@
+/* What a page consists of: tasks of a layer, or rows to be copied.
+ *
+ * A batch kernel (program.h) computes several rows in a call, so it needs them at one stride. Those of one request have it. Where a lease
+ * has several members, the tensors that batch kernels use are *staged*: each row has a place for them in its arena. They are copied there
+ * by a page before the first layer (PHASE_PACK), and from there to the requests by one after the last layer (PHASE_UNPACK). */
+#ifndef GANGWAY_PAGE_H
+#define GANGWAY_PAGE_H
+
+#include "gang.h"
+
+struct page {
+    enum phase_kind kind; /* PHASE_OPEN: a layer; PHASE_PACK or PHASE_UNPACK: there are rows to copy */
+    uint32_t tag, layer, parts;
+    uint32_t groups;             /* of rows, one call each */
+    uint32_t group_tasks, tasks; /* of one group, of all */
+    uint32_t chunk;
+    bool batch; /* the kernel takes several rows */
+    kernel run;
+};
+
+/* Whether a lease with this query has a page of that kind (PHASE_PACK or PHASE_UNPACK). */
+bool query_copies(const struct query *query, enum phase_kind kind);
+/* What the phase says, which is of a layer of the program. A lease of several members begins with PHASE_PACK in any case: without anything to
+ * pack that is the page of its layer. */
+struct page page_open(const struct query *query, const struct phase *phase);
+/* Beyond how many ranks the page gets slower. */
+uint32_t page_most_ranks(const struct query *query, const struct page *page);
+/* Runs tasks [begin, end). */
+void page_execute(struct query *query, const struct page *page, uint32_t begin, uint32_t end);
+
+#endif

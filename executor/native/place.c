@@ -1,0 +1,98 @@
+#include "place.h"
+
+enum { ALIGNMENT = 64 };
+
+static bool fits(const struct memory *memory, uint64_t offset, uint64_t size_bytes) {
+    return offset % ALIGNMENT == 0 && size_bytes <= memory->size_bytes && offset <= memory->size_bytes - size_bytes;
+}
+
+/* NULL if a tensor is not where it may be. What a whole program gets is never in a region: frames are looked into before they are used. */
+static char *tensor_at(struct worker *worker, const struct memory *io, uint64_t place, uint64_t size_bytes, bool frame) {
+    if (place_region(place)) return frame ? NULL : region_at(&worker->regions, place, size_bytes);
+    return fits(io, place, size_bytes) ? io->base + place : NULL;
+}
+
+/* The first row of a member's in each tensor. All rows up to its last one must be there. */
+static bool place_tensors(struct worker *worker, const struct memory *io, const uint64_t *places, const struct tensor *tensors,
+                          uint32_t count, const struct member *member, char **rows) {
+    uint64_t end = (uint64_t)member->first_row + member->rows;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t size_bytes, row_bytes = tensors[i].row_bytes;
+        if (__builtin_mul_overflow(row_bytes, end, &size_bytes)) return false;
+        char *base = tensor_at(worker, io, places[i], size_bytes, false);
+        if (!base) return false;
+        rows[i] = base + member->first_row * row_bytes;
+    }
+    return true;
+}
+
+static bool place_frames(struct worker *worker, const struct memory *io, struct piece *piece) {
+    const struct slot *slot = piece->slot;
+    piece->input_frame_bytes = slot->input_frame_bytes;
+    piece->output_frame_bytes = slot->output_frame_bytes;
+    piece->inputs[0] = tensor_at(worker, io, slot->input_offset[0], piece->input_frame_bytes, true);
+    piece->outputs[0] = tensor_at(worker, io, slot->output_offset[0], piece->output_frame_bytes, true);
+    return piece->inputs[0] && piece->outputs[0];
+}
+
+/* Shared memory is read once, then checked. A call for all rows has the whole of each request. */
+static bool place_member(struct worker *worker, const struct program *program, struct member member, struct piece *piece) {
+    if (member.front_end >= worker->io_count) return false;
+    const struct memory *io = &worker->io[member.front_end];
+    if (member.slot >= io->size_bytes / sizeof(struct slot)) return false;
+    struct slot *table = (struct slot *)io->base, *slot = table + member.slot;
+    if ((atomic_load(&slot->word) & ~UINT64_C(0xff00)) != slot_word(SLOT_RUNNING, STATUS_OK, member.sequence)) return false;
+    uint32_t rows = slot->rows, parts = slot->parts;
+    if (member.rows == 0 || member.rows > rows || member.first_row > rows - member.rows) return false;
+    if (parts > MAX_PARTS || member.part >= parts) return false;
+    piece->table = table;
+    piece->slot = slot;
+    piece->sequence = member.sequence;
+    piece->part = member.part;
+    piece->parts = parts;
+    piece->rows = member.rows;
+    piece->failed = false;
+    if (program->whole) return parts == 1 && place_frames(worker, io, piece);
+    return place_tensors(worker, io, slot->input_offset, program->inputs, program->input_count, &member, piece->inputs) &&
+           place_tensors(worker, io, slot->output_offset, program->outputs, program->output_count, &member, piece->outputs);
+}
+
+static bool tasks_fit(const struct program *program, uint32_t rows) {
+    if (rows > MAX_TASKS) return false;
+    for (uint32_t i = 0; i < program->layer_count; i++) {
+        const struct layer *layer = &program->layers[i];
+        for (uint32_t v = 0; v < layer->version_count; v++) {
+            const struct version *version = &layer->versions[v];
+            uint32_t tasks = is_batch(version, rows) ? version->batch.tasks : version->one.tasks;
+            if ((uint64_t)tasks * row_groups(version, rows) > MAX_TASKS) return false;
+        }
+    }
+    return true;
+}
+
+/* One stretch for each row, with a place for what is staged if there are several members. */
+static bool place_arena(struct worker *worker, const struct lease *lease, struct query *query) {
+    const struct program *program = query->program;
+    uint64_t offset = lease->arena_offset, stride = lease->arena_stride, size_bytes;
+    uint64_t needed = program->arena_bytes + (query->piece_count > 1 ? program->staging_bytes : 0);
+    if (stride < needed || stride % ALIGNMENT) return false;
+    if (__builtin_mul_overflow(stride, (uint64_t)query->rows, &size_bytes) || !fits(&worker->arena, offset, size_bytes)) return false;
+    query->arena = worker->arena.base + offset;
+    query->arena_stride = stride;
+    return true;
+}
+
+bool place_lease(struct worker *worker, const struct lease *lease, struct query *query) {
+    uint32_t model_id = lease->model_id, count = lease->member_count;
+    if (model_id >= MAX_MODELS || !worker->programs[model_id] || count == 0 || count > MAX_MEMBERS) return false;
+    const struct program *program = worker->programs[model_id];
+    if (lease->end_layer > program->layer_count || (count > 1 && !program->joins)) return false;
+    *query = (struct query){.program = program, .pieces = worker->pieces, .piece_count = count};
+    for (uint32_t i = 0; i < count; i++) {
+        struct piece *piece = &worker->pieces[i];
+        piece->first = query->rows;
+        if (!place_member(worker, program, lease->members[i], piece)) return false;
+        if (__builtin_add_overflow(query->rows, piece->rows, &query->rows)) return false;
+    }
+    return tasks_fit(program, query->rows) && place_arena(worker, lease, query);
+}
