@@ -9,7 +9,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from gangway.zoo import MODELS
 
 from benchmarks.gang_runner import GangRunner, LoadedModel
 from benchmarks.load import relative_error
-from benchmarks.peers import PEERS, RunOnce, pinned
+from benchmarks.onnxruntime_peer import Timed, pinned, timed_ms
+from benchmarks.peers import PEERS
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import compile_model, ensure_zoo, onnx_file
@@ -31,8 +32,6 @@ BATCH_RATIO_AT_MOST = {"resnet50": 1.0, "bert_base": 1.0}
 OURS = "gangway"
 QUERIES = 5  # rows of each side in each round, at least one query, after one that does not count
 SETTLE_S = 0.02  # between sides: other engines' threads spin for a while after a query
-
-Timed = Callable[[], float]  # runs one query, returns its milliseconds
 
 
 @dataclass
@@ -109,23 +108,13 @@ def _contest(runner: GangRunner, model: LoadedModel, path: Path, example: Exampl
     contest.sides[OURS] = ours
     for name, open_peer in PEERS.items():
         with pinned(cores):
-            contest.sides[name] = _timed(open_peer(path, example.inputs, len(cores)), cores)
+            contest.sides[name] = timed_ms(open_peer(path, example.inputs, len(cores)), cores)
     return contest
 
 
 def _rows(model: LoadedModel, example: Example) -> int:
     first = model.manifest.inputs[0]
     return example.inputs[first.name].nbytes // first.row_bytes
-
-
-def _timed(run_once: RunOnce, cores: Sequence[int]) -> Timed:
-    def timed() -> float:
-        with pinned(cores):
-            begin_ns = time.perf_counter_ns()
-            run_once()
-            return (time.perf_counter_ns() - begin_ns) / 1e6
-
-    return timed
 
 
 def _error(outputs: dict[str, Array], expected: dict[str, Array]) -> float:

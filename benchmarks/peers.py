@@ -1,34 +1,12 @@
 """The engines we compare with, each as a function that runs one query: onnxruntime and OpenVINO, fp32, pinned."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import openvino
 from gangway.clients.tensors import Array
 
-from benchmarks.reference import open_session
-
-RunOnce = Callable[[], object]
-
-
-@contextmanager
-def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Keep this thread, and the threads it makes meanwhile, on some cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def onnxruntime_peer(path: Path, inputs: Mapping[str, Array], threads: int) -> RunOnce:
-    """Return a query of onnxruntime; its threads spin between queries, as they do by default."""
-    session = open_session(path, threads, rows=len(next(iter(inputs.values()))))
-    feeds = dict(inputs)
-    return lambda: session.run(None, feeds)
+from benchmarks.onnxruntime_peer import RunOnce, onnxruntime_peer
 
 
 def openvino_peer(path: Path, inputs: Mapping[str, Array], threads: int) -> RunOnce:

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 from gangway.clients.inputs import TensorMetadata, random_tensors
 from gangway.clients.tensors import Array, infer_request
+from gangway.protos import grpc_service_pb2 as pb
 
 DATATYPES = {"tensor(float)": "FP32", "tensor(int32)": "INT32", "tensor(int64)": "INT64"}
 BINARY_INPUTS = {"attention_mask", "token_type_ids"}  # of transformers
@@ -47,6 +49,21 @@ def example_of(model: str, path: Path, seed: int = 0, rows: int = 1) -> Example:
     outputs = dict(zip(names, session.run(names, inputs), strict=True))
     request = infer_request(model, "", {tensor.name: (tensor.datatype, inputs[tensor.name]) for tensor in metadata})
     return Example(inputs, outputs, request.SerializeToString())
+
+
+def repeated(example: Example, rows: int) -> Example:
+    """Return an example of so many rows: those of another one, again and again.
+
+    For models whose first dimension is the batch, on both sides.
+    """
+    inputs, outputs = (
+        {name: np.resize(values, (rows, *values.shape[1:])) for name, values in side.items()}
+        for side in (example.inputs, example.outputs)
+    )
+    request = pb.ModelInferRequest.FromString(example.request)
+    tensors = {tensor.name: (tensor.datatype, inputs[tensor.name]) for tensor in request.inputs}
+    message = infer_request(request.model_name, request.model_version, tensors)
+    return Example(inputs, outputs, message.SerializeToString())
 
 
 def symbolic_dimensions(path: Path) -> set[str]:

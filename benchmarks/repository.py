@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from gangway.artifact.profile import ProfileError, read_profile
+from gangway.artifact.machine import whole_machine_id
+from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile
+from gangway.artifact.reader import read_manifest
 from gangway.zoo import DEFAULT_NAMES
 
 GANGWAY = [sys.executable, "-m", "gangway.server.cli"]
@@ -36,14 +39,13 @@ def compile_model(repository: Path, model: str) -> Path:
 def ensure_profiles(repository: Path, models: Sequence[str]) -> None:
     """Compile models and measure their layers (`gangway profile`), unless the user's cache has that."""
     for name in models:
-        folder = compile_model(repository, name)
-        if not any(_readable(path) for path in (folder.parent / "profiles").glob(f"{folder.name}-*.json")):
+        if find_profile(compile_model(repository, name)) is None:
             subprocess.run([*GANGWAY, "profile", str(repository / name)], check=True, timeout=COMPILE_TIMEOUT_S)
 
 
-def _readable(path: Path) -> bool:
-    try:
-        read_profile(path)
-    except ProfileError:  # of an older format
-        return False
-    return True
+def find_profile(artifact: Path) -> Profile | None:
+    """Return the profile of an artifact of the cache on this machine, if it has one of today's format."""
+    with suppress(ProfileError):
+        machine = whole_machine_id(read_manifest(artifact).target.name)
+        return read_profile(profile_path(artifact.parent, artifact.name, machine))
+    return None

@@ -50,13 +50,20 @@ def serving(name: str, source: Path, targets_ms: Mapping[str, float | None]) -> 
             yield Served(gangway.url, gangway.process.pid)
 
 
-def write_repository(folder: Path, source: Path, targets_ms: Mapping[str, float | None]) -> None:
-    """Write a repository of Gangway's that links to models of another one and has these targets."""
+def write_repository(
+    folder: Path, source: Path, targets_ms: Mapping[str, float | None], max_batch_size: int | None = None
+) -> None:
+    """Write a repository of Gangway's that links to models of another one and has these targets.
+
+    `max_batch_size`: of each model; None: as it is.
+    """
     for name, target_ms in targets_ms.items():
         config = text_format.Parse((source / name / "config.pbtxt").read_text(), mc.ModelConfig())
         config.parameters.pop(QOS_PARAMETER, None)
         if target_ms is not None:
             config.parameters[QOS_PARAMETER].string_value = f"{target_ms:.3f}"
+        if max_batch_size is not None:
+            config.max_batch_size = max_batch_size
         (folder / name).mkdir()
         (folder / name / "config.pbtxt").write_text(text_format.MessageToString(config))
         (folder / name / "1").symlink_to(onnx_file(source, name).parent.resolve())

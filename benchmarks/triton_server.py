@@ -27,15 +27,22 @@ SHARED_MEMORY_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Configuration:
-    """How each model is served: so many instances, each with so many threads of onnxruntime."""
+    """How each model is served: so many instances, each with so many threads of onnxruntime.
+
+    `batch_rows`: Triton's dynamic batching makes batches of up to so many rows of what waits; 0: no batching.
+    """
 
     instances: int
     threads: int
+    batch_rows: int = 0
+    spinning: bool = False
 
     @property
     def name(self) -> str:
         """As the tables call it."""
-        return f"triton {self.instances}x{self.threads}"
+        spinning = ", spinning" if self.spinning else ""
+        batches = f", batches to {self.batch_rows}" if self.batch_rows else ""
+        return f"triton {self.instances}x{self.threads}{spinning}{batches}"
 
 
 CONFIGURATIONS: Mapping[str, Configuration] = {
@@ -75,10 +82,15 @@ def write_repository(
         config.ClearField("parameters")
         config.backend = "python"
         config.instance_group.add(count=configuration.instances, kind=mc.ModelInstanceGroup.KIND_CPU)
+        if configuration.batch_rows:
+            config.max_batch_size = configuration.batch_rows
+            config.dynamic_batching.SetInParent()  # at once, as much as waits
         settings = {
             "onnx_file": str(path),
             "threads": str(configuration.threads),
-            "batch_dimensions": ",".join(sorted(symbolic_dimensions(path))),
+            "spinning": str(int(configuration.spinning)),
+            # Known to be 1, unless a batch may be of any size.
+            "batch_dimensions": "" if configuration.batch_rows else ",".join(sorted(symbolic_dimensions(path))),
         }
         for key, value in settings.items():
             config.parameters[key].string_value = value
