@@ -19,7 +19,7 @@ from typing import Protocol
 import grpc
 from gangway.server.errors import RequestError
 from gangway.server.stream_call import StreamContext, StreamedCall
-from gangway.server.stream_messages import StreamedRequest, failure, success
+from gangway.server.stream_messages import SequenceKey, StreamedRequest, failure, success
 from gangway.server.stream_order import AnswerOrder, SequenceQueues
 from gangway.server.wire import MalformedRequestError
 
@@ -66,7 +66,7 @@ class _Work:
     ticket: int | None
 
     @property
-    def sequence(self) -> int | str | None:
+    def sequence(self) -> SequenceKey | None:
         return self.request.sequence
 
 

@@ -1,16 +1,19 @@
 """The messages of ModelStreamInfer: a request of a stream, read; its answer, written as those of ModelInfer are."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.sequence.step import ID, ID_KINDS, UINT64_MASK
 from gangway.server.wire import length_prefix, split_request
 from google.protobuf.message import DecodeError
 
-SEQUENCE_PARAMETER = "sequence_id"
 FINAL_PARAMETER = "triton_final_response"
 
+SequenceKey: TypeAlias = tuple[str, int | str]  # model and id: two models do not share ids
+
 _INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
-_MARK = SEQUENCE_PARAMETER.encode()  # most headers need no second look
+_MARK = ID.encode()  # most headers need no second look
 
 
 def _final() -> bytes:
@@ -32,7 +35,7 @@ class StreamedRequest:
     header: bytes
     request_id: bytes
     raws: list[memoryview]
-    sequence: int | str | None
+    sequence: SequenceKey | None
     size_bytes: int
 
     @classmethod
@@ -42,22 +45,23 @@ class StreamedRequest:
         return cls(header, request_id, raws, sequence_of(header), len(message))
 
 
-def sequence_of(header: bytes) -> int | str | None:
+def sequence_of(header: bytes) -> SequenceKey | None:
     """Return which sequence a request belongs to; None also if it cannot be read, which others will complain about."""
     if _MARK not in header:
         return None
     try:
-        parameters = pb.ModelInferRequest.FromString(header).parameters
+        request = pb.ModelInferRequest.FromString(header)
     except DecodeError:
         return None
-    if SEQUENCE_PARAMETER not in parameters:
+    if ID not in request.parameters:
         return None
-    parameter = parameters[SEQUENCE_PARAMETER]
+    parameter = request.parameters[ID]
     choice = parameter.WhichOneof("parameter_choice")
-    if choice not in ("int64_param", "uint64_param", "string_param"):
+    if choice not in ID_KINDS:
         return None
     found: int | str = getattr(parameter, choice)
-    return found or None
+    identity = found & UINT64_MASK if isinstance(found, int) else found
+    return (request.model_name, identity) if identity else None
 
 
 def success(response: bytes) -> bytes:

@@ -5,6 +5,7 @@ in their order: it is all that tells the client which answer is which. Neither c
 """
 
 from collections import deque
+from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
 
@@ -12,7 +13,7 @@ class Sequenced(Protocol):
     """What may belong to a sequence."""
 
     @property
-    def sequence(self) -> int | str | None:
+    def sequence(self) -> Hashable | None:
         """Return which; None: to none."""
 
 
@@ -24,7 +25,7 @@ class SequenceQueues(Generic[Item]):
     """For each sequence that has a request under way, those that wait behind it."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int | str, deque[Item]] = {}
+        self._waiting: dict[Hashable, deque[Item]] = {}
 
     def enter(self, item: Item) -> bool:
         """Say whether the request may begin; if not, `leave` returns it when it may."""

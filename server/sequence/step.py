@@ -12,8 +12,8 @@ from gangway.server.sequence.settings import Control, ControlKind, SequenceSetti
 
 ID, START, END = "sequence_id", "sequence_start", "sequence_end"
 MAX_ID_BYTES: Final = 1024
-_ID_KINDS: Final = ("int64_param", "uint64_param", "string_param")
-_UINT64_MASK: Final = 2**64 - 1
+ID_KINDS: Final = ("int64_param", "uint64_param", "string_param")
+UINT64_MASK: Final = 2**64 - 1  # negative numbers are those that Triton takes them for
 _CORRID_FORMS: Final = {"UINT64": "<Q", "INT64": "<q", "UINT32": "<I", "INT32": "<i"}
 
 
@@ -63,15 +63,15 @@ def control_contents(settings: SequenceSettings, step: SequenceStep) -> Iterator
 
 
 def _identity(request: pb.ModelInferRequest) -> int | str:
-    """Return the id; negative numbers are those that Triton takes them for."""
+    """Return the id; 0 without one."""
     if ID not in request.parameters:
         return 0
     choice = request.parameters[ID].WhichOneof("parameter_choice")
-    if choice not in _ID_KINDS:
+    if choice not in ID_KINDS:
         invalid("invalid value type for 'sequence_id' parameter, expected int64_param or string_param.")
     found: int | str = getattr(request.parameters[ID], choice)
     if isinstance(found, int):
-        return found & _UINT64_MASK
+        return found & UINT64_MASK
     if len(found.encode()) > MAX_ID_BYTES:
         invalid(f"parameter 'sequence_id' has more than {MAX_ID_BYTES} bytes")
     return found

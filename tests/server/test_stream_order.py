@@ -56,8 +56,9 @@ def header(**parameters: int | str) -> bytes:
 
 
 def test_which_sequence_a_request_belongs_to() -> None:
-    assert sequence_of(header(sequence_id=5)) == 5
-    assert sequence_of(header(sequence_id="five")) == "five"
+    assert sequence_of(header(sequence_id=5)) == ("simple", 5)
+    assert sequence_of(header(sequence_id=-2)) == ("simple", 2**64 - 2)
+    assert sequence_of(header(sequence_id="five")) == ("simple", "five")
     assert sequence_of(header(sequence_id=0)) is None
     assert sequence_of(header(sequence_id="")) is None
     assert sequence_of(header(priority=1)) is None
