@@ -30,6 +30,7 @@ from gangway.executor.segment import Segment
 SLOT_BYTES: Final = 1024
 MAX_AWAITED: Final = _native.MAX_AWAITED  # slots that one call can wait for
 MAX_PARTS: Final = _native.MAX_PARTS  # of one request
+NEVER_JOINED: Final = 1 << 63  # a bit of `join_key`: executed alone, and waits for nobody
 _CANCEL_OFFSET: Final = 8
 _ATTEMPTS_OFFSET: Final = 12
 # model_id, rows, priority, ranks; arrival, deadline, compute start, compute end, bytes of two frames, limit, join_key;
@@ -89,7 +90,7 @@ class SlotRequest(NamedTuple):
     `rejects_late` says what becomes of a request that misses it. Nobody waits for the answer after `limit_ns`.
     `max_queue`: as many of its model and priority may wait already (0: any number), or it is refused. `by_bell`: the
     answer is told by the table's bell, and not to a thread that waits in `wait`. `join_key`: only requests of one model
-    with the same key may be executed together.
+    with the same key may be executed together, and none with NEVER_JOINED in it.
     """
 
     model_id: int
