@@ -9,10 +9,11 @@ from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpe
 from gangway.artifact.machine import cpu_name
 from gangway.artifact.profile import Profile, read_profile, write_profile
 from gangway.artifact.writer import ArtifactWriter
+from gangway.executor import _probes
 from gangway.executor.cores import available_cores
 from gangway.executor.disturbance import slope_of
 from gangway.executor.interference import IDLE, Interference
-from gangway.executor.machine import l3_bytes, measure_machine
+from gangway.executor.machine import l3_bytes, measure_machine, touched
 from gangway.executor.model_runner import ModelRunner
 from gangway.executor.profile_plan import core_counts
 from gangway.executor.profiler import profile_model
@@ -161,6 +162,13 @@ def test_machine_is_measured() -> None:
     assert narrow.bandwidth_bytes_per_us > 100
     with pytest.raises(ValueError, match="no vectors of 5 numbers"):
         measure_machine(core, 1, TargetSpec("odd", "", 5, ()))
+
+
+def test_memory_sets_the_pace_of_reading() -> None:
+    near, far = touched(1 << 17), touched(4 * l3_bytes())
+    near_ns = min(_probes.read_memory(near) for _ in range(50)) / len(near)
+    far_ns = min(_probes.read_memory(far) for _ in range(3)) / len(far)
+    assert near_ns < far_ns / 1.5, "what lies in a cache is not held up by the loop itself"
 
 
 def test_cpu_and_cache_that_the_system_does_not_name(tmp_path: Path) -> None:
