@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from gangway.artifact.format import BatchKernel, BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
+from gangway.artifact.staging import staging_bytes
 from gangway.artifact.writer import ArtifactWriter
 from onnx import TensorProto, helper
 
@@ -29,6 +30,7 @@ class TinyModel:
     key: str
     layers: int
     tasks: int
+    row_bytes: int  # of the arena, with what a batch of several requests needs
 
 
 def make_artifact(
@@ -39,7 +41,10 @@ def make_artifact(
     row_ns: int = 0,
     key: str = "",
 ) -> TinyModel:
-    """Write the model. With `batch_rows` every other layer, the last one too, has a kernel for so many rows."""
+    """Write the model. With `batch_rows` every other layer, the last one too, has a kernel for so many rows.
+
+    Its counters are in the arena while several requests are executed together, and begin with what is there.
+    """
     key = key or hashlib.sha256(f"{layers} {max_ranks} {batch_rows} {row_ns}".encode()).hexdigest()
     with ArtifactWriter(cache_dir / key) as writer:
         offsets = [writer.append_weights(struct.pack("<i", layer)) for layer in range(layers)]
@@ -61,7 +66,7 @@ def make_artifact(
             files={},
         )
         writer.commit(manifest)
-    return TinyModel(cache_dir, key, layers, TASKS)
+    return TinyModel(cache_dir, key, layers, TASKS, manifest.arena_bytes + staging_bytes(manifest))
 
 
 def _layer(number: int, weights_offset: int, max_ranks: int, batch_rows: int, row_ns: int) -> Layer:

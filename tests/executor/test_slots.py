@@ -1,12 +1,22 @@
 """Request slots: states, races, waiting."""
 
+import struct
 import threading
 import time
 
 import pytest
 from gangway.executor import _native
 from gangway.executor.segment import Segment
-from gangway.executor.slots import SlotCounts, SlotRequest, SlotState, SlotStatus, SlotTable
+from gangway.executor.slots import (
+    MAX_PARTS,
+    SLOT_BYTES,
+    SlotCounts,
+    SlotRequest,
+    SlotState,
+    SlotStatus,
+    SlotTable,
+    SlotTerms,
+)
 
 REQUEST = SlotRequest(
     3,
@@ -20,6 +30,7 @@ REQUEST = SlotRequest(
     limit_ns=789,
     rejects_late=True,
     max_queue=5,
+    join_key=1 << 63 | 7,
 )
 
 
@@ -45,6 +56,8 @@ def test_life_of_a_request(table):
     assert (seen.model_id, seen.rows, seen.priority) == (3, 2, -1)
     assert (seen.arrival_ns, seen.deadline_ns, seen.limit_ns) == (123, 456, 789)
     assert (seen.frame_bytes, seen.rejects_late, seen.max_queue) == ((64, 128), True, 5)
+    assert seen.join_key == 1 << 63 | 7
+    assert table.terms(slot) == SlotTerms(3, 2, -1, 123, 456, 789, True, 5, 1 << 63 | 7)
     assert seen.input_offsets[:3] == (4096, 8192, 0)
     assert seen.output_offsets[:2] == (65536, 0)
     assert table.start(slot, sequence)
@@ -73,6 +86,65 @@ def test_counts_belong_to_one_request(table):
     assert table.request(slot).limit_ns == 789
     table.fill(slot, REQUEST)
     assert table.outcome(slot).counts == SlotCounts()
+
+
+def submitted(table):
+    """A request that waits: slot, sequence."""
+    slot = table.acquire()
+    table.fill(slot, REQUEST)
+    return slot, table.submit(slot)
+
+
+def test_an_outcome_says_in_which_batch_a_request_was(table):
+    for fields, expected in (((), (2, True)), ((1, 8, False), (8, False)), ((3, 16, True), (16, True))):
+        slot, sequence = submitted(table)
+        assert table.start(slot, sequence, *fields)
+        table.finish(slot, sequence, SlotStatus.OK)
+        outcome = table.outcome(slot)
+        assert (outcome.batch_rows, outcome.leads) == expected
+        table.release(slot)
+    slot, sequence = submitted(table)
+    table.finish(slot, sequence, SlotStatus.CANCELLED)
+    outcome = table.outcome(slot)
+    assert (outcome.batch_rows, outcome.leads) == (0, False), "it was never started"
+
+
+@pytest.mark.parametrize("parts", [0, MAX_PARTS + 1])
+def test_parts_that_a_request_cannot_have(table, parts):
+    slot, sequence = submitted(table)
+    with pytest.raises(ValueError, match="parts"):
+        table.start(slot, sequence, parts)
+    assert table.is_submitted(slot, sequence)
+
+
+def set_parts_done(table, slot, mask):
+    struct.pack_into("<Q", table._view, slot * SLOT_BYTES + _native.LAYOUT["slot.parts_done"], mask)
+
+
+def test_parts_done_belong_to_one_attempt(table):
+    slot, sequence = submitted(table)
+    table.start(slot, sequence, parts=3)
+    set_parts_done(table, slot, 0b101)
+    assert [table.part_done(slot, sequence, part) for part in range(3)] == [True, False, True]
+    table.requeue(slot, sequence)
+    assert not table.part_done(slot, sequence, 0)
+    table.start(slot, sequence, parts=3)
+    assert [table.part_done(slot, sequence, part) for part in range(3)] == [False] * 3
+    table.finish(slot, sequence, SlotStatus.CANCELLED)
+    assert table.part_done(slot, sequence, 1)
+
+
+def test_a_rank_that_died_after_the_last_part_is_completed(table):
+    slot, sequence = submitted(table)
+    table.start(slot, sequence, parts=MAX_PARTS)
+    set_parts_done(table, slot, (1 << MAX_PARTS) - 1)
+    waiter = threading.Thread(target=table.wait, args=(slot, 60_000_000))
+    waiter.start()
+    time.sleep(0.05)  # asleep in the kernel now, or it sees DONE by itself
+    assert table.part_done(slot, sequence, 63)
+    waiter.join(10)
+    assert not waiter.is_alive()
+    assert table.outcome(slot).status is SlotStatus.OK
 
 
 def test_old_sequence_cannot_touch_the_next_request(table):
