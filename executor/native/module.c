@@ -72,18 +72,23 @@ static bool add_layout(PyObject *module) {
     return good;
 }
 
+static bool add_functions(PyObject *module) {
+    return PyModule_AddFunctions(module, ring_methods) == 0 && PyModule_AddFunctions(module, slot_methods) == 0 &&
+           PyModule_AddFunctions(module, lease_methods) == 0 && PyModule_AddFunctions(module, counter_methods) == 0;
+}
+
 static bool add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
     *type = (PyTypeObject *)PyType_FromSpec(spec);
     return *type && PyModule_AddType(module, *type) == 0;
 }
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_native", "Shared-memory operations and the layer loop.", -1, memory_methods, NULL, NULL, NULL, NULL};
+    PyModuleDef_HEAD_INIT, "_native", "Shared-memory operations and the layer loop.", -1, NULL, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     PyTypeObject *worker_type;
-    if (module && add_layout(module) && add_type(module, &program_type_spec, &program_type) &&
+    if (module && add_layout(module) && add_functions(module) && add_type(module, &program_type_spec, &program_type) &&
         add_type(module, &worker_type_spec, &worker_type) &&
         PyModule_AddIntConstant(module, "BELL_BYTES", sizeof(struct bell)) == 0 &&
         PyModule_AddIntConstant(module, "RING_HEADER_BYTES", sizeof(struct ring)) == 0 &&

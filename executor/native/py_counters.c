@@ -24,7 +24,7 @@ static void add(_Atomic uint64_t *record, uint64_t latest, const size_t *words, 
 
 /* counters_add(view, offset, size in words, latest, word, amount, word, amount, ...): all of them or, with an exception, none. It keeps the
  * GIL, so the threads of the writing process take turns. */
-PyObject *py_counters_add(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+static PyObject *py_counters_add(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
     Py_ssize_t pairs = (count - 4) / 2;
     if (count < 4 || count % 2 || pairs > MAX_PAIRS) {
@@ -53,3 +53,8 @@ PyObject *py_counters_add(PyObject *module, PyObject *const *arguments, Py_ssize
     PyBuffer_Release(&buffer);
     return record ? Py_NewRef(Py_None) : NULL;
 }
+
+PyMethodDef counter_methods[] = {
+    {"counters_add", (PyCFunction)(void (*)(void))py_counters_add, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};

@@ -7,13 +7,15 @@
 
 struct program;
 
-extern PyMethodDef memory_methods[];   /* py_memory.c: rings, bells, slots, leases */
+extern PyMethodDef ring_methods[];     /* py_ring.c: rings and bells */
+extern PyMethodDef slot_methods[];     /* py_slot.c */
+extern PyMethodDef lease_methods[];    /* py_lease.c */
+extern PyMethodDef counter_methods[];  /* py_counters.c */
 extern PyType_Spec program_type_spec;  /* py_program.c */
 extern PyTypeObject *program_type;
 extern PyType_Spec worker_type_spec;   /* py_worker.c */
-PyObject *py_counters_add(PyObject *module, PyObject *const *arguments, Py_ssize_t count); /* py_counters.c */
 
-/* Address of `size_bytes` bytes at `offset` of a buffer; NULL with ValueError set if they are not all inside, or misaligned. */
+/* py_buffer.c: address of `size_bytes` bytes at `offset` of a buffer; NULL with ValueError set if they are not all inside, or misaligned. */
 void *locate(const Py_buffer *buffer, Py_ssize_t offset, size_t size_bytes);
 /* What a Program holds; NULL if the object is none. */
 const struct program *program_of(PyObject *object);

@@ -1,0 +1,193 @@
+/* Python's access to leases in a buffer. */
+#include "py_buffer.h"
+
+#include "lease.h"
+
+static bool versions_are_sound(const uint8_t *versions, size_t count) {
+    bool sound = count <= MAX_LAYERS;
+    for (size_t i = 0; sound && i < count; i++) sound = versions[i] < MAX_VERSIONS;
+    return sound;
+}
+
+static bool spec_is_sound(const struct lease_spec *spec) {
+    bool layers = spec->first_layer < spec->end_layer && spec->end_layer <= MAX_LAYERS;
+    bool ranks = spec->wanted >= 1 && spec->wanted <= MAX_RANKS;
+    layers = layers && versions_are_sound(spec->versions, spec->version_count);
+    if (!layers || !ranks) {
+        PyErr_Format(PyExc_ValueError, "no such lease: layers [%u, %u), %u ranks", spec->first_layer, spec->end_layer, spec->wanted);
+    }
+    return layers && ranks;
+}
+
+/* One tuple of numbers, in the order of the struct. */
+static bool read_member(PyObject *tuple, struct member *member) {
+    uint32_t *fields[] = {&member->front_end, &member->slot, &member->sequence, &member->first_row, &member->rows, &member->part};
+    const Py_ssize_t count = sizeof fields / sizeof *fields;
+    bool sound = PyTuple_Check(tuple) && PyTuple_GET_SIZE(tuple) == count;
+    for (Py_ssize_t i = 0; sound && i < count; i++) {
+        unsigned long number = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(tuple, i));
+        if (PyErr_Occurred()) return false;
+        *fields[i] = (uint32_t)number;
+        sound = number <= UINT32_MAX;
+    }
+    sound = sound && member->rows > 0;
+    if (!sound) PyErr_Format(PyExc_ValueError, "no such member: %R", tuple);
+    return sound;
+}
+
+static bool read_members(PyObject *tuples, struct member *members, uint32_t *count) {
+    Py_ssize_t length = PyTuple_GET_SIZE(tuples);
+    if (length < 1 || length > MAX_MEMBERS) return PyErr_Format(PyExc_ValueError, "a lease of %zd requests", length), false;
+    for (*count = 0; *count < length; ++*count) {
+        if (!read_member(PyTuple_GET_ITEM(tuples, *count), &members[*count])) return false;
+    }
+    return true;
+}
+
+FUNCTION(py_lease_initialise) {
+    Py_ssize_t offset, version_count;
+    struct member members[MAX_MEMBERS];
+    struct lease_spec spec = {.members = members};
+    PyObject *tuples;
+    unsigned long long arena_offset, arena_stride;
+    const char *versions;
+    PARSE("nIO!KKIIy#II", &offset, &spec.model_id, &PyTuple_Type, &tuples, &arena_offset, &arena_stride, &spec.first_layer,
+          &spec.end_layer, &versions, &version_count, &spec.wanted, &spec.timeout_us);
+    spec.arena_offset = arena_offset;
+    spec.arena_stride = arena_stride;
+    spec.versions = (const uint8_t *)versions;
+    spec.version_count = (uint32_t)(version_count > MAX_LAYERS ? MAX_LAYERS + 1 : version_count);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease && spec_is_sound(&spec) && read_members(tuples, members, &spec.member_count)) {
+        result = PyLong_FromUnsignedLong(lease_initialise(lease, &spec));
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_resume) {
+    Py_ssize_t offset, version_count;
+    unsigned int end_layer, wanted;
+    const char *versions;
+    PARSE("nIIy#", &offset, &end_layer, &wanted, &versions, &version_count);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    const uint8_t *numbers = (const uint8_t *)versions;
+    bool sound = lease && phase_unpack(atomic_load(&lease->phase)).layer < end_layer && end_layer <= MAX_LAYERS;
+    sound = sound && wanted >= 1 && wanted <= MAX_RANKS;
+    if (lease && !(sound && versions_are_sound(numbers, (size_t)version_count))) {
+        PyErr_Format(PyExc_ValueError, "cannot resume to layer %u with %u ranks and %zd versions", end_layer, wanted, version_count);
+    } else if (lease) {
+        lease_resume(lease, end_layer, wanted, numbers, (uint32_t)version_count);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_set_control) {
+    Py_ssize_t offset;
+    unsigned int control;
+    PARSE("nI", &offset, &control);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) {
+        lease_set_control(lease, control);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_set_wanted) {
+    Py_ssize_t offset;
+    unsigned int wanted;
+    PARSE("nI", &offset, &wanted);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease && (wanted < 1 || wanted > MAX_RANKS)) {
+        PyErr_Format(PyExc_ValueError, "a gang has 1 to %d ranks, not %u", MAX_RANKS, wanted);
+    } else if (lease) {
+        lease_set_wanted(lease, wanted);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_abort) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) {
+        lease_abort(lease);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_progress) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) {
+        struct phase phase = phase_unpack(atomic_load(&lease->phase));
+        result = Py_BuildValue("IIIKN", phase.kind, phase.layer, atomic_load(&lease->finished),
+                               (unsigned long long)atomic_load(&lease->present), PyBool_FromLong(atomic_load(&lease->aborted)));
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_term) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) result = PyLong_FromUnsignedLong(atomic_load(&lease->term));
+    FINISH;
+}
+
+FUNCTION(py_lease_start_ns) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) result = PyLong_FromUnsignedLongLong(atomic_load(&lease->start_ns));
+    FINISH;
+}
+
+/* (kind, layer, when that layer began: 0 if no rank has come yet) */
+FUNCTION(py_lease_position) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease) {
+        struct phase phase = phase_unpack(atomic_load(&lease->phase));
+        uint32_t before = phase.layer < MAX_LAYERS ? phase.layer : MAX_LAYERS;
+        uint64_t began_ns = before ? atomic_load(&lease->layer_end_ns[before - 1]) : atomic_load(&lease->start_ns);
+        result = Py_BuildValue("IIK", phase.kind, phase.layer, (unsigned long long)began_ns);
+    }
+    FINISH;
+}
+
+FUNCTION(py_lease_layer_end_ns) {
+    Py_ssize_t offset;
+    unsigned int first, end;
+    PARSE("nII", &offset, &first, &end);
+    struct lease *lease = locate(&buffer, offset, sizeof *lease);
+    if (lease && (first > end || end > MAX_LAYERS)) {
+        PyErr_Format(PyExc_ValueError, "no layers [%u, %u)", first, end);
+    } else if (lease && (result = PyList_New(end - first))) {
+        for (uint32_t layer = first; layer < end && result; layer++) {
+            PyObject *number = PyLong_FromUnsignedLongLong(atomic_load(&lease->layer_end_ns[layer]));
+            if (!number) Py_CLEAR(result);
+            else PyList_SET_ITEM(result, layer - first, number);
+        }
+    }
+    FINISH;
+}
+
+PyMethodDef lease_methods[] = {
+    METHOD(lease_initialise),
+    METHOD(lease_resume),
+    METHOD(lease_set_control),
+    METHOD(lease_set_wanted),
+    METHOD(lease_abort),
+    METHOD(lease_progress),
+    METHOD(lease_term),
+    METHOD(lease_start_ns),
+    METHOD(lease_position),
+    METHOD(lease_layer_end_ns),
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,153 @@
+/* Python's access to request slots in a buffer. */
+#include "py_buffer.h"
+
+#include "slot.h"
+
+static struct slot *find_slot(const Py_buffer *buffer, unsigned int slot) {
+    return locate(buffer, (Py_ssize_t)slot * (Py_ssize_t)sizeof(struct slot), sizeof(struct slot));
+}
+
+FUNCTION(py_slot_reset) {
+    unsigned int number;
+    PARSE("I", &number);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) {
+        slot_reset(slot);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_slot_acquire) {
+    unsigned int count, first;
+    PARSE("II", &count, &first);
+    struct slot *slots = locate(&buffer, 0, (size_t)count * sizeof *slots);
+    if (slots) result = PyLong_FromLong(slot_acquire(slots, count, first));
+    FINISH;
+}
+
+FUNCTION(py_slot_read) {
+    unsigned int number;
+    PARSE("I", &number);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) {
+        uint64_t word = atomic_load(&slot->word);
+        result = Py_BuildValue("III", slot_state(word), slot_status(word), slot_sequence(word));
+    }
+    FINISH;
+}
+
+FUNCTION(py_slot_change) {
+    unsigned int number, sequence, mask, state, status;
+    PARSE("IIIII", &number, &sequence, &mask, &state, &status);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) result = PyBool_FromLong(slot_change(slot, sequence, mask, state, status));
+    FINISH;
+}
+
+FUNCTION(py_slot_start) {
+    unsigned int number, sequence, parts, batch_rows;
+    int leads;
+    PARSE("IIIIp", &number, &sequence, &parts, &batch_rows, &leads);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot && (parts < 1 || parts > MAX_PARTS)) {
+        PyErr_Format(PyExc_ValueError, "a request has 1 to %d parts, not %u", MAX_PARTS, parts);
+    } else if (slot) {
+        result = PyBool_FromLong(slot_start(slot, sequence, parts, batch_rows, leads));
+    }
+    FINISH;
+}
+
+FUNCTION(py_slot_part_is_done) {
+    unsigned int number, sequence, part;
+    PARSE("III", &number, &sequence, &part);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot && part >= MAX_PARTS) {
+        PyErr_Format(PyExc_ValueError, "part %u of at most %d", part, MAX_PARTS);
+    } else if (slot) {
+        result = PyBool_FromLong(slot_part_is_done(buffer.buf, slot, sequence, part));
+    }
+    FINISH;
+}
+
+FUNCTION(py_slot_wait) {
+    unsigned int number, spin_us;
+    unsigned long long timeout_us;
+    PARSE("IIK", &number, &spin_us, &timeout_us);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) {
+        bool done;
+        Py_BEGIN_ALLOW_THREADS
+        done = slot_wait(slot, spin_us, timeout_us);
+        Py_END_ALLOW_THREADS
+        result = PyBool_FromLong(done);
+    }
+    FINISH;
+}
+
+/* The numbers of the slots are 32 bits each, one after the other. */
+FUNCTION(py_slot_wait_any) {
+    const char *numbers;
+    Py_ssize_t length;
+    unsigned int spin_us;
+    unsigned long long timeout_us;
+    PARSE("y#IK", &numbers, &length, &spin_us, &timeout_us);
+    struct slot *slots[MAX_AWAITED];
+    size_t count = (size_t)length / sizeof(uint32_t);
+    bool found = count >= 1 && count <= MAX_AWAITED && (size_t)length % sizeof(uint32_t) == 0;
+    if (!found) PyErr_Format(PyExc_ValueError, "numbers of 1 to %d slots, not %zd bytes", MAX_AWAITED, length);
+    for (size_t i = 0; found && i < count; i++) {
+        uint32_t number;
+        memcpy(&number, numbers + i * sizeof number, sizeof number);
+        slots[i] = find_slot(&buffer, number);
+        found = slots[i] != NULL;
+    }
+    if (found) {
+        bool done;
+        Py_BEGIN_ALLOW_THREADS
+        done = slot_wait_any(slots, (uint32_t)count, spin_us, timeout_us);
+        Py_END_ALLOW_THREADS
+        result = PyBool_FromLong(done);
+    }
+    FINISH;
+}
+
+FUNCTION(py_slot_wake) {
+    unsigned int number;
+    PARSE("I", &number);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) {
+        slot_wake(buffer.buf, slot);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+/* Which of the slots in a tuple are DONE. */
+FUNCTION(py_slots_done) {
+    PyObject *numbers;
+    PARSE("O!", &PyTuple_Type, &numbers);
+    result = PyList_New(0);
+    for (Py_ssize_t i = 0; result && i < PyTuple_GET_SIZE(numbers); i++) {
+        PyObject *item = PyTuple_GET_ITEM(numbers, i);
+        unsigned long number = PyLong_AsUnsignedLong(item);
+        struct slot *slot = PyErr_Occurred() ? NULL : find_slot(&buffer, number);
+        if (!slot) Py_CLEAR(result);
+        else if (slot_state(atomic_load(&slot->word)) == SLOT_DONE && PyList_Append(result, item) < 0) Py_CLEAR(result);
+    }
+    FINISH;
+}
+
+PyMethodDef slot_methods[] = {
+    METHOD(slot_reset),
+    METHOD(slot_acquire),
+    METHOD(slot_read),
+    METHOD(slot_change),
+    METHOD(slot_start),
+    METHOD(slot_part_is_done),
+    METHOD(slot_wait),
+    METHOD(slot_wait_any),
+    METHOD(slot_wake),
+    METHOD(slots_done),
+    {NULL, NULL, 0, NULL},
+};
