@@ -39,7 +39,10 @@ def _refused(note: str) -> Entry:
 
 _NO_GPU = "there is no GPU"
 _TENSORRT = "only TensorRT has it"
-_NO_BATCHES = "requests are not joined to batches"
+_ONE_SHAPE = "a batch has one shape"
+_DELAY = "the longest that a request waits for others"
+_SIZES = "batches of these sizes begin at once; see batching.md"
+_ORDER = "answers come in the order of the requests; see batching.md"
 
 FIELDS: Mapping[str, Entry] = {
     # the model
@@ -72,7 +75,7 @@ FIELDS: Mapping[str, Entry] = {
         " such a model is left to onnxruntime"
     ),
     "ModelInput.is_shape_tensor": _refused(_TENSORRT),
-    "ModelInput.allow_ragged_batch": _refused(f"{_NO_BATCHES}, and one request has one shape"),
+    "ModelInput.allow_ragged_batch": _refused(_ONE_SHAPE),
     "ModelInput.is_non_linear_format_io": _refused(_TENSORRT),
     # outputs
     "ModelConfig.output": _honoured("those that clients get, some or all of the ONNX file's"),
@@ -86,12 +89,12 @@ FIELDS: Mapping[str, Entry] = {
     "ModelOutput.is_shape_tensor": _refused(_TENSORRT),
     "ModelOutput.is_non_linear_format_io": _refused(_TENSORRT),
     # batches
-    "ModelConfig.batch_input": _refused(f"inputs that describe a batch: {_NO_BATCHES}"),
-    "ModelConfig.batch_output": _refused(f"outputs to be split: {_NO_BATCHES}"),
-    "ModelConfig.dynamic_batching": _honoured("its queue policies and priorities"),
-    "ModelDynamicBatching.preferred_batch_size": _accepted(_NO_BATCHES),
-    "ModelDynamicBatching.max_queue_delay_microseconds": _accepted(f"{_NO_BATCHES}, so nothing waits for company"),
-    "ModelDynamicBatching.preserve_ordering": _accepted("each call has an answer of its own"),
+    "ModelConfig.batch_input": _refused(f"inputs that describe a ragged batch: {_ONE_SHAPE}"),
+    "ModelConfig.batch_output": _refused(f"outputs of a ragged batch: {_ONE_SHAPE}"),
+    "ModelConfig.dynamic_batching": _honoured("see batching.md; its queue policies and priorities: deadlines.md"),
+    "ModelDynamicBatching.preferred_batch_size": _honoured(_SIZES),
+    "ModelDynamicBatching.max_queue_delay_microseconds": _honoured(_DELAY),
+    "ModelDynamicBatching.preserve_ordering": _honoured(_ORDER),
     "ModelDynamicBatching.priority_levels": _honoured("see deadlines.md"),
     "ModelDynamicBatching.default_priority_level": _honoured("see deadlines.md"),
     "ModelDynamicBatching.default_queue_policy": _honoured("see deadlines.md"),
@@ -103,15 +106,19 @@ FIELDS: Mapping[str, Entry] = {
     # other ways to schedule
     "ModelConfig.sequence_batching": _honoured("see sequences.md"),
     "ModelSequenceBatching.direct": _honoured("as many sequences at a time as instances times `max_batch_size`"),
-    "ModelSequenceBatching.StrategyDirect.max_queue_delay_microseconds": _accepted(_NO_BATCHES),
-    "ModelSequenceBatching.StrategyDirect.minimum_slot_utilization": _accepted(_NO_BATCHES),
+    "ModelSequenceBatching.StrategyDirect.max_queue_delay_microseconds": _honoured(
+        f"{_DELAY}, with a `minimum_slot_utilization`"
+    ),
+    "ModelSequenceBatching.StrategyDirect.minimum_slot_utilization": _honoured(
+        "batches of at least this share of `max_batch_size` begin at once"
+    ),
     "ModelSequenceBatching.oldest": _honoured("as many at a time as it says, for each instance"),
     "ModelSequenceBatching.StrategyOldest.max_candidate_sequences": _honoured(
         "sequences that have a slot, for each instance; 0: `max_batch_size`"
     ),
-    "ModelSequenceBatching.StrategyOldest.preferred_batch_size": _accepted(_NO_BATCHES),
-    "ModelSequenceBatching.StrategyOldest.max_queue_delay_microseconds": _accepted(_NO_BATCHES),
-    "ModelSequenceBatching.StrategyOldest.preserve_ordering": _accepted("each call has an answer of its own"),
+    "ModelSequenceBatching.StrategyOldest.preferred_batch_size": _honoured(_SIZES),
+    "ModelSequenceBatching.StrategyOldest.max_queue_delay_microseconds": _honoured(_DELAY),
+    "ModelSequenceBatching.StrategyOldest.preserve_ordering": _honoured(_ORDER),
     "ModelSequenceBatching.max_sequence_idle_microseconds": _honoured("a silent sequence ends; 0 is a second"),
     "ModelSequenceBatching.control_input": _honoured("inputs that the server fills in; clients cannot send them"),
     "ModelSequenceBatching.ControlInput.name": _honoured("as in the ONNX file, of one element"),
@@ -183,7 +190,7 @@ FIELDS: Mapping[str, Entry] = {
     "ModelOptimizationPolicy.input_pinned_memory": _accepted(_NO_GPU),
     "ModelOptimizationPolicy.output_pinned_memory": _accepted(_NO_GPU),
     "ModelOptimizationPolicy.gather_kernel_buffer_threshold": _accepted(_NO_GPU),
-    "ModelOptimizationPolicy.eager_batching": _accepted(_NO_BATCHES),
+    "ModelOptimizationPolicy.eager_batching": _accepted("a batch is formed when there are cores for it"),
     "ModelConfig.parameters": _honoured("see below; others are shown to clients and have no effect"),
     "ModelParameter.string_value": _honoured("the value"),
     "ModelConfig.model_operations": _refused("libraries of operators are not loaded"),
@@ -217,6 +224,7 @@ PARAMETERS: Mapping[str, Entry] = {
     "qos_ms": _honoured("the latency target, milliseconds or a multiple as in `3x`; see deadlines.md"),
     "late": _honoured("`serve` or `reject`; see deadlines.md"),
     "max_queue_size": _honoured("see deadlines.md"),
+    "batching": _honoured("`off`: requests are neither joined nor split; `auto` is the default; see batching.md"),
     "gangway_buckets": _honoured("sizes to compile before the model is ready; see shapes.md"),
     "gangway_engine": _honoured("set by the server: what executes the model"),
     "gangway_fallback_reason": _honoured("set by the server: why it was not compiled"),

@@ -19,7 +19,7 @@ from types import TracebackType
 from gangway.executor.messages import Cancel, Submit
 from gangway.executor.ring import Bell, Ring
 from gangway.executor.segment import Segment
-from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus, SlotTable
+from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotRequest, SlotStatus, SlotTable
 from gangway.server.heap import Heap, HeapFullError
 from gangway.server.in_place.elsewhere import NOWHERE, Elsewhere
 from gangway.server.layouts import FrameLayout as FrameLayout  # noqa: PLC0414 - others take these from here
@@ -73,11 +73,12 @@ class Request:
         rejects_late: bool = False,
         max_queue: int = 0,
         by_bell: bool = False,
+        alone: bool = False,
     ) -> None:
         """Hand the request to the scheduler; the inputs must not change any more.
 
         What the parameters mean: `SlotRequest`. Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now. `wait` is
-        not for a request whose answer is told by the bell (`DataPlane.answered`).
+        not for a request whose answer is told by the bell (`DataPlane.answered`). `alone`: it is not joined to others.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
         block, placement, slots = self._block, self._placement, self._plane.slots
@@ -96,6 +97,7 @@ class Request:
                 rejects_late,
                 max_queue,
                 by_bell,
+                NEVER_JOINED if alone else self.layout.join_key,
             ),
         )
         self._sequence = slots.submit(self._slot)

@@ -111,7 +111,7 @@ class FrontEnd:
         self.sequences = Sequences(plane)
         self._inference = Inference(plane, ShapeWatch(tell), regions, self._tracer, cache, mappings, self.sequences)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
-        self.streams = Streams(self._inference.infer_parts, plane.slots.slots, limits)
+        self.streams = Streams(self._inference.infer_parts, self._inference.order_of, plane.slots.slots, limits)
         self._answers = Answers(options.general.id)
         self._tell = tell
         self._make_statistics = make_statistics

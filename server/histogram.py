@@ -8,4 +8,4 @@ TIME_BOUNDS_NS = (
     *(round(step * 10**power) for power in range(5, 10) for step in _STEPS),
     10**10,
 )  # 0.1 ms to 10 s
-ROW_BOUNDS = tuple(2**power for power in range(9))
+ROW_BOUNDS = tuple(2**power for power in range(11))  # 1 to 1024

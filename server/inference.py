@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.batching import preserves_ordering
 from gangway.server.calls import Call as Way
 from gangway.server.calls import Contents
 from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
@@ -28,6 +30,7 @@ from gangway.server.statistics import Times
 from gangway.server.tracing.sampled import Instants
 from gangway.server.tracing.tracer import Tracer
 from gangway.server.wire import MalformedRequestError, split_request
+from google.protobuf.message import DecodeError
 
 _COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL})  # or it was tried
 
@@ -69,6 +72,7 @@ class Inference:
         self._sequences = sequences or Sequences(plane)
         self._planner = Planner(Models())
         self._refusal = ""
+        self._in_order: frozenset[str] = frozenset()  # models whose answers keep the order of the requests
         self._calls: set[Request | EnsembleRun] = set()  # until the last byte of the answer has been sent
 
     def serve(self, models: Models) -> None:
@@ -76,6 +80,7 @@ class Inference:
         loads = {model.load for model in models.served()}
         self._sequences.keep(loads)
         self._planner = Planner(models)
+        self._in_order = frozenset(model.name for model in models.served() if preserves_ordering(model.config))
         if self._cache is not None:
             self._cache.keep(loads)
 
@@ -103,6 +108,19 @@ class Inference:
             return None
         plan = self._planner.known(header, has_raws)
         return plan if plan is not None and plan.plain_call is not None and plan.model.uses.begin() else None
+
+    def order_of(self, header: bytes) -> str | None:
+        """Return the model of a request, if its answers keep the order of the requests; None for any other model.
+
+        `header`: as in `infer_parts`. None also if it cannot be read, which others will complain about.
+        """
+        if not any(name.encode() in header for name in self._in_order):
+            return None  # most headers need no second look
+        try:
+            name = pb.ModelInferRequest.FromString(header).model_name
+        except DecodeError:
+            return None
+        return name if name in self._in_order else None
 
     def infer(self, message: bytes, call: Call) -> bytes:
         """Answer one serialised ModelInferRequest by a serialised ModelInferResponse. Raises RequestError."""
@@ -224,7 +242,9 @@ class Inference:
         if self._tracer.active:
             instants = Instants(arrival_ns, queued_ns, finished_ns, end_ns)
             self._tracer.answered(plan, request_id, call, instants, outcome, contents, response)
-        return response + report_of(outcome, plan.terms.target_us, placed.count) if plan.wants_report else response
+        if plan.wants_report:
+            response += report_of(outcome, plan.shapes.rows, plan.terms.target_us, placed.count)
+        return response
 
     def _answer_ensemble(
         self,
@@ -252,7 +272,9 @@ class Inference:
         if self._tracer.active:
             instants = Instants(clock.arrival_ns, spans[0].submitted_ns, finished_ns, end_ns)
             self._tracer.answered(plan, request_id, call, instants, outcome, contents, response, spans)
-        return response + report_of(outcome, plan.terms.target_us) if plan.wants_report else response
+        if plan.wants_report:
+            response += report_of(outcome, plan.shapes.rows, plan.terms.target_us)
+        return response
 
     def _choose(self, plan: Plan, contents: Contents, regions: Mapping[str, Region]) -> Elsewhere:
         """Return what of the request the workers are to use where the client has it."""
@@ -312,7 +334,7 @@ def count(plan: Plan, clock: RequestClock, submitted_ns: int, finished_ns: int, 
         compute_output=end_ns - finished_ns,
     )
     in_time = end_ns <= clock.deadline_ns if clock.deadline_ns else None
-    plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts)
+    plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts, outcome.batch_rows, outcome.leads)
     return end_ns
 
 

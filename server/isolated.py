@@ -85,7 +85,7 @@ def _run(
     while response is None:
         with plane.open(call.layout(contents), rows) as request:
             call.write(request, contents)
-            request.submit(priority=priority)
+            request.submit(priority=priority, alone=True)
             outcome = _await(request, stop, seconds)
             if outcome is None:
                 return None

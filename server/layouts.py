@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from hashlib import blake2b
 
 from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
-from gangway.executor.frames import Frame
+from gangway.executor.frames import Frame, is_absent
+from gangway.executor.slots import NEVER_JOINED
 from gangway.server.in_place.elsewhere import NOWHERE, Elsewhere
 
 
@@ -26,6 +28,11 @@ class TensorLayout:
     def frame_bytes(self) -> tuple[int, int]:
         """No frames."""
         return 0, 0
+
+    @property
+    def join_key(self) -> int:
+        """Rows of all requests are alike, so any of them may be joined."""
+        return 0
 
     @cached_property
     def _placements(self) -> dict[int, "Placement"]:
@@ -67,6 +74,11 @@ class FrameLayout:
         """The sizes of both blocks."""
         return self.inputs.size_bytes, self.output_bytes
 
+    @property
+    def join_key(self) -> int:
+        """A number that only requests have with inputs of the same shapes, but for rows: these may be joined."""
+        return _key_of(tuple([None if is_absent(part) else part.shape[1:] for part in self.inputs.parts]))
+
     def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
         """Return where the two blocks lie within one."""
         return Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
@@ -104,6 +116,11 @@ class HeldLayout:
         """No frames."""
         return 0, 0
 
+    @property
+    def join_key(self) -> int:
+        """Rows of all requests are alike, so any of them may be joined."""
+        return 0
+
     def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
         """Return where all other tensors lie within one block."""
         return self.base.place(rows, elsewhere)
@@ -118,6 +135,13 @@ class HeldLayout:
 
 
 Layout = TensorLayout | FrameLayout | HeldLayout
+
+
+@lru_cache(maxsize=1024)
+def _key_of(shapes: tuple[tuple[int, ...] | None, ...]) -> int:
+    """Return the same number in every process; the highest bit, which means never, is not set."""
+    digest = blake2b(repr(shapes).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & ~NEVER_JOINED
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX file
 BACKEND = "onnxruntime"
 DEFAULT_MODEL_FILENAME = "model.onnx"
 QOS_PARAMETER = "qos_ms"
+BATCHING_PARAMETER = "batching"  # whether requests are joined to batches, and batches split
 BUCKETS_PARAMETER = "gangway_buckets"  # sizes of symbolic dimensions that are compiled before the model is ready
 ENGINE_PARAMETER = "gangway_engine"  # what executes the model; set by the server
 FALLBACK_PARAMETER = "gangway_fallback_reason"  # why it was not compiled; set by the server

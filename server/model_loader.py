@@ -16,6 +16,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
 from gangway.server.auto_complete import complete_config, max_rows, optional_inputs, tell_engine
+from gangway.server.batching import ModelBatching, tell_batching
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.config_check import log_accepted
 from gangway.server.control import ModelLoadError, SchedulerControl
@@ -51,7 +52,7 @@ class ModelFiles:
 class ModelLoader:
     """Compiles models one after the other, and measures them so. What clients are told is not its business.
 
-    `complete_configs`: what a configuration leaves out is taken from the model.
+    `complete_configs`: what a configuration leaves out is taken from the model. `batching`: requests may be joined.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ModelLoader:
         front_ends: int,
         complete_configs: bool = True,
         rates: RateLimits = RateLimits(),  # noqa: B008 - frozen
+        batching: bool = True,
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
@@ -74,6 +76,7 @@ class ModelLoader:
         self._front_ends = front_ends
         self._complete_configs = complete_configs
         self._rates = rates
+        self._batching = batching
         self._free_ids = list(range(_native.MAX_MODELS))
         self._variants = VariantKeeper(compiler, scheduler, front_end, self._spec, max_shapes)
         self._trials = asyncio.Lock()
@@ -98,6 +101,7 @@ class ModelLoader:
         manifest = await self._compiler.compile(entry.name, entry.path, optional=optional_inputs(entry.config))
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
         tell_engine(config, manifest.engine, manifest.fallback_reason)
+        tell_batching(config, self._batching)
         declared = buckets_of(config, open_symbols(manifest.inputs, manifest.batched))
         if declared and config.HasField("sequence_batching"):
             raise ConfigError(
@@ -106,7 +110,8 @@ class ModelLoader:
         if len(declared) > self._max_shapes:
             raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
         rows = max_rows(config, manifest.batched)
-        spec = limits.give(self._spec(f"{entry.name}, version {entry.version}", manifest, rows))
+        batching = ModelBatching.of(config)
+        spec = limits.give(batching.give(self._spec(f"{entry.name}, version {entry.version}", manifest, rows)))
         await self._scheduler.load(spec)
         try:
             model = await self._try(entry, spec, manifest, config, declared, files)

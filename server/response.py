@@ -26,8 +26,8 @@ class Answered(NamedTuple):
     sink: RegionRange | None = None
 
 
-def report_of(outcome: SlotOutcome, target_us: float, in_place: int = 0) -> bytes:
-    """Return parameters to append to a serialised response: how the request was served (docs/deadlines.md)."""
+def report_of(outcome: SlotOutcome, rows: int, target_us: float, in_place: int = 0) -> bytes:
+    """Return parameters to append to the serialised response of a request: how it was served (docs/deadlines.md)."""
     numbers = {
         "queue_us": outcome.queue_us,
         "compute_us": outcome.compute_us,
@@ -37,6 +37,7 @@ def report_of(outcome: SlotOutcome, target_us: float, in_place: int = 0) -> byte
         "conflicts": outcome.counts.conflicts,
         "preemptions": outcome.counts.preemptions,
         "in_place": in_place,
+        "batch_rows": outcome.batch_rows or rows,
     }
     message = pb.ModelInferResponse()
     for name, number in numbers.items():

@@ -16,6 +16,7 @@ from gangway.executor.slots import SlotCounts
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.counting.figures import OWN_KEYS, REASONS, Figures, Totals, figures_of
 from gangway.server.counting.layout import (
+    BATCH_ROWS,
     BATCHES,
     CACHE_HIT,
     CACHE_MISS,
@@ -92,9 +93,22 @@ class Statistics:
         places = {rows: batch_offset(place) for place, rows in enumerate(batches_in(self._row.read()))}
         self._batches = {rows: (place, _row_bucket(rows)) for rows, place in places.items()}
 
-    def succeeded(self, rows: int, times: Times, in_time: bool | None, counts: SlotCounts) -> None:
-        """Count a request that was answered by an execution of its own; `in_time` None: it had no target."""
-        batch, row_bucket = self._batches.get(rows) or self._batch_of(rows)
+    def succeeded(
+        self,
+        rows: int,
+        times: Times,
+        in_time: bool | None,
+        counts: SlotCounts,
+        batch_rows: int = 0,
+        leads: bool = True,
+    ) -> None:
+        """Count a request that was answered by an execution; `in_time` None: it had no target.
+
+        `batch_rows`: rows of the batch that it was executed in; 0: its own. `leads`: it stands for its batch, so that
+        an execution is counted once, whatever number of requests it answers.
+        """
+        batch_rows = batch_rows or rows
+        batch, row_bucket = self._batches.get(batch_rows) or self._batch_of(batch_rows)
         total_ns, queue_ns, infer_ns = times.total, times.queue, times.compute_infer
         input_ns, output_ns = times.compute_input, times.compute_output
         request_bucket = bisect_left(TIME_BOUNDS_NS, total_ns)
@@ -104,10 +118,10 @@ class Statistics:
             SUCCESS, 1, SUCCESS + 1, total_ns, REQUEST_TIMES + request_bucket, 1,
             RESPONSE_TIMES + self._response_bucket(request_bucket, total_ns), 1,
             QUEUE, 1, QUEUE + 1, queue_ns, QUEUE_TIMES + bisect_left(TIME_BOUNDS_NS, queue_ns), 1,
-            EXECUTIONS, 1, INFERENCES, rows, row_bucket, 1,
+            EXECUTIONS, leads, INFERENCES, rows, BATCH_ROWS, batch_rows * leads, row_bucket, leads,
             COMPUTE, input_ns, COMPUTE + 1, infer_ns, COMPUTE + 2, output_ns,
             COMPUTE_TIMES + bisect_left(TIME_BOUNDS_NS, infer_ns), 1,
-            batch + 1, 1, batch + 2, input_ns, batch + 3, infer_ns, batch + 4, output_ns,
+            batch + 1, leads, batch + 2, input_ns, batch + 3, infer_ns * leads, batch + 4, output_ns,
             _BLOCKS, counts.blocks, _CONFLICTS, counts.conflicts, _PREEMPTIONS, counts.preemptions,
             VERSIONS, versions & _STATIC_VERSION, _QOS_MET, in_time is True, _QOS_MISSED, in_time is False,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from gangway.server.counting.figures import Figures, Totals
 from gangway.server.front_end_messages import ModelReady
 
 PERIOD_S = 60.0
-NOTHING = Totals(0, 0, 0, 0, 0, Counter())
+NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, Counter())
 _log = logging.getLogger(__name__)
 
 
@@ -73,6 +73,8 @@ def describe(totals: Totals) -> str:
         parts.append(f"mean {mean:.2f} ms (queue {queue:.2f}, compute {compute:.2f})")
         scheduling = [f"{own[key] / answered:.3g} {key}" for key in ("blocks", "conflicts", "preemptions")]
         parts.append(f"{', '.join(scheduling)} per request")
+        if totals.executions:
+            parts.append(f"{totals.batch_rows / totals.executions:.3g} rows per batch")
         versions = sorted(int(key.removeprefix("version_")) for key in own if key.startswith("version_"))
         parts.append(f"versions {', '.join(map(str, versions)) or '-'}")
     return "; ".join(parts)

@@ -20,9 +20,10 @@ import grpc
 from gangway.server.errors import RequestError
 from gangway.server.stream_call import StreamContext, StreamedCall
 from gangway.server.stream_messages import SequenceKey, StreamedRequest, failure, success
-from gangway.server.stream_order import AnswerOrder, SequenceQueues
+from gangway.server.stream_order import AnswerOrder, SequenceQueues, Ticket
 from gangway.server.wire import MalformedRequestError
 
+WITHOUT_ID = ""  # the line of such requests; others have names of models
 STATUS_HEADER = ("triton_grpc_error", "true")  # the first error shall end the stream, as its status
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ class Infer(Protocol):
         self, header: bytes, request_id: bytes, raws: list[memoryview], call: StreamedCall, arrival_ns: int
     ) -> bytes:
         """Return the serialised ModelInferResponse. Raises RequestError."""
+
+
+OrderOf = Callable[[bytes], str | None]  # `Inference.order_of`
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,12 @@ class StreamLimits:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """A request that has been read. `ticket` is its number among those without an id, None if it has one."""
+    """A request that has been read. `ticket`: where it stands among those whose answers are kept in order."""
 
     request: StreamedRequest
     arrival_ns: int
     call: StreamedCall
-    ticket: int | None
+    ticket: Ticket["_Answer"]
 
     @property
     def sequence(self) -> SequenceKey | None:
@@ -87,12 +91,14 @@ class Stream:
         messages: Iterator[bytes],
         context: StreamContext,
         infer: Infer,
+        order_of: OrderOf,
         start: Callable[[Callable[[], None]], object],
         limits: StreamLimits,
     ) -> None:
         self._messages = messages
         self._context = context
         self._infer = infer
+        self._order_of = order_of
         self._start = start
         self._limits = limits
         self._errors_end_it = STATUS_HEADER in tuple(context.invocation_metadata() or ())
@@ -204,12 +210,12 @@ class Stream:
         else:
             problem = ""
         del message
+        lines = self._lines_of(request)
         with self._changed:
             self._reading = False
             if self._ended:
                 return
-            ticket = None if request.request_id else self._order.ticket()
-            work = _Work(request, arrival_ns, call, ticket)
+            work = _Work(request, arrival_ns, call, self._order.ticket(lines))
             self._calls.add(call)
             self._held_bytes += request.size_bytes
             begins = self._sequences.enter(work)
@@ -218,6 +224,12 @@ class Stream:
             self._put(work, _refused(work, RequestError(grpc.StatusCode.INVALID_ARGUMENT, problem)))
         elif begins:
             self._work_off(work)
+
+    def _lines_of(self, request: StreamedRequest) -> list[str]:
+        """Return the lines of requests that are answered in order which this one stands in."""
+        model = self._order_of(request.header)
+        lines = [] if request.request_id else [WITHOUT_ID]
+        return lines if model is None else [*lines, model]
 
     def _receive(self) -> bytes | None:
         """Return the next message, None if there is none: the client has finished, or the call is over."""
@@ -264,7 +276,7 @@ class Stream:
                 return
             self._held_bytes += len(answer.message) - work.request.size_bytes
             self.unsent_bytes += len(answer.message)
-            self._ready.extend([answer] if work.ticket is None else self._order.put(work.ticket, answer))
+            self._ready.extend(self._order.put(work.ticket, answer))
             self._changed.notify_all()
 
 

@@ -1,11 +1,13 @@
-"""Order within a stream. Requests overtake each other, but for two kinds.
+"""Order within a stream. Requests overtake each other, but for three kinds.
 
 Those of one sequence are executed one after the other. Those without an id are executed at the same time, but answered
-in their order: it is all that tells the client which answer is which. Neither class here is safe for threads.
+in their order: it is all that tells the client which answer is which. So are those for a model whose configuration says
+`preserve_ordering`. Neither class here is safe for threads.
 """
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
@@ -53,28 +55,58 @@ class SequenceQueues(Generic[Item]):
         self._waiting.clear()
 
 
+@dataclass(eq=False)
+class Ticket(Generic[Answer]):
+    """The place of a request in each of its lines; `answer` is there when it is known."""
+
+    lines: Sequence[str]
+    answer: Answer | None = None
+
+
 class AnswerOrder(Generic[Answer]):
-    """Keeps answers back until all are there that were asked for earlier."""
+    """Keeps answers back until those are there that were asked for earlier in the same line.
+
+    A request may stand in any number of lines. Nothing waits for ever: of those that have no answer yet the one that
+    came first holds up others and is held up by none.
+    """
 
     def __init__(self) -> None:
-        self._asked = 0
-        self._next = 0
-        self._kept: dict[int, Answer] = {}
+        self._lines: dict[str, deque[Ticket[Answer]]] = {}
 
-    def ticket(self) -> int:
-        """Return the number of a further request."""
-        self._asked += 1
-        return self._asked - 1
+    def ticket(self, lines: Sequence[str]) -> Ticket[Answer]:
+        """Let a further request stand in these lines."""
+        ticket: Ticket[Answer] = Ticket(lines)
+        for line in lines:
+            self._lines.setdefault(line, deque()).append(ticket)
+        return ticket
 
-    def put(self, ticket: int, answer: Answer) -> list[Answer]:
+    def put(self, ticket: Ticket[Answer], answer: Answer) -> list[Answer]:
         """Return what can be sent now, in order."""
-        self._kept[ticket] = answer
-        ready = []
-        while self._next in self._kept:
-            ready.append(self._kept.pop(self._next))
-            self._next += 1
+        ticket.answer = answer
+        ready: list[Answer] = []
+        candidates = [ticket]
+        while candidates:
+            first = candidates.pop()
+            if first.answer is not None and self._is_first(first):
+                ready.append(first.answer)
+                candidates += self._leave(first)
         return ready
 
     def clear(self) -> None:
         """Forget what is kept."""
-        self._kept.clear()
+        self._lines.clear()
+
+    def _is_first(self, ticket: Ticket[Answer]) -> bool:
+        return all(line in self._lines and self._lines[line][0] is ticket for line in ticket.lines)
+
+    def _leave(self, ticket: Ticket[Answer]) -> list[Ticket[Answer]]:
+        """Take a ticket out of its lines, return those that are the first of one now."""
+        followers = []
+        for line in ticket.lines:
+            waiting = self._lines[line]
+            waiting.popleft()
+            if waiting:
+                followers.append(waiting[0])
+            else:
+                del self._lines[line]
+        return followers

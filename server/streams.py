@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from gangway.server.errors import RequestError, unavailable
-from gangway.server.stream import Infer, Stream, StreamLimits
+from gangway.server.stream import Infer, OrderOf, Stream, StreamLimits
 from gangway.server.stream_call import StreamContext
 
 PERIOD_S = 1.0
@@ -23,9 +23,10 @@ _log = logging.getLogger(__name__)
 class Streams:
     """Safe for threads. `max_in_flight`: how many requests can be executed at a time."""
 
-    def __init__(self, infer: Infer, max_in_flight: int, limits: StreamLimits) -> None:
+    def __init__(self, infer: Infer, order_of: OrderOf, max_in_flight: int, limits: StreamLimits) -> None:
         self.limits = limits
         self._infer = infer
+        self._order_of = order_of
         self._threads = ThreadPoolExecutor(limits.streams + max_in_flight, thread_name_prefix="stream")
         self._lock = threading.Lock()
         self._streams: set[Stream] = set()
@@ -33,7 +34,7 @@ class Streams:
 
     def serve(self, messages: Iterator[bytes], context: StreamContext) -> Iterator[bytes]:
         """Answer one call's requests. Raises RequestError (UNAVAILABLE) for one stream too many."""
-        stream = Stream(messages, context, self._infer, self._threads.submit, self.limits)
+        stream = Stream(messages, context, self._infer, self._order_of, self._threads.submit, self.limits)
         with self._lock:
             if self._refusal:
                 unavailable(self._refusal)

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from gangway.artifact.format import Engine
+from gangway.server.batching import in_words
 from gangway.server.loaded_model import LoadedModel
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.queue_policy import Terms
 from gangway.server.repository import BrokenModel
-from gangway.server.targets import policies_of
+from gangway.server.targets import config_of, policies_of
 from rich.console import Console
 from rich.table import Table
 
@@ -49,15 +50,16 @@ def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -
     table = Table(box=None, pad_edge=False)
     for heading, side in (("model", "left"), ("version", "right"), ("alone", "right"), ("target", "right")):
         table.add_column(heading, justify="right" if side == "right" else "left")
+    table.add_column("batches", overflow="fold")
     table.add_column("status", overflow="fold")
     for model in sorted(loaded, key=lambda model: (model.ready.name, model.ready.version)):
         ready = model.ready
         target = _target(policies_of(ready).terms(0, 0, ready.qos_us))
         alone = "?" if model.isolated is None else milliseconds(model.isolated.latency_us)
         status = "ready, ensemble" if model.entry.is_ensemble else _status(model.engine)
-        table.add_row(ready.name, str(ready.version), alone, target, status)
+        table.add_row(ready.name, str(ready.version), alone, target, _batches(model), status)
     for entry in broken:
-        table.add_row(entry.name, str(entry.version or "-"), "", "", f"not ready: {entry.reason}")
+        table.add_row(entry.name, str(entry.version or "-"), "", "", "", f"not ready: {entry.reason}")
     return table
 
 
@@ -66,6 +68,11 @@ def _target(terms: Terms) -> str:
     if not terms.target_us:
         return "best effort"
     return milliseconds(terms.target_us) + " or refused" * terms.rejects_late
+
+
+def _batches(model: LoadedModel) -> str:
+    """Return how many rows are joined; those of an ensemble are joined step by step."""
+    return "-" if model.entry.is_ensemble else in_words(config_of(model.ready))
 
 
 def _status(engine: Engine) -> str:

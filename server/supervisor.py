@@ -78,6 +78,7 @@ class Supervisor:
             general.front_ends,
             options.repository.complete_configs,
             options.models.rates,
+            options.models.batching,
         )
         self._overrides = OverrideKeeper()
         self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)

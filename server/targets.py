@@ -29,9 +29,14 @@ def profile_message(model_id: int, ready: ModelReady, isolated: Isolated | None 
     return SetProfile(model_id, isolated_us, terms.target_us or None, terms.rejects_late, varies)
 
 
+def config_of(ready: ModelReady) -> ModelConfig:
+    """Return a model's completed configuration."""
+    return ModelConfig.FromString(base64.b64decode(ready.config))
+
+
 def policies_of(ready: ModelReady) -> QueuePolicies:
     """Return a model's queue policies."""
-    return QueuePolicies.of(ModelConfig.FromString(base64.b64decode(ready.config)))
+    return QueuePolicies.of(config_of(ready))
 
 
 def warn_of_target(ready: ModelReady, qos: Qos, isolated: Isolated | None) -> None:

@@ -39,7 +39,7 @@ class Shaped:
     ready: ModelReady
     path: Path
     symbols: tuple[str, ...]
-    spec: LoadModel  # of the model itself, whose limits hold for its variants, too
+    spec: LoadModel  # of the model itself, whose limits and batches hold for its variants, too
     loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
     declared: set[Sizes] = field(default_factory=set)
     refused: set[Sizes] = field(default_factory=set)
@@ -49,6 +49,20 @@ class Shaped:
     def key(self) -> tuple[str, int]:
         """Name and version."""
         return self.ready.name, self.ready.version
+
+    def like_it(self, variant: LoadModel) -> LoadModel:
+        """Return what the scheduler is told of a variant: limits and batches are those of the model."""
+        own = self.spec
+        return replace(
+            variant,
+            limits=own.limits,
+            limit_priority=own.limit_priority,
+            joins=own.joins,
+            splits=own.splits,
+            preferred_rows=own.preferred_rows,
+            max_delay_us=own.max_delay_us,
+            preserve_ordering=own.preserve_ordering,
+        )
 
     def title(self, sizes: Sizes) -> str:
         """Return the name of one variant, for people."""
@@ -161,8 +175,7 @@ class VariantKeeper:
                 raise CompileError("it is another model with these sizes: the first dimension has another meaning")
             while len(model.loaded) >= self._limit and self._drop_oldest(model):
                 pass
-            spec = self._make_spec(title, manifest, model.ready.max_rows)
-            spec = replace(spec, limits=model.spec.limits, limit_priority=model.spec.limit_priority)
+            spec = model.like_it(self._make_spec(title, manifest, model.ready.max_rows))
             await self._scheduler.load(spec)
         except (CompileError, ModelLoadError) as error:
             _log.warning("%s: left to onnxruntime: %s", title, error)

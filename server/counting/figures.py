@@ -48,8 +48,9 @@ class Figures:
     queue: Duration
     cache_hit: Duration
     cache_miss: Duration
-    executions: int  # not for answers out of the cache
-    inferences: int  # rows in all executions
+    executions: int  # one for a batch, whatever number of requests it was made of; not for answers out of the cache
+    inferences: int  # rows of all requests
+    batch_rows: int  # rows of all executions
     compute_ns: Mapping[ComputePart, int]
     batches: Mapping[int, BatchFigures]  # by rows, ascending: the sizes that have counters of their own
     row_counts: tuple[int, ...]  # by ROW_BOUNDS, of all sizes
@@ -62,8 +63,13 @@ class Figures:
     own: Mapping[str, int]  # OWN_KEYS and `version_N`
 
     def compute(self, part: ComputePart) -> Duration:
-        """Return one part of computing, of batches of all sizes."""
-        return Duration(self.executions, self.compute_ns[part])
+        """Return one part of computing, summed up over requests: each of a batch takes as long as the batch."""
+        return Duration(self.computed, self.compute_ns[part])
+
+    @property
+    def computed(self) -> int:
+        """Requests that were answered by an execution."""
+        return self.success.count - self.cache_hit.count
 
     def message(self, name: str, version: int, memory_bytes: int = 0) -> pb.ModelStatistics:
         """Return it as the protocol has it. `memory_bytes` 0: not known."""
@@ -100,6 +106,8 @@ class Totals:
     total_ns: int  # of the answered ones, from arrival to answer
     queue_ns: int
     compute_ns: int
+    executions: int
+    batch_rows: int  # in all executions
     own: Counter[str]
 
     @classmethod
@@ -111,6 +119,8 @@ class Totals:
             total_ns=figures.success.ns,
             queue_ns=figures.queue.ns,
             compute_ns=figures.compute_ns["compute_infer"],
+            executions=figures.executions,
+            batch_rows=figures.batch_rows,
             own=Counter(figures.own),
         )
 
@@ -122,6 +132,8 @@ class Totals:
             self.total_ns - before.total_ns,
             self.queue_ns - before.queue_ns,
             self.compute_ns - before.compute_ns,
+            self.executions - before.executions,
+            self.batch_rows - before.batch_rows,
             self.own - before.own,
         )
 
@@ -148,6 +160,7 @@ def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -
         cache_miss=duration(layout.CACHE_MISS),
         executions=words[layout.EXECUTIONS],
         inferences=words[layout.INFERENCES],
+        batch_rows=words[layout.BATCH_ROWS],
         compute_ns=dict(zip(COMPUTE_PARTS, words[layout.COMPUTE :], strict=False)),
         batches=_batches_of(rows),
         row_counts=counts(layout.ROWS, layout.ROW_BUCKETS),

@@ -14,7 +14,7 @@ front end that is started in the place of a dead one goes on with its stretch. A
     1      time of the last answer, milliseconds since 1970; 0: none
     2      counters, by the names below; times in nanoseconds
     48     three histograms by TIME_BOUNDS_NS, 17 words each: request, queue, compute_infer
-    99     histogram of rows by ROW_BOUNDS, 10 words
+    99     histogram of the rows of executions by ROW_BOUNDS, 12 words
     128    histogram of the time to the first response, by the model's own bounds: up to 65 words
     256    160 batch sizes of 8 words: rows, executions, compute_input, compute_infer, compute_output, 3 of no meaning
            yet; in the order in which they came. The last one has all the sizes for which there was no other left
@@ -28,7 +28,7 @@ from gangway.executor import _native
 from gangway.server.histogram import ROW_BOUNDS, TIME_BOUNDS_NS
 
 MAGIC: Final = 0x43574721
-VERSION: Final = 1
+VERSION: Final = 2
 PAGE_BYTES: Final = 4096
 WORD_BYTES: Final = 8
 MODELS: Final = _native.MAX_MODELS
@@ -50,6 +50,7 @@ OWN: Final = 21  # by OWN_KEYS
 VERSIONS: Final = 27  # requests that used a version of a kernel, by its number
 VERSION_COUNT: Final = 8
 BATCHES: Final = 35  # sizes that there are in the table
+BATCH_ROWS: Final = 36  # in all executions: `inferences`, but for requests of a batch that failed
 # Histograms.
 TIME_BUCKETS: Final = len(TIME_BOUNDS_NS) + 1
 REQUEST_TIMES: Final = 48

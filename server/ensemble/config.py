@@ -21,7 +21,7 @@ _NOT_FOR_ENSEMBLES = (
     ("optimization", "optimization should not be specified for ensemble"),
     ("model_warmup", "model_warmup can not be specified for ensemble"),
 )
-_OTHER_PARAMETERS = ("max_queue_size", "gangway_buckets")  # which only the composing models can honour
+_OTHER_PARAMETERS = ("max_queue_size", "gangway_buckets", "batching")  # which only the composing models can honour
 
 
 def is_ensemble(config: ModelConfig) -> bool:

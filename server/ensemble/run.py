@@ -210,7 +210,7 @@ class EnsembleRun:
             outcome,
         )
         self.spans.append(span)
-        model.statistics.succeeded(shapes.rows, span.times, None, outcome.counts)
+        model.statistics.succeeded(shapes.rows, span.times, None, outcome.counts, outcome.batch_rows, outcome.leads)
         if model.symbols:
             self._watch.used(model, model.key_of(shapes.sizes))
 

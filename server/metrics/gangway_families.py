@@ -144,9 +144,9 @@ def _histograms(models: tuple[ModelReading, ...]) -> Iterator[str]:
             counts, total_ns = values(model.figures)
             made.add(model.labels, bounds_s, counts, total_ns / 1e9)
         yield made.text()
-    rows = HistogramFamily("gangway_batch_size_rows", "Rows of the batches that were executed")
+    rows = HistogramFamily("gangway_batch_rows", "Rows of the batches that were executed, of one request or of several")
     for model in models:
-        rows.add(model.labels, ROW_BOUNDS, model.figures.row_counts, model.figures.inferences)
+        rows.add(model.labels, ROW_BOUNDS, model.figures.row_counts, model.figures.batch_rows)
     yield rows.text()
 
 

@@ -1,4 +1,4 @@
-"""Flags of how models are executed: response cache, rate limiter."""
+"""Flags of how models are executed: response cache, rate limiter, batches."""
 
 import argparse
 from dataclasses import dataclass, field
@@ -9,14 +9,16 @@ from gangway.server.rate_limits import RateLimits
 TITLE = "models"
 CACHE_IMPLEMENTATION = "local"
 RATE_LIMIT_MODES = ("off", "execution_count")
+BATCHING_MODES = ("auto", "off")
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """`cache_bytes`: memory of the response cache; 0: there is none."""
+    """`cache_bytes`: memory of the response cache; 0: there is none. `batching`: requests may be joined and split."""
 
     cache_bytes: int = 0
     rates: RateLimits = field(default_factory=RateLimits)
+    batching: bool = True
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
@@ -28,12 +30,15 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         help="whether resources and priorities of instance groups count (%(default)s)")  # fmt: skip
     add("--rate-limit-resource", type=_resource, action="append", default=[], metavar="NAME:COUNT",
         help="how much there is of a resource; otherwise what the model needs that needs most of it")  # fmt: skip
+    add("--batching", choices=BATCHING_MODES, default=BATCHING_MODES[0],
+        help="whether requests are joined to batches, and large ones split over gangs (%(default)s)")  # fmt: skip
 
 
 def read(arguments: argparse.Namespace) -> ModelOptions:
     """Return the values."""
     enabled = arguments.rate_limit != RATE_LIMIT_MODES[0]
-    return ModelOptions(arguments.cache_config, RateLimits(enabled, tuple(arguments.rate_limit_resource)))
+    rates = RateLimits(enabled, tuple(arguments.rate_limit_resource))
+    return ModelOptions(arguments.cache_config, rates, arguments.batching != BATCHING_MODES[1])
 
 
 def _cache_bytes(text: str) -> int:

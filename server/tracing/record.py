@@ -67,6 +67,7 @@ class TraceRecord(NamedTuple):
     status: str
     message: str
     rows: int
+    batch_rows: int  # of the batch that it was executed in; 0: its own
     target_us: float  # 0: best effort
     ranks: int
     attempts: int

@@ -71,6 +71,7 @@ class Sampled(NamedTuple):
             status=error.code.name if error else "OK",
             message=error.message[:MAX_TEXT_CHARACTERS] if error else "",
             rows=plan.shapes.rows,
+            batch_rows=outcome.batch_rows if outcome else 0,
             target_us=plan.terms.target_us,
             ranks=outcome.ranks if outcome else 0,
             attempts=outcome.attempts if outcome else 0,

@@ -157,6 +157,7 @@ def _attributes_of(record: TraceRecord, number: int) -> dict[str, str | int | fl
         attributes |= {
             "gangway.queue_us": (record.start_ns - record.arrival_ns) / 1e3,
             "gangway.compute_us": (record.computed_ns - record.start_ns) / 1e3,
+            "gangway.batch_rows": record.batch_rows or record.rows,
             "gangway.ranks": record.ranks,
             "gangway.attempts": record.attempts,
             "gangway.blocks": record.blocks,

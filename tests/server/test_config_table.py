@@ -146,8 +146,6 @@ def test_what_many_people_write_is_served() -> None:
     assert set(check_fields(parsed(text))) == {
         "optimization.graph",
         "optimization.execution_accelerators.cpu_execution_accelerator",
-        "dynamic_batching.preferred_batch_size",
-        "dynamic_batching.max_queue_delay_microseconds",
     }
 
 

@@ -67,6 +67,16 @@ def test_what_front_ends_count_adds_up_whoever_is_asked(table: StatisticsTable) 
     assert (figures.failures["REJECTED"], figures.own["qos_missed"]) == (1, 1)
 
 
+def test_a_batch_whose_requests_came_to_several_front_ends(table: StatisticsTable) -> None:
+    first, second = (statistics_of(table, front_end) for front_end in range(2))
+    second.succeeded(2, TIMES, None, SlotCounts(), batch_rows=3, leads=False)
+    first.succeeded(1, TIMES, None, SlotCounts(), batch_rows=3, leads=True)
+    figures = table.figures(MODEL)
+    assert (figures.success.count, figures.executions, figures.inferences, figures.batch_rows) == (2, 1, 3, 3)
+    assert {rows: batch.compute_infer.count for rows, batch in figures.batches.items()} == {3: 1}
+    assert sum(figures.row_counts) == 1
+
+
 def test_a_successor_goes_on_where_its_predecessor_was_killed(table: StatisticsTable) -> None:
     fd = table.segment.fd
     process = subprocess.Popen(
@@ -164,7 +174,7 @@ def test_versions_of_kernels() -> None:
 
 def test_another_layout_is_refused(table: StatisticsTable) -> None:
     table.segment.view[4] += 1
-    with pytest.raises(ValueError, match=f"statistics have layout 2 of {layout.MODELS} models"):
+    with pytest.raises(ValueError, match=f"statistics have layout {layout.VERSION + 1} of {layout.MODELS} models"):
         StatisticsTable.attach(os.dup(table.segment.fd))
     with pytest.raises(ValueError, match="is not a segment of statistics"):
         StatisticsTable.attach(os.dup(Segment.create(layout.PAGE_BYTES, "test-other").fd))

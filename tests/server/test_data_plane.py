@@ -9,7 +9,7 @@ from gangway.artifact.format import TensorSpec
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Cancel, Submit, unpack
 from gangway.executor.segment import Segment
-from gangway.executor.slots import SlotStatus, SlotTable
+from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
 from gangway.server.data_plane import DataPlane, PoolExhaustedError, TensorLayout, Usage
 
 SLOTS = 4
@@ -71,6 +71,15 @@ def test_a_request_from_open_to_close(bench: Bench) -> None:
         assert bench.plane.usage().requests == 1
     assert bench.plane.usage() == Usage(0, 0)
     assert bench.receive() is None
+
+
+@pytest.mark.parametrize(("alone", "key"), [(False, 0), (True, NEVER_JOINED)])
+def test_a_request_says_with_which_others_it_may_be_joined(bench: Bench, alone: bool, key: int) -> None:
+    with bench.plane.open(LAYOUT, rows=1) as request:
+        request.submit(alone=alone)
+        message = bench.start()
+        assert bench.slots.terms(message.slot).join_key == key
+        bench.finish(message)
 
 
 def test_waiting_ends_at_its_time_and_on_an_answer(bench: Bench) -> None:

@@ -200,7 +200,7 @@ def test_every_family_explains_itself_and_ours_are_named_as_prometheus_wants(ser
         ("gangway_request_duration_seconds", 1e-6, "nv_inference_request_duration_us"),
         ("gangway_queue_duration_seconds", 1e-6, "nv_inference_queue_duration_us"),
         ("gangway_compute_duration_seconds", 1e-6, "nv_inference_compute_infer_duration_us"),
-        ("gangway_batch_size_rows", 1, "nv_inference_count"),
+        ("gangway_batch_rows", 1, "nv_inference_count"),
         ("nv_inference_first_response_histogram_ms", 1e-3, "nv_inference_request_duration_us"),
     ],
 )
@@ -219,7 +219,7 @@ def test_histograms_add_up(served: Served, histogram: str, unit: float, counter:
     total = scrape(f"{histogram}_sum", **labels)
     assert total == pytest.approx(scrape(counter, **labels) * unit, abs=2 * unit)
     assert sum(buckets) > total / counts[-1] > 0
-    if histogram == "gangway_batch_size_rows":
+    if histogram == "gangway_batch_rows":
         assert buckets[8] - buckets[4] >= 1
 
 

@@ -156,6 +156,13 @@ def test_wrong_flags(capsys: pytest.CaptureFixture[str], flag: str, said: str) -
     assert len(text.splitlines()) == 2  # not the whole usage
 
 
+def test_batches_can_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_options([NEEDED]).models.batching
+    assert parse_options([NEEDED, "--batching=auto"]).models.batching
+    assert not parse_options([NEEDED, "--batching=off"]).models.batching
+    assert "argument --batching: invalid choice: 'on'" in wrong(capsys, "--batching=on")
+
+
 def test_a_category_in_two_restrictions(capsys: pytest.CaptureFixture[str]) -> None:
     flag = "--grpc-restricted-protocol=health:key=s3cret"
     text = wrong(capsys, flag, flag)

@@ -4,6 +4,7 @@ import grpc
 import pytest
 from gangway.executor.slots import SlotCounts
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.counting.figures import Duration
 from gangway.server.counting.layout import MAX_RESPONSE_BOUNDS
 from gangway.server.histogram import TIME_BOUNDS_NS
 from gangway.server.model_config import ConfigError
@@ -52,6 +53,29 @@ def test_batches_and_executions() -> None:
     assert message.last_inference > 1_600_000_000_000
     assert not message.memory_usage
     assert figures.message("m", 2, 5).memory_usage[0].byte_size == 5
+
+
+def test_a_batch_of_several_requests_is_one_execution() -> None:
+    """As Triton counts: each request has waited for the whole batch, and its rows are inferences."""
+    statistics = Statistics()
+    statistics.succeeded(2, times(10), None, SlotCounts(), batch_rows=7, leads=True)
+    statistics.succeeded(1, times(20), None, SlotCounts(), batch_rows=7, leads=False)
+    statistics.succeeded(4, times(30), None, SlotCounts(), batch_rows=7, leads=False)
+    statistics.succeeded(3, times(10), None, SlotCounts())
+    figures = statistics.figures()
+    assert (figures.success.count, figures.executions, figures.inferences, figures.batch_rows) == (4, 2, 10, 10)
+    assert figures.compute("compute_infer").count == 4
+    assert figures.compute("compute_infer").ns == (6 + 16 + 26 + 6) * MS
+    assert list(figures.batches) == [3, 7]
+    seven = figures.batches[7]
+    assert seven.compute_infer == Duration(1, 6 * MS)
+    assert (seven.compute_input, seven.compute_output) == (Duration(1, 6 * MS), Duration(1, 3 * MS))
+    assert [bucket for bucket, count in enumerate(figures.row_counts) if count] == [2, 3]
+    message = figures.message("m", 1)
+    assert (message.inference_count, message.execution_count) == (10, 2)
+    assert message.inference_stats.compute_infer.count == message.inference_stats.success.count == 4
+    totals = statistics.totals()
+    assert (totals.executions, totals.batch_rows) == (2, 10)
 
 
 def test_an_answer_from_the_cache_is_no_inference() -> None:

@@ -1,10 +1,13 @@
 """The order of a stream's requests and answers."""
 
 from dataclasses import dataclass
+from random import Random
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.stream_messages import sequence_of
 from gangway.server.stream_order import AnswerOrder, SequenceQueues
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,35 @@ def test_a_stream_that_has_ended_begins_nothing() -> None:
 
 def test_answers_are_kept_back_until_it_is_their_turn() -> None:
     order: AnswerOrder[str] = AnswerOrder()
-    tickets = [order.ticket() for _ in range(4)]
+    tickets = [order.ticket(["line"]) for _ in range(4)]
     assert order.put(tickets[2], "c") == []
     assert order.put(tickets[0], "a") == ["a"]
     assert order.put(tickets[1], "b") == ["b", "c"]
     assert order.put(tickets[3], "d") == ["d"]
+
+
+def test_an_answer_waits_for_all_lines_that_it_stands_in() -> None:
+    order: AnswerOrder[str] = AnswerOrder()
+    a, free, both, b, last = (order.ticket(lines) for lines in (["a"], [], ["a", "b"], ["b"], ["b", "a"]))
+    assert order.put(free, "free") == ["free"]
+    assert order.put(b, "b") == []
+    assert order.put(both, "both") == []
+    assert order.put(last, "last") == []
+    assert order.put(a, "a") == ["a", "both", "b", "last"]
+    assert order.put(order.ticket(["a", "b"]), "empty again") == ["empty again"]
+
+
+@given(st.lists(st.sets(st.sampled_from("abc")), max_size=12), st.randoms())
+def test_every_answer_is_sent_once_and_no_line_changes_its_order(lines: list[set[str]], random: Random) -> None:
+    order: AnswerOrder[int] = AnswerOrder()
+    tickets = [order.ticket(sorted(own)) for own in lines]
+    numbers = list(range(len(tickets)))
+    random.shuffle(numbers)
+    sent = [answer for number in numbers for answer in order.put(tickets[number], number)]
+    assert sorted(sent) == list(range(len(tickets)))
+    for line in "abc":
+        own = [number for number in sent if line in lines[number]]
+        assert own == sorted(own)
 
 
 def header(**parameters: int | str) -> bytes:

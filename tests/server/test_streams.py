@@ -1,10 +1,12 @@
 """ModelStreamInfer against a front end whose scheduler does what the test says."""
 
+import base64
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,8 +14,10 @@ import numpy as np
 import pytest
 from gangway.executor.messages import Submit
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.answers import Answers
 from gangway.server.errors import RequestError
+from gangway.server.front_end_messages import ModelRemoved
 from gangway.server.grpc_front_end import GrpcFrontEnd
 from gangway.server.health import Health
 from gangway.server.options.grpc import GrpcOptions
@@ -85,6 +89,26 @@ def test_answers_without_an_id_come_in_order(server: Any, stream: RawStream) -> 
     assert stream.receive().infer_response.id == "third"
     server.scheduler.answer(held[1])
     assert [list(stream.receive().infer_response.outputs[0].shape) for _ in range(2)] == [[1, 16], [2, 16]]
+
+
+def test_answers_of_a_model_that_preserves_ordering_come_in_order(
+    server: Any, stream: RawStream, announced: Any
+) -> None:
+    config = ModelConfig.FromString(base64.b64decode(announced.message.config))
+    config.dynamic_batching.preserve_ordering = True
+    encoded = base64.b64encode(config.SerializeToString()).decode()
+    server.front_end.handle(replace(announced.message, name="ordered", config=encoded))
+    server.scheduler.holding = True
+    for rows in (1, 2, 3):
+        stream.send(simple_request(f"{rows} rows", rows, "ordered" if rows < 3 else "simple"))
+    held = held_by_rows(server, 3)
+    server.scheduler.answer(held[2])
+    await_true(lambda: server.plane.usage().requests == 2)
+    server.scheduler.answer(held[3])
+    assert stream.receive().infer_response.id == "3 rows"  # another model's overtake them
+    server.scheduler.answer(held[1])
+    assert [stream.receive().infer_response.id for _ in range(2)] == ["1 rows", "2 rows"]
+    server.front_end.handle(ModelRemoved("ordered", 1))
 
 
 def test_an_error_is_of_one_request(server: Any, stream: RawStream) -> None:
@@ -255,7 +279,7 @@ def test_requests_of_a_sequence_are_executed_one_after_the_other() -> None:
     class OnlyStreams:
         infer = None
 
-    streams = Streams(infer, 8, StreamLimits())
+    streams = Streams(infer, lambda header: None, 8, StreamLimits())
     front_end = GrpcFrontEnd(OnlyStreams(), streams, {}, Health(Answers()), 8, GrpcOptions())  # type: ignore[arg-type]
     address = front_end.bind("127.0.0.1:0")
     front_end.start()

@@ -308,7 +308,9 @@ def test_opentelemetry_without_its_packages_is_a_clear_error(tmp_path: Path) -> 
 
 
 def test_a_trace_file_without_space_is_no_reason_to_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    record = TraceRecord(*("m", 1, "", "GRPC", "", "", 1, 2, 3, 4, 5, "OK", "", 1, 0.0, 1, 1, 1, 0, 0, 1, 0, True, []))
+    record = TraceRecord(
+        *("m", 1, "", "GRPC", "", "", 1, 2, 3, 4, 5, "OK", "", 1, 0, 0.0, 1, 1, 1, 0, 0, 1, 0, True, [])
+    )
     path = tmp_path / "folder" / "trace"
     file = TraceFile(path)
     for _ in range(3):
