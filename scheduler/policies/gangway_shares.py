@@ -21,15 +21,18 @@ def ask(work: Work, snapshot: Snapshot) -> None:
     """Set for how many cores a query asks; and, since it has only those, until when it must have begun.
 
     `due_us` becomes the time by which its cores x time would have to be done by the whole machine: the deadline, if it
-    asks for all cores; nearly its latest start, if it asks for few of many.
+    asks for all cores; nearly its latest start, if it asks for few of many. A part of a batch asks for what was planned
+    for it: more would be taken from the other parts, and the batch is done when all are.
     """
     if work.fixed:
         work.gang = work.cores
         return
-    gang = efficient_cores(work.model, work.level, work.query.rows, snapshot.core_count, EFFICIENCY)
-    if work.tier == IN_TIME and gang < work.most and work.remaining_us(gang) * work.margin > work.slack_us:
-        gang = max(gang, work.fewest_cores(work.slack_us / work.margin))
-    work.gang = gang
+    gang = work.query.cores
+    if not gang:
+        gang = efficient_cores(work.model, work.level, work.query.rows, snapshot.core_count, EFFICIENCY)
+        if work.tier == IN_TIME and gang < work.most and work.remaining_us(gang) * work.margin > work.slack_us:
+            gang = max(gang, work.fewest_cores(work.slack_us / work.margin))
+    work.gang = gang = min(gang, work.most)
     if work.tier == IN_TIME:
         work.due_us -= work.remaining_us(gang) * work.margin * (1 - gang / snapshot.core_count)
 
@@ -51,6 +54,8 @@ def share_out(ordered: Sequence[Work], snapshot: Snapshot) -> None:
     for work in able:
         if left <= 0:
             return
+        if work.query.cores and work.block is None:
+            continue  # beside the other parts of its batch it has what it needs; later it may grow
         rows, count = work.query.rows, snapshot.core_count
         widest = efficient_cores(work.model, work.level, rows, count, IDLE_EFFICIENCY)
         more = min(left, max(0, widest - work.grant))

@@ -307,3 +307,22 @@ def test_best_effort_progresses_while_deadlines_fill_the_machine() -> None:
     arrivals_us = result.outcomes.scheduled_us
     first = (models == 1) & (arrivals_us < 0.1 * arrivals_us[-1])
     assert (arrivals_us + latency_us)[first].max() < arrivals_us[-1]
+
+
+def test_parts_of_a_batch_have_the_cores_that_were_planned_for_them() -> None:
+    parts = [replace(query(number, LONG, 0.0), rows=4, cores=1, formed=True) for number in (1, 2)]
+    assert [(start.query_id, start.cores) for start in decide(0.0, parts, [])] == [(1, (0,)), (2, (1,))]
+
+
+def test_a_part_of_a_batch_leaves_idle_cores_alone_until_it_runs() -> None:
+    part = replace(query(1, LONG, 0.0), cores=1, formed=True)
+    [start] = decide(0.0, [part], [])
+    assert isinstance(start, Start) and start.cores == (0,)
+    [resize] = decide(1000.0, [], [running(part, 1000.0, cores=(0,))])
+    assert resize == Resize(1, (0, 1), "idle cores")
+
+
+def test_a_part_of_a_batch_does_not_ask_for_more_although_it_would_be_late() -> None:
+    # 80000 on one core, 40000 on two; the other part is to have the second core.
+    parts = [replace(query(number, LONG, 0.0), deadline_us=60_000.0, cores=1, formed=True) for number in (1, 2)]
+    assert [start.cores for start in decide(0.0, parts, [])] == [(0,), (1,)]

@@ -1,0 +1,1 @@
+"""Which waiting requests are executed together, and on how many gangs. Pure; docs/batching.md explains it."""

@@ -1,0 +1,172 @@
+"""Groups waiting requests into batches, and cuts batches into gangs' parts: what a policy is shown. Pure.
+
+A grouping is not remembered: at the next decision it is made anew from what waits then; only what has begun stays as it
+is. So a change of Packrat's configuration is the next dispatch, and costs nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, takewhile
+from operator import attrgetter
+from types import MappingProxyType
+
+from gangway.scheduler.batching.line import Line
+from gangway.scheduler.batching.model import BatchModel
+from gangway.scheduler.batching.units import FormedPiece, FormedUnit, units_of
+from gangway.scheduler.control import LoadModel
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policy import Query, RunningBlock
+
+__all__ = ["BatchFormer", "Formed", "FormedPiece", "FormedUnit"]
+
+LEAST_SHOWN = 4  # batches of a kind, or as many as there are cores: more cannot begin now
+_NO_STRETCHES: Mapping[int, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """What a policy is shown: queries in order of arrival; those in `units` stand for several or parts of requests.
+
+    `wake_us`: when to form again, if nothing happens before: requests that wait for company go then.
+    """
+
+    queries: Sequence[Query]
+    units: Mapping[int, FormedUnit] = field(default_factory=dict)  # by query id
+    wake_us: float | None = None
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What a `Formed` is made of."""
+
+    queries: list[Query]
+    units: dict[int, FormedUnit] = field(default_factory=dict)
+    wake_us: float | None = None
+
+
+class BatchFormer:
+    """Call `arrived` for each request, `form` before each decision.
+
+    `next_id` gives numbers for queries that stand for a part of a batch. `way_back_us`: as in Snapshot.
+    """
+
+    def __init__(self, next_id: Callable[[], int], way_back_us: float = 0.0) -> None:
+        self._next_id = next_id
+        self._way_back_us = way_back_us
+        self._models: dict[int, BatchModel] = {}
+        self._batches = count(1)
+
+    def add(self, spec: LoadModel) -> None:
+        """A model is loaded."""
+        model = BatchModel(spec)
+        if not model.is_plain:
+            self._models[spec.model_id] = model
+
+    def remove(self, model_id: int) -> None:
+        """It is not served any more."""
+        self._models.pop(model_id, None)
+
+    def arrived(self, query: Query) -> None:
+        """Learn how often a model is asked."""
+        model = self._models.get(query.model_id)
+        if model is not None and model.joins(query):
+            model.rate.arrived(query.arrival_us, query.rows)
+
+    def form(
+        self,
+        waiting: Sequence[Query],
+        now_us: float,
+        models: Mapping[int, ModelProfile],
+        core_count: int,
+        free_cores: int,
+        running: Sequence[RunningBlock] = (),
+        stretches: Mapping[int, float] = _NO_STRETCHES,
+    ) -> Formed:
+        """Return what the policy is shown of `waiting`, which is in order of arrival: `waiting` itself if it can be.
+
+        `models` has a profile for each of them; of `core_count` cores in service `free_cores` are idle.
+        """
+        if not self._models or not waiting:
+            return Formed(waiting)
+        passing, groups = self._grouped(waiting)
+        shown = _Shown(passing)
+        for kind in groups:
+            model = self._models[kind[0].model_id]
+            members = _next_in_order(kind, model, waiting, running) if model.keeps_order else kind
+            if not members:
+                continue
+            model.see(models[model.model_id], core_count)
+            may_wait = free_cores == core_count and len(members) == len(waiting)
+            self._show(members, model, now_us, may_wait, stretches.get(model.model_id, 1.0), shown)
+        if not shown.units and len(shown.queries) == len(waiting):
+            return Formed(waiting)
+        shown.queries.sort(key=attrgetter("arrival_us"))
+        return Formed(shown.queries, shown.units, shown.wake_us)
+
+    def _grouped(self, waiting: Sequence[Query]) -> tuple[list[Query], list[list[Query]]]:
+        """Return what passes through, and the others by kind: only those of one kind are joined."""
+        passing: list[Query] = []
+        kinds: dict[tuple[int, ...], list[Query]] = {}
+        for query in waiting:
+            model = self._models.get(query.model_id)
+            if model is None or query.started or query.formed:
+                passing.append(query)
+            elif model.keeps_order:
+                kinds.setdefault((query.model_id,), []).append(query)
+            elif model.joins(query):
+                kinds.setdefault(_kind(query), []).append(query)
+            elif model.splits and query.rows > 1:
+                kinds[-1, query.query_id] = [query]
+            else:
+                passing.append(query)
+        return passing, list(kinds.values())
+
+    def _show(
+        self, members: list[Query], model: BatchModel, now_us: float, may_wait: bool, stretch: float, shown: _Shown
+    ) -> None:
+        """Show the next batches of one kind."""
+        rows = sum(query.rows for query in members)
+        joins = model.joins(members[0])
+        may_wait = may_wait and joins and model.rewarding_gap_us(rows) is not None
+        if not joins or (model.wanted_rows(rows) == 1 and not may_wait):
+            for query in members[:1] if model.keeps_order else members:
+                self._show_batch([query], query.deadline_us, model, shown)
+            return
+        line = Line(members, model, now_us, self._way_back_us, stretch)
+        most = 1 if model.keeps_order else max(LEAST_SHOWN, model.cores)
+        batches, held_until_us = line.batches(most, may_wait)
+        for begin, end in batches:
+            self._show_batch(line.members[begin:end], line.deadline_us(begin, end), model, shown)
+        if held_until_us is not None:
+            shown.wake_us = held_until_us if shown.wake_us is None else min(shown.wake_us, held_until_us)
+
+    def _show_batch(
+        self, members: Sequence[Query], deadline_us: float | None, model: BatchModel, shown: _Shown
+    ) -> None:
+        """Show a batch as a query of each of its gangs; requests that have a gang each, or one for all, as they are."""
+        gangs = model.gangs(sum(query.rows for query in members))
+        apart = [query.rows for query in members] == [rows for _, rows in gangs]
+        if apart and not (model.keeps_order and len(members) > 1):
+            shown.queries += members
+            return
+        for unit in units_of(members, gangs, deadline_us, next(self._batches), self._next_id):
+            shown.units[unit.query.query_id] = unit
+            shown.queries.append(unit.query)
+
+
+def _kind(query: Query) -> tuple[int, ...]:
+    return query.model_id, query.priority, query.rejects_late, query.join_key
+
+
+def _next_in_order(
+    members: list[Query], model: BatchModel, waiting: Sequence[Query], running: Sequence[RunningBlock]
+) -> list[Query]:
+    """Return who may be in the next batch of a model that keeps their order; nobody while one is under way."""
+    if any(query.model_id == model.model_id and (query.started or query.formed) for query in waiting):
+        return []
+    if any(block.query.model_id == model.model_id for block in running):
+        return []
+    first = members[0]
+    if not model.joins(first):
+        return members[:1]
+    return list(takewhile(lambda query: _kind(query) == _kind(first), members))

@@ -1,0 +1,98 @@
+"""What the former knows of one model: its settings, how often it is asked, how long its batches take. Pure."""
+
+from collections.abc import Sequence
+
+from gangway.executor.slots import MAX_PARTS, NEVER_JOINED
+from gangway.scheduler.batching.hold import ArrivalRate, pays
+from gangway.scheduler.batching.size import BatchSizes, batch_sizes
+from gangway.scheduler.batching.split import SplitTable, split_table
+from gangway.scheduler.control import LoadModel
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policies.gangway_shares import IDLE_EFFICIENCY
+from gangway.scheduler.policy import Query
+from gangway.scheduler.prediction import efficient_cores
+
+NEVER_LATE = float("inf")
+
+
+class BatchModel:
+    """A model whose requests are joined or split. Call `see` before anything that has to do with time.
+
+    `limited`: it has only so many instances, and each gang counts as one; so nothing is split.
+    """
+
+    def __init__(self, spec: LoadModel) -> None:
+        self.model_id = spec.model_id
+        self.splits = spec.splits and spec.max_rows > 1 and not spec.indivisible and not spec.limits
+        self.keeps_order = spec.preserve_ordering
+        self.max_rows = spec.max_rows
+        self.max_delay_us = spec.max_delay_us
+        self.rate = ArrivalRate()
+        self._joins = spec.joins and spec.max_rows > 1
+        self._preferred = tuple(sorted(rows for rows in spec.preferred_rows if 0 < rows <= spec.max_rows))
+        self._profile: ModelProfile | None = None
+        self.cores = 0  # that a batch may be split over
+        self._sizes: BatchSizes
+        self._table: SplitTable
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its requests are none of the former's business."""
+        return not (self._joins or self.splits or self.keeps_order)
+
+    def joins(self, query: Query) -> bool:
+        """Whether a request may be joined with others."""
+        return self._joins and query.join_key < NEVER_JOINED
+
+    def see(self, profile: ModelProfile, cores: int) -> None:
+        """Take this profile, on a machine of so many cores, for what follows."""
+        cores = min(cores, MAX_PARTS)
+        if profile is not self._profile or cores != self.cores:
+            self._profile, self.cores = profile, cores
+            self._table = split_table(profile, cores, self.max_rows)
+            self._sizes = batch_sizes(profile, cores, self.max_rows, self._preferred, self.splits)
+
+    def latency_us(self, rows: int) -> float:
+        """Return how long a batch takes on all cores, as it will be split."""
+        return self._sizes.latency_us(rows)
+
+    def gangs(self, rows: int) -> Sequence[tuple[int, int]]:
+        """Return (cores, rows) of the gangs for a batch; of a single one cores are 0: as many as the policy likes."""
+        gangs = self._table.best(self.cores, rows).gangs if self.splits and rows > 1 else ()
+        return gangs if len(gangs) > 1 else ((0, rows),)
+
+    def time_left_us(self, query: Query, now_us: float) -> float | None:
+        """Return how much time is left until it must be done; infinite if nothing is asked; None if it will be late.
+
+        What is not measured is no reason to call a query late.
+        """
+        if query.deadline_us is None:
+            return NEVER_LATE
+        left_us = query.deadline_us - now_us
+        assert self._profile is not None
+        if self._profile.varies or not self._profile.measured:
+            return NEVER_LATE if left_us > 0 else None
+        return left_us if left_us >= self.latency_us(query.rows) else None
+
+    def wanted_rows(self, rows: int) -> int:
+        """Return how many of so many waiting rows the next batch should have; 0: what there is had better wait.
+
+        With a configured delay as Triton does it: a preferred size at once, the largest that can be had. Without:
+        whatever gives the least mean latency, as far as that is known.
+        """
+        assert self._profile is not None
+        if self.max_delay_us is None:
+            return self._sizes.next_rows(rows) if self._profile.measured else 1
+        reached = [size for size in self._preferred or (self.max_rows,) if size <= rows]
+        return reached[-1] if reached else 0
+
+    def rewarding_gap_us(self, rows: int) -> float | None:
+        """Return in what time the next request is expected if it pays that so many rows wait for it, else None."""
+        gap_us, more = self.rate.gap_us, self.rate.rows
+        assert self._profile is not None
+        if self.max_delay_us is not None or gap_us is None or not self._profile.measured or rows + more > self.max_rows:
+            return None
+        if not pays(rows, more, gap_us, self.latency_us) or len(self.gangs(rows + more)) > 1:
+            return None
+        takes_all = efficient_cores(self._profile, 0.0, rows, self.cores, IDLE_EFFICIENCY) == self.cores
+        return gap_us if takes_all else None  # else there is a core for the next request anyway

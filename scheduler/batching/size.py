@@ -1,0 +1,74 @@
+"""How many of n waiting rows the next batch takes. Pure.
+
+If nobody else came, batches of b1, b2, ... rows would run one after the other, and everybody waits while one runs. So
+the least sum of all rows' completion times, and with it the least mean latency, is
+
+    cost(n) = min over b of n * L(b) + cost(n - b)
+
+with L(b) the time of a batch of b rows in the gangs that are best for it. A short queue gets small batches, since a row
+that could be answered alone would wait for others. A long one gets those with the most rows a second, since everybody
+waits for everybody before. Nothing has to be tuned. If batches gain nothing, rows go one by one.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+from gangway.scheduler.batching.split import GANG_US, split_table
+from gangway.scheduler.model_profile import ModelProfile
+
+LONGEST_QUEUE = 1024  # rows; in a longer one the next batch is the same: the one with the most rows a second
+
+
+class BatchSizes:
+    """The best next batch for each number of waiting rows, found when it is first asked for.
+
+    `latency_us(rows)`: L. `allowed`: numbers of rows that a batch may have, ascending; the last ones of a queue that
+    are fewer than any go together. Empty: all up to `max_rows`.
+    """
+
+    def __init__(
+        self, latency_us: Callable[[int], float], max_rows: int, allowed: Sequence[int] = (), batch_us: float = GANG_US
+    ) -> None:
+        self._latency_us = latency_us
+        self._batch_us = batch_us  # what a batch costs beside its execution
+        self._allowed = tuple(rows for rows in allowed if rows <= max_rows) or tuple(range(1, max_rows + 1))
+        self._times_us: list[float] = []  # of the allowed sizes, as far as they were needed
+        self._cost_us = [0.0]  # by waiting rows
+        self._next = [0]
+
+    def next_rows(self, waiting_rows: int) -> int:
+        """Return the size of the next batch; the smallest of equally good ones."""
+        rows = min(waiting_rows, LONGEST_QUEUE)
+        while len(self._next) <= rows:
+            self._extend()
+        return self._next[rows]
+
+    def latency_us(self, rows: int) -> float:
+        """Return L."""
+        return self._latency_us(rows)
+
+    def _extend(self) -> None:
+        rows = len(self._next)
+        known = bisect_right(self._allowed, rows)
+        for size in self._allowed[len(self._times_us) : known]:
+            self._times_us.append(self._latency_us(size) + self._batch_us)
+        if known:
+            pairs = zip(self._times_us, self._allowed, strict=False)
+            cost_us, best = min((rows * time_us + self._cost_us[rows - size], size) for time_us, size in pairs)
+        else:
+            cost_us, best = rows * (self._latency_us(rows) + self._batch_us), rows
+        self._cost_us.append(cost_us)
+        self._next.append(best)
+
+
+def batch_sizes(
+    profile: ModelProfile, cores: int, max_rows: int, allowed: Sequence[int] = (), splits: bool = True
+) -> BatchSizes:
+    """Return the sizes for a model on so many cores, made once for a profile. `splits`: batches may be split."""
+    key = (batch_sizes, cores, max_rows, tuple(allowed), splits)
+    known: BatchSizes | None = profile.derived.get(key)
+    if known is None:
+        table = split_table(profile, cores, max_rows)
+        latency_us = table.latency_us if splits else table.fat_us
+        known = profile.derived[key] = BatchSizes(lambda rows: latency_us(cores, rows), max_rows, allowed)
+    return known

@@ -1,0 +1,366 @@
+"""What a policy is shown of waiting requests. Times are microseconds."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from gangway.executor.slots import NEVER_JOINED
+from gangway.scheduler.batching.former import BatchFormer, Formed
+from gangway.scheduler.control import LoadModel
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policy import Query, RunningBlock
+
+CORES = 2
+FLAT, LINEAR, WHOLE = 1, 2, 3
+MAX_ROWS = 8
+
+
+def profile(model_id: int, eight_rows: float, together: float, measured: bool = True) -> ModelProfile:
+    """10 ms for one row on one or two cores; eight take so many times as long, and beside others of their kind."""
+    return ModelProfile(
+        model_id=model_id,
+        name=f"model {model_id}",
+        layers=1,
+        max_ranks=CORES,
+        latency_us=(((10_000.0, 10_000.0),),),
+        rows_factor=((1.0, eight_rows),) * CORES if measured else (),
+        together_factor=((together, together * eight_rows), (1.0, eight_rows)) if measured else (),
+        batches=(1, 8) if measured else (1,),
+        measured=measured,
+    )
+
+
+# FLAT: eight rows in 11 ms. LINEAR: in 80 ms, or 40 on each core, so that two gangs do it in half the time.
+MODELS = {
+    FLAT: profile(FLAT, 1.1, 3.0),
+    LINEAR: profile(LINEAR, 8.0, 1.0),
+    WHOLE: profile(WHOLE, 8.0, 1.0, measured=False),
+}
+
+
+def spec(model_id: int, **changes: object) -> LoadModel:
+    known = LoadModel(model_id, f"model {model_id}", "key", 1, CORES, 64, MAX_ROWS, joins=True)
+    return replace(known, indivisible=model_id == WHOLE, **changes)  # type: ignore[arg-type]
+
+
+def query(query_id: int, model_id: int = FLAT, rows: int = 1, **changes: object) -> Query:
+    """Arrives at 100 times its number, best effort."""
+    return replace(Query(query_id, model_id, rows, 100.0 * query_id, None), **changes)  # type: ignore[arg-type]
+
+
+class Former:
+    """A former with models; all cores are free unless something is said of them."""
+
+    def __init__(self, *specs: LoadModel) -> None:
+        ids = count(1000)
+        self.former = BatchFormer(lambda: next(ids))
+        for each in specs:
+            self.former.add(each)
+
+    def form(
+        self, waiting: Sequence[Query], now_us: float = 1000.0, free: int = CORES, running: Sequence[RunningBlock] = ()
+    ) -> Formed:
+        formed = self.former.form(waiting, now_us, MODELS, CORES, free, running)
+        assert list(formed.queries) == sorted(formed.queries, key=lambda shown: shown.arrival_us)
+        return formed
+
+
+def batches(formed: Formed) -> list[list[int]]:
+    """The requests of each unit, or the one request that is shown as it is."""
+    found = []
+    for shown in formed.queries:
+        unit = formed.units.get(shown.query_id)
+        found.append([piece.query_id for piece in unit.pieces] if unit else [shown.query_id])
+    return found
+
+
+def test_waiting_requests_are_joined() -> None:
+    waiting = [query(number) for number in range(1, 6)]
+    formed = Former(spec(FLAT)).form(waiting)
+    [shown] = formed.queries
+    unit = formed.units[shown.query_id]
+    assert unit.query is shown
+    assert (shown.query_id, shown.rows, shown.arrival_us, shown.cores, shown.formed) == (1, 5, 100.0, 0, True)
+    assert unit.pieces == tuple((number, 0, 1) for number in range(1, 6))
+    assert (unit.batch_rows, unit.batch) == (5, 1)
+
+
+def test_a_large_request_is_split() -> None:
+    formed = Former(spec(LINEAR)).form([query(1, LINEAR, 7)])
+    assert [(shown.query_id, shown.rows, shown.cores) for shown in formed.queries] == [(1, 4, 1), (1000, 3, 1)]
+    first, second = formed.units[1], formed.units[1000]
+    assert (first.pieces, second.pieces) == (((1, 0, 4),), ((1, 4, 3),))
+    assert first.batch == second.batch and first.batch_rows == second.batch_rows == 7
+
+
+def test_a_joined_batch_is_split_across_requests() -> None:
+    waiting = [query(1, LINEAR, 3), query(2, LINEAR, 1), query(3, LINEAR, 4)]
+    former = Former(spec(LINEAR, max_delay_us=0.0))
+    assert batches(former.form(waiting)) == [[1, 2], [3]]
+    formed = former.form([replace(waiting[0], rows=2), waiting[1], waiting[2]])
+    assert [unit.pieces for unit in formed.units.values()] == [((1, 0, 2), (2, 0, 1), (3, 0, 1)), ((3, 1, 3),)]
+
+
+def test_requests_that_would_have_a_gang_each_are_shown_as_they_are() -> None:
+    waiting = [query(1, LINEAR, 4), query(2, LINEAR, 4)]
+    formed = Former(spec(LINEAR, max_delay_us=0.0)).form(waiting)
+    assert formed.queries is waiting and not formed.units
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        [],
+        [query(1)],
+        [query(1, LINEAR)],
+        [query(1, 9), query(2, 9, 8)],  # a model of which the former was not told
+        [query(1), query(2, LINEAR), query(3, WHOLE)],
+        [query(1, started=True), query(2, started=True)],
+        [query(1, formed=True, cores=1), query(2, formed=True, rows=4)],
+        [query(1, priority=1), query(2)],
+        [query(1, rejects_late=True), query(2)],
+        [query(1, join_key=1), query(2, join_key=2)],
+        [query(1, join_key=NEVER_JOINED), query(2, join_key=NEVER_JOINED)],
+        [query(number, WHOLE) for number in range(1, 9)],  # not measured: joining may be worth nothing
+    ],
+)
+def test_where_nothing_is_joined_or_split_the_queue_itself_is_shown(waiting: list[Query]) -> None:
+    formed = Former(spec(FLAT), spec(LINEAR), spec(WHOLE)).form(waiting)
+    assert formed.queries is waiting
+    assert not formed.units and formed.wake_us is None
+
+
+def test_equal_keys_are_joined_and_different_ones_apart() -> None:
+    waiting = [query(number, join_key=number % 2) for number in range(1, 7)]
+    assert batches(Former(spec(FLAT)).form(waiting)) == [[1, 3, 5], [2, 4, 6]]
+
+
+def test_what_must_not_be_joined_may_be_split() -> None:
+    waiting = [query(1, LINEAR, 4, join_key=NEVER_JOINED), query(2, LINEAR, join_key=NEVER_JOINED)]
+    assert batches(Former(spec(LINEAR)).form(waiting)) == [[1], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"joins": False, "splits": False}, {"joins": False, "limits": (("instances", 1, 1),)}]
+)
+def test_switched_off(changes: dict[str, object]) -> None:
+    waiting = [query(1, LINEAR, 8), query(2, LINEAR), query(3, LINEAR)]
+    assert Former(spec(LINEAR, **changes)).form(waiting).queries is waiting
+
+
+def test_a_model_with_instances_is_joined_and_not_split() -> None:
+    former = Former(spec(LINEAR, limits=(("instances", 1, 1),), max_delay_us=0.0))
+    formed = former.form([query(1, LINEAR, 4), query(2, LINEAR, 4)])
+    assert batches(formed) == [[1, 2]]
+    assert formed.queries[0].cores == 0
+
+
+def test_after_it_is_unloaded_a_model_is_let_alone() -> None:
+    former = Former(spec(FLAT))
+    former.former.remove(FLAT)
+    waiting = [query(1), query(2)]
+    assert former.form(waiting).queries is waiting
+
+
+# -- deadlines
+
+
+def test_nobody_who_would_be_in_time_alone_is_made_late() -> None:
+    # Eight rows take 11 ms, one 10: with 10.9 ms left, less 4 %, a member bears five others at most.
+    waiting = [query(number, deadline_us=1000.0 + 10_900.0) for number in range(1, 9)]
+    [first, *rest] = batches(Former(spec(FLAT)).form(waiting))
+    assert 1 < len(first) < 8
+    largest_us = 10_000.0 * (1 + 0.1 * (len(first) - 1) / 7)
+    assert largest_us * 1.04 <= 10_900.0 < (largest_us + 10_000.0 * 0.1 / 7) * 1.04
+    assert first == list(range(1, len(first) + 1)) and rest
+
+
+def test_those_that_can_be_in_time_go_first_and_are_topped_up_with_late_ones() -> None:
+    late = [query(number, deadline_us=1500.0) for number in range(1, 4)]
+    punctual = [query(4, deadline_us=90_000.0), query(5, deadline_us=80_000.0)]
+    formed = Former(spec(FLAT)).form([*late, *punctual])
+    assert batches(formed) == [[5, 4, 1, 2, 3]]
+    assert (formed.queries[0].deadline_us, formed.queries[0].arrival_us) == (80_000.0, 100.0)
+
+
+def test_a_batch_of_late_ones_has_the_earliest_deadline() -> None:
+    formed = Former(spec(FLAT)).form([query(1, deadline_us=1500.0), query(2, deadline_us=1200.0), query(3)])
+    assert formed.queries[0].deadline_us == 1200.0
+
+
+def test_one_that_is_late_as_things_usually_go_does_not_bind_the_others() -> None:
+    waiting = [query(1, deadline_us=11_200.0), *(query(number, deadline_us=99_000.0) for number in range(2, 9))]
+    [first] = batches(Former(spec(FLAT)).form(waiting))
+    assert first == list(range(1, 9))
+
+
+def test_the_way_back_is_kept() -> None:
+    waiting = [query(1, deadline_us=12_400.0), query(2, deadline_us=12_400.0)]
+    former = Former(spec(FLAT))
+    assert batches(former.form(waiting)) == [[1, 2]]
+    hasty = BatchFormer(iter(range(9)).__next__, way_back_us=900.0)
+    hasty.add(spec(FLAT))
+    assert not hasty.form(waiting, 1000.0, MODELS, CORES, CORES).units
+
+
+def test_what_is_not_measured_is_no_reason_to_think_a_request_late() -> None:
+    waiting = [query(number, WHOLE, deadline_us=11_001.0) for number in range(1, 9)]
+    assert batches(Former(spec(WHOLE, max_delay_us=0.0)).form(waiting)) == [list(range(1, 9))]
+
+
+# -- long queues
+
+
+def test_of_a_long_queue_the_next_batches_are_shown_and_one_of_the_late_ones() -> None:
+    late = [query(number) for number in range(1, 101)]
+    punctual = [query(number, deadline_us=1e6 + number) for number in range(101, 201)]
+    formed = Former(spec(FLAT)).form([*late, *punctual])
+    assert batches(formed) == [list(range(1, 9)), *(list(range(at, at + 8)) for at in (101, 109, 117, 125))]
+
+
+def test_no_batch_has_more_rows_or_requests_than_allowed() -> None:
+    former = Former(spec(FLAT, max_rows=1024))
+    assert [len(batch) for batch in batches(former.form([query(number) for number in range(1, 301)]))][:2] == [64, 64]
+    rng = random.Random(1)
+    for _ in range(50):
+        waiting = [query(number, rows=rng.randint(1, 8)) for number in range(1, rng.randint(2, 12))]
+        formed = Former(spec(FLAT)).form(waiting)
+        assert all(shown.rows <= MAX_ROWS for shown in formed.queries)
+
+
+# -- company
+
+
+def test_a_request_waits_for_the_next_one_if_that_pays() -> None:
+    former = Former(spec(FLAT))
+    waiting = [query(number) for number in range(1, 3)]
+    for each in waiting:
+        former.former.arrived(each)
+    held = former.form(waiting[1:], now_us=210.0)
+    assert (list(held.queries), held.wake_us) == ([], 300.0)
+    assert former.form(waiting[1:], now_us=300.0).queries == waiting[1:]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "free"),
+    [
+        ([query(2), query(3, LINEAR)], CORES),  # somebody else wants the cores
+        ([query(2)], CORES - 1),
+        ([query(2, join_key=NEVER_JOINED)], CORES),
+        ([query(2, deadline_us=10_700.0)], CORES),  # it would be late
+    ],
+)
+def test_a_request_does_not_wait_for_company(waiting: list[Query], free: int) -> None:
+    former = Former(spec(FLAT), spec(LINEAR))
+    for number in (1, 2):
+        former.former.arrived(query(number))
+    formed = former.form(waiting, now_us=210.0, free=free)
+    assert formed.queries is waiting and formed.wake_us is None
+
+
+def test_nobody_waits_for_company_that_can_have_a_core_of_its_own() -> None:
+    former = Former(spec(LINEAR))
+    for number in (1, 2):
+        former.former.arrived(query(number, LINEAR))
+    assert former.form(waiting := [query(2, LINEAR)], now_us=210.0).queries is waiting
+
+
+# -- configured
+
+
+def test_whatever_waits_goes_together_without_a_delay() -> None:
+    former = Former(spec(WHOLE, max_delay_us=0.0))
+    waiting = [query(number, WHOLE) for number in range(1, 11)]
+    assert batches(former.form(waiting)) == [list(range(1, 9)), [9, 10]]
+    assert batches(former.form(waiting[:1])) == [[1]]
+
+
+def test_a_delay_is_kept_unless_a_batch_is_full() -> None:
+    former = Former(spec(FLAT, max_delay_us=5000.0))
+    waiting = [query(number) for number in range(1, 12)]
+    held = former.form(waiting[:7], now_us=1000.0)
+    assert (list(held.queries), held.wake_us) == ([], 5100.0)
+    assert batches(former.form(waiting[:7], now_us=5100.0)) == [list(range(1, 8))]
+    full = former.form(waiting, now_us=1200.0)
+    assert (batches(full), full.wake_us) == ([list(range(1, 9))], 5900.0)
+
+
+def test_a_delay_ends_where_a_deadline_begins() -> None:
+    former = Former(spec(FLAT, max_delay_us=50_000.0))
+    held = former.form([query(1, deadline_us=20_000.0), query(2)], now_us=1000.0)
+    assert held.wake_us == pytest.approx(20_000.0 - 1.04 * 10_000.0 * (1 + 0.1 / 7))
+
+
+def test_preferred_sizes() -> None:
+    former = Former(spec(FLAT, max_delay_us=5000.0, preferred_rows=(2, 4)))
+    waiting = [query(number) for number in range(1, 8)]
+    formed = former.form(waiting)
+    assert (batches(formed), formed.wake_us) == ([[1, 2, 3, 4], [5, 6]], 5700.0)
+    assert batches(former.form(waiting, now_us=5700.0)) == [[1, 2, 3, 4], [5, 6], [7]]
+
+
+# -- order
+
+
+def test_batches_of_a_model_that_keeps_order_run_one_after_the_other() -> None:
+    former = Former(spec(FLAT, preserve_ordering=True))
+    waiting = [query(1, deadline_us=1e9), query(2, deadline_us=1e8), query(3, priority=1), query(4)]
+    assert batches(former.form(waiting)) == [[1, 2]]
+    begun = replace(waiting[0], started=True)
+    assert batches(former.form([begun, *waiting[1:]])) == [[1]]
+    block = RunningBlock(replace(waiting[0], formed=True), 1, (0,), 500.0)
+    assert batches(former.form(waiting[2:], free=1, running=[block])) == []
+    assert batches(former.form(waiting[2:])) == [[3]]
+
+
+def test_a_model_that_keeps_order_may_be_split() -> None:
+    former = Former(spec(LINEAR, preserve_ordering=True))
+    formed = former.form([query(1, LINEAR, 8), query(2, LINEAR, 8)])
+    assert batches(formed) == [[1], [1]]
+
+
+# -- anything
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_batches_are_closed_and_nothing_is_shown_twice(seed: int) -> None:
+    rng = random.Random(seed)
+    delay_us = rng.choice((None, 0.0, 300.0))
+    specs = [spec(FLAT, max_delay_us=delay_us), spec(LINEAR, preserve_ordering=rng.random() < 0.3), spec(WHOLE)]
+    former = Former(*specs)
+    waiting = [
+        query(
+            number,
+            rng.choice((FLAT, LINEAR, WHOLE, 9)),
+            rng.randint(1, MAX_ROWS) if rng.random() < 0.5 else 1,
+            deadline_us=rng.choice((None, rng.uniform(0, 1e5))),
+            priority=rng.choice((0, 0, 1)),
+            join_key=rng.choice((0, 0, 7, NEVER_JOINED)),
+            started=(begun := rng.random() < 0.1),
+            formed=begun,
+        )
+        for number in range(1, rng.randint(2, 60))
+    ]
+    MODELS.setdefault(9, MODELS[FLAT])
+    formed = former.form(waiting, now_us=3000.0)
+    known = {each.query_id: each for each in waiting}
+    rows_shown = dict.fromkeys(known, 0)
+    batch_of: dict[int, int] = {}
+    for shown in formed.queries:
+        unit = formed.units.get(shown.query_id)
+        if unit is None:
+            assert shown is known[shown.query_id]
+            rows_shown[shown.query_id] += shown.rows
+            continue
+        assert shown.rows == sum(piece.rows for piece in unit.pieces)
+        assert len({known[piece.query_id].model_id for piece in unit.pieces} | {shown.model_id}) == 1
+        for piece in unit.pieces:
+            assert piece.first_row == rows_shown[piece.query_id]
+            rows_shown[piece.query_id] += piece.rows
+            assert batch_of.setdefault(piece.query_id, unit.batch) == unit.batch
+    for each in waiting:
+        assert rows_shown[each.query_id] in (0, each.rows)
+        if each.started:
+            assert rows_shown[each.query_id] == each.rows

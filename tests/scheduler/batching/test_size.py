@@ -1,0 +1,93 @@
+"""How many rows the next batch takes, against all ways to serve a queue."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from gangway.scheduler.batching.size import LONGEST_QUEUE, BatchSizes, batch_sizes
+from gangway.scheduler.model_profile import ModelProfile
+
+
+def ways(rows: int) -> Iterator[list[int]]:
+    """All sequences of batches with so many rows together."""
+    if rows == 0:
+        yield []
+    for first in range(1, rows + 1):
+        for rest in ways(rows - first):
+            yield [first, *rest]
+
+
+def completion_sum(batches: list[int], times: list[float]) -> float:
+    now_us, total_us = 0.0, 0.0
+    for batch in batches:
+        now_us += times[batch]
+        total_us += batch * now_us
+    return total_us
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_other_way_has_a_lower_mean_latency(seed: int) -> None:
+    rng = random.Random(seed)
+    times = [0.0]
+    for _ in range(9):
+        times.append(times[-1] + rng.choice((5.0, 20.0, 60.0, 100.0)))
+    sizes = BatchSizes(lambda rows: times[rows], 9, batch_us=0.0)
+    for rows in range(1, 10):
+        found, left = [], rows
+        while left:
+            found.append(sizes.next_rows(left))
+            left -= found[-1]
+        best_us = min(completion_sum(way, times) for way in ways(rows))
+        assert completion_sum(found, times) == pytest.approx(best_us)
+
+
+def test_a_short_queue_goes_one_by_one_and_a_long_one_together() -> None:
+    # 100 us for the batch and 100 for each row: 8 rows in 900 instead of 1600.
+    sizes = BatchSizes(lambda rows: 100.0 + 100.0 * rows, 8, batch_us=0.0)
+    found = [sizes.next_rows(rows) for rows in (1, 2, 4, 100, 1000)]
+    assert found == sorted(found)
+    assert (found[0], found[1], found[-1]) == (1, 1, 8)
+
+
+def test_rows_that_gain_nothing_together_go_one_by_one() -> None:
+    sizes = BatchSizes(lambda rows: 1000.0 * rows, 64, batch_us=0.0)
+    assert {sizes.next_rows(rows) for rows in (1, 2, 3, 64, 65, 1000)} == {1}
+
+
+def test_rows_that_cost_nothing_more_go_together() -> None:
+    sizes = BatchSizes(lambda rows: 1000.0, 16, batch_us=0.0)
+    assert [sizes.next_rows(rows) for rows in (1, 2, 7, 16)] == [1, 2, 7, 16]
+    assert sizes.next_rows(40) in (8, 16)  # 8, then two full ones, or any other order: but never 17
+
+
+def test_each_batch_costs_something_itself() -> None:
+    tiny = BatchSizes(lambda rows: 20.0 * rows, 8)
+    assert tiny.next_rows(8) > 1
+    assert BatchSizes(lambda rows: 20_000.0 * rows, 8).next_rows(8) == 1
+
+
+def test_only_preferred_sizes_except_for_the_last_rows() -> None:
+    sizes = BatchSizes(lambda rows: 1000.0 + rows, 16, allowed=(4, 8, 32))
+    assert [sizes.next_rows(rows) for rows in (1, 2, 3, 4, 8)] == [1, 2, 3, 4, 8]
+    assert {sizes.next_rows(rows) for rows in range(4, 40)} == {4, 8}
+
+
+def test_a_queue_of_any_length_has_an_answer() -> None:
+    sizes = BatchSizes(lambda rows: 1000.0 + 10 * rows, 8)
+    assert sizes.next_rows(50 * LONGEST_QUEUE) == sizes.next_rows(LONGEST_QUEUE) == 8
+
+
+def test_a_model_whose_batches_may_be_split_has_other_sizes() -> None:
+    model = ModelProfile(
+        model_id=1,
+        name="model",
+        layers=1,
+        max_ranks=1,
+        latency_us=(((10_000.0, 10_000.0),),),
+        rows_factor=((1.0, 2.0, 8.0),) * 2,
+        batches=(1, 2, 8),
+        measured=True,
+    )
+    assert batch_sizes(model, 2, 8).next_rows(2) == 2  # one row on each core
+    assert batch_sizes(model, 2, 8, splits=False).next_rows(2) == 1
+    assert batch_sizes(model, 2, 8) is batch_sizes(model, 2, 8)

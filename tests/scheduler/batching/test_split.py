@@ -1,0 +1,169 @@
+"""Packrat's optimiser against all possible lists of gangs, and on tables of the paper's shape."""
+
+import random
+import time
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+from gangway.scheduler.batching.split import GANG_US, LEAST_GAIN, Instances, Split, SplitTable, split_table
+from gangway.scheduler.model_profile import ModelProfile
+
+
+def lists_of_gangs(cores: int, rows: int, widest: int) -> Iterator[list[tuple[int, int]]]:
+    """All lists of (cores, rows) with so many rows on at most so many cores."""
+    if rows == 0:
+        yield []
+    for width, taken in product(range(1, min(cores, widest) + 1), range(1, rows + 1)):
+        for rest in lists_of_gangs(cores - width, rows - taken, width):
+            yield [(width, taken), *rest]
+
+
+def random_times(seed: int, cores: int, rows: int) -> list[list[float]]:
+    """L that falls with cores and rises with rows, otherwise anyhow."""
+    rng = random.Random(seed)
+    times = [[0.0] * (rows + 1) for _ in range(cores + 1)]
+    for width, taken in product(range(1, cores + 1), range(1, rows + 1)):
+        longer = times[width][taken - 1]
+        shorter = times[width - 1][taken] if width > 1 else float("inf")
+        times[width][taken] = min(shorter, longer + rng.choice((0.0, 1.0, 2.0, 5.0)) * 100)
+    return times
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_other_list_of_gangs_is_done_sooner(seed: int) -> None:
+    cores, most = 5, 5
+    times = random_times(seed, cores, most)
+
+    def latency_us(width: int, taken: int) -> float:
+        return times[width][taken]
+
+    table = SplitTable(cores, most, lambda width, taken: 1e9, latency_us, gang_us=0.0)
+    for count, rows in product(range(2, cores + 1), range(2, most + 1)):
+        found = table.best(count, rows)
+        best_us = min(max(latency_us(*gang) for gang in gangs) for gangs in lists_of_gangs(count, rows, count))
+        assert found.latency_us == best_us == table.latency_us(count, rows)
+        assert max(latency_us(*gang) for gang in found.gangs) == best_us
+        assert sum(taken for _, taken in found.gangs) == rows
+        assert sum(width for width, _ in found.gangs) <= count
+        assert found.gangs == sorted(found.gangs, reverse=True)
+
+
+def bert(cores: int, rows: int) -> float:
+    """A table of the shape of the paper's: a power of two of rows per kernel, and few numbers of cores that help.
+
+    A gang of 4 with 4 rows is where cores do most; odd numbers of cores do no more than the next lower one.
+    """
+    batch = 1 << (rows - 1).bit_length()
+    helping = max(count for count in (1, 2, 4, 6, 8, 12, 16) if count <= cores)
+    lost = {1: 1.45, 2: 1.25, 4: 1.0, 6: 0.96, 8: 1.1, 12: 1.25, 16: 1.5}[helping]
+    fixed = 1.0 if batch < 4 else 0.0
+    return 1000.0 * (fixed + lost * batch / helping * 4)
+
+
+@pytest.mark.parametrize(
+    ("cores", "rows", "instances"),
+    [
+        (16, 8, "<2, 8, 4>"),
+        (16, 16, "<4, 4, 4>"),
+        (16, 32, "<4, 4, 8>"),
+        (16, 64, "<4, 4, 16>"),
+        (14, 16, "<1, 6, 8>, <2, 4, 4>"),
+        (14, 32, "<1, 6, 16>, <2, 4, 8>"),
+        (14, 64, "<1, 6, 32>, <2, 4, 16>"),
+    ],
+)
+def test_table_2_of_the_paper(cores: int, rows: int, instances: str) -> None:
+    split = SplitTable(cores, rows, bert, bert).best(cores, rows)
+    assert str(split) == instances
+    assert split.latency_us < bert(cores, rows)
+
+
+def test_one_gang_unless_a_split_gains_enough() -> None:
+    def table(gain: float) -> SplitTable:
+        return SplitTable(2, 8, lambda cores, rows: 1e6 * rows, lambda cores, rows: 2e6 * rows * (1 - gain))
+
+    assert table(LEAST_GAIN / 2).best(2, 8) == Split((Instances(1, 1, 8),), 8e6)
+    assert table(2 * LEAST_GAIN).best(2, 8).instances == (Instances(2, 1, 4),)
+    assert table(2 * LEAST_GAIN).best(1, 8).instances == (Instances(1, 1, 8),)
+    assert table(2 * LEAST_GAIN).best(2, 1).instances == (Instances(1, 1, 1),)
+
+
+def test_a_further_gang_costs_time() -> None:
+    def table(gang_us: float) -> SplitTable:
+        return SplitTable(4, 4, lambda cores, rows: 100.0 * rows, lambda cores, rows: 60.0 * rows, gang_us)
+
+    assert table(0.0).best(4, 4).instances == (Instances(4, 1, 1),)
+    assert table(GANG_US).best(4, 4).latency_us == table(GANG_US).latency_us(4, 4)
+    assert len(table(200.0).best(4, 4).gangs) == 1
+    assert table(200.0).latency_us(4, 4) == 400.0
+
+
+def test_one_gang_has_no_more_cores_than_help() -> None:
+    split = SplitTable(8, 1, lambda cores, rows: 1000.0 / min(cores, 3), None).best(8, 1)
+    assert split.instances == (Instances(1, 3, 1),)
+
+
+def test_a_slower_measurement_of_fewer_rows_counts_for_more_rows_too() -> None:
+    times = {1: 100.0, 2: 900.0, 3: 300.0, 4: 400.0}
+    split = SplitTable(2, 4, lambda cores, rows: 1e6, lambda cores, rows: times[rows], gang_us=0.0).best(2, 4)
+    assert split.latency_us == 900.0  # two rows each: who has three has had two, too
+
+
+def test_many_rows_are_counted_in_steps_and_none_is_lost() -> None:
+    def latency_us(cores: int, rows: int) -> float:
+        return 1000.0 * rows / cores**0.5
+
+    table = SplitTable(6, 1024, latency_us, latency_us)
+    for rows in (127, 128, 129, 255, 257, 511, 1001, 1023, 1024):
+        gangs = table.best(6, rows).gangs
+        assert sum(taken for _, taken in gangs) == rows
+        assert len(gangs) == 6
+        assert max(latency_us(*gang) for gang in gangs) <= latency_us(1, -(-rows // 6)) * 1.05
+
+
+@pytest.mark.parametrize(("cores", "rows"), [(0, 1), (3, 1), (1, 0), (1, 9)])
+def test_what_the_table_does_not_have_is_refused(cores: int, rows: int) -> None:
+    table = SplitTable(2, 8, lambda cores, rows: 1.0, None)
+    with pytest.raises(ValueError, match="the table has 2 x 8"):
+        table.best(cores, rows)
+
+
+def test_the_largest_table_takes_50_ms() -> None:
+    def latency_us(cores: int, rows: int) -> float:
+        return 1000 * ((20 + 30.0 * rows) * (0.1 + 0.9 / cores) + 10.0)
+
+    taken_ms = []
+    for _ in range(3):
+        begin_ns = time.thread_time_ns()
+        assert len(SplitTable(64, 1024, latency_us, latency_us).best(64, 1024).gangs) == 64
+        taken_ms.append((time.thread_time_ns() - begin_ns) / 1e6)
+    assert min(taken_ms) < 50
+
+
+def profile(measured: bool = True, indivisible: bool = False) -> ModelProfile:
+    """One layer that gains nothing by a second core: two gangs of half the rows take half the time."""
+    return ModelProfile(
+        model_id=1,
+        name="model",
+        layers=1,
+        max_ranks=2,
+        latency_us=(((10_000.0, 10_000.0),),),
+        rows_factor=((1.0, 2.0, 8.0),) * 2,
+        together_factor=((1.1, 2.2, 8.8), (1.0, 2.0, 8.0)),
+        batches=(1, 2, 8),
+        measured=measured,
+        indivisible=indivisible,
+    )
+
+
+def test_gangs_beside_each_other_count_as_they_were_measured() -> None:
+    table = split_table(model := profile(), 2, 8)
+    assert table.best(2, 8) == Split((Instances(2, 1, 4),), pytest.approx(44_000.0))
+    assert table.fat_us(2, 8) == 80_000.0
+    assert split_table(model, 2, 8) is table
+
+
+@pytest.mark.parametrize("model", [profile(measured=False), profile(indivisible=True)])
+def test_guesses_and_whole_models_are_not_split(model: ModelProfile) -> None:
+    assert split_table(model, 2, 8).best(2, 8).instances == (Instances(1, 1, 8),)
