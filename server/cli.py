@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": Command("gangway.server.serve_command", "serve a model repository over gRPC and HTTP"),
     "compile": Command("gangway.compiler.command", "compile a model and show its layers"),
     "profile": Command("gangway.server.profile_command", "measure a model's layers on this machine"),
+    "plan": Command("gangway.server.plan_command", "show how batches of a measured model are split over cores"),
     "tune": Command("gangway.server.tune_command", "find versions of a model's layers worth having on this machine"),
     "simulate": Command("gangway.simulator.command", "run scheduling policies on a modelled machine of N cores"),
     "report": Command("gangway.server.report.command", "draw what was measured of a model"),

@@ -1,0 +1,110 @@
+"""`gangway plan`: into which gangs batches of a measured model are split, and how long they are predicted to take."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.machine import cpu_name, machine_id
+from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile
+from gangway.executor.cores import available_cores
+from gangway.scheduler.batching.split import SplitTable, split_table
+from gangway.scheduler.profiles import policy_profile
+from gangway.server.compile_jobs import CompileError, Compiler
+from gangway.server.model_argument import find_model, positive_integer
+from rich.console import Console
+from rich.table import Table
+
+PIPE_COLUMNS = 150
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return 0, or 1 when the model has no profile. Wrong arguments exit with 2 (argparse)."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        name, path = find_model(options.path)
+    except ValueError as error:
+        parser.error(str(error))
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    try:
+        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
+        profile = _profile(manifest, options.cache_dir, options.path)
+    except (CompileError, ProfileError) as error:
+        print(f"gangway plan: {error}", file=sys.stderr)
+        return 1
+    cores = options.cores or profile.cores[-1]
+    if cores > profile.cores[-1]:
+        parser.error(f"argument --cores: the profile was measured on up to {profile.cores[-1]}")
+    batches = options.batch or list(profile.batches)
+    table = split_table(policy_profile(profile, 0, name, profile.cores[-1]), cores, max(batches))
+    console.print(_plan_table(name, table, batches))
+    console.print(*_notes(profile, batches), sep="\n", highlight=False, soft_wrap=True)
+    if options.json:
+        plan = {"model": name, "cores": cores, "batches": [_entry(table, rows) for rows in batches]}
+        options.json.write_text(json.dumps(plan, indent=1))
+    return 0
+
+
+def _profile(manifest: Manifest, cache_dir: Path, argument: Path) -> Profile:
+    """Return what was measured of a model on this machine. Raises ProfileError that says how to measure it."""
+    if manifest.engine is Engine.ONNXRUNTIME:
+        reason = f"onnxruntime serves it whole, on one core: {manifest.fallback_reason}"
+        raise ProfileError(f"batches of {manifest.model_name} are not split: {reason}")
+    machine = machine_id(cpu_name(), len(available_cores("all")), manifest.target.name)
+    path = profile_path(cache_dir, manifest.key, machine)
+    if not path.is_file():
+        raise ProfileError(f"{manifest.model_name} has not been measured here; `gangway profile {argument}` does it")
+    return read_profile(path)
+
+
+def _plan_table(name: str, table: SplitTable, batches: Sequence[int]) -> Table:
+    shown = Table(title=f"{name} on {table.cores} cores: <gangs, cores of each, rows of each>", title_justify="left")
+    shown.add_column("rows", justify="right")
+    shown.add_column("split", overflow="fold")
+    for heading in ("ms", "in one gang, ms", "share", "rows/s"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for rows in batches:
+        split, fat_us = table.best(table.cores, rows), table.fat_us(table.cores, rows)
+        times = [f"{time_us / 1e3:.4g}" for time_us in (split.latency_us, fat_us)]
+        rate = rows / split.latency_us * 1e6
+        shown.add_row(str(rows), str(split), *times, f"{split.latency_us / fat_us:.2f}", f"{rate:.4g}")
+    return shown
+
+
+def _notes(profile: Profile, batches: Sequence[int]) -> list[str]:
+    notes = [f"{profile.machine.cpu}, {profile.machine.cores} cores; gangs beside each other as they were measured"]
+    if max(batches) > profile.batches[-1]:
+        notes.append(
+            f"more than {profile.batches[-1]} rows on a core or gang were not measured: the last slope goes on"
+        )
+    return notes
+
+
+def _entry(table: SplitTable, rows: int) -> dict[str, object]:
+    split = table.best(table.cores, rows)
+    return {"rows": rows, **asdict(split), "one_gang_us": table.fat_us(table.cores, rows)}
+
+
+def _batches(text: str) -> list[int]:
+    return [positive_integer(part) for part in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangway plan",
+        description="Show into which gangs a server on so many cores splits batches of a model that was measured by "
+        "`gangway profile`, and how long they are predicted to take, beside one gang on all cores.",
+    )
+    add = parser.add_argument
+    add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
+    add("--cores", type=positive_integer, metavar="T", help="cores to split over (all that were measured)")
+    add("--batch", type=_batches, metavar="B[,B]", help="rows of the batch, or of several (those that were measured)")
+    add("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    add("--json", type=Path, metavar="FILE", help="write the plan here, too; times in microseconds")
+    return parser

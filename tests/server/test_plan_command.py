@@ -1,0 +1,86 @@
+"""`gangway plan`, as a user starts it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gangway.artifact.machine import cpu_name, machine_id
+from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
+from gangway.artifact.reader import read_manifest
+from gangway.executor.cores import available_cores
+
+
+def gangway_plan(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gangway.server.cli", "plan", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def cache_dir(compiled_zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that has the mlp and no profile."""
+    cache_dir: Path = tmp_path_factory.mktemp("plan") / "cache"
+    artifact = compiled_zoo.artifact("mlp")
+    shutil.copytree(artifact, cache_dir / artifact.name)
+    return cache_dir
+
+
+def write_measured(cache_dir: Path, artifact: Path) -> None:
+    """A profile of four cores: a row takes 4 ms on one, 2 on two and on four; gangs do not disturb each other."""
+    manifest = read_manifest(artifact)
+    batches = (1, 2, 4, 8)
+    times = tuple(tuple(us * rows for rows in batches) for us in (4000.0, 2000.0, 2000.0))
+    machine_name = machine_id(cpu_name(), len(available_cores("all")), manifest.target.name)
+    machine = Machine(machine_name, "a CPU", 4, manifest.target.name, 1.0, 1.0)
+    layer = LayerProfile("all", (times,), 0.0, 0.0, (), ())
+    profile = Profile(manifest.key, "mlp", machine, (1, 2, 4), batches, (layer,), times, times, (), 0, 1, 1.0)
+    write_profile(cache_dir, profile)
+
+
+def test_a_plan_says_gangs_and_times(compiled_zoo, cache_dir: Path, tmp_path: Path) -> None:
+    write_measured(cache_dir, compiled_zoo.artifact("mlp"))
+    model, options = str(compiled_zoo.repository / "mlp"), [f"--cache-dir={cache_dir}"]
+    result = gangway_plan(model, *options, "--batch=1,8,16", f"--json={tmp_path / 'plan.json'}")
+    assert result.returncode == 0, result.stderr
+    assert "mlp on 4 cores" in result.stdout
+    assert "<2, 2, 4>" in result.stdout and "the last slope goes on" in result.stdout
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["model"], plan["cores"]) == ("mlp", 4)
+    assert plan["batches"][:2] == [
+        {"rows": 1, "instances": [{"count": 1, "cores": 2, "rows": 1}], "latency_us": 2000.0, "one_gang_us": 2000.0},
+        {"rows": 8, "instances": [{"count": 2, "cores": 2, "rows": 4}], "latency_us": 8000.0, "one_gang_us": 16000.0},
+    ]
+    assert plan["batches"][2]["latency_us"] == pytest.approx(16000.0)
+    fewer = gangway_plan(model, *options, "--cores=2")
+    assert fewer.returncode == 0, fewer.stderr
+    assert "mlp on 2 cores" in fewer.stdout and "<1, 2, 8>" in fewer.stdout
+    too_many = gangway_plan(model, *options, "--cores=5")
+    assert (too_many.returncode, "measured on up to 4" in too_many.stderr) == (2, True)
+
+
+def test_without_a_profile_it_says_how_to_make_one(compiled_zoo, tmp_path: Path) -> None:
+    artifact = compiled_zoo.artifact("mlp")
+    shutil.copytree(artifact, tmp_path / artifact.name)
+    model = str(compiled_zoo.repository / "mlp")
+    result = gangway_plan(model, f"--cache-dir={tmp_path}")
+    assert result.returncode == 1
+    assert f"`gangway profile {model}`" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["absent.onnx"], "absent.onnx does not exist"),
+        ([".", "--cores=0"], "--cores"),
+        ([".", "--batch=4,none"], "--batch"),
+        ([".", "--batch=0"], "--batch"),
+    ],
+)
+def test_mistakes(tmp_path: Path, arguments: list[str], said: str) -> None:
+    path, *options = arguments
+    result = gangway_plan(str(tmp_path / path), *options)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
