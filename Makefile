@@ -15,7 +15,7 @@ help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
 	@echo "make test      install what the tests need and run them"
 	@echo "make lint      ruff and mypy --strict"
-	@echo "make bench     measure against onnxruntime and OpenVINO (half an hour)"
+	@echo "make bench     measure against onnxruntime, OpenVINO and Triton (an hour)"
 	@echo "make install   only install, into $(VENV)"
 
 # One stamp per set of packages: what changes the build (C, protos, metadata) installs again.
@@ -82,6 +82,7 @@ bench: $(VENV)/.installed-bench tools
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.overload
+	$(BIN)/python -m benchmarks.batching
 
 clean:
 	rm -rf build $(VENV) *.egg-info

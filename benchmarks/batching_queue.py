@@ -73,8 +73,11 @@ class Packrat(Dispatcher):
     Kinder to the paper than its system: a batch that is not full takes what the best configuration for its rows takes.
     """
 
-    def __init__(self, estimator: Estimator, batch_us: BatchTime, timeout_us: float, change: Change) -> None:
+    def __init__(
+        self, estimator: Estimator, batch_us: BatchTime, timeout_us: float, change: Change, max_rows: int = 1024
+    ) -> None:
         self._estimator = estimator
+        self._max_rows = max_rows
         self._batch_us = batch_us
         self._timeout_us = timeout_us
         self._change = change
@@ -88,7 +91,7 @@ class Packrat(Dispatcher):
             self._rows = self._wanted
         if depth < self._rows and now_us < oldest_us + self._timeout_us:
             return oldest_us + self._timeout_us
-        self._compare(now_us, self._estimator.observe(depth))
+        self._compare(now_us, min(self._estimator.observe(depth), self._max_rows))
         rows = min(depth, self._rows)
         changing = now_us < self._ready_us
         return Dispatch(rows, self._batch_us(rows) * (self._change.slowdown if changing else 1.0))

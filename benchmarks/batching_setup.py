@@ -26,7 +26,7 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Setting:
-    """What the command line asks for. No `models`: those that the issue of a part is about."""
+    """What the command line asks for. No `models`: those that a part is usually about."""
 
     repository: Path
     models: Sequence[str]
@@ -35,12 +35,13 @@ class Setting:
     triton: Sequence[str]
     regions: bool
     batches: Sequence[int]
+    profile_seconds: float | None = None  # of a model that has no profile; None: as `gangway profile` does
 
     def models_or(self, usual: Sequence[str]) -> Sequence[str]:
         """Return the models to measure, written and profiled."""
         models = self.models or usual
         ensure_zoo(self.repository, models)
-        ensure_profiles(self.repository, models)
+        ensure_profiles(self.repository, models, self.profile_seconds)
         return models
 
     def example(self, model: str, rows: int = DISTINCT_ROWS) -> Example:

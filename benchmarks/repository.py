@@ -36,11 +36,14 @@ def compile_model(repository: Path, model: str) -> Path:
     return Path(json.loads(done.stdout.splitlines()[-1])["folder"])
 
 
-def ensure_profiles(repository: Path, models: Sequence[str]) -> None:
-    """Compile models and measure their layers (`gangway profile`), unless the user's cache has that."""
+def ensure_profiles(repository: Path, models: Sequence[str], seconds: float | None = None) -> None:
+    """Compile models and measure their layers (`gangway profile`, for so long), unless the user's cache has that."""
     for name in models:
         if find_profile(compile_model(repository, name)) is None:
-            subprocess.run([*GANGWAY, "profile", str(repository / name)], check=True, timeout=COMPILE_TIMEOUT_S)
+            command = [*GANGWAY, "profile", str(repository / name)]
+            if seconds is not None:
+                command.append(f"--seconds={seconds}")
+            subprocess.run(command, check=True, timeout=COMPILE_TIMEOUT_S)
 
 
 def find_profile(artifact: Path) -> Profile | None:

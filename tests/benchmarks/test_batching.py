@@ -8,14 +8,18 @@ import pytest
 from gangway.clients.tensors import outputs_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import model_config_pb2 as mc
+from gangway.scheduler.batching.size import BatchSizes
 from google.protobuf import text_format
 
+from benchmarks.batching_estimator import compare
+from benchmarks.batching_latency import ODD, judge_split, neighbours, over_line
 from benchmarks.batching_poisson import alternate, p50_ratio
 from benchmarks.batching_saturation import Side, configuration_of, steady_rate
-from benchmarks.batching_setup import Counted
-from benchmarks.batching_step import crowd_of, step_of, step_row
+from benchmarks.batching_setup import MAX_ROWS, Counted
+from benchmarks.batching_step import crowd_of, crowd_row, step_of, step_row
 from benchmarks.load import RIGHT, Outcome
 from benchmarks.reference import Example, repeated
+from benchmarks.report import Report
 from benchmarks.serving_servers import write_repository
 from benchmarks.triton_server import Configuration
 from benchmarks.triton_server import write_repository as write_triton_repository
@@ -120,6 +124,8 @@ def test_a_crowd_is_held_against_the_former_rate() -> None:
     assert set(crowd.latencies_ms) == {320}
     assert len(crowd.latencies_ms) == 16  # those that end in time
     assert crowd.failures == 0
+    row = crowd_row("m", crowd)
+    assert (row["p50 ms"], row["worst ms"]) == (320, 320)
 
 
 def test_every_server_gets_every_trace() -> None:
@@ -134,3 +140,26 @@ def test_every_server_gets_every_trace() -> None:
     chunks = alternate(send, ["a", "b"], 5, clock=lambda: now_s)
     assert sent == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 3), ("b", 3)]
     assert p50_ratio(chunks["a"], chunks["b"]) == 0.5
+
+
+def test_odd_sizes_are_held_against_the_line_between_powers_of_two() -> None:
+    assert [neighbours(size) for size in ODD] == [(2, 4), (4, 8), (4, 8), (8, 16)]
+    rounds_ms = {4: [10.0, 20.0, 10.0], 8: [20.0, 40.0, 30.0], 7: [17.5, 38.5, 50.0]}
+    assert over_line(rounds_ms, 7) == pytest.approx(1.1)  # of 1, 1.1 and 2
+
+
+def test_only_where_a_split_is_chosen_it_is_held_against_the_fat_gang() -> None:
+    report = Report("title", {}, "command")
+    rows = [{"gangs": gangs, "over fat": ratio} for gangs, ratio in ((1, 1.25), (2, 0.8), (2, 1.01))]
+    judge_split(report, "m", rows)
+    assert [target.measured for target in report.targets] == [1.01, pytest.approx(1.01 ** (1 / 3))]
+    judge_split(report, "m", rows[:1])
+    assert len(report.targets) == 3
+    assert not report.targets[2].met
+
+
+@pytest.mark.parametrize("row_us", [100.0, 900.0])  # batches gain much, or little
+def test_deciding_at_each_dispatch_spares_the_time_of_changes(row_us: float) -> None:
+    found = compare(BatchSizes(lambda rows: 1000.0 + row_us * (rows - 1), MAX_ROWS), "step", queries=1500)
+    assert all(len(latencies) == pytest.approx(1500, rel=0.1) for latencies in found.values())
+    assert found["each dispatch"].mean() < found["a change takes 5 s"].mean()

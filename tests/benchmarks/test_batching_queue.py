@@ -48,8 +48,8 @@ def test_a_change_takes_its_time_and_slows_batches_meanwhile() -> None:
 
 
 def test_free_changes_hold_at_once() -> None:
-    packrat = Packrat(Fixed(4), batch_us, 0.0, FREE)
-    assert packrat.decide(0.0, 4, 0.0) == Dispatch(4, 12.0)
+    packrat = Packrat(Fixed(64), batch_us, 0.0, FREE, max_rows=4)
+    assert packrat.decide(0.0, 9, 0.0) == Dispatch(4, 12.0)
 
 
 def test_configuration_and_estimate_are_compared_now_and_then() -> None:
