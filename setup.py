@@ -69,7 +69,7 @@ setup(
     package_data={
         **{f"gangway.{room}": ["py.typed"] for room in ROOMS},
         "gangway.protos": ["*.proto", "*.pyi", "py.typed"],
-        "gangway.simulator": ["measured_models/*.json", "npu_layers.csv", "py.typed"],
+        "gangway.simulator": ["measured_models/*.json", "measured_models/batches/*.json", "npu_layers.csv", "py.typed"],
     },
     ext_modules=[native, probes],
     cmdclass={"build_py": BuildPy, "build_ext": BuildExt},

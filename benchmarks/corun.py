@@ -17,8 +17,7 @@ from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores
 from gangway.executor.model_runner import ModelRunner
 from gangway.simulator.measured import read_measured, shipped_models
-from gangway.simulator.scaling import scale_model
-from gangway.simulator.scenario import LEVEL_OF_A_FULL_CORE
+from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model
 
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import compile_model, ensure_zoo

@@ -16,6 +16,7 @@ from gangway.artifact.profile import Profile, ProfileError, read_profile
 from gangway.artifact.reader import ArtifactError, read_manifest
 
 FOLDER = Path(__file__).parent / "measured_models"
+BATCH_FOLDER = FOLDER / "batches"
 FORMAT_VERSION = 2
 
 
@@ -24,7 +25,8 @@ class MeasuredModel:
     """One model. `latency_us[layer][version][i]`: isolated, one row, on `cores[i]` cores, in microseconds.
 
     `slope[layer][version]`, `memory_us[layer]`, `compute_us[layer]`: as in the profile (`docs/profile.md`).
-    `tasks[layer][version]`: into how many pieces a gang can share the layer's row.
+    `tasks[layer][version]`: into how many pieces a gang can share the layer's row. `kernel_rows[layer]`,
+    `kernel_tasks[layer]`: version 0's kernel for batches, rows of one call and pieces of it; 0: there is none.
     `batch_us[layer][i][j]`: isolated, version 0, on `cores[i]` cores, `batches[j]` rows. `isolated_us[i][j]` and
     `together_us[i][j]`: the whole model, alone and beside others like it, as in the profile.
     """
@@ -42,6 +44,8 @@ class MeasuredModel:
     batch_us: tuple[tuple[tuple[float, ...], ...], ...]
     isolated_us: tuple[tuple[float, ...], ...]
     together_us: tuple[tuple[float, ...], ...]
+    kernel_rows: tuple[int, ...]
+    kernel_tasks: tuple[int, ...]
     format_version: int = FORMAT_VERSION
 
 
@@ -50,6 +54,7 @@ def measured_model(profile: Profile, manifest: Manifest) -> MeasuredModel:
     if profile.key != manifest.key or len(profile.layers) != len(manifest.layers):
         raise ProfileError(f"the profile of {profile.model_name} is not that of the artifact")
     disturbed = bool(profile.interference)
+    kernels = [layer.versions[0].batch for layer in manifest.layers]
     return MeasuredModel(
         model_name=profile.model_name,
         cpu=profile.machine.cpu,
@@ -66,6 +71,8 @@ def measured_model(profile: Profile, manifest: Manifest) -> MeasuredModel:
         batch_us=tuple(layer.latency_us[0] for layer in profile.layers),
         isolated_us=profile.isolated_us,
         together_us=profile.together_us,
+        kernel_rows=tuple(kernel.rows if kernel else 0 for kernel in kernels),
+        kernel_tasks=tuple(kernel.tasks if kernel else 0 for kernel in kernels),
     )
 
 
@@ -94,8 +101,13 @@ def read_measured(path: Path) -> MeasuredModel:
 
 
 def shipped_models() -> dict[str, Path]:
-    """Return the files that come with the simulator, by model."""
+    """Return the files that come with the simulator, by model: one row, for the mixes."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.json"))}
+
+
+def batch_models() -> dict[str, Path]:
+    """Return those of models that were measured in batches; on another machine than the others."""
+    return {path.stem: path for path in sorted(BATCH_FOLDER.glob("*.json"))}
 
 
 def _of_profile(path: Path) -> MeasuredModel:
@@ -125,6 +137,8 @@ def _present(content: Any) -> Any:
         "batch_us": [[[time_us] for time_us in times] for times in alone_us],
         "isolated_us": isolated_us,
         "together_us": isolated_us,
+        "kernel_rows": [0] * len(alone_us),
+        "kernel_tasks": [0] * len(alone_us),
         "format_version": FORMAT_VERSION,
     }
 
@@ -136,12 +150,17 @@ def _check(model: MeasuredModel) -> None:
     _require(layers > 0, "there is no layer")
     _require(model.batches[:1] == (1,) and list(model.batches) == sorted(set(model.batches)), "batches do not ascend")
     lengths = {len(model.slope), len(model.tasks), len(model.memory_us), len(model.compute_us), len(model.batch_us)}
+    lengths |= {len(model.kernel_rows), len(model.kernel_tasks)}
     _require(lengths == {layers}, f"a field does not have {layers} layers")
     for times, slopes, tasks in zip(model.latency_us, model.slope, model.tasks, strict=True):
         _require(len(times) == len(slopes) == len(tasks) > 0, "a layer has no version, or fields differ in versions")
         for row in times:
             _require(len(row) == len(model.cores) and min(row) > 0, "a layer lacks a time, or has one that is not > 0")
     _require(all(count > 0 for layer in model.tasks for count in layer), "a layer has no tasks")
+    kernels = zip(model.kernel_rows, model.kernel_tasks, strict=True)
+    _require(
+        all((rows > 0) == (tasks > 0) and rows >= 0 for rows, tasks in kernels), "a kernel has no rows or no tasks"
+    )
     _require(min(model.memory_us) >= 0 and min(model.compute_us) >= 0, "a time is negative")
     shape = [len(model.batches)] * len(model.cores)
     for grid in (*model.batch_us, model.isolated_us, model.together_us):

@@ -9,22 +9,33 @@ A layer of T tasks on c ranks takes `serial + parallel ceil(T / c) / T + turn (c
 - not below the compulsory traffic at the bandwidth of all cores together;
 - more ranks than are best take no part, as in the executor (`max_ranks`), so no time grows with the cores.
 
-Where times were measured they are kept as they are.
+Where times were measured they are kept as they are. Of models that were measured in batches the whole is scaled by
+`row_scaling.py`, and what is said above says only how it is shared out among the layers.
 """
+
+from dataclasses import replace
+from operator import mul
 
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.simulator.measured import MeasuredModel
+from gangway.simulator.row_scaling import TURN_US, Losses, RowTimes, losses, scale_rows
 
+LEVEL_OF_A_FULL_CORE = 0.36  # the level that a core at full bandwidth makes for the other one of two
 MAX_SLOPE = 4.0  # larger ones, and negative ones, are of layers of some microseconds: noise
-TURN_US = 0.2  # benchmarks.gang on a quiet machine: two ranks 0.17 to 0.22 us
 
 
 def scale_model(
-    model: MeasuredModel, cores: int, model_id: int, qos_us: float | None = None, memory_share: float = 1.0
+    model: MeasuredModel,
+    cores: int,
+    model_id: int,
+    qos_us: float | None = None,
+    memory_share: float = 1.0,
+    lost: Losses | None = None,
 ) -> ModelProfile:
     """Return the profile of a model on `cores` cores.
 
-    `memory_share`: bandwidth per core, as a part of what the measured machine has per core.
+    `memory_share`: bandwidth per core, as a part of what the measured machine has per core. `lost`: in place of the
+    losses that were measured, for a model with batches.
     """
     curves = [
         tuple(
@@ -33,7 +44,7 @@ def scale_model(
         )
         for times, counts, memory_us in zip(model.latency_us, model.tasks, model.memory_us, strict=True)
     ]
-    return ModelProfile(
+    profile = ModelProfile(
         model_id=model_id,
         name=model.model_name,
         layers=len(curves),
@@ -46,6 +57,10 @@ def scale_model(
         qos_us=qos_us,
         measured=True,
     )
+    if len(model.batches) == 1:
+        return profile
+    lost = lost or losses(model)
+    return _with_rows(profile, scale_rows(model, cores, memory_share, lost), lost.crowding)
 
 
 def layer_curve(
@@ -80,6 +95,31 @@ def _amdahl(alone_us: float, most: int, together_us: float, tasks: int) -> tuple
 
 def _largest_part(tasks: int, ranks: int) -> float:
     return -(-tasks // ranks) / tasks
+
+
+def _with_rows(profile: ModelProfile, times: RowTimes, crowding: float) -> ModelProfile:
+    """Return the profile with the times of batches; its layers add up to those of one row.
+
+    Slopes: such that a machine full of gangs of one core slows them by the measured `crowding`.
+    """
+    by_count = [sum(versions[0][index] for versions in profile.latency_us) for index in range(profile.cores)]
+    factors = (times.alone_us[:, 0] / by_count).tolist()
+    latency_us = tuple(tuple(tuple(map(mul, curve, factors)) for curve in versions) for versions in profile.latency_us)
+    rows_factor = times.alone_us / times.alone_us[:, :1]
+    together_factor = times.together_us / times.alone_us[:, :1]
+    demand = sum(profile.memory_us) / times.alone_us[0, 0]  # of one core's bandwidth
+    slope = min((crowding - 1) / (LEVEL_OF_A_FULL_CORE * demand), MAX_SLOPE) if demand else 0.0
+    useful = max(_useful(tuple(column)) for column in times.alone_us.T.tolist())
+    return replace(
+        profile,
+        max_ranks=max(profile.max_ranks, useful),
+        latency_us=latency_us,
+        slope=tuple((slope,) * len(versions) for versions in latency_us),
+        isolated_us=sum(versions[0][-1] for versions in latency_us),
+        batches=times.batches,
+        rows_factor=tuple(map(tuple, rows_factor.tolist())),
+        together_factor=tuple(map(tuple, together_factor.tolist())),
+    )
 
 
 def _useful(curve: tuple[float, ...]) -> int:
