@@ -10,12 +10,13 @@ from pathlib import Path
 
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
+from gangway.simulator.batches import Batching
 from gangway.simulator.engine import ContractError
 from gangway.simulator.figures import FIGURES, FigureRequest
 from gangway.simulator.observers import Recorder
 from gangway.simulator.report import counters_table, draw, file_stem, table, write_csv, write_probes
 from gangway.simulator.runs import Goal, PolicyRun, run_policy, search_rate
-from gangway.simulator.scenario import OVERHEADS, Scenario, make_scenario, read_models
+from gangway.simulator.scenario import OVERHEADS, Requests, Scenario, make_scenario, read_models
 from gangway.workload.mix import parse_mix, read_mix
 from gangway.workload.qos import WorkloadError, parse_qos
 from gangway.workload.search import Probe
@@ -91,7 +92,9 @@ def _scenario(options: argparse.Namespace) -> Scenario:
     if options.qos is not None:
         mix = mix.with_qos(parse_qos(options.qos))
     measured = read_models(options.profile)
-    return make_scenario(mix, options.cores, measured, OVERHEADS[options.overheads], options.memory_share)
+    batching = Batching(max(options.batch, options.rows)) if options.batch > 1 else None
+    requests = Requests(options.rows, options.burst, batching)
+    return make_scenario(mix, options.cores, measured, OVERHEADS[options.overheads], options.memory_share, requests)
 
 
 def _figures(options: argparse.Namespace, console: Console) -> int:
@@ -126,6 +129,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--satisfied", type=_percent, default=95.0, metavar="%", help="the goal: so many queries in time (95)")
     add("--each", action="store_true", help="the goal holds for each model, not for all queries together")
     add("--queries", type=_count, default=20_000, metavar="N", help="in one run (20000)")
+    add("--rows", type=_count, default=1, metavar="B", help="of each query (1)")
+    add("--burst", type=_count, default=1, metavar="K", help="so many queries arrive at the same time (1)")
+    add("--batch", type=_count, default=1, metavar="B",
+        help="let the policy join what waits to batches of up to B rows, split over gangs (1: no)")  # fmt: skip
     add("--seed", type=_seed, default=1, metavar="S", help="of the arrivals (1)")
     add("--profile", type=Path, nargs="+", default=[], metavar="FILE",
         help="other measured models: files of `gangway profile` in its cache")  # fmt: skip

@@ -1,26 +1,28 @@
 """The discrete-event driver: the policies of the live scheduler on a virtual clock. `docs/simulator.md` explains it.
 
-Events are arrivals, what happens to running blocks (`floor.py`), and times that the policy or a queue policy asked for.
-Between events everything proceeds as time tables say, so a block of a hundred layers is one event.
+Events are arrivals, what happens to running blocks (`floor.py`), and times that the policy, the former of batches or a
+queue policy asked for. Between events everything proceeds as time tables say, so a block of a hundred layers is one
+event. A *request* arrives and is answered; what waits and runs is a *query*, a request or a unit of a batch.
 """
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 
-import numpy as np
 from gangway.scheduler.lateness import certain_from_us
 from gangway.scheduler.lease_count import lease_count
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timers import Timers
+from gangway.simulator.batches import Batches, Batching, Singles
+from gangway.simulator.book import Book
 from gangway.simulator.floor import NEVER, Ended, Floor, Observer
 from gangway.simulator.machine import Machine
-from gangway.simulator.results import REFUSED, STATUSES, UNFINISHED, Counters, Limits, Result
+from gangway.simulator.results import Counters, Limits, Result
 from gangway.simulator.waiting import WaitingQueue
 from gangway.workload.arrivals import Arrivals
-from gangway.workload.outcomes import Outcomes
 
 ARRIVALS_AT_ONCE = 4096  # are made Python numbers
 
@@ -36,14 +38,16 @@ def simulate(
     machine: Machine,
     observer: Observer | None = None,
     limits: Limits | None = None,
+    batching: Batching | None = None,
 ) -> Result:
-    """Let the policy serve the arrivals, to the last query, and return what became of each.
+    """Let the policy serve the arrivals, to the last request, and return what became of each.
 
-    `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of the machine. Same
-    input, same result. Beyond `limits` it gives up. Raises ContractError when the policy breaks its contract, or leaves
-    queries waiting on idle cores for ever; ValueError for models that do not fit.
+    `models`: by the numbers 0, 1, ... in `arrivals.models`, with times for every number of cores of the machine. With
+    `batching` a policy that is shown batches is shown them. Same input, same result. Beyond `limits` it gives up.
+    Raises ContractError when the policy breaks its contract, or leaves queries waiting on idle cores for ever;
+    ValueError for models or requests that do not fit.
     """
-    return Simulation(policy, models, arrivals, machine, observer, limits).run()
+    return Simulation(policy, models, arrivals, machine, observer, limits, batching).run()
 
 
 class Simulation:
@@ -57,49 +61,51 @@ class Simulation:
         machine: Machine,
         observer: Observer | None = None,
         limits: Limits | None = None,
+        batching: Batching | None = None,
     ) -> None:
         if sorted(models) != list(range(len(models))):
             raise ValueError(f"models are numbered from 0 on, not {sorted(models)}")
         for number, model in models.items():
             if model.model_id != number or not model.latency_us or model.cores < machine.cores:
                 raise ValueError(f"the profile of {model.name!r} is not number {number} with {machine.cores} cores")
-        count = len(arrivals.times_us)
         self._policy = policy
         self._models = models
         self._arrivals = arrivals
         self._machine = machine
         self._observer = observer
-        self._limits = limits
         self._counters = Counters()
+        self._book = Book(models, arrivals, limits)
+        self._requests: Singles = Singles()
+        if batching is not None and policy.batches:
+            if arrivals.rows is not None and (most := int(arrivals.rows.max())) > batching.max_rows:
+                raise ValueError(f"a request of {most} rows, where batches have {batching.max_rows} at most")
+            self._requests = Batches(batching, models, machine.cores, len(arrivals), self._counters)
         self._floor = Floor(machine, self._counters, observer)
         self._waiting = WaitingQueue()
         self._fractions: dict[int, float] = {}  # of the layer in which a query was stopped at once
         self._leases = machine.leases or lease_count(machine.cores)
-        self._received: list[tuple[float, int, float, int]] = []  # heap: at the scheduler, number, arrival, model
+        self._received: list[tuple[float, int, float, int, int]] = []  # heap: at the scheduler, number, arrival, ...
         self._wake_us = NEVER
-        self._late_watch = Timers()  # queries that are refused once they are certain to be late
-        self._dropped: set[int] = set()  # those of them that run
+        self._form_us = NEVER  # the former of batches wants to look again
+        self._late_watch = Timers()  # requests that are refused once they are certain to be late
+        self._dropped: set[int] = set()  # those of them of which rows run
         self._now_us = 0.0
-        self._late = [0] * len(models)
-        self._gave_up = False
-        self._latency_us = np.full(count, np.nan)
-        self._queue_us = np.full(count, np.nan)
-        self._status = np.zeros(count, dtype=np.int64)
 
     def run(self) -> Result:
-        """Return what became of each query."""
-        stream, floor, waiting = self._stream(), self._floor, self._waiting
+        """Return what became of each request."""
+        stream, floor, waiting, book = self._stream(), self._floor, self._waiting, self._book
         arrival = next(stream, None)
-        while (arrival is not None or self._received or floor.running or waiting) and not self._gave_up:
+        while (arrival is not None or self._received or floor.running or waiting) and not book.gave_up:
             arrival_us = arrival[0] if arrival is not None else NEVER
             watch_us = self._watch_us()
             received_us = self._received[0][0] if self._received else NEVER
-            now_us = min(arrival_us, received_us, floor.next_us, self._wake_us, watch_us)
+            now_us = min(arrival_us, received_us, floor.next_us, self._wake_us, self._form_us, watch_us)
             if now_us == NEVER:
                 raise ContractError(f"{self._policy.name} leaves {len(waiting)} queries waiting on idle cores")
             self._now_us = now_us
-            happened = self._wake_us <= now_us
-            if happened:
+            happened = self._form_us <= now_us
+            if self._wake_us <= now_us:
+                happened = True
                 self._wake_us = NEVER
             ended = floor.advance(now_us)
             if ended is not None:
@@ -117,121 +123,139 @@ class Simulation:
             if happened:
                 self._decide()
                 floor.share_interference(now_us)
-        return self._result()
+        return book.result(self._counters, self._now_us)
 
-    def _result(self) -> Result:
-        if self._gave_up:
-            unfinished = np.isnan(self._latency_us)
-            self._latency_us[unfinished] = 0.0
-            self._status[unfinished] = UNFINISHED
-        names = tuple(self._models[number].name for number in range(len(self._models)))
+    # -- requests
+
+    def _stream(self) -> Iterator[tuple[float, int, int, int]]:
+        """Yield (arrival, number, model, rows) as Python numbers, a few thousand at a time."""
         arrivals = self._arrivals
-        outcomes = Outcomes(names, arrivals.models, arrivals.times_us, self._latency_us, self._status, STATUSES)
-        return Result(outcomes, self._queue_us, self._counters, self._now_us, self._gave_up)
-
-    # -- queries
-
-    def _stream(self) -> Iterator[tuple[float, int, int]]:
-        """Yield (arrival, number, model) as Python numbers, a few thousand at a time."""
-        times_us, models = self._arrivals.times_us, self._arrivals.models
-        for first in range(0, len(times_us), ARRIVALS_AT_ONCE):
+        for first in range(0, len(arrivals), ARRIVALS_AT_ONCE):
             some = slice(first, first + ARRIVALS_AT_ONCE)
-            pairs = zip(times_us[some].tolist(), models[some].tolist(), strict=True)
-            for number, (time_us, model) in enumerate(pairs, first):
-                yield time_us, number, model
+            rows = repeat(1) if arrivals.rows is None else arrivals.rows[some].tolist()
+            times_us, models = arrivals.times_us[some].tolist(), arrivals.models[some].tolist()
+            for number, (time_us, model, count) in enumerate(zip(times_us, models, rows, strict=False), first):
+                yield time_us, number, model, count
 
-    def _receive(self, arrival_us: float, number: int, model_id: int) -> None:
+    def _receive(self, arrival_us: float, number: int, model_id: int, rows: int) -> None:
         """Front end and client work on a request. On a core that a gang uses they have half of it, as the gang has."""
         overheads = self._machine.overheads
         delay_us = overheads.submit_us
         if overheads.stolen_us and self._floor.steal(arrival_us, overheads.stolen_us):
             delay_us += overheads.stolen_us
-        heapq.heappush(self._received, (arrival_us + delay_us, number, arrival_us, model_id))
+        heapq.heappush(self._received, (arrival_us + delay_us, number, arrival_us, model_id, rows))
 
-    def _arrive(self, _now_us: float, number: int, arrival_us: float, model_id: int) -> None:
+    def _arrive(self, _now_us: float, number: int, arrival_us: float, model_id: int, rows: int) -> None:
         """The scheduler has got a request."""
         model = self._models[model_id]
         deadline_us = None if model.qos_us is None else arrival_us + model.qos_us
-        query = Query(number, model_id, 1, arrival_us, deadline_us, rejects_late=model.rejects_late)
-        self._waiting.add(query)
-        if model.rejects_late and not self._watch(query, None):
-            self._refuse(self._waiting.take(number))
-        if self._limits is not None and len(self._waiting) > self._limits.waiting:
-            self._gave_up = True
+        request = Query(number, model_id, rows, arrival_us, deadline_us, rejects_late=model.rejects_late)
+        self._requests.arrived(request)
+        self._waiting.add(request)
+        if model.rejects_late and not self._watch(request, ((request, None),)):
+            self._discard(self._waiting.take(number))
+        self._book.waiting(len(self._waiting))
 
     def _ended(self, ended: Ended) -> None:
-        """A block has left: its query is answered, or waits again."""
+        """A block has left: its query is done, or waits again."""
         query = ended.block.query
         if ended.layer == ended.block.model.layers:
-            self._answer(query)
-        elif query.query_id in self._dropped:
-            self._refuse(replace(query, started=True))
+            self._leases += 1
+            self._finish(query, whole=True)
+        elif self._nobody_waits_for(query):
+            self._discard(replace(query, started=True))
         else:
             if ended.fraction > 0:
                 self._fractions[query.query_id] = ended.fraction
             ran_us = query.ran_us + self._now_us - ended.block.started_us
             self._waiting.add(replace(query, next_layer=ended.layer, started=True, ran_us=ran_us))
 
-    def _answer(self, query: Query) -> None:
-        self._late_watch.discard(query.query_id)
-        self._leases += 1
-        overheads = self._machine.overheads
-        answered_us = self._now_us - overheads.leave_us + overheads.answer_us
-        self._latency_us[query.query_id] = answered_us - query.arrival_us
-        if query.deadline_us is not None and answered_us > query.deadline_us:
-            self._late[query.model_id] += 1
-            limits = self._limits
-            if limits is not None:
-                of_model = self._late[query.model_id] > limits.late_of[query.model_id]
-                self._gave_up |= of_model or sum(self._late) > limits.late
-        self._policy.finished(query, answered_us)
-
-    def _refuse(self, query: Query) -> None:
-        """Answer a query that is neither waiting nor running any more."""
+    def _discard(self, query: Query) -> None:
+        """Give up a query that is neither waiting nor running any more."""
         if query.started:
             self._leases += 1
             self._fractions.pop(query.query_id, None)
-        self._dropped.discard(query.query_id)
-        self._latency_us[query.query_id] = self._now_us + self._machine.overheads.answer_us - query.arrival_us
-        self._status[query.query_id] = REFUSED
+        self._finish(query, whole=False)
+
+    def _finish(self, query: Query, whole: bool) -> None:
+        """Answer the requests that nothing has rows of any more."""
+        overheads = self._machine.overheads
+        for request, complete in self._requests.end(query, whole):
+            self._late_watch.discard(request.query_id)
+            self._dropped.discard(request.query_id)
+            if complete:
+                answered_us = self._now_us - overheads.leave_us + overheads.answer_us
+                self._book.answered(request, answered_us)
+                self._policy.finished(request, answered_us)
+            else:
+                self._book.refused(request, self._now_us + overheads.answer_us)
+
+    # -- those that are refused when they are late
 
     def _watch_us(self) -> float:
-        """Return when a query may be certain to be late: just after it could still have been in time."""
+        """Return when a request may be certain to be late: just after it could still have been in time."""
         next_us = self._late_watch.next_us
         return NEVER if next_us is None else math.nextafter(next_us, NEVER)
 
     def _refuse_late(self) -> None:
-        """Refuse queries that are certain to be late: waiting ones now, running ones at the next layer boundary."""
-        for query_id in self._late_watch.due(self._now_us):
-            if not np.isnan(self._latency_us[query_id]):
-                continue
-            block = self._floor.running.get(query_id)
-            if block is None:
-                if not self._watch(self._waiting.find(query_id), None):
-                    self._refuse(self._waiting.take(query_id))
-            elif not self._watch(block.query, block.see(self._now_us).layer):
-                self._dropped.add(query_id)
-                self._floor.stop(self._now_us, Stop(query_id))
+        """Drop requests that are certain to be late, and the queries that nobody else waits for.
 
-    def _watch(self, query: Query, layer: int | None) -> bool:
-        """Look at a query when it may be certain to be late; False if it is."""
-        from_us = certain_from_us(query, self._models[query.model_id], self._machine.cores, layer)
-        if from_us is None:
+        Waiting ones end now, running ones at the next layer boundary.
+        """
+        for number in self._late_watch.due(self._now_us):
+            if not self._book.is_open(number) or number in self._dropped:
+                continue
+            places = [self._place(query_id) for query_id in self._requests.queries(number)]
+            request = next(each for each in self._requests.members(places[0][0]) if each.query_id == number)
+            if self._watch(request, places):
+                continue
+            self._dropped.add(number)
+            for query, layer in places:
+                if not self._nobody_waits_for(query):
+                    continue
+                if layer is None:
+                    self._discard(self._waiting.take(query.query_id))
+                else:
+                    self._floor.stop(self._now_us, Stop(query.query_id))
+
+    def _place(self, query_id: int) -> tuple[Query, int | None]:
+        """Return a query and the layer it is in, None for one that waits."""
+        block = self._floor.running.get(query_id)
+        return (self._waiting.find(query_id), None) if block is None else (block.query, block.see(self._now_us).layer)
+
+    def _nobody_waits_for(self, query: Query) -> bool:
+        """Return whether all requests of a query were dropped."""
+        return bool(self._dropped) and all(each.query_id in self._dropped for each in self._requests.members(query))
+
+    def _watch(self, request: Query, places: Sequence[tuple[Query, int | None]]) -> bool:
+        """Look at a request when any part of it may be certain to be late; False if one is."""
+        if request.deadline_us is None:
             return True
+        model = self._models[request.model_id]
+        parts = [(replace(query, deadline_us=request.deadline_us), layer) for query, layer in places]
+        times_us = [certain_from_us(part, model, self._machine.cores, layer) for part, layer in parts]
+        from_us = min(time_us for time_us in times_us if time_us is not None)
         if from_us < self._now_us:
             return False
-        self._late_watch.set(query.query_id, from_us)
+        self._late_watch.set(request.query_id, from_us)
         return True
 
     # -- decisions
 
     def _decide(self) -> None:
         floor = self._floor
+        running, free_cores = floor.view.at(self._now_us), floor.free.all()
+        waiting = self._requests.form(self._waiting.queries, self._now_us, len(free_cores), running)
+        self._form_us = NEVER if self._requests.wake_us is None else self._requests.wake_us
+        if self._form_us <= self._now_us:
+            raise ContractError(
+                f"the former of batches wants to look again at {self._form_us:.1f} us, which has passed"
+            )
         snapshot = Snapshot(
             self._now_us,
-            self._waiting.queries,
-            floor.view.at(self._now_us),
-            floor.free.all(),
+            waiting,
+            running,
+            free_cores,
             self._machine.cores,
             self._models,
             floor.level,
@@ -257,13 +281,15 @@ class Simulation:
             case Resize():
                 self._floor.resize(self._now_us, decision)
             case Reject(query_id):
-                self._refuse(self._waiting.take(query_id))
+                self._requests.begin(query_id, self._waiting)
+                self._discard(self._waiting.take(query_id))
             case Wake(at_us):
                 if at_us <= self._now_us:
                     raise ValueError("that time has passed")
                 self._wake_us = at_us
 
     def _start(self, start: Start) -> None:
+        self._requests.begin(start.query_id, self._waiting)
         query = self._waiting.find(start.query_id)
         if not query.started and self._leases == 0:
             return
@@ -272,4 +298,5 @@ class Simulation:
         self._waiting.take(start.query_id)
         if not query.started:
             self._leases -= 1
-            self._queue_us[query.query_id] = self._now_us - query.arrival_us
+            for request in self._requests.members(query):
+                self._book.started(request, self._now_us)

@@ -64,11 +64,13 @@ def counters_table(runs: Sequence[PolicyRun]) -> Table:
     result = Table(title="per query", title_justify="left")
     result.add_column("policy")
     names = ("decisions", "blocks", "conflicts", "preemptions", "grown", "shrunk", "versions")
-    for name in (*names, "cores busy %"):
+    for name in (*names, "rows a batch", "gangs a batch", "cores busy %"):
         result.add_column(name, justify="right")
     for run in runs:
-        count = len(run.result.outcomes)
-        cells = (f"{getattr(run.result.counters, name) / count:.3g}" for name in names)
+        count, counters = len(run.result.outcomes), run.result.counters
+        cells = [f"{getattr(counters, name) / count:.3g}" for name in names]
+        of_batches = (counters.batch_rows, counters.batch_units) if counters.batches else ()
+        cells += [f"{number / counters.batches:.3g}" for number in of_batches] or ["-", "-"]
         result.add_row(run.policy, *cells, f"{100 * run.core_use:.1f}")
     return result
 

@@ -22,6 +22,9 @@ class Counters:
     grown: int = 0
     shrunk: int = 0
     versions: int = 0  # layers that ran in another than their default version
+    batches: int = 0  # of requests that were joined or split,
+    batch_rows: int = 0  # the rows of them all,
+    batch_units: int = 0  # and the gangs that they were split over
     core_busy_us: float = 0.0  # cores x time held by blocks
 
 

@@ -8,7 +8,6 @@ from gangway.simulator.engine import simulate
 from gangway.simulator.floor import Observer
 from gangway.simulator.results import Limits, Result
 from gangway.simulator.scenario import Scenario
-from gangway.workload.arrivals import poisson
 from gangway.workload.outcomes import Summary, summarise
 from gangway.workload.search import Probe, highest_rate
 
@@ -42,8 +41,9 @@ def run_policy(
     policy: str, scenario: Scenario, rate_per_s: float, queries: int, seed: int, observer: Observer | None = None
 ) -> PolicyRun:
     """Simulate a policy, by its name, at a rate. Raises ValueError for a policy that is not known."""
-    arrivals = poisson(scenario.mix, rate_per_s, queries, seed)
-    result = simulate(make_policy(policy), scenario.models, arrivals, scenario.machine, observer)
+    arrivals = scenario.arrivals(rate_per_s, queries, seed)
+    batching = scenario.requests.batching
+    result = simulate(make_policy(policy), scenario.models, arrivals, scenario.machine, observer, batching=batching)
     summary = summarise(result.outcomes, {TARGET: scenario.targets_us}, scenario.isolated_us)
     core_use = result.counters.core_busy_us / (result.end_us * scenario.machine.cores)
     return PolicyRun(policy, rate_per_s, result, summary, core_use)
@@ -59,7 +59,7 @@ def search_rate(
     targets = {TARGET: scenario.targets_us}
 
     def measure(rate_per_s: float, _attempt: int) -> float:
-        arrivals = poisson(scenario.mix, rate_per_s, queries, seed)
+        arrivals = scenario.arrivals(rate_per_s, queries, seed)
         late_of = [math.floor(count * (1 - goal.share)) for count in _counts(scenario, arrivals.models.tolist())]
         late = math.floor(queries * (1 - goal.share))
         limits = Limits(
@@ -67,7 +67,10 @@ def search_rate(
             tuple(late_of) if goal.each else (queries,) * len(late_of),
             waiting=late + WAITING_PER_CORE * scenario.machine.cores,
         )
-        result = simulate(make_policy(policy), scenario.models, arrivals, scenario.machine, limits=limits)
+        batching = scenario.requests.batching
+        result = simulate(
+            make_policy(policy), scenario.models, arrivals, scenario.machine, limits=limits, batching=batching
+        )
         summary = summarise(result.outcomes, targets)
         share = summary.least_satisfied(TARGET) if goal.each else summary.total.satisfied[TARGET]
         share = 1.0 if share is None else share
@@ -79,8 +82,8 @@ def search_rate(
 
 def one_core_rate(scenario: Scenario) -> float:
     """Return how many queries a second all cores would do if every query ran on one core, undisturbed."""
-    pairs = zip(scenario.mix.shares, scenario.models.values(), strict=True)
-    return scenario.machine.cores * 1e6 / math.fsum(share * model.remaining_us(0, 1) for share, model in pairs)
+    pairs, rows = zip(scenario.mix.shares, scenario.models.values(), strict=True), scenario.requests.rows
+    return scenario.machine.cores * 1e6 / math.fsum(share * model.rows_us(1, rows) for share, model in pairs)
 
 
 def _counts(scenario: Scenario, models: list[int]) -> list[int]:

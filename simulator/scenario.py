@@ -6,19 +6,34 @@ from pathlib import Path
 
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.model_profile import ModelProfile
+from gangway.simulator.batches import Batching
 from gangway.simulator.machine import NO_OVERHEADS, Machine, Overheads
-from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models
-from gangway.simulator.scaling import scale_model
+from gangway.simulator.measured import MeasuredModel, batch_models, read_measured, shipped_models
+from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model
+from gangway.workload.arrivals import Arrivals, bursts, poisson
 from gangway.workload.mix import Mix
 from gangway.workload.qos import WorkloadError
 
 # docs/simulator.md says how these were measured.
-LEVEL_OF_A_FULL_CORE = 0.36
 WAKE_UP_US = 15.0
 STOP_AT_ONCE_US = 100.0
 SPARE_CORES = Overheads(275.0, 275.0, WAKE_UP_US, WAKE_UP_US, WAKE_UP_US, STOP_AT_ONCE_US)
 SHARED_CORES = Overheads(900.0, 900.0, 0.0, WAKE_UP_US, WAKE_UP_US, STOP_AT_ONCE_US, stolen_us=2250.0)
 OVERHEADS = {"spare": SPARE_CORES, "shared": SHARED_CORES, "none": NO_OVERHEADS}
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What arrives: `burst` requests of `rows` rows each at a time. `batching`: what becomes of them; None: nothing."""
+
+    rows: int = 1
+    burst: int = 1
+    batching: Batching | None = None
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether more than one row may run at a time."""
+        return self.rows > 1 or self.batching is not None
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,7 @@ class Scenario:
     mix: Mix
     models: Mapping[int, ModelProfile]
     machine: Machine
+    requests: Requests = Requests()
 
     @property
     def targets_us(self) -> tuple[float | None, ...]:
@@ -36,8 +52,13 @@ class Scenario:
 
     @property
     def isolated_us(self) -> tuple[float, ...]:
-        """Each model's latency alone on all cores."""
-        return tuple(model.isolated_us for model in self.models.values())
+        """Each model's latency alone on all cores, of a request of so many rows."""
+        return tuple(isolated_us(model, self.requests.rows) for model in self.models.values())
+
+    def arrivals(self, rate_per_s: float, count: int, seed: int) -> Arrivals:
+        """Return Poisson arrivals of at least `count` requests, `rate_per_s` on average, in bursts if wanted."""
+        burst = self.requests.burst
+        return bursts(poisson(self.mix, rate_per_s / burst, -(-count // burst), seed), burst, self.requests.rows)
 
 
 def make_scenario(
@@ -46,24 +67,32 @@ def make_scenario(
     measured: Mapping[str, MeasuredModel] | None = None,
     overheads: Overheads = SPARE_CORES,
     memory_share: float = 1.0,
+    requests: Requests = Requests(),
 ) -> Scenario:
     """Scale the mix's models to a machine of `cores` cores.
 
     `measured`: in place of, and beside, the models that come with the simulator. `memory_share`: bandwidth and shared
-    cache per core, as a part of what the measured machine has. Raises WorkloadError for a model that nobody measured or
-    a target that cannot be resolved, ProfileError for a file that is wrong, ValueError for a machine that cannot be.
+    cache per core, as a part of what the measured machine has. Targets that are multiples are so of a request's
+    isolated latency. Raises WorkloadError for a model that nobody measured or a target that cannot be resolved,
+    ProfileError for a file that is wrong, ValueError for a machine that cannot be.
     """
     if not memory_share > 0:
         raise ValueError(f"the share of memory must be positive, not {memory_share}")
     machine = Machine(cores, overheads, level_per_demand(cores, memory_share))
-    sources = [_measured(name, measured or {}) for name in mix.names]
-    alone = {model.model_name: scale_model(model, cores, 0, memory_share=memory_share).isolated_us for model in sources}
+    sources = [_measured(name, measured or {}, requests.in_batches) for name in mix.names]
+    scaled = (scale_model(model, cores, 0, memory_share=memory_share) for model in sources)
+    alone = {model.name: isolated_us(model, requests.rows) for model in scaled}
     resolved = mix.resolve(alone)
     models = {
         index: scale_model(source, cores, index, entry.qos.resolve_us(None) if entry.qos else None, memory_share)
         for index, (source, entry) in enumerate(zip(sources, resolved.models, strict=True))
     }
-    return Scenario(resolved, models, machine)
+    return Scenario(resolved, models, machine, requests)
+
+
+def isolated_us(model: ModelProfile, rows: int = 1) -> float:
+    """Return how long so many rows take alone on all cores, as one gang."""
+    return model.rows_us(model.cores, rows)
 
 
 def level_per_demand(cores: int, memory_share: float = 1.0) -> float:
@@ -81,10 +110,10 @@ def read_models(paths: list[Path]) -> dict[str, MeasuredModel]:
     return {model.model_name: model for model in models}
 
 
-def _measured(name: str, given: Mapping[str, MeasuredModel]) -> MeasuredModel:
+def _measured(name: str, given: Mapping[str, MeasuredModel], in_batches: bool) -> MeasuredModel:
     if name in given:
         return given[name]
-    shipped = shipped_models()
+    shipped = {**shipped_models(), **batch_models()} if in_batches else {**batch_models(), **shipped_models()}
     if name not in shipped:
         known = ", ".join(sorted({*shipped, *given}))
         raise WorkloadError(f"nobody measured '{name}'; known: {known}; `gangway profile` and --profile add others")

@@ -6,26 +6,29 @@ from gangway.scheduler.policy import Query
 
 
 class WaitingQueue:
-    """Numbers of queries grow with arrival, so a stopped one finds its place by its number.
+    """Queries by arrival, those of one moment by number: so a stopped one finds its place again, and a unit its own.
 
     `queries` is the list that policies see. It changes when a decision is applied: a policy must not keep it.
     """
 
     def __init__(self) -> None:
         self.queries: list[Query] = []
-        self._ids: list[int] = []
+        self._places: list[tuple[float, int]] = []
+        self._arrival_us: dict[int, float] = {}
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.queries)
 
     def add(self, query: Query) -> None:
         """Put a new or a stopped query in its place."""
-        if not self._ids or self._ids[-1] < query.query_id:
-            self._ids.append(query.query_id)
+        place = (query.arrival_us, query.query_id)
+        self._arrival_us[query.query_id] = query.arrival_us
+        if not self._places or self._places[-1] < place:
+            self._places.append(place)
             self.queries.append(query)
         else:
-            index = bisect_left(self._ids, query.query_id)
-            self._ids.insert(index, query.query_id)
+            index = bisect_left(self._places, place)
+            self._places.insert(index, place)
             self.queries.insert(index, query)
 
     def find(self, query_id: int) -> Query:
@@ -35,14 +38,11 @@ class WaitingQueue:
     def take(self, query_id: int) -> Query:
         """Remove a query and return it. Raises KeyError if it does not wait."""
         index = self._index(query_id)
-        del self._ids[index]
+        del self._places[index], self._arrival_us[query_id]
         return self.queries.pop(index)
 
     def _index(self, query_id: int) -> int:
-        index = bisect_left(self._ids, query_id)
-        if index == len(self._ids) or self._ids[index] != query_id:
-            raise KeyError(query_id)
-        return index
+        return bisect_left(self._places, (self._arrival_us[query_id], query_id))
 
 
 class FreeCores:

@@ -15,10 +15,14 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Queries in order of time. `times_us` [Q] from the beginning of the run; `models` [Q] index `mix.models`."""
+    """Queries in order of time. `times_us` [Q] from the beginning of the run; `models` [Q] index `mix.models`.
+
+    `rows` [Q]: of each; None: all have one.
+    """
 
     times_us: Floats
     models: Integers
+    rows: Integers | None = None
 
     def __len__(self) -> int:
         return len(self.times_us)
@@ -26,7 +30,7 @@ class Arrivals:
     def until(self, time_us: float) -> "Arrivals":
         """Return those before a time."""
         count = int(np.searchsorted(self.times_us, time_us))
-        return Arrivals(self.times_us[:count], self.models[:count])
+        return Arrivals(self.times_us[:count], self.models[:count], None if self.rows is None else self.rows[:count])
 
 
 def poisson(mix: Mix, rate_per_s: float, count: int, seed: int) -> Arrivals:
@@ -50,6 +54,12 @@ def poisson_for(mix: Mix, rate_per_s: float, seconds: float, seed: int) -> Arriv
     expected = rate_per_s * seconds
     arrivals = poisson(mix, rate_per_s, int(expected + 10 * expected**0.5 + 50), seed)
     return arrivals.until(seconds * 1e6)
+
+
+def bursts(arrivals: Arrivals, size: int, rows: int = 1) -> Arrivals:
+    """Return `size` queries of `rows` rows each in place of every one."""
+    times_us, models = np.repeat(arrivals.times_us, size), np.repeat(arrivals.models, size)
+    return Arrivals(times_us, models, None if rows == 1 else np.full(len(times_us), rows, dtype=np.int64))
 
 
 def read_trace(path: Path, mix: Mix) -> Arrivals:

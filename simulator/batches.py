@@ -1,0 +1,151 @@
+"""Requests as units: joined to batches and cut into gangs by the live server's `BatchFormer` (docs/batching.md).
+
+What waits is shown to the former at every decision. When the policy starts one unit of a batch, the whole batch becomes
+real: its requests leave the queue, and its other units wait in their place. A request has its answer when no unit has
+rows of it any more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from gangway.scheduler.batching.former import BatchFormer, FormedUnit
+from gangway.scheduler.control import LoadModel
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policy import Query, RunningBlock
+from gangway.simulator.results import Counters
+from gangway.simulator.waiting import WaitingQueue
+
+
+@dataclass(frozen=True)
+class Batching:
+    """What may be joined: up to `max_rows` rows in one batch, of requests that wait for `max_delay_us` at most.
+
+    `max_delay_us` None: as long as it is predicted to pay. `preferred_rows`: the only sizes of batches; empty: any.
+    """
+
+    max_rows: int
+    max_delay_us: float | None = None
+    preferred_rows: tuple[int, ...] = ()
+
+
+class Singles:
+    """Every request is a query of its own: what the engine asks, and what it is answered without batches."""
+
+    wake_us: float | None = None  # when to look again, though nothing has happened
+
+    def arrived(self, request: Query) -> None:
+        """A request has come."""
+
+    def form(
+        self, waiting: Sequence[Query], now_us: float, free_cores: int, running: Sequence[RunningBlock]
+    ) -> Sequence[Query]:
+        """Return what the policy shall see of what waits."""
+        return waiting
+
+    def begin(self, query_id: int, waiting: WaitingQueue) -> None:
+        """The policy starts this query: if it is one of a batch, the whole batch becomes real."""
+
+    def members(self, query: Query) -> Sequence[Query]:
+        """Return the requests that a waiting or running query has rows of."""
+        return (query,)
+
+    def queries(self, request_id: int) -> Sequence[int]:
+        """Return the queries that have rows of a request."""
+        return (request_id,)
+
+    def end(self, query: Query, whole: bool) -> Sequence[tuple[Query, bool]]:
+        """A query has left for good, `whole` or given up; return the requests that are over, and if each is whole."""
+        return ((query, whole),)
+
+
+class Batches(Singles):
+    """Requests are known by their numbers, units by those of their queries, from `first_id` on."""
+
+    def __init__(
+        self, batching: Batching, models: Mapping[int, ModelProfile], core_count: int, first_id: int, counters: Counters
+    ) -> None:
+        self._former = BatchFormer(count(first_id).__next__)
+        for model in models.values():
+            self._former.add(spec(model, batching))
+        self._models = models
+        self._core_count = core_count
+        self._counters = counters
+        self._formed: Mapping[int, FormedUnit] = {}
+        self._requests: dict[int, Query] = {}  # those of real batches,
+        self._queries: dict[int, list[int]] = {}  # the real units that have rows of each,
+        self._members: dict[int, tuple[int, ...]] = {}  # and the other way round
+        self._lost: set[int] = set()  # requests of which rows were given up
+
+    def arrived(self, request: Query) -> None:
+        """The former learns rates."""
+        self._former.arrived(request)
+
+    def form(
+        self, waiting: Sequence[Query], now_us: float, free_cores: int, running: Sequence[RunningBlock]
+    ) -> Sequence[Query]:
+        """Return what waits, joined and cut."""
+        formed = self._former.form(waiting, now_us, self._models, self._core_count, free_cores, running)
+        self._formed = formed.units
+        self.wake_us = formed.wake_us
+        return formed.queries
+
+    def begin(self, query_id: int, waiting: WaitingQueue) -> None:
+        """Requests leave the queue, and units take their places, unless the query is a request or real already."""
+        chosen = self._formed.get(query_id)
+        if chosen is None or query_id in self._members:
+            return
+        units = [unit for unit in self._formed.values() if unit.batch == chosen.batch]
+        for number in {piece.query_id for unit in units for piece in unit.pieces}:
+            self._requests[number] = waiting.take(number)
+            self._queries[number] = []
+        for unit in units:
+            number = unit.query.query_id
+            self._members[number] = tuple(piece.query_id for piece in unit.pieces)
+            for request_id in self._members[number]:
+                self._queries[request_id].append(number)
+            waiting.add(unit.query)
+        self._counters.batches += 1
+        self._counters.batch_rows += chosen.batch_rows
+        self._counters.batch_units += len(units)
+
+    def members(self, query: Query) -> Sequence[Query]:
+        """Return the requests of a unit."""
+        numbers = self._members.get(query.query_id)
+        return (query,) if numbers is None else [self._requests[number] for number in numbers]
+
+    def queries(self, request_id: int) -> Sequence[int]:
+        """Return the real units that have rows of a request, or itself."""
+        return self._queries.get(request_id, (request_id,))
+
+    def end(self, query: Query, whole: bool) -> Sequence[tuple[Query, bool]]:
+        """Return those requests that no unit has rows of any more."""
+        numbers = self._members.pop(query.query_id, None)
+        if numbers is None:
+            return ((query, whole),)
+        over = []
+        for number in numbers:
+            if not whole:
+                self._lost.add(number)
+            self._queries[number].remove(query.query_id)
+            if not self._queries[number]:
+                del self._queries[number]
+                over.append((self._requests.pop(number), number not in self._lost))
+                self._lost.discard(number)
+        return over
+
+
+def spec(model: ModelProfile, batching: Batching) -> LoadModel:
+    """Return what a server would tell of a model whose requests may be joined."""
+    return LoadModel(
+        model_id=model.model_id,
+        name=model.name,
+        key="",
+        layers=model.layers,
+        max_ranks=model.max_ranks,
+        arena_bytes=0,
+        max_rows=batching.max_rows,
+        joins=batching.max_rows > 1,
+        preferred_rows=batching.preferred_rows,
+        max_delay_us=batching.max_delay_us,
+    )
