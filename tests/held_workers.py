@@ -5,7 +5,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gangway.executor.control import ControlSegment
@@ -32,7 +32,8 @@ def held_workers(server: LiveServer) -> Iterator[None]:
         yield
     finally:
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # the test has killed it
+                os.kill(pid, signal.SIGCONT)
 
 
 def _await(server: LiveServer, condition: Callable[[], bool]) -> None:

@@ -37,8 +37,8 @@ from tests.server.streaming import RawStream
 Array = npt.NDArray[np.int32]
 BATCH = 8
 AT_ONCE = 4
-GRAPHS = settings(max_examples=40, deadline=None)
-HOSTILE = settings(max_examples=200, deadline=None)
+GRAPHS = settings(max_examples=25, deadline=None)
+HOSTILE = settings(max_examples=100, deadline=None)
 FAILED = "the execution of model"  # strings that are no numbers
 
 BOTH_IN, BOTH_OUT = "INPUT0=INPUT0 INPUT1=INPUT1", "OUTPUT0=OUTPUT0 OUTPUT1=OUTPUT1"

@@ -26,9 +26,9 @@ from tests.server.mutations import REFUSALS, mutated, sent, streamed
 from tests.server.scraping import Scraped, until
 from tests.server.streaming import RawStream
 
-PROGRAMS = settings(max_examples=60, deadline=None)
-SIDE_BY_SIDE = settings(max_examples=20, deadline=None)
-HOSTILE = settings(max_examples=200, deadline=None)
+PROGRAMS = settings(max_examples=40, deadline=None)
+SIDE_BY_SIDE = settings(max_examples=12, deadline=None)
+HOSTILE = settings(max_examples=100, deadline=None)
 FEW_SLOTS = 2
 MANY = 10_000  # slots: what is drawn begins sequences that nobody ends
 COMPILED = {"sums": config_of(oldest(MANY)), "narrow": config_of("direct { }", batch=FEW_SLOTS)}
