@@ -15,6 +15,7 @@ SOURCES = [HERE / "stress.c", *(NATIVE / f"{name}.c" for name in NAMES)]
 def stress(request, tmp_path_factory):
     binary = tmp_path_factory.mktemp("stress") / "stress"
     flags = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", f"-fsanitize={request.param}", "-fno-sanitize-recover=all"]
+    flags += ["-DRANK_COPY_BYTES=512", "-DCOPY_BYTES=512"]  # rows are small here, and are to be copied by several ranks
     subprocess.run(["gcc", *flags, *map(str, SOURCES), "-pthread", "-o", str(binary)], check=True)
     return binary
 
