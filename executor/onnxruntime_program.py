@@ -35,7 +35,7 @@ class OnnxRuntimeModel:
         Several are computed in one run. If that fails each is computed alone, so that a wrong one costs only itself. An
         answer without room is no failure: its frame says how much is needed.
         """
-        if len(frames) > 1 and self._succeeds(frames):
+        if len(frames) > 1 and self._manifest.batched and self._succeeds(frames):
             return [True] * len(frames)
         return [self._succeeds([each]) for each in frames]
 
