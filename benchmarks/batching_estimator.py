@@ -47,8 +47,12 @@ def run_estimator(report: Report, setting: Setting) -> None:
 def compare(sizes: BatchSizes, load: str, queries: int = QUERIES) -> dict[str, Floats]:
     """Return the latencies of each way under one load. Packrat has the timeout that is best for it."""
     batch_us = cache(lambda rows: sizes.latency_us(rows) + GANG_US)
-    arrivals_us = _arrivals(load, batch_us, queries)
-    found = {OURS: serve(arrivals_us, PerDispatch(sizes.next_rows, batch_us))}
+    arrivals_us = arrivals_of(load, batch_us, queries)
+
+    def rows_of(depth: int, rows_per_us: float) -> int:
+        return sizes.next_rows(depth, rows_per_us * sizes.row_us)
+
+    found = {OURS: serve(arrivals_us, PerDispatch(rows_of, batch_us))}
     for name, change in CHANGES.items():
         timeouts_us = (0.0, batch_us(1), batch_us(MAX_ROWS))
         ways = (serve(arrivals_us, _packrat(batch_us, timeout_us, change)) for timeout_us in timeouts_us)
@@ -60,7 +64,8 @@ def _packrat(batch_us: Callable[[int], float], timeout_us: float, change: Change
     return Packrat(BatchSizeEstimator(), batch_us, timeout_us, change, MAX_ROWS)
 
 
-def _arrivals(load: str, batch_us: Callable[[int], float], queries: int) -> Floats:
+def arrivals_of(load: str, batch_us: Callable[[int], float], queries: int) -> Floats:
+    """Return so many arrivals, or nearly, of one of LOADS."""
     capacity_per_s = max(rows / batch_us(rows) for rows in range(1, MAX_ROWS + 1)) * 1e6
     knots = [(share, rate * capacity_per_s) for share, rate in LOADS[load]]
     mean_per_s = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(knots))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from gangway.scheduler.batching.hold import ArrivalRate
 from gangway.workload.arrivals import Floats
 
 BatchTime = Callable[[int], float]  # microseconds of a batch of so many rows
@@ -27,6 +28,9 @@ class Dispatch:
 class Dispatcher(ABC):
     """Decides whenever the machine is free and somebody waits."""
 
+    def arrived(self, at_us: float) -> None:  # noqa: B027 - not everybody wants to know
+        """Hear of a query that has come; all of those that wait have been told of before `decide`."""
+
     @abstractmethod
     def decide(self, now_us: float, depth: int, oldest_us: float) -> Dispatch | float:
         """Return the next batch of `depth` waiting rows, the oldest of which arrived at `oldest_us`.
@@ -36,15 +40,20 @@ class Dispatcher(ABC):
 
 
 class PerDispatch(Dispatcher):
-    """As many rows as `rows_of` says of those that wait, at once."""
+    """As many rows as `rows_of` says of those that wait and the rows that come in a microsecond, at once."""
 
-    def __init__(self, rows_of: Callable[[int], int], batch_us: BatchTime) -> None:
+    def __init__(self, rows_of: Callable[[int, float], int], batch_us: BatchTime) -> None:
         self._rows_of = rows_of
         self._batch_us = batch_us
+        self._rate = ArrivalRate()
+
+    def arrived(self, at_us: float) -> None:
+        """Learn the rate."""
+        self._rate.arrived(at_us, 1)
 
     def decide(self, now_us: float, depth: int, oldest_us: float) -> Dispatch | float:
         """Begin at once."""
-        rows = self._rows_of(depth)
+        rows = self._rows_of(depth, self._rate.rows_per_us)
         return Dispatch(rows, self._batch_us(rows))
 
 
@@ -110,10 +119,12 @@ class Packrat(Dispatcher):
 def serve(arrivals_us: Floats, dispatcher: Dispatcher) -> Floats:
     """Return the latency of every query; `arrivals_us` ascend. Batches are of the oldest, one batch at a time."""
     ends_us, times = np.empty_like(arrivals_us), arrivals_us.tolist()
-    first, now_us = 0, 0.0
+    first, next_one, now_us = 0, 0, 0.0
     while first < len(times):
         now_us = max(now_us, times[first])
-        next_one = int(np.searchsorted(arrivals_us, now_us, side="right"))
+        while next_one < len(times) and times[next_one] <= now_us:
+            dispatcher.arrived(times[next_one])
+            next_one += 1
         decided = dispatcher.decide(now_us, next_one - first, times[first])
         if isinstance(decided, Dispatch):
             now_us += decided.time_us

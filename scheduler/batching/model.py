@@ -82,7 +82,8 @@ class BatchModel:
         """
         assert self._profile is not None
         if self.max_delay_us is None:
-            return self._sizes.next_rows(rows) if self._profile.measured else 1
+            load = self.rate.rows_per_us * self._sizes.row_us
+            return self._sizes.next_rows(rows, load) if self._profile.measured else 1
         reached = [size for size in self._preferred or (self.max_rows,) if size <= rows]
         return reached[-1] if reached else 0
 

@@ -8,15 +8,24 @@ the least sum of all rows' completion times, and with it the least mean latency,
 with L(b) the time of a batch of b rows in the gangs that are best for it. A short queue gets small batches, since a row
 that could be answered alone would wait for others. A long one gets those with the most rows a second, since everybody
 waits for everybody before. Nothing has to be tuned. If batches gain nothing, rows go one by one.
+
+But others come. They wait for the rows that are there, and the more of the machine's time they take, the more a batch
+with few rows a second costs. Under load rho, n rows are the beginning of a busy period of n / (1 - rho) (as many as
+flow in until the queue is empty): the next batch is the one that so many rows would begin with. If more rows than there
+are, then the one of those that are there that has the most rows a second.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import ceil
 
 from gangway.scheduler.batching.split import GANG_US, split_table
 from gangway.scheduler.model_profile import ModelProfile
 
 LONGEST_QUEUE = 1024  # rows; in a longer one the next batch is the same: the one with the most rows a second
+LONGEST_BUSY = 4  # batches of the most rows: so far a busy period is looked ahead
+HIGHEST_LOAD = 0.95  # with more, a busy period has no end that could be planned for
 
 
 class BatchSizes:
@@ -36,12 +45,30 @@ class BatchSizes:
         self._cost_us = [0.0]  # by waiting rows
         self._next = [0]
 
-    def next_rows(self, waiting_rows: int) -> int:
-        """Return the size of the next batch; the smallest of equally good ones."""
+    def next_rows(self, waiting_rows: int, load: float = 0.0) -> int:
+        """Return the size of the next batch; the smallest of equally good ones.
+
+        `load`: the part of the machine's time that the rows take that come meanwhile, in batches of the best size.
+        """
         rows = min(waiting_rows, LONGEST_QUEUE)
+        busy_rows = ceil(rows / (1.0 - min(load, HIGHEST_LOAD)))
+        found = self._first_of(max(rows, min(busy_rows, LONGEST_BUSY * self._allowed[-1], LONGEST_QUEUE)))
+        return found if found <= rows else self._fastest(rows)
+
+    @cached_property
+    def row_us(self) -> float:
+        """The least time of a row, in the batches with the most rows a second."""
+        return min((self._latency_us(size) + self._batch_us) / size for size in self._allowed)
+
+    def _first_of(self, rows: int) -> int:
         while len(self._next) <= rows:
             self._extend()
         return self._next[rows]
+
+    def _fastest(self, rows: int) -> int:
+        """Return the size of the batch of at most so many rows that has the most rows a second."""
+        pairs = zip(self._times_us, self._allowed[: bisect_right(self._allowed, rows)], strict=False)
+        return min(((time_us / size, size) for time_us, size in pairs), default=(0.0, rows))[1]
 
     def latency_us(self, rows: int) -> float:
         """Return L."""

@@ -1,6 +1,7 @@
 """What the verdicts of `benchmarks.batching` rest on."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,13 @@ from gangway.clients.tensors import outputs_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import model_config_pb2 as mc
 from gangway.scheduler.batching.size import BatchSizes
+from gangway.scheduler.batching.split import GANG_US
 from google.protobuf import text_format
 
-from benchmarks.batching_estimator import compare
+from benchmarks.batching_estimator import arrivals_of, compare
 from benchmarks.batching_latency import ODD, judge_split, neighbours, over_line
 from benchmarks.batching_poisson import alternate, p50_ratio
+from benchmarks.batching_queue import PerDispatch, serve
 from benchmarks.batching_saturation import Side, configuration_of, steady_rate
 from benchmarks.batching_setup import MAX_ROWS, Counted
 from benchmarks.batching_step import crowd_of, crowd_row, step_of, step_row
@@ -163,3 +166,19 @@ def test_deciding_at_each_dispatch_spares_the_time_of_changes(row_us: float) -> 
     found = compare(BatchSizes(lambda rows: 1000.0 + row_us * (rows - 1), MAX_ROWS), "step", queries=1500)
     assert all(len(latencies) == pytest.approx(1500, rel=0.1) for latencies in found.values())
     assert found["each dispatch"].mean() < found["a change takes 5 s"].mean()
+
+
+@pytest.mark.parametrize("load", ["step", "ramp"])
+@pytest.mark.parametrize("row_us", [100.0, 500.0, 800.0, 950.0])
+def test_sizes_by_the_load_are_no_worse_than_the_two_that_do_not_know_it(row_us: float, load: str) -> None:
+    sizes = BatchSizes(lambda rows: 10_000.0 + 10 * row_us * (rows - 1), MAX_ROWS)
+    times_us = [float("inf"), *(sizes.latency_us(rows) + GANG_US for rows in range(1, MAX_ROWS + 1))]
+    arrivals_us = arrivals_of(load, times_us.__getitem__, 1500)
+    fastest = [min(range(1, rows + 1), key=lambda size: times_us[size] / size) for rows in range(1, MAX_ROWS + 1)]
+
+    def mean_us(rows_of: Callable[[int, float], int]) -> float:
+        return float(serve(arrivals_us, PerDispatch(rows_of, times_us.__getitem__)).mean())
+
+    by_load = mean_us(lambda depth, rate: sizes.next_rows(depth, rate * sizes.row_us))
+    assert by_load < 1.03 * mean_us(lambda depth, _: sizes.next_rows(depth))
+    assert by_load < 1.03 * mean_us(lambda depth, _: fastest[min(depth, MAX_ROWS) - 1])

@@ -25,12 +25,12 @@ def batch_us(rows: int) -> float:
 
 
 def test_all_that_wait_are_one_batch() -> None:
-    latencies = serve(np.array([0.0, 1.0, 2.0, 3.0, 50.0]), PerDispatch(lambda depth: depth, batch_us))
+    latencies = serve(np.array([0.0, 1.0, 2.0, 3.0, 50.0]), PerDispatch(lambda depth, rate: depth, batch_us))
     assert latencies.tolist() == [9, 9 + 11 - 1, 9 + 11 - 2, 9 + 11 - 3, 9]
 
 
 def test_batches_are_of_the_oldest() -> None:
-    latencies = serve(np.zeros(3), PerDispatch(lambda depth: min(depth, 2), batch_us))
+    latencies = serve(np.zeros(3), PerDispatch(lambda depth, rate: min(depth, 2), batch_us))
     assert latencies.tolist() == [10, 10, 19]
 
 

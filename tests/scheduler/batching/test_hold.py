@@ -52,6 +52,19 @@ def test_the_rate_is_smoothed() -> None:
     assert rate.rows == 4
 
 
+def test_the_load_is_that_of_some_tens_of_requests_and_a_burst_is_none() -> None:
+    rate = ArrivalRate()
+    assert rate.rows_per_us <= 1e-6
+    for number in range(300):
+        rate.arrived(1000.0 * number, 2)
+    assert rate.rows_per_us == pytest.approx(2e-3, rel=0.1)
+    bursts = ArrivalRate()
+    for number in range(100):
+        for _ in range(8):
+            bursts.arrived(8000.0 * number, 1)
+    assert bursts.rows_per_us == pytest.approx(1e-3, rel=0.2)
+
+
 def test_a_pause_is_soon_forgotten_and_time_never_runs_backwards() -> None:
     rate = ArrivalRate()
     for at_us in (0.0, 100.0, 1e12, 1e12 - 5.0):

@@ -60,6 +60,25 @@ def test_rows_that_cost_nothing_more_go_together() -> None:
     assert sizes.next_rows(40) in (8, 16)  # 8, then two full ones, or any other order: but never 17
 
 
+def test_under_load_batches_are_those_of_the_rows_that_will_have_come() -> None:
+    sizes = BatchSizes(lambda rows: 100.0 + 100.0 * rows, 8, batch_us=0.0)
+    assert [sizes.next_rows(2, load) for load in (0.0, 0.9, 3.0)] == [1, 2, 2]
+    assert [sizes.next_rows(4, load) for load in (0.0, 0.5)] == [sizes.next_rows(4), sizes.next_rows(8)]
+    assert sizes.row_us == pytest.approx(900 / 8)
+
+
+def test_load_does_not_join_rows_that_gain_nothing_together() -> None:
+    sizes = BatchSizes(lambda rows: 1000.0 * rows, 64, batch_us=0.0)
+    assert {sizes.next_rows(rows, 2.0) for rows in (1, 2, 3, 64, 1000)} == {1}
+
+
+def test_of_the_rows_that_are_there_those_go_that_are_quickest_together() -> None:
+    even = BatchSizes(lambda rows: 1000.0 * (rows // 2 + rows % 2), 8, batch_us=0.0)  # a core for every other row
+    assert [even.next_rows(rows, 0.9) for rows in (1, 2, 3)] == [1, 2, 2]
+    eights = BatchSizes(lambda rows: 1000.0 + rows, 16, allowed=(8, 16))
+    assert [eights.next_rows(rows, 0.9) for rows in (3, 9, 40)] == [3, 8, 16]
+
+
 def test_each_batch_costs_something_itself() -> None:
     tiny = BatchSizes(lambda rows: 20.0 * rows, 8)
     assert tiny.next_rows(8) > 1
