@@ -20,6 +20,7 @@ from gangway.scheduler.policy import Query, RunningBlock
 __all__ = ["BatchFormer", "Formed", "FormedPiece", "FormedUnit"]
 
 LEAST_SHOWN = 4  # batches of a kind, or as many as there are cores: more cannot begin now
+_KIND = attrgetter("model_id", "priority", "rejects_late", "join_key", "started", "formed")
 _NO_STRETCHES: Mapping[int, float] = MappingProxyType({})
 
 
@@ -90,9 +91,9 @@ class BatchFormer:
             return Formed(waiting)
         passing, groups = self._grouped(waiting)
         shown = _Shown(passing)
-        for kind in groups:
-            model = self._models[kind[0].model_id]
-            members = _next_in_order(kind, model, waiting, running) if model.keeps_order else kind
+        for group in groups:
+            model = self._models[group[0].model_id]
+            members = _next_in_order(group, model, waiting, running) if model.keeps_order else group
             if not members:
                 continue
             model.see(models[model.model_id], core_count)
@@ -106,34 +107,41 @@ class BatchFormer:
     def _grouped(self, waiting: Sequence[Query]) -> tuple[list[Query], list[list[Query]]]:
         """Return what passes through, and the others by kind: only those of one kind are joined."""
         passing: list[Query] = []
-        kinds: dict[tuple[int, ...], list[Query]] = {}
+        groups: list[list[Query]] = []
+        of_kind: dict[object, list[Query]] = {}  # a kind's, or model's, place among them
         for query in waiting:
-            model = self._models.get(query.model_id)
-            if model is None or query.started or query.formed:
-                passing.append(query)
-            elif model.keeps_order:
-                kinds.setdefault((query.model_id,), []).append(query)
-            elif model.joins(query):
-                kinds.setdefault(_kind(query), []).append(query)
-            elif model.splits and query.rows > 1:
-                kinds[-1, query.query_id] = [query]
-            else:
-                passing.append(query)
-        return passing, list(kinds.values())
+            kind = _KIND(query)
+            place = of_kind.get(kind)
+            if place is None:
+                model = self._models.get(query.model_id)
+                if model is None or query.started or query.formed:
+                    place = passing
+                elif model.keeps_order and query.model_id in of_kind:
+                    place = of_kind[query.model_id]
+                else:
+                    groups.append(place := [])
+                    of_kind[query.model_id] = place
+                of_kind[kind] = place
+            place.append(query)
+        return passing, groups
 
     def _show(
         self, members: list[Query], model: BatchModel, now_us: float, may_wait: bool, stretch: float, shown: _Shown
     ) -> None:
         """Show the next batches of one kind."""
-        rows = sum(query.rows for query in members)
+        rows = sum(map(attrgetter("rows"), members))
         joins = model.joins(members[0])
         may_wait = may_wait and joins and model.rewarding_gap_us(rows) is not None
-        if not joins or (model.wanted_rows(rows) == 1 and not may_wait):
+        wanted_rows = model.wanted_rows(rows) if joins else 1
+        if wanted_rows == 1 and not may_wait:
+            if rows == len(members) and not model.keeps_order:
+                shown.queries += members
+                return
             for query in members[:1] if model.keeps_order else members:
                 self._show_batch([query], query.deadline_us, model, shown)
             return
-        line = Line(members, model, now_us, self._way_back_us, stretch)
         most = 1 if model.keeps_order else max(LEAST_SHOWN, model.cores)
+        line = Line(members, rows, (most + 1) * (wanted_rows or rows), model, now_us, self._way_back_us, stretch)
         batches, held_until_us = line.batches(most, may_wait)
         for begin, end in batches:
             self._show_batch(line.members[begin:end], line.deadline_us(begin, end), model, shown)
@@ -154,10 +162,6 @@ class BatchFormer:
             shown.queries.append(unit.query)
 
 
-def _kind(query: Query) -> tuple[int, ...]:
-    return query.model_id, query.priority, query.rejects_late, query.join_key
-
-
 def _next_in_order(
     members: list[Query], model: BatchModel, waiting: Sequence[Query], running: Sequence[RunningBlock]
 ) -> list[Query]:
@@ -169,4 +173,4 @@ def _next_in_order(
     first = members[0]
     if not model.joins(first):
         return members[:1]
-    return list(takewhile(lambda query: _kind(query) == _kind(first), members))
+    return list(takewhile(lambda query: _KIND(query) == _KIND(first), members))

@@ -28,6 +28,7 @@ class BatchModel:
         self.max_rows = spec.max_rows
         self.max_delay_us = spec.max_delay_us
         self.rate = ArrivalRate()
+        self.sure_us = 0.0  # one row takes at least so long; 0: not known
         self._joins = spec.joins and spec.max_rows > 1
         self._preferred = tuple(sorted(rows for rows in spec.preferred_rows if 0 < rows <= spec.max_rows))
         self._profile: ModelProfile | None = None
@@ -51,6 +52,7 @@ class BatchModel:
             self._profile, self.cores = profile, cores
             self._table = split_table(profile, cores, self.max_rows)
             self._sizes = batch_sizes(profile, cores, self.max_rows, self._preferred, self.splits)
+            self.sure_us = self.latency_us(1) if profile.measured and not profile.varies else 0.0
 
     def latency_us(self, rows: int) -> float:
         """Return how long a batch takes on all cores, as it will be split."""
@@ -69,8 +71,7 @@ class BatchModel:
         if query.deadline_us is None:
             return NEVER_LATE
         left_us = query.deadline_us - now_us
-        assert self._profile is not None
-        if self._profile.varies or not self._profile.measured:
+        if not self.sure_us:
             return NEVER_LATE if left_us > 0 else None
         return left_us if left_us >= self.latency_us(query.rows) else None
 

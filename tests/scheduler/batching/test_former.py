@@ -364,3 +364,16 @@ def test_batches_are_closed_and_nothing_is_shown_twice(seed: int) -> None:
         assert rows_shown[each.query_id] in (0, each.rows)
         if each.started:
             assert rows_shown[each.query_id] == each.rows
+
+
+def test_of_a_long_queue_the_earliest_deadlines_that_can_be_met_are_found() -> None:
+    rng = random.Random(2)
+    hopeless = [query(number, deadline_us=5000.0 + number) for number in range(1, 400)]
+    hopeful = [query(number, deadline_us=rng.uniform(2e5, 9e5)) for number in range(400, 800)]
+    formed = Former(spec(FLAT)).form([*hopeless, *hopeful], now_us=1000.0)
+    first = next(
+        shown for shown in formed.queries if shown.deadline_us == min(each.deadline_us or 0 for each in hopeful)
+    )
+    pieces = [piece.query_id for piece in formed.units[first.query_id].pieces]
+    assert pieces == [each.query_id for each in sorted(hopeful, key=lambda each: each.deadline_us or 0)[:8]]
+    assert [1, 2, 3, 4, 5, 6, 7, 8] in batches(formed)
