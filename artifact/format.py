@@ -72,7 +72,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class BatchKernel:
-    """A kernel that computes 1 to `rows` rows in one call, for queries of two rows and more.
+    """A kernel that computes 1 to `rows` rows in one call, for two rows and more.
 
     `symbol` is a C function `void symbol(void *arg0, ..., void *argN, const int64_t *batch, int32_t begin, int32_t
     end)` that computes tasks [begin, end), out of `tasks`, for `batch[0]` rows. `batch[1 + i]` is how many bytes lie
@@ -98,7 +98,7 @@ class Version:
     description: str  # template and knobs, for people: "conv 14x2 rows=7"
     blocking_bytes: int = 0  # bytes one tile works on (locality)
     parallelism: int = 0  # tasks x unrolled accumulators
-    batch: BatchKernel | None = None  # what computes queries of two rows and more; None: the same, row by row
+    batch: BatchKernel | None = None  # what computes two rows and more; None: the same, row by row
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ struct implementation {
 
 struct version {
     struct implementation one;   /* of one row, and without the argument `batch` */
-    struct implementation batch; /* of queries of two rows and more; run NULL: there is none */
+    struct implementation batch; /* of two rows and more; run NULL: there is none */
 };
 
 struct layer {
