@@ -1,17 +1,22 @@
 """When the policy is asked, and what it is shown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gangway.scheduler.apply import Execution
+from gangway.scheduler.batching.former import BatchFormer, FormedUnit
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, RunningBlock, Snapshot, Start, Stop, Wake
 from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.timeline import Place
 from gangway.scheduler.trace import TraceWriter
 from gangway.scheduler.workers import WorkerTable
 
 
 class Dispatcher:
-    """Asks the policy when something has changed, or at the time that it asked for, and has its decisions applied."""
+    """Asks the policy when something has changed, or at the time that it asked for, and has its decisions applied.
+
+    With a `former` the policy is shown batches: units that are made of waiting requests when one of them is to start.
+    """
 
     def __init__(
         self,
@@ -20,6 +25,7 @@ class Dispatcher:
         requests: RequestBook,
         workers: WorkerTable,
         models: ModelTable,
+        former: BatchFormer | None,
         trace: TraceWriter | None,
         way_back_us: float,
     ) -> None:
@@ -28,9 +34,10 @@ class Dispatcher:
         self._requests = requests
         self._workers = workers
         self._models = models
+        self._former = former
         self._trace = trace
         self._way_back_us = way_back_us
-        self.wake_us: float | None = None  # when the policy wants to be asked, if nothing happens before
+        self.wake_us: float | None = None  # when policy or former want to be asked, if nothing happens before
 
     def dispatch(self, now_us: float) -> None:
         """Ask the policy if there may be something to decide."""
@@ -43,34 +50,75 @@ class Dispatcher:
             return
         execution.changed = False
         self.wake_us = None
+        if not self._workers.in_service:
+            return  # nothing to plan with, until a worker is there
         waiting = self._requests.queries
         running = execution.gangs.running(now_us)
         if woken or waiting or (running and self._workers.free):
-            snapshot = self._snapshot(waiting, running, now_us)
-            decisions = self._policy.decide(snapshot)
-            if self._trace is not None:
-                self._trace.add(decisions, snapshot)
-            for decision in decisions:
-                self._apply(decision, now_us)
+            self._decide(waiting, running, now_us)
 
-    def _snapshot(self, waiting: Sequence[Query], running: Sequence[RunningBlock], now_us: float) -> Snapshot:
-        profiles = self._models.profiles
-        if self._models.any_loading:
-            waiting = [query for query in waiting if query.model_id in profiles]
-        if self._models.limits:
-            waiting = self._models.limits.admissible(waiting, self._execution.gangs.models_under_way())
-        return Snapshot(
+    def _decide(self, waiting: Sequence[Query], running: Sequence[RunningBlock], now_us: float) -> None:
+        snapshot, units, wake_us = self._snapshot(waiting, running, now_us)
+        decisions = self._policy.decide(snapshot)
+        if units:
+            self._make_batches(decisions, units)
+        if self._trace is not None:
+            self._trace.add(decisions, snapshot, self._place)
+        for decision in decisions:
+            self._apply(decision, now_us)
+        if wake_us is not None:
+            self.wake_us = wake_us if self.wake_us is None else min(wake_us, self.wake_us)
+
+    def _snapshot(
+        self, waiting: Sequence[Query], running: Sequence[RunningBlock], now_us: float
+    ) -> tuple[Snapshot, Mapping[int, FormedUnit], float | None]:
+        """Return what the policy sees, the batches among it, and when others could be formed."""
+        models, gangs = self._models, self._execution.gangs
+        workers, times = self._workers, self._execution.times
+        units: Mapping[int, FormedUnit] = {}
+        wake_us = None
+        if models.any_loading:
+            waiting = [query for query in waiting if query.model_id in models.profiles]
+        if self._former is not None and waiting:
+            formed = self._former.form(
+                waiting,
+                now_us,
+                models.profiles,
+                workers.in_service,
+                len(workers.free),
+                running,
+                times.stretches.factors,
+            )
+            waiting, units, wake_us = formed.queries, formed.units, formed.wake_us
+        if models.limits:
+            waiting = models.limits.admissible(waiting, gangs.models_under_way())
+        snapshot = Snapshot(
             now_us=now_us,
             waiting=waiting,
             running=running,
-            free_cores=self._workers.free,
-            core_count=self._workers.in_service,
-            models=profiles,
-            level=self._execution.interference.level(now_us),
-            stretches=self._execution.stretches.factors,
-            free_leases=self._execution.gangs.free,
+            free_cores=workers.free,
+            core_count=workers.in_service,
+            models=models.profiles,
+            level=times.interference.level(now_us),
+            stretches=times.stretches.factors,
+            free_leases=gangs.free,
             way_back_us=self._way_back_us,
         )
+        return snapshot, units, wake_us
+
+    def _make_batches(self, decisions: Sequence[Decision], units: Mapping[int, FormedUnit]) -> None:
+        """Let units wait instead of the requests that they were formed of, in those batches that begin now."""
+        begun = {
+            units[start.query_id].batch for start in decisions if isinstance(start, Start) and start.query_id in units
+        }
+        for number in begun:
+            self._requests.form([unit for unit in units.values() if unit.batch == number])
+
+    def _place(self, query: Query) -> Place:
+        unit = self._requests.waiting.get(query.query_id)
+        if unit is None and (gang := self._execution.gangs.of_query(query.query_id)) is not None:
+            unit = gang.unit
+        return Place(query.rows) if unit is None else unit.place
 
     def _apply(self, decision: Decision, now_us: float) -> None:
         match decision:

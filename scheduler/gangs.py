@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.leases import Control, Lease, LeaseSpec, Member, PhaseKind
+from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind
 from gangway.executor.messages import Left, LeftReason, pack_run
 from gangway.scheduler.policy import RunningBlock, Start
-from gangway.scheduler.requests import Request
+from gangway.scheduler.units import Unit
 
 SETTLE_US = 100.0  # ranks of a block that has ended leave within that, unless something else has their core
 STUCK_AFTER_US = 1_000_000.0  # a rank that has not left so long after its gang has ended does not run at all
@@ -15,20 +15,17 @@ STUCK_AFTER_US = 1_000_000.0  # a rank that has not left so long after its gang 
 
 @dataclass(slots=True, eq=False)
 class Gang:
-    """A lease in use. It keeps lease and arena while its query is paused between two blocks (no rank in it then)."""
+    """A lease in use. It keeps lease and arena while its unit is paused between two blocks (no rank in it then)."""
 
-    request: Request
+    unit: Unit
     lease: int
     shared: Lease
     arena_offset: int
-    indivisible: bool = False  # its query is one task, which may last long
+    indivisible: bool = False  # its unit is one task, which may last long
     term: int = 0
     model: str = ""
     end_layer: int = 0
     blocks: int = 0
-    conflicts: int = 0  # blocks that got fewer cores than were wanted
-    preemptions: int = 0
-    version_mask: int = 0  # bit v: version v of a layer was used
     versions: tuple[int, ...] = ()
     cores: tuple[int, ...] = ()  # by rank; those of a shrinking gang until they have left
     wanted: int = 0  # ranks beyond have been told to leave
@@ -57,7 +54,7 @@ class Gang:
         _, layer, began_ns = self.shared.position()
         leaving = self.leaving
         return RunningBlock(
-            query=self.request.query,
+            query=self.unit.query,
             end_layer=self.end_layer,
             cores=tuple([self.cores[rank] for rank in sorted(self.outstanding)]),
             started_us=self.started_us,
@@ -70,7 +67,7 @@ class Gang:
 
 
 class GangTable:
-    """The gangs by lease and by query. Knows nothing of queues or models."""
+    """The gangs by lease and by query: that of their unit. Knows nothing of queues or models."""
 
     def __init__(self, control: ControlSegment) -> None:
         self._control = control
@@ -93,18 +90,18 @@ class GangTable:
 
     def models_under_way(self) -> list[int]:
         """Return the model of each query that has begun and is not yet answered."""
-        return [gang.request.query.model_id for gang in self._gangs.values() if LeftReason.DONE not in gang.reasons]
+        return [gang.unit.query.model_id for gang in self._gangs.values() if LeftReason.DONE not in gang.reasons]
 
     def of_query(self, query_id: int) -> Gang | None:
         """Return the gang that has this query, at work or paused."""
         return self._by_query.get(query_id)
 
-    def open(self, request: Request, arena_offset: int, indivisible: bool, model: str) -> Gang:
+    def open(self, unit: Unit, arena_offset: int, indivisible: bool, model: str) -> Gang:
         """Take a free lease; there is one (see `free`)."""
         index = self._free.pop()
-        gang = Gang(request, index, self._control.leases[index], arena_offset, indivisible, model=model)
+        gang = Gang(unit, index, self._control.leases[index], arena_offset, indivisible, model=model)
         self._gangs[index] = gang
-        self._by_query[request.query.query_id] = gang
+        self._by_query[unit.query.query_id] = gang
         return gang
 
     @property
@@ -120,11 +117,11 @@ class GangTable:
     def close(self, gang: Gang) -> None:
         """Give the lease back. No rank may be in it."""
         del self._gangs[gang.lease]
-        del self._by_query[gang.request.query.query_id]
+        del self._by_query[gang.unit.query.query_id]
         self._free.append(gang.lease)
 
     def send(self, gang: Gang, start: Start, arena_stride: int, now_us: float) -> None:
-        """Let the gang run a block of its query on the decision's cores."""
+        """Let the gang run a block of its unit on the decision's cores."""
         ranks = len(start.cores)
         if gang.term == 0:
             gang.term = gang.shared.initialise(_lease_spec(gang, start, arena_stride))
@@ -230,11 +227,9 @@ class GangTable:
 
 
 def _lease_spec(gang: Gang, start: Start, arena_stride: int) -> LeaseSpec:
-    request = gang.request
-    query = request.query
     return LeaseSpec(
-        model_id=query.model_id,
-        members=(Member(request.front_end, request.slot, request.sequence, rows=query.rows),),
+        model_id=gang.unit.query.model_id,
+        members=gang.unit.members(),
         arena_offset=gang.arena_offset,
         arena_stride=arena_stride,
         first_layer=0,

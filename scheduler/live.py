@@ -20,6 +20,7 @@ from gangway.scheduler import control as slow
 from gangway.scheduler.accounts import Accounts
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.arenas import ArenaPool
+from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.dispatch import Dispatcher
 from gangway.scheduler.gangs import SETTLE_US, GangTable
 from gangway.scheduler.model_life import ModelLife
@@ -27,11 +28,12 @@ from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.packets import PacketSocket
 from gangway.scheduler.policy import Policy
 from gangway.scheduler.refusals import Refusals
-from gangway.scheduler.requests import Request, RequestBook
+from gangway.scheduler.requests import RequestBook
 from gangway.scheduler.stalls import StallWatch
 from gangway.scheduler.status import StatusWriter
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.trace import TraceWriter
+from gangway.scheduler.units import Request
 from gangway.scheduler.workers import WorkerTable
 
 IDLE_WAIT_US = 1_000_000
@@ -42,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveScheduler:
-    """Hears everybody, then lets the policy decide."""
+    """Hears everybody, then lets the policy decide. `make_former`: of batches, for policies that are shown such."""
 
     def __init__(
         self,
@@ -56,12 +58,14 @@ class LiveScheduler:
         trace: TraceWriter | None = None,
         timeline: TimelineWriter | None = None,
         set_log: Callable[[LogLevels], None] = lambda levels: None,
+        make_former: Callable[[Callable[[], int], float], BatchFormer] = BatchFormer,
     ) -> None:
         self.control = control
         self.supervisor = supervisor
         self.requests = RequestBook(tables)
         self.workers = WorkerTable(control)
-        self._models = ModelTable(control.layout.workers)
+        self._former = make_former(self.requests.next_id, way_back_us) if policy.batches else None
+        self._models = ModelTable(control.layout.workers, self._former)
         pool = ArenaPool(arenas, arenas.size_bytes // KEPT_SHARE)
         self._trace = trace
         self._set_log = set_log
@@ -72,7 +76,7 @@ class LiveScheduler:
         )
         self._refusals = Refusals(self._execution, self.requests, self.workers, self._models)
         self._dispatcher = Dispatcher(
-            policy, self._execution, self.requests, self.workers, self._models, trace, way_back_us
+            policy, self._execution, self.requests, self.workers, self._models, self._former, trace, way_back_us
         )
         self._stalls = StallWatch(control)
         self._status = StatusWriter(control, self.requests, self._execution, self._models, pool, self.accounts.counters)
@@ -84,7 +88,7 @@ class LiveScheduler:
 
     def run(self) -> None:
         """Serve until Stop."""
-        _log.info("level of interference: from the %s", self._execution.interference.name)
+        _log.info("level of interference: from the %s", self._execution.times.interference.name)
         bell = self.control.scheduler_bell
         seen = bell.seen()
         self.step()
@@ -108,7 +112,7 @@ class LiveScheduler:
         elif self._supervisor_us == math.inf:
             self._supervisor_us = now_us + SUPERVISOR_WAIT_US
         now_us = _now_us()
-        self.requests.expire(now_us, self._execution.end)
+        self.requests.expire(now_us, self._execution.drop)
         self._refusals.act(now_us)
         if now_us >= self._housekeeping_us:
             self._keep_house(now_us)
@@ -188,13 +192,15 @@ class LiveScheduler:
             self._refusals.refuse_if_full(request)
             self._refusals.make_room(front_end)
             self.accept(request)
+            if self._former is not None and not request.dropped:
+                self._former.arrived(request.query)
 
     def accept(self, request: Request) -> None:
         """Answer UNAVAILABLE to a request for a model that is not there any more; keep an eye on others."""
         model = self._models.get(request.query.model_id)
         if model is None or model.state is ModelState.UNLOADING:
-            self.requests.finish(request, SlotStatus.UNAVAILABLE)
-        else:
+            self._execution.drop(request, SlotStatus.UNAVAILABLE)
+        elif not request.dropped:
             self._refusals.watch(request)
 
     def _cancel(self, front_end: int, slot: int, sequence: int) -> None:

@@ -53,8 +53,8 @@ class ModelLife:
         try:
             profile = read_profile(path)
             self._models.use_profile(model_id, profile)
-            self._execution.stretches.forget(model_id)
-            self._execution.use_counters(path.parent, profile.machine.machine_id)
+            self._execution.times.stretches.forget(model_id)
+            self._execution.times.use_counters(path.parent, profile.machine.machine_id)
         except ProfileError as error:
             _log.warning("profile ignored: %s", error)
 
@@ -82,9 +82,9 @@ class ModelLife:
         elif model.state is not ModelState.UNLOADING:
             self._models.begin_unload(model)
             self._workers.serve(model_id, False)
-            for request in list(self._requests.waiting):
-                if request.query.model_id == model_id:
-                    self._execution.end(request, SlotStatus.UNAVAILABLE)
+            for unit in [unit for unit in self._requests.waiting if unit.query.model_id == model_id]:
+                for piece in unit.pieces:
+                    self._execution.drop(piece.request, SlotStatus.UNAVAILABLE)
             self._workers.order_all(Unload(model_id))  # a worker in a gang takes it afterwards
             self.finish_unloads()
 
@@ -97,9 +97,9 @@ class ModelLife:
         """Give back the memory of models that nobody uses any more."""
         for model in self._models.in_state(ModelState.UNLOADING):
             model_id = model.spec.model_id
-            in_use = any(gang.request.query.model_id == model_id for gang in self._execution.gangs.all())
+            in_use = any(gang.unit.query.model_id == model_id for gang in self._execution.gangs.all())
             if not in_use and self._workers.none_has(model_id):
                 self._arenas.remove_model(model_id)
                 self._models.remove(model)
-                self._execution.stretches.forget(model_id)
+                self._execution.times.stretches.forget(model_id)
                 self._supervisor.send(slow.ModelUnloaded(model_id))

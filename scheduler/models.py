@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 from gangway.artifact.profile import Profile
 from gangway.executor.messages import Load
+from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.control import LoadModel, SetProfile
 from gangway.scheduler.limits import Limits
 from gangway.scheduler.model_profile import ModelProfile
@@ -36,11 +37,12 @@ class Model:
 class ModelTable:
     """Models by number, and the profiles that policies see (of those that are being served).
 
-    `cores`: of the server; every profile has times for 1 to so many.
+    `cores`: of the server; every profile has times for 1 to so many. `former`: is told of models, too.
     """
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: int, former: BatchFormer | None = None) -> None:
         self._cores = cores
+        self._former = former
         self._models: dict[int, Model] = {}
         self._profiles: dict[int, ModelProfile] = {}
         self.limits = Limits()
@@ -55,6 +57,8 @@ class ModelTable:
         """Begin with a model."""
         model = self._models[spec.model_id] = Model(spec)
         self.limits.add(spec)
+        if self._former is not None:
+            self._former.add(spec)
         self._review()
         return model
 
@@ -118,6 +122,8 @@ class ModelTable:
         """Forget it."""
         del self._models[model.spec.model_id]
         self.limits.remove(model.spec.model_id)
+        if self._former is not None:
+            self._former.remove(model.spec.model_id)
 
     def _review(self) -> None:
         self.any_loading = any(model.state is ModelState.LOADING for model in self._models.values())

@@ -33,9 +33,9 @@ def take_over(scheduler: LiveScheduler, pids: list[int]) -> int:
         if pid:
             scheduler.worker_ready(core, pid)
     requests = scheduler.requests.recover()
-    for request in list(scheduler.requests.waiting):
+    for request in requests:
         scheduler.accept(request)
-    return requests
+    return len(requests)
 
 
 def _learn_models(scheduler: LiveScheduler) -> None:

@@ -1,60 +1,44 @@
 """The scheduler's index of the requests in the slot tables. The tables are the truth; a successor builds this again."""
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
-from gangway.executor.slots import SlotCounts, SlotStatus, SlotTable
+from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
+from gangway.scheduler.batching.former import FormedUnit
 from gangway.scheduler.policy import Query
 from gangway.scheduler.timers import Timers
+from gangway.scheduler.unit_queue import UnitQueue
+from gangway.scheduler.units import NOTHING, Batch, Piece, Request, Unit, make_batch, separate, whole
 
 MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE: it may be what kills workers
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """A request that waits or runs. `dropped`: it is to end, as `drop_status` says, and gets no core any more.
-
-    After `limit_us` nobody waits for the answer. It is refused if `max_queue` others like it wait (0: any number may).
-    """
-
-    query: Query
-    front_end: int
-    slot: int
-    sequence: int
-    limit_us: float | None = None
-    max_queue: int = 0
-    started: bool = False
-    dropped: bool = False
-    drop_status: SlotStatus = SlotStatus.CANCELLED
-
-
 class RequestBook:
-    """Requests by (front end, slot, sequence), and the waiting ones in order of arrival."""
+    """Requests by (front end, slot, sequence) and by number, and the units of them that wait."""
 
     def __init__(self, tables: Sequence[SlotTable]) -> None:
         self._tables = tables
         self._known: dict[tuple[int, int, int], Request] = {}
-        self._waiting: dict[int, Request] = {}  # by query id
-        self._order: list[tuple[float, int]] = []  # the keys of `queries`
-        self._queries: list[Query] = []
+        self._numbered: dict[int, Request] = {}
+        self.waiting = UnitQueue()
         self._limits = Timers()  # when nobody waits for an answer any more
-        self.late = Timers()  # when to look whether a query has become certain to be late
-        self._unstarted: Counter[tuple[int, int]] = Counter()  # waiting, by model and priority
-        self._by_front_end: Counter[int] = Counter()  # waiting
+        self.late = Timers()  # when to look whether a request has become certain to be late
+        self._fresh_like: Counter[tuple[int, int]] = Counter()  # have not begun, by model and priority
+        self._fresh_of: Counter[int] = Counter()  # by front end
         self._ids = count(1)
 
     @property
-    def waiting(self) -> Iterable[Request]:
-        """The waiting requests, in no particular order."""
-        return self._waiting.values()
-
-    @property
     def queries(self) -> Sequence[Query]:
-        """The waiting queries in order of arrival. It changes with the queue."""
-        return self._queries
+        """The queries of the waiting units in order of arrival. It changes with the queue."""
+        return self.waiting.queries
+
+    def next_id(self) -> int:
+        """Return a number that no query has had."""
+        return next(self._ids)
+
+    # -- coming
 
     def admit(self, front_end: int, slot: int, sequence: int) -> Request | None:
         """Queue what a slot holds; None when the message is stale or a double, or nobody wants the answer any more."""
@@ -74,139 +58,208 @@ class RequestBook:
             deadline_us=fields.deadline_ns / 1e3 if fields.deadline_ns else None,
             priority=fields.priority,
             rejects_late=fields.rejects_late,
+            join_key=fields.join_key | NEVER_JOINED if table.attempts(slot) else fields.join_key,
         )
         limit_us = fields.limit_ns / 1e3 if fields.limit_ns else None
         request = Request(query, front_end, slot, sequence, limit_us, fields.max_queue)
         self._known[key] = request
-        self._queue(request)
+        self._numbered[query.query_id] = request
+        self.waiting.add(whole(request))
+        self._count_fresh(request, 1)
+        self._watch_limit(request)
         return request
 
-    def recover(self) -> int:
-        """Queue every request that the tables hold, in order of arrival; return how many. Nobody may be running one."""
+    def recover(self) -> list[Request]:
+        """Queue every request that the tables hold, in order of arrival; return them. Nobody may be running one."""
         found = []
         for front_end, table in enumerate(self._tables):
             for entry in table.scan():
                 found.append((table.terms(entry.slot).arrival_ns, front_end, entry.slot, entry.sequence))
+        requests = []
         for _, front_end, slot, sequence in sorted(found):
-            if self._revive(front_end, slot, sequence):
-                self.admit(front_end, slot, sequence)
-        return len(self._waiting)
+            table = self._tables[front_end]
+            if table.attempts(slot) >= MAX_ATTEMPTS:
+                table.finish(slot, sequence, SlotStatus.UNAVAILABLE)
+                continue
+            table.requeue(slot, sequence)
+            request = self.admit(front_end, slot, sequence)
+            if request is not None:
+                requests.append(request)
+        return requests
+
+    # -- looking
 
     def find(self, front_end: int, slot: int, sequence: int) -> Request | None:
         """Return the request that waits or runs under this name."""
         return self._known.get((front_end, slot, sequence))
 
-    def queued_like(self, request: Request) -> int:
-        """Return how many requests of its model and priority wait and have not begun, itself included."""
-        return self._unstarted[_kind(request)]
+    def get(self, number: int) -> Request | None:
+        """Return the request that waits or runs under this number."""
+        return self._numbered.get(number)
+
+    def fresh_like(self, request: Request) -> int:
+        """Return how many requests of its model and priority have not begun, itself included."""
+        return self._fresh_like[_kind(request)]
 
     def slots(self, front_end: int) -> int:
         """Return how many requests a front end can have in flight."""
         return self._tables[front_end].slots
 
-    def waiting_count(self, front_end: int) -> int:
-        """Return how many requests of a front end wait."""
-        return self._by_front_end[front_end]
+    def fresh_count(self, front_end: int) -> int:
+        """Return how many requests of a front end have not begun."""
+        return self._fresh_of[front_end]
 
-    def waiting_of(self, front_end: int) -> Iterable[Request]:
-        """Return the waiting requests of a front end, oldest first."""
-        return (request for query in self._queries if (request := self._waiting[query.query_id]).front_end == front_end)
+    def fresh_of(self, front_end: int) -> list[Request]:
+        """Return the requests of a front end that have not begun, oldest first."""
+        fresh = [request for request in self.of_front_end(front_end) if not request.begun]
+        return sorted(fresh, key=lambda request: request.query.arrival_us)
 
     def of_front_end(self, front_end: int) -> list[Request]:
         """Return the waiting and running requests of a front end."""
         return [request for request in self._known.values() if request.front_end == front_end]
 
-    def is_waiting(self, request: Request) -> bool:
-        """Whether it is in the queue."""
-        return request.query.query_id in self._waiting
+    # -- going
 
-    def get_waiting(self, query_id: int) -> Request | None:
-        """Return a waiting request by its query's number, None if none waits under that."""
-        return self._waiting.get(query_id)
+    def form(self, batch: Sequence[FormedUnit]) -> None:
+        """Let the units of a batch wait, instead of the requests that they are made of. These wait and are whole."""
+        requests: dict[int, Request] = {}
+        for formed in batch:
+            for piece in formed.pieces:
+                if piece.query_id not in requests:
+                    self.waiting.remove(unit := self.waiting[piece.query_id])
+                    requests[piece.query_id] = unit.pieces[0].request
+        for made in make_batch(batch, requests):
+            self.waiting.add(made)
 
-    def start(self, request: Request) -> bool:
-        """Take it out of the queue to be run; False if its slot has moved on (it is forgotten then)."""
-        self._unqueue(request)
-        if not request.started and not self._tables[request.front_end].start(request.slot, request.sequence):
-            self._forget(request)
+    def start(self, unit: Unit) -> bool:
+        """Take it out of the queue to be run; False if all its slots have moved on (their requests are forgotten)."""
+        if not unit.query.started:
+            for piece in unit.pieces:
+                if not piece.request.begun and not self._begin(piece.request, unit.batch):
+                    self.withdraw(piece.request)
+                    self._forget(piece.request)
+        if not unit.pieces:
             return False
-        request.started = True
+        self.waiting.remove(unit)
         return True
 
-    def count(self, request: Request, counts: SlotCounts) -> None:
-        """Tell the front end what has been counted so far. No rank may be working on it."""
-        self._tables[request.front_end].count(request.slot, counts)
+    def count(self, unit: Unit) -> None:
+        """Tell the front ends what has been counted so far. No rank may be working on the unit."""
+        for piece in unit.pieces:
+            request = piece.request
+            self._tables[request.front_end].count(request.slot, request.counts)
 
-    def pause(self, request: Request, next_layer: int, ran_us: float) -> None:
-        """Queue a started request again, to go on with `next_layer`, after so long on cores; it keeps its place."""
-        query = request.query
-        request.query = replace(query, next_layer=next_layer, started=True, ran_us=query.ran_us + ran_us)
-        self._queue(request)
+    def pause(self, unit: Unit, next_layer: int, ran_us: float) -> None:
+        """Queue a unit that has begun again, to go on with `next_layer`, after so long on cores; it keeps its place."""
+        query = unit.query
+        unit.query = replace(query, next_layer=next_layer, started=True, ran_us=query.ran_us + ran_us)
+        self.waiting.add(unit)
+        for piece in unit.pieces:
+            self._watch_limit(piece.request)
+
+    def run_again(self, piece: Piece, unit: Unit) -> bool:
+        """The gang of its unit was lost: queue the piece again, from the first layer and for itself.
+
+        Nothing happens if a rank had done it before. False if it has been begun too often: it is to be given up.
+        """
+        request = piece.request
+        table = self._tables[request.front_end]
+        if table.part_done(request.slot, request.sequence, piece.part):
+            if not request.units:
+                self._forget(request)
+        elif table.attempts(request.slot) >= MAX_ATTEMPTS:
+            return False
+        else:
+            if request.parts > 1:
+                table.count_attempt(request.slot)
+            else:
+                table.requeue(request.slot, request.sequence)
+                request.begun = False
+                request.counts = NOTHING
+                self._count_fresh(request, 1)
+            self._queue_piece(piece, unit)
+            self._watch_limit(request)
+        return True
+
+    def break_up(self, unit: Unit) -> None:
+        """Let the pieces of a waiting unit wait one by one."""
+        self.waiting.remove(unit)
+        for piece in unit.pieces:
+            piece.request.units.remove(unit)
+            self._queue_piece(piece, unit)
+
+    # -- ending
+
+    def withdraw(self, request: Request) -> bool:
+        """Take out of the queue what has not begun of it; return whether nothing else is left of it."""
+        for unit in tuple(request.units):
+            if unit in self.waiting and not unit.query.started:
+                request.units.remove(unit)
+                if len(unit.pieces) > 1:
+                    self.waiting.update(unit, unit.without(request))
+                else:
+                    self.waiting.remove(unit)
+                    unit.pieces = ()
+        return not request.units
 
     def answered(self, request: Request) -> None:
         """Forget a request that a worker has answered."""
         self._forget(request)
 
-    def run_again(self, request: Request) -> None:
-        """Its gang was lost: queue it again from its first layer, or answer UNAVAILABLE when that happens too often."""
-        if not self._revive(request.front_end, request.slot, request.sequence):
-            self._forget(request)
-            return
-        request.started = False
-        request.query = replace(request.query, next_layer=0, started=False, ran_us=0.0)
-        self._queue(request)
-
     def finish(self, request: Request, status: SlotStatus) -> bool:
-        """Answer it and forget it; False if a worker has answered. No rank may be working on it."""
-        if self.is_waiting(request):
-            self._unqueue(request)
+        """Answer and forget a request of which no unit is left; False if a worker has answered."""
         self._forget(request)
         return self._tables[request.front_end].finish(request.slot, request.sequence, status)
 
     def expire(self, now_us: float, end: Callable[[Request, SlotStatus], None]) -> None:
         """Call `end` for every waiting request whose client is gone by now. (The front end cancels one that runs.)"""
-        for query_id in self._limits.due(now_us):
-            if query_id in self._waiting:
-                end(self._waiting[query_id], SlotStatus.DEADLINE)
+        for number in self._limits.due(now_us):
+            request = self._numbered.get(number)
+            if request is not None and any(unit in self.waiting for unit in request.units):
+                end(request, SlotStatus.DEADLINE)
 
     def next_limit_us(self) -> float | None:
         """When `expire` has something to do, at the earliest."""
         return self._limits.next_us
 
-    def _queue(self, request: Request) -> None:
-        query = request.query
-        self._waiting[query.query_id] = request
-        key = (query.arrival_us, query.query_id)
-        place = bisect_left(self._order, key)
-        self._order.insert(place, key)
-        self._queries.insert(place, query)
-        self._unstarted[_kind(request)] += not request.started
-        self._by_front_end[request.front_end] += 1
+    def _queue_piece(self, piece: Piece, unit: Unit) -> None:
+        """Let a piece of a unit wait for itself. A request that is whole may be split now, but not joined again."""
+        request = piece.request
+        if request.parts > 1:
+            self.waiting.add(separate(piece, next(self._ids), unit))
+        else:
+            request.query = replace(request.query, join_key=request.query.join_key | NEVER_JOINED)
+            self.waiting.add(whole(request))
+
+    def _begin(self, request: Request, batch: Batch | None) -> bool:
+        """Let its slot be RUNNING; False if that has moved on."""
+        table = self._tables[request.front_end]
+        if batch is None:
+            begun = table.start(request.slot, request.sequence)
+        else:
+            begun = table.start(request.slot, request.sequence, request.parts, batch.rows, not batch.led)
+            batch.led = batch.led or begun
+        if begun:
+            request.begun = True
+            self._count_fresh(request, -1)
+        return begun
+
+    def _count_fresh(self, request: Request, change: int) -> None:
+        self._fresh_like[_kind(request)] += change
+        self._fresh_of[request.front_end] += change
+
+    def _watch_limit(self, request: Request) -> None:
         if request.limit_us is not None:
-            self._limits.set(query.query_id, request.limit_us)
-
-    def _unqueue(self, request: Request) -> None:
-        query = request.query
-        del self._waiting[query.query_id]
-        place = bisect_left(self._order, (query.arrival_us, query.query_id))
-        del self._order[place]
-        del self._queries[place]
-        self._unstarted[_kind(request)] -= not request.started
-        self._by_front_end[request.front_end] -= 1
-
-    def _revive(self, front_end: int, slot: int, sequence: int) -> bool:
-        """Make the slot SUBMITTED if it is not; False if it is answered."""
-        table = self._tables[front_end]
-        if table.attempts(slot) >= MAX_ATTEMPTS:
-            table.finish(slot, sequence, SlotStatus.UNAVAILABLE)
-            return False
-        table.requeue(slot, sequence)
-        return table.is_submitted(slot, sequence)
+            self._limits.set(request.query.query_id, request.limit_us)
 
     def _forget(self, request: Request) -> None:
-        self._known.pop((request.front_end, request.slot, request.sequence), None)
+        if self._known.pop((request.front_end, request.slot, request.sequence), None) is None:
+            return
+        del self._numbered[request.query.query_id]
         self._limits.discard(request.query.query_id)
         self.late.discard(request.query.query_id)
+        if not request.begun:
+            self._count_fresh(request, -1)
 
 
 def _kind(request: Request) -> tuple[int, int]:

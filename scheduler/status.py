@@ -43,7 +43,7 @@ class StatusWriter:
                 waiting=len(self._requests.queries),
                 leases=self._leases - self._execution.gangs.free,
                 arena_bytes=self._arenas.committed_bytes,
-                level=self._execution.interference.level(now_us),
+                level=self._execution.times.interference.level(now_us),
                 models={spec.model_id: self._account(spec.model_id, spec.name) for spec in self._models.specs()},
             )
         )

@@ -25,6 +25,26 @@ COLOURS = (
 _HEAD = '{"displayTimeUnit":"ms","traceEvents":[\n'
 
 
+class Place(NamedTuple):
+    """What a gang executes: rows of so many requests, and `part` of the `parts` of a batch (its number; 0: of none)."""
+
+    rows: int = 1
+    requests: int = 1
+    batch: int = 0
+    part: int = 1
+    parts: int = 1
+
+    def fields(self) -> dict[str, object]:
+        """Return it for people to read: the batch only if there is one."""
+        fields: dict[str, object] = {"rows": self.rows, "requests": self.requests}
+        if self.batch:
+            fields |= {"batch": self.batch, "part": f"{self.part} of {self.parts}"}
+        return fields
+
+
+ALONE = Place()
+
+
 class Stretch(NamedTuple):
     """One core at work on one block without a change: layers [begin_layer, end_layer) of a query.
 
@@ -42,6 +62,7 @@ class Stretch(NamedTuple):
     rank: int
     ranks: int
     versions: tuple[int, ...] = ()
+    place: Place = ALONE
 
 
 class TimelineWriter:
@@ -110,6 +131,7 @@ class TimelineWriter:
                 "ranks": stretch.ranks,
                 "layers": f"{stretch.begin_layer}-{stretch.end_layer}",
                 "versions": list(stretch.versions),
+                **stretch.place.fields(),
             },
         }
 

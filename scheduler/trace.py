@@ -2,6 +2,7 @@
 
 Fields of a line: `time_us`, `decision` (its kind), the decision's own fields (`cores`, `end_layer`, `reason`, ...), and
 in short what the policy saw: `model`, `next_layer`, `age_us` and `slack_us` (to the deadline) of the query concerned,
+its `rows` and from how many `requests` they are, `batch` and `part` ("k of n") where it is one of a batch's gangs,
 `waiting` (how many by model), `running` ([query, model, layer, end_layer, cores, stopping]), `free` (cores), `level`.
 """
 
@@ -9,19 +10,26 @@ import contextlib
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from gangway.scheduler.policy import Decision, Query, Snapshot
+from gangway.scheduler.timeline import Place
 
 BUFFER_BYTES = 1 << 16
 FLUSH_US = 1e6
 LIMIT_BYTES = 1 << 30  # of a file: what comes later is counted, not written
 
 
-def describe(decision: Decision, snapshot: Snapshot) -> dict[str, object]:
-    """Return one line's content. Names of models stand for their numbers."""
+def _place_alone(query: Query) -> Place:
+    return Place(query.rows)
+
+
+def describe(
+    decision: Decision, snapshot: Snapshot, place: Callable[[Query], Place] = _place_alone
+) -> dict[str, object]:
+    """Return one line's content. Names of models stand for their numbers. `place`: what of a batch a query is."""
     names = {model_id: model.name for model_id, model in snapshot.models.items()}
     line: dict[str, object] = {"time_us": round(snapshot.now_us, 1), "decision": type(decision).__name__}
     for field in dataclasses.fields(decision):
@@ -32,6 +40,7 @@ def describe(decision: Decision, snapshot: Snapshot) -> dict[str, object]:
         line["next_layer"] = query.next_layer
         line["age_us"] = round(snapshot.now_us - query.arrival_us, 1)
         line["slack_us"] = None if query.deadline_us is None else round(query.deadline_us - snapshot.now_us, 1)
+        line |= place(query).fields()
     line["waiting"] = dict(Counter(names.get(each.model_id, "") for each in snapshot.waiting))
     line["running"] = [
         [
@@ -63,10 +72,15 @@ class TraceWriter:
         self._flushed_us = 0.0
         self.dropped = 0
 
-    def add(self, decisions: Sequence[Decision], snapshot: Snapshot) -> None:
+    def add(
+        self,
+        decisions: Sequence[Decision],
+        snapshot: Snapshot,
+        place: Callable[[Query], Place] = _place_alone,
+    ) -> None:
         """Write what was decided on one snapshot, before it is carried out."""
         for decision in decisions:
-            line = json.dumps(describe(decision, snapshot), separators=(",", ":")) + "\n"
+            line = json.dumps(describe(decision, snapshot, place), separators=(",", ":")) + "\n"
             self._left_bytes -= len(line)
             if self._left_bytes < 0 or not self._write(line):
                 self._left_bytes = 0

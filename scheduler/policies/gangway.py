@@ -16,6 +16,7 @@ class Gangway(Policy):
     """How much and how long by VELTAIR's profile (ASPLOS 2022), who next by Layerweaver+'s slack (IEICE 2022)."""
 
     name = "gangway"
+    batches = True
 
     def __init__(self) -> None:
         self._aging = Aging()

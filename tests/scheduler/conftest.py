@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gangway.artifact.reader import read_manifest
+from gangway.artifact.staging import staging_bytes
 from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import LeaseProgress
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.scheduler import control as slow
+from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket, packet_pair
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
@@ -34,11 +37,13 @@ LAYERS = 6
 class Server:
     """What `gangway serve` consists of, without the supervisor. `plane` is the front end's."""
 
-    def __init__(self, cache_dir: Path, key: str, policy: str = "model_fcfs") -> None:
+    def __init__(self, cache_dir: Path, key: str, policy: str = "model_fcfs", **fields: Any) -> None:
         cores = available_cores()
         self.memory = SharedMemory.create(workers=2)
         self.new_front_end()
-        self.specs = [slow.LoadModel(7, "tiny", key, LAYERS, max_ranks=2, arena_bytes=64, max_rows=4)]
+        stride = arena_bytes(cache_dir / key)
+        spec = slow.LoadModel(7, "tiny", key, LAYERS, max_ranks=2, arena_bytes=stride, max_rows=4)
+        self.specs = [replace(spec, **fields)]
         fds = (self.memory.control.segment.fd, self.memory.arenas.fd, self.memory.io_fds)
         self._plans = [WorkerPlan(i, cores[i % len(cores)], *fds, cache_dir) for i in range(2)]
         self._scheduler_plan = SchedulerPlan(*fds, -1, SLOTS, policy)
@@ -84,13 +89,22 @@ class Server:
         self, task_us: float = 0, crash: int = 0, hang: int = 0, rows: int = 1, model_id: int = 7, **fields: int
     ) -> Request:
         """Submit a query whose tasks last so long; `crash` and `hang`: 1 + the task of layer 0 that does it."""
-        layout = TensorLayout(model_id, (64,), (LAYERS * TASKS * 4,))
-        request = self.plane.open(layout, rows)
+        request = self.open(rows, model_id)
         for row in range(rows):
-            struct.pack_into("<4i", request.inputs[0], row * 64, int(task_us * 1000), hang, crash, 0)
-        request.outputs[0][:] = bytes(len(request.outputs[0]))
+            self.order(request, row, task_us, crash, hang)
         request.submit(**fields)
         return request
+
+    def open(self, rows: int = 1, model_id: int = 7) -> Request:
+        """Return a request that has not been submitted, whose tasks take no time."""
+        request = self.plane.open(TensorLayout(model_id, (64,), (LAYERS * TASKS * 4,)), rows)
+        for tensor in (request.inputs[0], request.outputs[0]):
+            tensor[:] = bytes(len(tensor))
+        return request
+
+    def order(self, request: Request, row: int, task_us: float = 0, crash: int = 0, hang: int = 0) -> None:
+        """Say what the tasks of one row do."""
+        struct.pack_into("<4i", request.inputs[0], row * 64, int(task_us * 1000), hang, crash, 0)
 
     def outcome(self, request: Request) -> SlotOutcome:
         """Wait for the end of a request."""
@@ -140,6 +154,17 @@ class Server:
         self.workers[index].kill()
         self.replace_worker(index)
 
+    def replace_dead_worker(self) -> int:
+        """Wait for the death of a worker and replace it; return how it ended."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            for index, worker in enumerate(self.workers):
+                if worker.poll() is not None:
+                    self.replace_worker(index)
+                    return worker.returncode
+            time.sleep(0.001)
+        raise TimeoutError("no worker died")
+
     def replace_worker(self, index: int) -> None:
         """What a supervisor does when a worker has died."""
         self.workers[index].wait(TIMEOUT_SECONDS)
@@ -165,6 +190,12 @@ class Server:
             process.kill()
             process.wait()
         self.link.close()
+
+
+def arena_bytes(artifact: Path) -> int:
+    """What a row of a model needs in an arena, as a server says it."""
+    manifest = read_manifest(artifact)
+    return manifest.arena_bytes + staging_bytes(manifest)
 
 
 @pytest.fixture(scope="session")
@@ -196,10 +227,15 @@ class Script(Policy):
 class ScriptedServer(Server):
     """The scheduler is a thread here, so that the test is its policy, too. Workers are processes as ever."""
 
+    policy = Script
     _numbers = itertools.count()
 
+    def make_former(self, next_id: Callable[[], int], way_back_us: float) -> BatchFormer:
+        """Return what forms batches, if the policy is shown such."""
+        return BatchFormer(next_id, way_back_us)
+
     def start_scheduler(self) -> None:
-        self.script = Script()
+        self.script = self.policy()
         ours, theirs = (PacketSocket[slow.ControlMessage](end, slow.encode, slow.decode) for end in packet_pair())
         self.link = ours
         self._theirs = theirs
@@ -210,7 +246,14 @@ class ScriptedServer(Server):
         self.timeline = TimelineWriter(self.timeline_path, cores=2)
         memory = self.memory
         live = self.live = LiveScheduler(
-            memory.control, memory.tables, memory.arenas, theirs, self.script, trace=self.trace, timeline=self.timeline
+            memory.control,
+            memory.tables,
+            memory.arenas,
+            theirs,
+            self.script,
+            trace=self.trace,
+            timeline=self.timeline,
+            make_former=self.make_former,
         )
         self.tell(self.specs[0])
         self._thread = threading.Thread(target=live.run)

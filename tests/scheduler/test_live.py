@@ -78,22 +78,10 @@ def test_a_query_that_kills_workers_is_given_up(server):
     poison = server.request(crash=1)
     healthy = server.request()
     for _ in range(3):
-        index = _await_death(server)
-        assert server.workers[index].returncode == -signal.SIGILL
-        server.replace_worker(index)
+        assert server.replace_dead_worker() == -signal.SIGILL
     assert server.outcome(poison).status is SlotStatus.UNAVAILABLE
     assert server.outcome(healthy).status is SlotStatus.OK
     assert server.counters(healthy) == {1}
-
-
-def _await_death(server):
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        for index, worker in enumerate(server.workers):
-            if worker.poll() is not None:
-                return index
-        time.sleep(0.001)
-    raise TimeoutError("no worker died")
 
 
 def test_a_killed_scheduler_loses_and_doubles_nothing(server):

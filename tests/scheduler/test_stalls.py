@@ -5,8 +5,8 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.policy import Query
-from gangway.scheduler.requests import Request
 from gangway.scheduler.stalls import CHECK_EVERY_US, LONGEST_TASK_US, STALLED_AFTER_US, StallWatch
+from gangway.scheduler.units import Request, whole
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def make_gang(control, outstanding=frozenset({0}), indivisible=False):
     spec = LeaseSpec(0, (Member(0, 0, 1),), arena_offset=0, arena_stride=64, first_layer=0, end_layer=3)
     term = control.leases[0].initialise(spec)
     request = Request(Query(1, 0, 1, 0.0, None), 0, 0, 1)
-    return Gang(request, 0, control.leases[0], 0, indivisible, term, cores=(1,), outstanding=set(outstanding))
+    return Gang(whole(request), 0, control.leases[0], 0, indivisible, term, cores=(1,), outstanding=set(outstanding))
 
 
 def reports(watch, gang, until_us, start_us=0.0):

@@ -28,6 +28,8 @@ def test_a_line_says_what_was_decided_and_on_what_grounds() -> None:
         "next_layer": 3,
         "age_us": 500.0,
         "slack_us": 3500.0,
+        "rows": 1,
+        "requests": 1,
         "waiting": {"resnet50": 1},
         "running": [[11, "resnet50", 5, 9, (0,), False]],
         "free": (1,),

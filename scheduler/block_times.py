@@ -1,0 +1,40 @@
+"""What the times of finished blocks say: about interference, and about how well they were predicted."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gangway.scheduler.counter_interference import from_profiles
+from gangway.scheduler.gangs import Gang
+from gangway.scheduler.interference import Interference, SlowdownInterference, Unit
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.stretch import Stretches
+
+_log = logging.getLogger(__name__)
+
+
+class BlockTimes:
+    """Feeds what learns from them. `pids`: of the workers, whose counters may say more."""
+
+    def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
+        self.interference: Interference = SlowdownInterference()
+        self.stretches = Stretches()
+        self._pids = pids
+
+    def use_counters(self, profiles: Path, machine_id: str) -> None:
+        """Take the level of interference from counters, if the folder of profiles says how and the machine can."""
+        if isinstance(self.interference, SlowdownInterference):
+            counters = from_profiles(profiles, machine_id, self._pids)
+            if counters is not None:
+                self.interference = counters
+                _log.info("level of interference: from %s", counters.name)
+
+    def finished(self, gang: Gang, profile: ModelProfile | None, end_layer: int, turned_ns: int, now_us: float) -> None:
+        """Take into account the block that a gang has ended before `end_layer`, if it says something."""
+        query = gang.unit.query
+        if profile is None or gang.resized or end_layer == query.next_layer:
+            return
+        time_us = (turned_ns - gang.joined_ns) / 1e3
+        block = Unit(profile, query.next_layer, end_layer, gang.wanted, query.rows, gang.versions, time_us)
+        self.interference.finished(block, now_us)
+        self.stretches.finished(query.model_id, block, self.interference.level(now_us))
