@@ -2,7 +2,10 @@
 
 "thin": the batch is cut over gangs of one core that run at the same time; "alone": one of these while the other cores
 are idle, so what they do to each other is the difference; "row": all cores, row after row. Milliseconds of the whole
-batch, medians. Real workers, no server.
+batch, lower quartiles of the rounds: what else the machine does only adds to them. Real workers, no server.
+
+On a machine that is not idle `chrt -r 1 python -m benchmarks.batch_layers` keeps others off the cores for as long as a
+batch takes; the workers inherit it.
 """
 
 import statistics
@@ -49,12 +52,16 @@ class Contest:
         self.total_us[way].append(max(totals) if way == "thin" else sum(totals))
 
     def total_ms(self, way: str) -> float:
-        """Return the median of the whole batch; of gangs beside each other the slowest."""
-        return statistics.median(self.total_us[way]) / 1e3
+        """Return the time of the whole batch; of gangs beside each other the slowest."""
+        return _lower_quartile(self.total_us[way]) / 1e3
 
     def layer_ms(self, way: str, layer: int) -> float:
-        """Return the median of one layer; of gangs beside each other the mean."""
-        return statistics.median(times[layer] for times in self.layers_us[way]) / 1e3
+        """Return the time of one layer; of gangs beside each other the mean."""
+        return _lower_quartile([times[layer] for times in self.layers_us[way]]) / 1e3
+
+
+def _lower_quartile(times_us: Sequence[float]) -> float:
+    return sorted(times_us)[len(times_us) // 4]
 
 
 def total_row(contest: Contest) -> Row:

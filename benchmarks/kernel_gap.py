@@ -98,7 +98,7 @@ def build_sweep(name: str, spec: ConvSpec, target: TargetSpec, sweep: int, libra
 def measure_gap(sweep: Sweep, target: TargetSpec) -> Gap:
     """Find the winner of a sweep, and compare it with the static choice."""
     plans, library = sweep.plans, Library(sweep.library)
-    arguments = _arguments(plans[0], target)
+    arguments = random_arguments(plans[0], target)
     calls = [_call(library, number, arguments, plan.tasks) for number, plan in enumerate(plans)]
     leaders = _ranked(calls, range(len(plans)), SWEEP_ROUNDS)[:LEADERS]
     winner = _ranked(calls, list(dict.fromkeys((0, *leaders))), DUEL_ROUNDS)[0]
@@ -122,7 +122,7 @@ def _call(library: Library, number: int, arguments: Sequence[Array], tasks: int)
     return lambda: kernel(0, tasks)
 
 
-def _arguments(plan: KernelPlan, target: TargetSpec) -> list[Array]:
+def random_arguments(plan: KernelPlan, target: TargetSpec) -> list[Array]:
     """Random arguments, halos included: their values do not matter here."""
     spec = plan.spec
     assert isinstance(spec, ConvSpec)
