@@ -1,6 +1,8 @@
 """What `gangway serve` prints when it is ready."""
 
+import sys
 from collections.abc import Sequence
+from typing import Final
 
 from gangway.artifact.format import Engine
 from gangway.server.batching import in_words
@@ -11,6 +13,8 @@ from gangway.server.repository import BrokenModel
 from gangway.server.targets import config_of, policies_of
 from rich.console import Console
 from rich.table import Table
+
+LOG_WIDTH: Final = 160  # of a line that is written to no terminal
 
 
 def print_summary(
@@ -23,7 +27,7 @@ def print_summary(
     broken: Sequence[BrokenModel],
 ) -> None:
     """Print models, latency targets, cores, addresses and a client command to copy."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
     if loaded or broken:
         console.print(_model_table(loaded, broken))
     cores = ", ".join(map(str, options.general.cores))
