@@ -5,7 +5,8 @@ A gang of c ranks of a machine of N cores takes for b rows
     T(c, b) = (inside + outside - 1) shared(c, b) + outside serial(b)
     shared(c, b) = ideal(c, b) (1 - serial(b) / ideal(1, b))
 
-- `ideal`: each layer's time on one core, as its tasks let c ranks share it, each rank with the turns that it costs;
+- `ideal`: each layer's time on one core, as its tasks let c ranks share it, each rank with the turns that it costs. On
+  one core b rows take `fixed + b row`: the closest line through all batches, neither part negative;
 - `inside`: by how much the other ranks of a gang slow each one down, `outside`: the other gangs. 1 if there are none;
   if they have all other cores, as measured; in between by the share of the other cores that they have;
 - `serial`: Amdahl's part, `start + share x ideal(1, b)`: two numbers through all batches, not one for each layer and
@@ -15,7 +16,8 @@ A gang of c ranks of a machine of N cores takes for b rows
 The serial part comes from gangs of all measured cores beside gangs of one, with as many rows, that have all those cores
 at the same time: so what the machine's cores do to each other, and what others did to them, is in both.
 
-Where times were measured they are kept as they are. Beyond the largest batch a row takes what it takes in that one.
+Single times of batches are not kept: where the next larger batch was measured in a worse moment, a split would seem to
+gain by it. A few numbers through all of them are what is measured.
 """
 
 from dataclasses import dataclass
@@ -67,7 +69,7 @@ def scale_rows(model: MeasuredModel, cores: int, memory_share: float = 1.0, lost
     `memory_share`: bandwidth per core, as a part of what the measured machine has per core. `lost`: in place of what
     was measured, to see what hangs on it.
     """
-    batches = _extended(model.batches)
+    batches = tuple(1 << power for power in range(MOST_ROWS.bit_length()))
     alone_us = _one_core_us(model, batches)
     ideal_us = _ideal_us(model, batches, alone_us, cores)
     total_us, lost = ideal_us[0], lost or losses(model)
@@ -78,7 +80,6 @@ def scale_rows(model: MeasuredModel, cores: int, memory_share: float = 1.0, lost
     outside = 1 + (lost.crowding - 1) * (cores - counts) / max(1, cores - 1)
     bytes_us = np.minimum(np.array(model.memory_us)[:, np.newaxis] * batches, alone_us).sum(axis=0) / memory_share
     alone = np.maximum(inside * shared_us + serial_us, bytes_us / cores)
-    _keep_measured(model, batches, alone)
     together = np.maximum((inside + outside - 1) * shared_us + outside * serial_us, bytes_us / counts)
     alone = np.minimum.accumulate(alone)  # ranks that do not pay take no part
     return RowTimes(batches, alone, np.maximum(np.minimum.accumulate(together), alone))
@@ -92,7 +93,8 @@ def losses(model: MeasuredModel) -> Losses:
     """
     alone_us, beside_us = np.array(model.isolated_us[0]), np.array(model.together_us[0])
     crowding = max(1.0, float(np.median(beside_us / alone_us)))
-    parallel = _ideal_us(model, model.batches, _one_core_us(model, model.batches), model.cores[-1])[-1] / alone_us
+    ideal_us = _ideal_us(model, model.batches, _one_core_us(model, model.batches), model.cores[-1])
+    parallel = ideal_us[-1] / ideal_us[0]
     rest = 1 - parallel * beside_us / alone_us
     if rest.min() <= 0:  # a core takes no share of the others' work: nothing can be told apart
         return Losses(crowding, crowding, 0.0, 0.0)
@@ -120,30 +122,11 @@ def _fit(x: Floats, y: Floats) -> tuple[float, float]:
     return slope, constant
 
 
-def _extended(batches: tuple[int, ...]) -> tuple[int, ...]:
-    extended = list(batches)
-    while extended[-1] < MOST_ROWS:
-        extended.append(2 * extended[-1])
-    return tuple(extended)
-
-
 def _one_core_us(model: MeasuredModel, batches: tuple[int, ...]) -> Floats:
-    """Return the layers' times on one core [L, B]; they add up to the whole model's."""
-    layers = np.array([layer[0] for layer in model.batch_us])
-    measured = layers * (np.array(model.isolated_us[0]) / layers.sum(axis=0))
-    return np.hstack([measured, measured[:, -1:] * _beyond(model, batches)])
-
-
-def _beyond(model: MeasuredModel, batches: tuple[int, ...]) -> Floats:
-    """Return how many times the largest measured batch those are that were not measured."""
-    return np.array(batches[len(model.batches) :]) / model.batches[-1]
-
-
-def _keep_measured(model: MeasuredModel, batches: tuple[int, ...], alone: Floats) -> None:
-    for index, count in enumerate(model.cores):
-        if count <= len(alone):
-            measured = np.array(model.isolated_us[index])
-            alone[count - 1] = np.append(measured, measured[-1] * _beyond(model, batches))
+    """Return the layers' times on one core [L, B]: a line for each."""
+    measured = np.array(model.batches)
+    lines = [_fit(1 / measured, np.array(layer[0]) / measured) for layer in model.batch_us]
+    return np.array([[fixed_us + rows * row_us for rows in batches] for fixed_us, row_us in lines])
 
 
 def _ideal_us(model: MeasuredModel, batches: tuple[int, ...], alone_us: Floats, cores: int) -> Floats:

@@ -79,6 +79,13 @@ def test_noise_of_single_batches_averages_out():
     assert found.serial_us(np.array([64 * ROW_US]))[0] / (64 * ROW_US) == pytest.approx(0.03, abs=0.01)
 
 
+def test_a_batch_that_was_measured_in_a_bad_moment_makes_no_step():
+    model = measured()
+    slow = (*model.isolated_us[0][:-1], 1.2 * model.isolated_us[0][-1])
+    times = scale_rows(replace(model, batch_us=((slow, model.isolated_us[1]),)), 16).alone_us[0]
+    np.testing.assert_allclose(np.diff(times) / np.diff([1 << power for power in range(11)]), ROW_US, rtol=0.08)
+
+
 def test_thin_gangs_side_by_side_against_a_fat_one():
     """A serial part of 4 %: on 16 cores the fat gang takes 4 + 96 / 16 percent of the time, 16 thin ones 100 / 16."""
     times = scale_rows(measured(share=0.04), 16)
@@ -105,11 +112,11 @@ def test_tasks_bound_what_cores_bring_and_rows_multiply_them():
     assert scale_rows(kernel, 16).alone_us[15, 3] == pytest.approx(8 * ROW_US / 4 + 3 * TURN_US), "one call, four tasks"
 
 
-def test_measured_times_stay_and_no_core_hurts():
+def test_batches_are_a_line_and_no_core_hurts():
     model = measured(share=0.05, start_us=200.0, crowding=1.05)
     times = scale_rows(model, 64)
     assert times.batches == (*BATCHES, 128, 256, 512, 1024)
-    np.testing.assert_allclose(times.alone_us[:2, :7], [list(row) for row in model.batch_us[0]])
+    np.testing.assert_allclose(times.alone_us[0, :7], model.isolated_us[0])
     assert (np.diff(times.alone_us, axis=0) <= 0).all() and (np.diff(times.together_us, axis=0) <= 0).all()
     assert (np.diff(times.alone_us, axis=1) > 0).all()
     assert (times.together_us >= times.alone_us).all()
@@ -141,6 +148,6 @@ def test_what_comes_with_the_simulator(name):
     model = read_measured(batch_models()[name])
     assert model.model_name == name and model.batches[-1] >= 16
     profile = scale_model(model, 16, 0)
-    assert profile.rows_us(2, 8) == pytest.approx(model.isolated_us[1][3], rel=0.02)
+    assert profile.rows_us(1, 8) == pytest.approx(model.isolated_us[0][3], rel=0.25)
     assert profile.together_us(1, 64) >= profile.rows_us(1, 64)
-    assert losses(model).residual < 0.1, "the model describes what was measured"
+    assert losses(model).residual < 0.15, "the model describes what was measured"
