@@ -25,6 +25,7 @@ class FigureRequest:
 FIGURES: Mapping[str, str] = {
     "layerweaver_fig4": "gangway.simulator.figures.layerweaver_fig4",
     "layerweaver_fig5": "gangway.simulator.figures.layerweaver_fig5",
+    "packrat": "gangway.simulator.figures.packrat",
     "veltair_demands": "gangway.simulator.figures.veltair_demands",
     "veltair_efficiency": "gangway.simulator.figures.veltair_efficiency",
     "veltair_granularity": "gangway.simulator.figures.veltair_granularity",

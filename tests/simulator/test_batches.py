@@ -44,15 +44,11 @@ def requests(*queries: tuple[float, int]) -> Arrivals:
     return Arrivals(times, np.zeros(len(queries), np.int64), np.array([rows for _, rows in queries], np.int64))
 
 
-class Shown(Gangway):
-    batches = True
-
-
 UP_TO_64 = Batching(64)
 
 
 def run(known, arrivals, batching=UP_TO_64, ledger=None):
-    return simulate(Shown(), {0: known}, arrivals, Machine(CORES), ledger, batching=batching)
+    return simulate(Gangway(), {0: known}, arrivals, Machine(CORES), ledger, batching=batching)
 
 
 def test_what_waits_is_joined():
@@ -109,7 +105,7 @@ def test_every_row_is_computed_once_and_no_core_has_two_gangs(machine, batching)
             rows_us[block.query.query_id] = block.query.rows
 
     known = model(serial=0.0)
-    result = simulate(Shown(), {0: known}, arrivals, machine, Rows(), batching=batching)
+    result = simulate(Gangway(), {0: known}, arrivals, machine, Rows(), batching=batching)
     assert result.outcomes.answered.all() and not np.isnan(result.queue_us).any()
     assert sum(rows_us.values()) == arrivals.rows.sum()
     by_core = defaultdict(list)

@@ -92,3 +92,14 @@ def test_wrong_usage(tmp_path, capsys, arguments, message):
 def test_an_unknown_figure(tmp_path, capsys):
     assert simulate("--figures", "absent", "-o", tmp_path) == 2
     assert "unknown figure 'absent'; known: all" in capsys.readouterr().err
+
+
+def test_bursts_of_requests_in_batches(tmp_path, capsys):
+    arguments = ("--cores", 16, "--mix", "gpt2=1", "--rate", 40, "--queries", 60, "--timeline")
+    assert simulate(*arguments, "--burst", 8, "--batch", 64, "-o", tmp_path) == 0
+    assert "rows a batch" in capsys.readouterr().out
+    found = rows(tmp_path / f"{DEFAULT_POLICY}.csv")
+    assert int(found[-1]["queries"]) == 64, "whole bursts"
+    assert simulate(*arguments, "--rows", 8, "--batch", 8, "-o", tmp_path / "large") == 0
+    events = json.loads((tmp_path / "large" / f"{DEFAULT_POLICY}.trace.json").read_text())["traceEvents"]
+    assert {event["args"]["rows"] for event in events if event["ph"] == "X"} <= {1, 2, 4, 8}
