@@ -16,6 +16,7 @@ import onnx
 import pytest
 import tritonclient.grpc as triton
 from gangway.artifact.cache import Cache
+from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.frames import join_strings
@@ -28,15 +29,18 @@ from onnx import TensorProto, helper
 
 from benchmarks.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
+from tests.held_workers import held_workers
 from tests.server import ensembles
 from tests.server.ensembles import config_of
-from tests.server.mutations import REFUSALS, mutated, sent, streamed
+from tests.server.mutations import REFUSALS, TIMEOUT_S, mutated, sent, streamed
 from tests.server.scraping import Scraped, until
 from tests.server.streaming import RawStream
 
 Array = npt.NDArray[np.int32]
+ZOO = ("simple", "simple_identity", "simple_string")
 BATCH = 8
 AT_ONCE = 4
+TOGETHER = 10
 GRAPHS = settings(max_examples=25, deadline=None)
 HOSTILE = settings(max_examples=100, deadline=None)
 FAILED = "the execution of model"  # strings that are no numbers
@@ -85,10 +89,11 @@ class Served:
 def served(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("models")
     cache_dir = compiled_zoo.linked_cache(tmp_path_factory.mktemp("cache"))
-    files = [write_model(repository, name) / "1" / "model.onnx" for name in ("simple_identity", "simple_string")]
+    files = [write_model(repository, name) / "1" / "model.onnx" for name in ZOO]
     for path in (*files, save_spelled(repository / "spelled" / "1" / "model.onnx")):
+        with (path.parents[1] / "config.pbtxt").open("a") as config:
+            config.write("\ndynamic_batching { }\n")  # joined although nothing has been measured
         compile_model(path, path.parts[-3], Cache(cache_dir), detect(), lambda *_: None)
-    (repository / "simple").symlink_to(compiled_zoo.repository / "simple")
     write_ensemble(repository, "simple_diamond")
     for name, config in CONFIGS.items():
         ensembles.write(repository, name, config)
@@ -213,6 +218,50 @@ def request_for(model: str, datatype: str, shape: Sequence[int], content: bytes,
 
 ROW = np.arange(16, dtype=np.int32)
 NUMBERS = join_strings([str(number).encode() for number in ROW])
+
+
+def request_of_numbers(model: str, numbers: Array, text: str = "") -> pb.ModelInferRequest:
+    """`text`: in place of the first number of an ensemble that reads strings."""
+    if model == "simple_diamond":
+        return request_for(model, "INT32", numbers.shape, numbers.tobytes(), 2)
+    texts = [str(number) for number in numbers.flat]
+    texts[0] = text or texts[0]
+    return request_for(model, "BYTES", numbers.shape, join_strings(texts), 1 if model == "lengths" else 2)
+
+
+def executions(served: Served, model: str) -> int:
+    return int(served.client.get_inference_statistics(model).model_stats[0].execution_count)
+
+
+def test_steps_of_several_requests_are_executed_together(served: Served) -> None:
+    """Each gets its own rows, of its own length; one that fails takes no other with it."""
+    random = np.random.default_rng(3)
+    drawn = [random.integers(-99, 99, (1 + place % 3, 16), np.int32) for place in range(TOGETHER)]
+    before = {name: executions(served, name) for name in ZOO}
+    call = served.channel.unary_unary(
+        SERVICE + "ModelInfer",
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelInferResponse.FromString,
+    )
+    with held_workers(served.server):
+        diamonds = [call.future(request_of_numbers("simple_diamond", numbers)) for numbers in drawn]
+        words = [call.future(request_of_numbers("words", numbers)) for numbers in drawn]
+        wrong = call.future(request_of_numbers("words", drawn[0], text="no number"))
+        lengths = [call.future(request_of_numbers("lengths", drawn[place][:, :place])) for place in range(1, TOGETHER)]
+        until(lambda: served.server.busy_slots() == 3 * TOGETHER)
+    for numbers, diamond, word in zip(drawn, diamonds, words, strict=True):
+        assert diamond.result(TIMEOUT_S).raw_output_contents[0] == (4 * numbers).tobytes()
+        sums = join_strings([str(2 * number) for number in numbers.flat])
+        assert word.result(TIMEOUT_S).raw_output_contents[0] == sums
+    for place, length in enumerate(lengths, 1):
+        numbers = drawn[place][:, :place]
+        assert list(length.result(TIMEOUT_S).outputs[0].shape) == list(numbers.shape)
+        assert length.result().raw_output_contents[0] == join_strings([str(number) for number in numbers.flat])
+    assert wrong.exception(TIMEOUT_S).code() is grpc.StatusCode.INTERNAL
+    steps = {"simple": 4 * TOGETHER, "simple_identity": 3 * TOGETHER - 1, "simple_string": TOGETHER + 1}
+    assert all(executions(served, name) - before[name] < steps[name] for name in ZOO)
+
+
 GOOD = (
     request_for("simple_diamond", "INT32", [1, 16], ROW.tobytes(), 2),
     request_for("nested", "INT32", [2, 16], 2 * ROW.tobytes(), 2),
