@@ -7,7 +7,8 @@ from gangway.artifact.format import Manifest
 from gangway.executor.profile_clock import powers_of_two, version_count
 
 MAX_ROWS: Final = 64
-USUAL_ROWS: Final = 8  # batches up to here are measured if one run of each setting fits, larger ones if two do
+USUAL_ROWS: Final = 8  # batches up to here are measured if one run of each setting fits into the time,
+LARGE_PART: Final = 0.5  # larger ones if two of each fit into this part: the rest is for many runs of small ones
 MAX_ROUNDS: Final = 24
 
 
@@ -49,7 +50,7 @@ def batches_that_fit(row_us: float, left_us: float, max_rows: int) -> tuple[int,
     batches = [1]
     for rows in powers_of_two(max_rows)[1:]:
         once_us = row_us * (2 * rows - 1)  # each size, up to this one
-        if least_runs(rows) * once_us > left_us:
+        if least_runs(rows) * once_us > left_us * (1.0 if rows <= USUAL_ROWS else LARGE_PART):
             break
         batches.append(rows)
     return tuple(batches)
