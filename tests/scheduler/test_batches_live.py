@@ -2,11 +2,12 @@
 
 import json
 import random
+import struct
 import time
 from dataclasses import replace
 
 import pytest
-from gangway.executor.slots import NEVER_JOINED, SlotStatus
+from gangway.executor.slots import _INPUTS_OFFSET, NEVER_JOINED, SLOT_BYTES, SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler.batching.former import Formed, FormedPiece, FormedUnit
 from gangway.scheduler.policy import Reject, Start, Stop, Wake
@@ -316,6 +317,19 @@ def test_a_part_that_kills_workers_gives_up_its_whole_request(batching):
         batching.replace_dead_worker()
     assert batching.outcome(poison).status is SlotStatus.UNAVAILABLE
     assert batching.outcome(healthy).status is SlotStatus.OK
+    batching.until(lambda: batching.live.gangs.is_empty)
+
+
+def test_a_request_that_no_worker_can_run_fails_alone(batching):
+    requests = batching.submit(1, 2, 1)
+    batching.await_snapshot(lambda snapshot: any(query.rows == 4 for query in snapshot.waiting))
+    view = batching.memory.io[FRONT_END].view
+    struct.pack_into("<Q", view, requests[1].slot * SLOT_BYTES + _INPUTS_OFFSET, 1 << 40)  # outside of the segment
+    batching.script.answer = begin
+    batching.ask()
+    assert [batching.outcome(request).status for request in requests] == [
+        SlotStatus.OK, SlotStatus.INTERNAL, SlotStatus.OK
+    ]  # fmt: skip
     batching.until(lambda: batching.live.gangs.is_empty)
 
 

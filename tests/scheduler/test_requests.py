@@ -1,0 +1,100 @@
+"""The book of requests over real slot tables: what waits as what, and what the slots say of it."""
+
+import pytest
+from gangway.executor.segment import Segment
+from gangway.executor.slots import NEVER_JOINED, SlotRequest, SlotStatus, SlotTable
+from gangway.scheduler.batching.former import FormedPiece, FormedUnit
+from gangway.scheduler.policy import Query
+from gangway.scheduler.requests import MAX_ATTEMPTS, RequestBook
+
+
+@pytest.fixture
+def table():
+    segment = Segment.create(1 << 16, "requests")
+    table = SlotTable(segment, 16)
+    table.init()
+    yield table
+    segment.close()
+
+
+@pytest.fixture
+def book(table):
+    return RequestBook([table])
+
+
+def submit(book, table, rows):
+    """Queue a request of so many rows."""
+    slot = table.acquire()
+    table.fill(slot, SlotRequest(1, rows, (), (), arrival_ns=1000 * (slot + 1)))
+    return book.admit(0, slot, table.submit(slot))
+
+
+def form(book, *units):
+    """Make a batch; each unit is a list of (request, first row, rows)."""
+    total = sum(rows for unit in units for _, _, rows in unit)
+    formed = []
+    for unit in units:
+        query_id = book.next_id() if formed else unit[0][0].query.query_id
+        query = Query(query_id, 1, sum(rows for _, _, rows in unit), 1.0, None, cores=1, formed=True)
+        pieces = tuple(FormedPiece(request.query.query_id, first, rows) for request, first, rows in unit)
+        formed.append(FormedUnit(query, pieces, total, 1))
+    book.form(formed)
+    return [book.waiting[unit.query.query_id] for unit in formed]
+
+
+def test_pieces_are_numbered_within_their_request(book, table):
+    first, second = submit(book, table, 3), submit(book, table, 3)
+    units = form(book, [(first, 0, 2)], [(first, 2, 1), (second, 0, 1)], [(second, 1, 2)])
+    members = [member for unit in units for member in unit.members()]
+    assert [(m.slot, m.first_row, m.rows, m.part) for m in members] == [
+        (0, 0, 2, 0), (0, 2, 1, 1), (1, 0, 1, 0), (1, 1, 2, 1)
+    ]  # fmt: skip
+    assert (first.parts, second.parts) == (2, 2)
+    assert [unit.place.part for unit in units] == [1, 2, 3]
+    assert [query.rows for query in book.queries] == [2, 2, 2]
+    assert book.fresh_like(first) == 2
+    assert book.start(units[1])
+    assert book.fresh_like(first) == 0, "both have begun"
+
+
+def test_without_memory_for_a_batch_its_pieces_wait_one_by_one(book, table):
+    first, second = submit(book, table, 2), submit(book, table, 3)
+    (unit, _) = form(book, [(first, 0, 2), (second, 0, 1)], [(second, 1, 2)])
+    book.break_up(unit)
+    assert sorted((query.rows, query.formed) for query in book.queries) == [(1, True), (2, False), (2, True)]
+    (whole,) = [query for query in book.queries if not query.formed]
+    assert whole.join_key == NEVER_JOINED and whole.query_id == first.query.query_id
+    assert len(second.units) == 2
+    for waiting in list(book.waiting):
+        assert book.start(waiting)
+    assert not list(book.waiting)
+
+
+def test_a_part_that_is_lost_is_given_up_after_so_many_attempts(book, table):
+    request = submit(book, table, 4)
+    unit, other = form(book, [(request, 0, 2)], [(request, 2, 2)])
+    assert book.start(unit) and book.start(other)
+    for _ in range(MAX_ATTEMPTS - 1):
+        (piece,) = unit.pieces
+        request.units.remove(unit)
+        assert book.run_again(piece, unit)
+        (unit,) = book.waiting
+        assert (unit.query.rows, unit.pieces[0].part) == (2, 0)
+        assert book.start(unit)
+    request.units.remove(unit)
+    assert not book.run_again(unit.pieces[0], unit)
+    assert request.units == [other]
+    assert table.attempts(request.slot) == MAX_ATTEMPTS
+
+
+def test_what_is_withdrawn_leaves_its_units_with_fewer_rows(book, table):
+    first, second, third = (submit(book, table, 2) for _ in range(3))
+    unit, rest = form(book, [(first, 0, 2), (second, 0, 1)], [(second, 1, 1), (third, 0, 2)])
+    assert book.start(unit)
+    assert not book.withdraw(second), "a part of it has begun"
+    assert [(query.rows, query.query_id) for query in book.queries] == [(2, rest.query.query_id)]
+    assert book.withdraw(third)
+    assert not book.queries and third.units == []
+    assert book.finish(third, SlotStatus.CANCELLED)
+    assert book.get(third.query.query_id) is None
+    assert book.fresh_like(third) == 0
