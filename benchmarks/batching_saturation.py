@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -111,21 +112,22 @@ def _take_turns(sides: Mapping[str, Side], example: Example, model: str, seconds
         for name in names[first:] + names[:first]:
             side = sides[name]
             before = counted(side.url, model)
-            side.rates_per_s.append(_stretch(Load(side.url, side.request, example.outputs, CLIENTS, TIMEOUT_S)))
+            load = Load(side.url, side.request, example.outputs, CLIENTS, TIMEOUT_S)
+            side.rates_per_s.append(_stretch(name, load))
             side.batch_rows.append(counted(side.url, model).rows_per_execution(before))
         number += 1
 
 
-def _stretch(load: Load) -> float:
-    """Return the rate of one stretch of load. Raises RuntimeError when an answer is wrong or an error."""
+def _stretch(name: str, load: Load) -> float:
+    """Return the rate of one stretch of a server's load. Raises RuntimeError when an answer is wrong or an error."""
     with LoadProcess(load) as process:
         time.sleep(WARM_UP_S)
         begin_ns = time.monotonic_ns()
         time.sleep(STRETCH_S)
         end_ns = time.monotonic_ns()
         outcomes = process.stop().outcomes
-    if bad := {outcome.result for outcome in outcomes} - {RIGHT}:
-        raise RuntimeError(f"{load.url}: answers were {', '.join(bad)}")
+    if bad := Counter(outcome.result for outcome in outcomes if outcome.result != RIGHT):
+        raise RuntimeError(f"{name}: of {len(outcomes)} answers some were none: {dict(bad)}")
     return steady_rate([outcome.end_ns for outcome in outcomes if begin_ns <= outcome.end_ns < end_ns])
 
 
