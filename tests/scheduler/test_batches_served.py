@@ -77,7 +77,7 @@ def test_a_killed_worker_in_the_middle_of_a_batch(joining):
     requests = await_batch(joining)
     waiting = [joining.request(task_us=20) for _ in range(10)]
     joining.kill_worker(0)
-    joining.kill_worker(1)
+    joining.await_lease(lambda progress: progress.aborted)
     for request in requests:
         joining.hurry(request)
     for request in requests:
