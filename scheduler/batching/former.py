@@ -5,7 +5,7 @@ is. So a change of Packrat's configuration is the next dispatch, and costs nothi
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from operator import attrgetter
 from types import MappingProxyType
@@ -42,6 +42,7 @@ class _Shown:
 
     queries: list[Query]
     units: dict[int, FormedUnit] = field(default_factory=dict)
+    planned: bool = False  # requests have cores planned for them
     wake_us: float | None = None
 
 
@@ -99,7 +100,7 @@ class BatchFormer:
             model.see(models[model.model_id], core_count)
             may_wait = free_cores == core_count and len(members) == len(waiting)
             self._show(members, model, now_us, may_wait, stretches.get(model.model_id, 1.0), shown)
-        if not shown.units and len(shown.queries) == len(waiting):
+        if not shown.units and not shown.planned and len(shown.queries) == len(waiting):
             return Formed(waiting)
         shown.queries.sort(key=attrgetter("arrival_us"))
         return Formed(shown.queries, shown.units, shown.wake_us)
@@ -151,15 +152,21 @@ class BatchFormer:
     def _show_batch(
         self, members: Sequence[Query], deadline_us: float | None, model: BatchModel, shown: _Shown
     ) -> None:
-        """Show a batch as a query of each of its gangs; requests that have a gang each, or one for all, as they are."""
+        """Show a batch as a query of each of its gangs; requests that have a gang each remain what they are."""
         gangs = model.gangs(sum(query.rows for query in members))
         apart = [query.rows for query in members] == [rows for _, rows in gangs]
         if apart and not (model.keeps_order and len(members) > 1):
-            shown.queries += members
+            planned = len(gangs) > 1
+            shown.planned |= planned
+            shown.queries += _with_cores(members, gangs) if planned else members
             return
         for unit in units_of(members, gangs, deadline_us, next(self._batches), self._next_id):
             shown.units[unit.query.query_id] = unit
             shown.queries.append(unit.query)
+
+
+def _with_cores(members: Sequence[Query], gangs: Sequence[tuple[int, int]]) -> list[Query]:
+    return [replace(query, cores=cores) for query, (cores, _) in zip(members, gangs, strict=True)]
 
 
 def _next_in_order(
