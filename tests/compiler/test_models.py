@@ -43,7 +43,8 @@ def test_resnet50_is_fused_and_lean(compiled_zoo: Any, load_artifact: Callable[[
     assert operators.count("Conv+Add+Relu") == 16
     assert operators.count("Conv+Relu") == 33
     assert operators.count("Conv") == 4
-    assert len(operators) == 58  # and pack, max pool, mean, dense, unpack
+    unpacked = 1000 % manifest.target.lanes > 0  # else dense layers write what is answered
+    assert len(operators) == 57 + unpacked  # and pack, max pool, mean, dense
     assert manifest.arena_bytes < 20e6
     assert sum(layer.flops for layer in manifest.layers) == pytest.approx(8.2e9, rel=0.02)
     assert manifest.batched

@@ -27,4 +27,5 @@ def test_answers_match_onnxruntime(
         (expected,) = session.run(["output"], {spec.name: x})
         assert np.abs(model({spec.name: x}, seed)["output"] - expected).max() <= 1e-4 * np.abs(expected).max()
     operators = {layer.operator for layer in model.manifest.layers}  # all branches are computed in their final place
-    assert operators == {"Pack", "Conv+Relu", "MaxPool", "GlobalAveragePool", "Gemm", "Unpack"}
+    unpacked = {"Unpack"} if 1000 % model.manifest.target.lanes else set()  # else the dense layer writes the answer
+    assert operators == {"Pack", "Conv+Relu", "MaxPool", "GlobalAveragePool", "Gemm"} | unpacked

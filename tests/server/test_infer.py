@@ -176,7 +176,7 @@ def test_an_answer_says_how_it_was_made_if_asked(server: Any, simple_inputs: Inp
     assert response.id == "7"
     report = {name: parameter.int64_param for name, parameter in response.parameters.items() if name != "versions"}
     times = {"queue_us", "compute_us", "target_us"}
-    assert report.keys() == times | {"ranks", "blocks", "conflicts", "preemptions", "in_place"}
+    assert report.keys() == times | {"ranks", "blocks", "conflicts", "preemptions", "in_place", "batch_rows"}
     assert (report["target_us"], report["blocks"], report["conflicts"], report["preemptions"]) == (9_000_000, 3, 1, 2)
     assert response.parameters["versions"].string_param == "0,2"
     server.scheduler.holding = False

@@ -38,7 +38,7 @@ def test_the_start_says_what_is_served(gangway_server):
     while "ready: gRPC" not in (text := gangway_server.log.read_text()):  # clients may know before it is printed
         assert time.monotonic() < deadline, text
     for name in ("mlp", "mobilenetv2", "resnet50", "simple"):
-        assert re.search(rf"^{name} +1 +[\d.]+ ms +[\d.]+ ms +ready", text, re.MULTILINE), text
+        assert re.search(rf"^{name} +1 +[\d.]+ ms +[\d.]+ ms +up to \d+ +ready", text, re.MULTILINE), text
     assert text.count("found in the cache") == 4
     assert gangway_server.url in text and gangway_server.http_url in text
     command = re.search(r"gangway client .*", text)

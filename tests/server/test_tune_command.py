@@ -109,7 +109,7 @@ def test_all_versions_give_the_numbers_of_onnxruntime(tuned: Tuned) -> None:
     assert max(len(layer.versions) for layer in manifest.layers) == 3
     session = onnxruntime.InferenceSession(str(tuned.path))
     with ModelRunner(tuned.cache_dir, manifest, available_cores()[:2], 1) as runner:
-        (source,), (target,) = runner._inputs, runner._outputs
+        (source,), (target,) = runner._places(0)
         x = np.frombuffer(runner.io.view, np.float32, 16 * 20 * 20, source).reshape(1, 16, 20, 20).copy()
         (expected,) = session.run(None, {"x": x})
         for version in range(3):
