@@ -18,6 +18,8 @@ from gangway.executor.model_runner import ModelRunner
 from gangway.executor.profile_plan import core_counts
 from gangway.executor.profiler import profile_model
 
+pytestmark = pytest.mark.alone  # times of runs are compared
+
 KEY = "5e" * 32
 TASKS = 16
 TASK_NS = 100_000

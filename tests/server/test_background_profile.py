@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from gangway.artifact.format import Manifest
 from gangway.artifact.machine import cpu_name, machine_id
 from gangway.artifact.profile import profile_path, read_profile
@@ -20,6 +21,7 @@ from benchmarks.reference import example_of
 TIMEOUT_S = 90
 
 
+@pytest.mark.alone  # it measures when nobody else wants the cores
 def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_path: Path) -> None:
     shutil.copytree(compiled_zoo.repository / "mlp", tmp_path / "models" / "mlp")
     cache_dir, artifact = tmp_path / "cache", compiled_zoo.artifact("mlp")
