@@ -6,7 +6,7 @@ docs/batching.md explains it. The sources are Triton's `dynamic_batching` and `s
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from gangway.protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
@@ -44,16 +44,14 @@ class ModelBatching:
             return cls(splits=False, preserve_ordering=batching.preserve_ordering)
         return replace(batching, joins=config.max_batch_size > 1)
 
+    @classmethod
+    def told(cls, spec: LoadModel) -> "ModelBatching":
+        """Return what the scheduler was told of a model."""
+        return cls(**{each.name: getattr(spec, each.name) for each in fields(cls)})
+
     def give(self, spec: LoadModel) -> LoadModel:
         """Return what the scheduler is told of the model, or of it compiled for certain sizes."""
-        return replace(
-            spec,
-            joins=self.joins,
-            splits=self.splits,
-            preferred_rows=self.preferred_rows,
-            max_delay_us=self.max_delay_us,
-            preserve_ordering=self.preserve_ordering,
-        )
+        return replace(spec, **vars(self))  # the fields have the same names there
 
 
 def mode_of(config: ModelConfig) -> str:

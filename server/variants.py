@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.scheduler.control import LoadModel
+from gangway.server.batching import ModelBatching
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.control import ModelLoadError, SchedulerControl
 from gangway.server.front_end_control import FrontEndControl
@@ -53,16 +54,7 @@ class Shaped:
     def like_it(self, variant: LoadModel) -> LoadModel:
         """Return what the scheduler is told of a variant: limits and batches are those of the model."""
         own = self.spec
-        return replace(
-            variant,
-            limits=own.limits,
-            limit_priority=own.limit_priority,
-            joins=own.joins,
-            splits=own.splits,
-            preferred_rows=own.preferred_rows,
-            max_delay_us=own.max_delay_us,
-            preserve_ordering=own.preserve_ordering,
-        )
+        return ModelBatching.told(own).give(replace(variant, limits=own.limits, limit_priority=own.limit_priority))
 
     def title(self, sizes: Sizes) -> str:
         """Return the name of one variant, for people."""

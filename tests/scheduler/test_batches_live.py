@@ -10,9 +10,10 @@ import pytest
 from gangway.executor.slots import _INPUTS_OFFSET, NEVER_JOINED, SLOT_BYTES, SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler.batching.former import Formed, FormedPiece, FormedUnit
-from gangway.scheduler.policy import Reject, Start, Stop, Wake
+from gangway.scheduler.policy import Reject, Start, Stop
 from gangway.server.shared_memory import FRONT_END
 
+from tests.scheduler.chaos import Chaos
 from tests.scheduler.conftest import LAYERS, Script, ScriptedServer
 from tests.tiny_model import TASKS, make_artifact
 
@@ -411,26 +412,6 @@ def test_what_is_written_down_of_a_batch(batching):
     assert {(each["rows"], each["requests"], each["part"]) for each in work if each.get("batch") == 1} == {
         (2, 1, "1 of 3"), (2, 2, "2 of 3"), (2, 1, "3 of 3")
     }  # fmt: skip
-
-
-class Chaos:
-    """Starts, stops, grows and shrinks at random."""
-
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-
-    def __call__(self, snapshot):
-        free = list(snapshot.free_cores)
-        decisions = [Wake(snapshot.now_us + 200)]
-        for block in snapshot.running:
-            if self.random.random() < 0.2:
-                decisions.append(Stop(block.query.query_id, at_once=self.random.random() < 0.5))
-        for query in snapshot.waiting[: self.random.randrange(4)]:
-            if free:
-                cores = tuple(free[: self.random.randint(1, len(free))])
-                free = free[len(cores) :]
-                decisions.append(Start(query.query_id, self.random.randint(query.next_layer + 1, LAYERS), cores))
-        return decisions
 
 
 class ChaosFormer(ScriptedFormer):

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import random
 import time
 
 from gangway.executor.slots import SlotCounts, SlotStatus
@@ -11,9 +10,9 @@ from gangway.scheduler.counters import Counters
 from gangway.scheduler.policy import Reject, Resize, Start, Stop, Wake
 from gangway.server.shared_memory import FRONT_END
 
+from tests.scheduler.chaos import Chaos
+from tests.scheduler.conftest import LAYERS
 from tests.tiny_model import TASKS
-
-LAYERS = 6
 
 
 def begin(snapshot, end_layer=LAYERS, cores=(0, 1), versions=()):
@@ -238,31 +237,6 @@ def test_without_free_leases_what_has_begun_goes_on(scripted):
     scripted.ask()
     for request in requests:
         assert is_complete(scripted, request)
-
-
-class Chaos:
-    """Starts, stops, grows and shrinks at random, as the contract allows."""
-
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-
-    def __call__(self, snapshot):
-        free = list(snapshot.free_cores)
-        decisions = [Wake(snapshot.now_us + 200)]
-        for block in snapshot.running:
-            act = self.random.randrange(6)
-            if act == 0:
-                decisions.append(Stop(block.query.query_id, at_once=self.random.random() < 0.5))
-            elif act == 1 and len(block.cores) == 2:
-                decisions.append(Resize(block.query.query_id, block.cores[:1]))
-            elif act == 2 and free and not block.stopping:
-                decisions.append(Resize(block.query.query_id, (*block.cores, free.pop())))
-        for query in snapshot.waiting[: self.random.randrange(4)]:
-            if free:
-                cores = tuple(free[: self.random.randint(1, len(free))])
-                free = free[len(cores) :]
-                decisions.append(Start(query.query_id, self.random.randint(query.next_layer + 1, LAYERS), cores))
-        return decisions
 
 
 def test_any_decisions_while_workers_die(scripted):

@@ -1,0 +1,32 @@
+"""Decisions at random, as the contract of policies allows: to be carried out whatever else happens."""
+
+import random
+
+from gangway.scheduler.policy import Resize, Start, Stop, Wake
+
+from tests.scheduler.conftest import LAYERS
+
+
+class Chaos:
+    """Starts, stops, grows and shrinks at random, as the contract allows."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+
+    def __call__(self, snapshot):
+        free = list(snapshot.free_cores)
+        decisions = [Wake(snapshot.now_us + 200)]
+        for block in snapshot.running:
+            act = self.random.randrange(6)
+            if act == 0:
+                decisions.append(Stop(block.query.query_id, at_once=self.random.random() < 0.5))
+            elif act == 1 and len(block.cores) == 2:
+                decisions.append(Resize(block.query.query_id, block.cores[:1]))
+            elif act == 2 and free and not block.stopping:
+                decisions.append(Resize(block.query.query_id, (*block.cores, free.pop())))
+        for query in snapshot.waiting[: self.random.randrange(4)]:
+            if free:
+                cores = tuple(free[: self.random.randint(1, len(free))])
+                free = free[len(cores) :]
+                decisions.append(Start(query.query_id, self.random.randint(query.next_layer + 1, LAYERS), cores))
+        return decisions
