@@ -12,14 +12,14 @@ from gangway.artifact.codec import decode_record
 from gangway.artifact.files import write_whole
 from gangway.artifact.profile import ProfileError
 
-PROXY_VERSION = 1
+PROXY_VERSION = 2
 
 
 @dataclass(frozen=True)
 class InterferenceProxy:
     """level = constant + per_access x accesses + per_miss_rate x misses / accesses.
 
-    Accesses are those of a thread in a microsecond on its core. `pca_share`: the share of the variance of all counters
+    Accesses are those of a core in a thousand cycles. `pca_share`: the share of the variance of all counters
     (in their own units of deviation) that their first two principal components have. `r_squared`: the share of the
     levels' variance that the line explains.
     """
@@ -35,10 +35,10 @@ class InterferenceProxy:
     samples: int
     format_version: int = PROXY_VERSION
 
-    def level(self, accesses_per_us: float, misses_per_us: float) -> float:
+    def level(self, accesses: float, misses: float) -> float:
         """Return the level that these counters speak of; never below 0."""
-        miss_rate = misses_per_us / accesses_per_us if accesses_per_us > 0 else 0.0
-        return max(0.0, self.constant + self.per_access * accesses_per_us + self.per_miss_rate * miss_rate)
+        miss_rate = misses / accesses if accesses > 0 else 0.0
+        return max(0.0, self.constant + self.per_access * accesses + self.per_miss_rate * miss_rate)
 
 
 def proxy_path(profiles: Path, machine: str) -> Path:

@@ -1,38 +1,38 @@
-"""Events per microsecond on a core, of threads that come and go."""
+"""How often something happens on cores, relative to how much they do."""
 
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from gangway.executor.perf_events import TASK_CLOCK, Event, ThreadCounters
+from gangway.executor.perf_events import CYCLES, CoreCounters, Event
 
 
 class CounterRates:
-    """How often events happened since the last look, per microsecond that the threads were on cores. A context manager.
+    """How often events happened on cores since the last look, per thousand cycles that they ran. A context manager.
 
-    Without events it opens nothing, and says nothing.
+    `per`: another event than cycles to relate to. Without events it opens nothing, and says nothing.
     """
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        self._events = (*events, TASK_CLOCK)
-        self._threads: tuple[int, ...] = ()
-        self._counters: ThreadCounters | None = None
-        self._seen: tuple[float, ...] = ()
+    def __init__(self, events: Sequence[Event], per: Event = CYCLES) -> None:
+        self._events = (per, *events)
+        self._cores: tuple[int, ...] = ()
+        self._counters: CoreCounters | None = None
+        self._seen: tuple[int, ...] = ()
 
-    def look(self, threads: Sequence[int]) -> tuple[float, ...] | None:
-        """Return the rates, one per event, since the last look at these same threads (ids).
+    def look(self, cores: Sequence[int]) -> tuple[float, ...] | None:
+        """Return the rates, one per event, since the last look at these same cores; nothing without events.
 
-        None at the first look at them, when they were on no core, or when one is gone; nothing without events.
+        None at the first look at them, when they have not run since, and where a core cannot be counted.
         """
         if len(self._events) == 1:
             return ()
-        if self._counters is None or tuple(threads) != self._threads:
-            self._open(tuple(threads))
+        if self._counters is None or tuple(cores) != self._cores:
+            self._open(tuple(cores))
             return None
         counts = self._counters.read()
-        *events, busy_ns = (now - before for now, before in zip(counts, self._seen, strict=True))
+        run, *events = (now - before for now, before in zip(counts, self._seen, strict=True))
         self._seen = counts
-        return tuple(1e3 * count / busy_ns for count in events) if busy_ns > 0 else None
+        return tuple(1e3 * count / run for count in events) if run > 0 else None
 
     def __enter__(self) -> Self:
         return self
@@ -48,11 +48,11 @@ class CounterRates:
             self._counters.close()
             self._counters = None
 
-    def _open(self, threads: tuple[int, ...]) -> None:
+    def _open(self, cores: tuple[int, ...]) -> None:
         self.close()
         try:
-            self._counters = ThreadCounters(self._events, threads)
-        except OSError:  # a thread has just ended: its successor comes with the next look
+            self._counters = CoreCounters(self._events, cores)
+        except OSError:  # a core is offline
             return
-        self._threads = threads
+        self._cores = cores
         self._seen = self._counters.read()

@@ -48,8 +48,8 @@ class Disturbed:
 class Sample:
     """The reference and the model (by version: medians of the layers), one after the other, beside one load.
 
-    `rates`: accesses to the last-level cache, misses there, and what else is counted, of the model's workers, per
-    microsecond on a core; None where nothing is counted.
+    `rates`: accesses to the last-level cache, misses there, and what else is counted on the model's cores, per
+    thousand cycles; None where nothing is counted.
     """
 
     reference_us: float
@@ -86,7 +86,7 @@ def disturbed_rounds(runner: ModelRunner, cores: Sequence[int], clock: Clock, le
             one: Round = {}
             for load in (IDLE, *LOADS):
                 interference.set(*load)
-                one[load] = _sample(runner, ranks, reference, cores[0], counters)
+                one[load] = _sample(runner, cores[:ranks], reference, counters)
                 clock.passed_s("interference")
             rounds.append(one)
     return rounds
@@ -130,17 +130,16 @@ def _counters() -> CounterRates:
     pair = cache_events()
     if pair is None:
         return CounterRates(())
-    return CounterRates((*pair, *(event for event in (INSTRUCTIONS, CYCLES) if countable([event]))))
+    return CounterRates((*pair, INSTRUCTIONS) if countable((CYCLES, *pair, INSTRUCTIONS)) else pair)
 
 
-def _sample(runner: ModelRunner, ranks: int, reference: memoryview, core: int, counters: CounterRates) -> Sample:
-    before_us = _reference_us(reference, core)
+def _sample(runner: ModelRunner, cores: Sequence[int], reference: memoryview, counters: CounterRates) -> Sample:
+    before_us = _reference_us(reference, cores[0])
     versions = range(version_count(runner.manifest))
-    threads = [process.pid for process in runner.workers[:ranks]]
-    counters.look(threads)
-    layer_us = tuple(_layer_medians(list(_runs(runner, ranks, version))) for version in versions)
-    rates = counters.look(threads)
-    return Sample((before_us + _reference_us(reference, core)) / 2, layer_us, rates or None)
+    counters.look(cores)
+    layer_us = tuple(_layer_medians(list(_runs(runner, len(cores), version))) for version in versions)
+    rates = counters.look(cores)
+    return Sample((before_us + _reference_us(reference, cores[0])) / 2, layer_us, rates or None)
 
 
 def _reference_us(reference: memoryview, core: int) -> float:

@@ -1,7 +1,9 @@
-"""Counters of the processor and of the kernel, through perf_event_open(2): how often a thread did what.
+"""Counters of the processor and of the kernel, through perf_event_open(2): how often something happened on a core.
 
-Most virtual machines expose no hardware counters; the kernel's own (software events) are there always. No library, no
-C: the structure of the call is part of the kernel's binary interface.
+Of cores, never of threads: those are stopped and started at each change of threads, and a virtual machine that does so
+with hardware events may stand still, all of it, for 100 ms and more (docs/profile.md). Many virtual machines
+expose no hardware events; the kernel's own (software events) are there always. No library, no C: the structure of the
+call is part of the kernel's binary interface.
 """
 
 import ctypes
@@ -15,17 +17,16 @@ from typing import Final, Self
 
 _HARDWARE, _SOFTWARE, _CACHE = 0, 1, 3  # PERF_TYPE_*
 _LAST_LEVEL, _MISS = 2, 1 << 16  # of PERF_TYPE_HW_CACHE: PERF_COUNT_HW_CACHE_LL, read, RESULT_MISS
-_FORMAT = 1 | 2  # PERF_FORMAT_TOTAL_TIME_ENABLED | _RUNNING
+_FORMAT = 1 << 3  # PERF_FORMAT_GROUP
 _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 5, 1 << 6
 _CLOSE_ON_EXEC = 8
 _ATTRIBUTES: Final = struct.Struct("<IIQQQQQIIQ")  # perf_event_attr, its first published size: 64 bytes
-_READING: Final = struct.Struct("<QQQ")
 _SYSCALLS: Final = {"x86_64": 298, "aarch64": 241}
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that can be counted. Hardware events are counted outside of the kernel only: so anybody may."""
+    """Something that can be counted; hardware events outside of the kernel only, where layers are computed."""
 
     name: str
     kind: int
@@ -44,51 +45,27 @@ REFERENCES: Final = Event("cache references", _HARDWARE, 2)
 MISSES: Final = Event("cache misses", _HARDWARE, 3)
 INSTRUCTIONS: Final = Event("instructions", _HARDWARE, 1)
 CYCLES: Final = Event("cycles", _HARDWARE, 0)
-CPU_CLOCK: Final = Event("cpu clock", _SOFTWARE, 0)  # nanoseconds
-TASK_CLOCK: Final = Event("task clock", _SOFTWARE, 1)  # nanoseconds on a core
 PAGE_FAULTS: Final = Event("page faults", _SOFTWARE, 2)
 CONTEXT_SWITCHES: Final = Event("context switches", _SOFTWARE, 3)
+MINOR_FAULTS: Final = Event("minor page faults", _SOFTWARE, 5)
 
 
-class Counter:
-    """One event of one thread, from now on. Raises OSError where it cannot be counted (ENOENT: the machine cannot)."""
+class CoreCounters:
+    """The same events of several cores, whatever runs there, added up. They are counted together or not at all.
 
-    def __init__(self, event: Event, thread: int = 0) -> None:
-        """Begin to count; `thread` is its id, 0 the calling one. A process's id is that of its first thread."""
-        self.event = event
-        self._fd = _open(event, thread)
+    Raises OSError where one of them cannot be counted: ENOENT if the machine does not, EACCES if the process may not
+    (root, CAP_PERFMON, or kernel.perf_event_paranoid at 0 or below).
+    """
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def read(self) -> float:
-        """Return the count so far; where events take turns on too few counters, what it would be without that."""
-        count, enabled_ns, running_ns = _READING.unpack(os.read(self._fd, _READING.size))
-        return float(count) * enabled_ns / running_ns if running_ns else 0.0
-
-    def close(self) -> None:
-        """End it. Does nothing the second time."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-class ThreadCounters:
-    """The same events of several threads, added up. Raises OSError where one of them cannot be counted."""
-
-    def __init__(self, events: Sequence[Event], threads: Sequence[int]) -> None:
-        self.events = tuple(events)
-        self._counters: list[list[Counter]] = []
+    def __init__(self, events: Sequence[Event], cores: Sequence[int]) -> None:
+        self._reading = struct.Struct(f"<{1 + len(events)}Q")  # their number, their counts
+        self._groups: list[list[int]] = []  # of descriptors, one per core; a group's first is read
         try:
-            for event in events:
-                self._counters.append([])
-                for thread in threads:
-                    self._counters[-1].append(Counter(event, thread))
+            for core in cores:
+                group: list[int] = []
+                self._groups.append(group)
+                for event in events:
+                    group.append(open_event(event, core=core, group=group[0] if group else -1))
         except OSError:
             self.close()
             raise
@@ -101,43 +78,48 @@ class ThreadCounters:
     ) -> None:
         self.close()
 
-    def read(self) -> tuple[float, ...]:
-        """Return the counts so far, one per event. Threads that have ended keep theirs."""
-        return tuple(sum(counter.read() for counter in counters) for counters in self._counters)
+    def read(self) -> tuple[int, ...]:
+        """Return the counts so far, one per event."""
+        counts = (self._reading.unpack(os.read(group[0], self._reading.size))[1:] for group in self._groups)
+        return tuple(map(sum, zip(*counts, strict=True)))
 
     def close(self) -> None:
-        """End all of them."""
-        for counters in self._counters:
-            for counter in counters:
-                counter.close()
+        """End it. Does nothing the second time."""
+        for group in self._groups:
+            for descriptor in group:
+                os.close(descriptor)
+        self._groups = []
 
 
 def countable(events: Sequence[Event]) -> bool:
     """Say whether this process may count these events here."""
     try:
-        ThreadCounters(events, [0]).close()
+        CoreCounters(events, [min(os.sched_getaffinity(0))]).close()
     except OSError:
         return False
     return True
 
 
 def cache_events() -> tuple[Event, Event] | None:
-    """Return what counts accesses to the last-level cache and misses there; None where nothing does."""
+    """Return what counts accesses to the last-level cache and misses there, beside CYCLES; None where nothing does."""
     for pair in ((CACHE_ACCESSES, CACHE_MISSES), (REFERENCES, MISSES)):
-        if countable(pair):
+        if countable((CYCLES, *pair)):
             return pair
     return None
 
 
-def _open(event: Event, thread: int) -> int:
+def open_event(event: Event, thread: int = -1, core: int = -1, group: int = -1) -> int:
+    """Return the descriptor of a counter that runs: of a thread or a core, in the group of another or its own.
+
+    Raises OSError where it cannot be counted.
+    """
     if platform.machine() not in _SYSCALLS:
         raise OSError(f"perf_event_open is not known for {platform.machine()}")
     flags = _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR if event.hardware else 0
     attributes = _ATTRIBUTES.pack(event.kind, _ATTRIBUTES.size, event.config, 0, 0, _FORMAT, flags, 0, 0, 0)
     buffer = ctypes.create_string_buffer(attributes, _ATTRIBUTES.size)
     call = ctypes.CDLL(None, use_errno=True).syscall
-    any_core, no_group = -1, -1
-    numbers = (thread, any_core, no_group, _CLOSE_ON_EXEC)
+    numbers = (thread, core, group, _CLOSE_ON_EXEC)
     fd = int(call(_SYSCALLS[platform.machine()], buffer, *map(ctypes.c_long, numbers)))
     if fd < 0:
         raise OSError(ctypes.get_errno(), f"{event.name} cannot be counted: {os.strerror(ctypes.get_errno())}")

@@ -12,7 +12,7 @@ LEAST_LEVEL = 0.05  # root mean square: a line through less than that is noise
 
 @dataclass(frozen=True)
 class CounterSample:
-    """Rates of a thread per microsecond on its core, and the level of interference at that time.
+    """Rates on a core per thousand cycles, and the level of interference at that time.
 
     `others`: of any further counters, for the analysis of variance alone.
     """

@@ -38,7 +38,7 @@ class Execution:
         accounts: Accounts,
     ) -> None:
         self.gangs = GangTable(control)
-        self.times = BlockTimes(workers.pids)
+        self.times = BlockTimes(control.server_block.read().cores)
         self.changed = False
         self._requests = requests
         self._workers = workers

@@ -1,7 +1,7 @@
 """What the times of finished blocks say: about interference, and about how well they were predicted."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.scheduler.counter_interference import from_profiles
@@ -14,17 +14,17 @@ _log = logging.getLogger(__name__)
 
 
 class BlockTimes:
-    """Feeds what learns from them. `pids`: of the workers, whose counters may say more."""
+    """Feeds what learns from them. `cores`: of the workers, whose counters may say more."""
 
-    def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
+    def __init__(self, cores: Sequence[int]) -> None:
         self.interference: Interference = SlowdownInterference()
         self.stretches = Stretches()
-        self._pids = pids
+        self._cores = cores
 
     def use_counters(self, profiles: Path, machine_id: str) -> None:
         """Take the level of interference from counters, if the folder of profiles says how and the machine can."""
         if isinstance(self.interference, SlowdownInterference):
-            counters = from_profiles(profiles, machine_id, self._pids)
+            counters = from_profiles(profiles, machine_id, self._cores)
             if counters is not None:
                 self.interference = counters
                 _log.info("level of interference: from %s", counters.name)

@@ -1,7 +1,8 @@
 """The level of interference from counters of the last-level cache: VELTAIR's way, where the machine has them."""
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -11,26 +12,31 @@ from gangway.executor.counter_rates import CounterRates
 from gangway.executor.perf_events import cache_events
 from gangway.scheduler.interference import Unit
 
-INTERVAL_US: Final = 5_000.0  # a look takes some microseconds a worker
+INTERVAL_US: Final = 5_000.0
+LOOKS_SHARE: Final = 1 / 200  # of the time: a look takes a microsecond a core, and forty in a virtual machine
+LEAST_EXPLAINED: Final = 0.5  # of the levels' variance: a line that explains less knows less than finished units do
 _log = logging.getLogger(__name__)
 
 
 class Rates(Protocol):
-    """Accesses and misses per microsecond of these threads since the last look; None if nothing is known."""
+    """Accesses and misses per thousand cycles of these cores since the last look; None if nothing is known."""
 
-    def look(self, threads: Sequence[int]) -> tuple[float, ...] | None:
+    def look(self, cores: Sequence[int]) -> tuple[float, ...] | None:
         """Look at them."""
 
 
 class CounterInterference:
-    """What the machine's proxy makes of the counters of all workers, looked at every 5 ms at most."""
+    """What the machine's proxy makes of the counters of all workers' cores.
+
+    They are looked at every 5 ms at most, and less often where looks take more than LOOKS_SHARE of the time.
+    """
 
     name = "counters of the last-level cache"
 
-    def __init__(self, proxy: InterferenceProxy, rates: Rates, threads: Callable[[], Sequence[int]]) -> None:
+    def __init__(self, proxy: InterferenceProxy, rates: Rates, cores: Sequence[int]) -> None:
         self._proxy = proxy
         self._rates = rates
-        self._threads = threads
+        self._cores = cores
         self._level = 0.0
         self._next_us = 0.0
 
@@ -40,14 +46,16 @@ class CounterInterference:
     def level(self, now_us: float) -> float:
         """Return the level in the last interval in which workers did something."""
         if now_us >= self._next_us:
-            self._next_us = now_us + INTERVAL_US
-            rates = self._rates.look(self._threads())
+            begin_ns = time.monotonic_ns()
+            rates = self._rates.look(self._cores)
+            look_us = (time.monotonic_ns() - begin_ns) / 1e3
+            self._next_us = now_us + max(INTERVAL_US, look_us / LOOKS_SHARE)
             if rates is not None:
                 self._level = self._proxy.level(rates[0], rates[1])
         return self._level
 
 
-def from_profiles(profiles: Path, machine_id: str, threads: Callable[[], Sequence[int]]) -> CounterInterference | None:
+def from_profiles(profiles: Path, machine_id: str, cores: Sequence[int]) -> CounterInterference | None:
     """Return what the folder of profiles knows about this machine; None if that is nothing, or cannot be counted."""
     path = proxy_path(profiles, machine_id)
     events = cache_events()
@@ -60,4 +68,7 @@ def from_profiles(profiles: Path, machine_id: str, threads: Callable[[], Sequenc
         return None
     if (events[0].name, events[1].name) != (proxy.accesses, proxy.misses):
         return None
-    return CounterInterference(proxy, CounterRates(events), threads)
+    if proxy.r_squared < LEAST_EXPLAINED:
+        _log.info("counters ignored: they explain %.0f %% of the interference", 100 * proxy.r_squared)
+        return None
+    return CounterInterference(proxy, CounterRates(events), cores)

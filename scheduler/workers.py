@@ -49,10 +49,6 @@ class WorkerTable:
             self._free = tuple([worker.index for worker in idle])
         return self._free
 
-    def pids(self) -> tuple[int, ...]:
-        """Processes of the workers that are there."""
-        return tuple(worker.pid for worker in self.workers if worker.pid)
-
     @property
     def in_service(self) -> int:
         """How many workers take part in gangs."""

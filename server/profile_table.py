@@ -82,7 +82,7 @@ def proxy_line(proxy: InterferenceProxy | None) -> str:
     if proxy is None:
         return "level from counters: none; caches are not counted here, or there was no interference to learn from"
     return (
-        f"level from counters: {proxy.constant:.3g} + {proxy.per_access:.3g} x accesses/us + "
+        f"level from counters: {proxy.constant:.3g} + {proxy.per_access:.3g} x accesses/kcycle + "
         f"{proxy.per_miss_rate:.3g} x misses/access ({proxy.accesses}, {proxy.misses}); it explains "
         f"{proxy.r_squared:.0%} of the variance over {proxy.samples} samples, and two principal components "
         f"{proxy.pca_share:.0%} of that of all counters"

@@ -67,7 +67,7 @@ def test_file(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"proxy-0123456789ab.json: proxy has .* field 'sample"):
         read_proxy(path)
     write_proxy(tmp_path, dataclasses.replace(PROXY, format_version=9))
-    with pytest.raises(ProfileError, match="format version 9 instead of 1"):
+    with pytest.raises(ProfileError, match="format version 9 instead of 2"):
         read_proxy(path)
 
 
