@@ -13,7 +13,7 @@ from pathlib import Path
 from gangway.artifact.codec import decode_record
 from gangway.artifact.files import write_whole
 
-PROFILE_VERSION = 2
+PROFILE_VERSION = 3
 PROFILES_FOLDER = "profiles"
 _HEX = re.compile(r"[0-9a-f]+")
 
@@ -79,7 +79,8 @@ class Profile:
     together_us: tuple[tuple[float, ...], ...]  # of the slowest gang
     interference: tuple[InterferencePoint, ...]  # empty where there was no other core
     interference_cores: int  # cores of the model while it was disturbed; 0: it was not
-    fewest_samples: int  # behind any latency
+    runs: tuple[int, ...]  # by batch: the fewest behind any of its times
+    scatter: float  # of one run about the median of its setting, as a share of it: a standard deviation
     seconds: float  # the measurement took
     format_version: int = PROFILE_VERSION
 
@@ -120,6 +121,8 @@ def _check(profile: Profile) -> None:
     for name, counts in (("cores", profile.cores), ("batches", profile.batches)):
         _require(counts[:1] == (1,) and list(counts) == sorted(set(counts)), f"{name} do not ascend from 1")
     _require(bool(profile.layers), "there is no layer")
+    _require(len(profile.runs) == len(profile.batches) and min(profile.runs) >= 1, "runs are not one or more a batch")
+    _require(profile.scatter >= 0, "scatter is negative")
     _check_grid("isolated_us", profile.isolated_us, profile)
     _check_grid("together_us", profile.together_us, profile)
     for layer in profile.layers:

@@ -36,6 +36,8 @@ from gangway.executor.proxy_fit import ProxyFit
 
 DEFAULT_SECONDS: Final = 18.0  # with the start of Python and of workers less than 20
 LATENCY_PART: Final = 0.65  # of the time, when there are other cores to disturb from
+USUAL_SCATTER: Final = 0.05
+HALF_OF_NORMAL: Final = 0.6745  # standard deviations within which half of a normal distribution lies
 
 
 class Measured(NamedTuple):
@@ -59,9 +61,20 @@ class Samples:
         """How many runs there were."""
         return len(self._runs[setting])
 
-    def fewest(self) -> int:
-        """How many runs there are at least behind any time."""
-        return min(len(self._counted(setting)) for setting in self._runs)
+    def fewest(self, rows: int) -> int:
+        """How many runs there are at least behind any time of so many rows."""
+        return min(len(self._counted(setting)) for setting in self._runs if setting.rows == rows)
+
+    def scatter(self) -> float:
+        """Return `Profile.scatter`: of all settings together, from half of the runs, so that outliers do not count.
+
+        Where nothing was run twice it is not known; USUAL_SCATTER then.
+        """
+        away = []
+        for setting in self._runs:
+            runs, median_us = self._counted(setting), self.total_us(setting)
+            away += [abs(run.total_us / median_us - 1) for run in runs] if len(runs) > 2 and median_us else []
+        return statistics.median(away) / HALF_OF_NORMAL if away else USUAL_SCATTER
 
     def layer_us(self, setting: Setting, layer: int) -> float:
         """Median of one layer."""
@@ -114,7 +127,8 @@ def profile_model(
         together_us=together_us(plan, batches, isolated_us, samples.totals_us()),
         interference=disturbed.points,
         interference_cores=disturbed.ranks,
-        fewest_samples=samples.fewest(),
+        runs=tuple(samples.fewest(rows) for rows in batches),
+        scatter=samples.scatter(),
         seconds=time.monotonic() - begin,
     )
     return Measured(profile, _proxy(machine, disturbed.proxy))

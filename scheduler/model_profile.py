@@ -32,6 +32,7 @@ class ModelProfile:
     rows_factor: tuple[tuple[float, ...], ...] = ()
     together_factor: tuple[tuple[float, ...], ...] = ()
     batches: tuple[int, ...] = (1,)
+    doubt: tuple[float, ...] = ()  # by batches: the share by which two of their times may differ by chance; empty: none
     isolated_us: float = 0.0  # as served: all cores, one row, alone; 0 until measured
     qos_us: float | None = None  # latency target, from arrival; None: best effort
     rejects_late: bool = False  # default queue policy: queries certain to be late are refused instead of served late
@@ -86,6 +87,10 @@ class ModelProfile:
             return self.rows_us(cores, rows)
         factors = self.together_factor[min(cores, len(self.together_factor)) - 1]
         return self.remaining_us(0, cores) * self._between(factors, rows)
+
+    def doubt_of(self, rows: int) -> float:
+        """Return by what share measured times of so many rows may differ by chance: that of the next measured batch."""
+        return self.doubt[min(bisect_left(self.batches, rows), len(self.batches) - 1)] if self.doubt else 0.0
 
     def rows_scale(self, cores: int, rows: int) -> float:
         """Return how many times as long as one row `rows` rows take: linear between measured numbers, and beyond."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from math import sqrt
 
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import Profile
@@ -12,6 +13,7 @@ from gangway.scheduler.model_profile import ModelProfile
 _BYTES_PER_US = 40_000.0  # one core of a current server, from its caches
 _LEAST_LAYER_US = 1.0
 _UNKNOWN_LAYER_US = 1000.0
+_LEAST_RUNS = 3
 _WORTH = 1.03  # a model whose time on fewer cores is within this factor of the best has no use for more
 
 
@@ -94,8 +96,17 @@ def policy_profile(profile: Profile, model_id: int, name: str, max_ranks: int) -
         rows_factor=_factors(alone_us, alone_us[0]),
         together_factor=_factors(together_us, alone_us[0]),
         batches=profile.batches,
+        doubt=tuple(_doubt(profile.scatter, runs) for runs in profile.runs),
         measured=True,
     )
+
+
+def _doubt(scatter: float, runs: int) -> float:
+    """Return by what share two medians of so many runs may differ by chance: twice the deviation of their difference.
+
+    That of a median of n normal values is 1.25 / sqrt(n) of theirs. Of one or two runs, either may be an outlier.
+    """
+    return 2 * 1.25 * scatter * sqrt(2 / runs) if runs >= _LEAST_RUNS else 1.0
 
 
 def _factors(by_batch: Sequence[Sequence[float]], one_us: Sequence[float]) -> tuple[tuple[float, ...], ...]:

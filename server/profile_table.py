@@ -47,7 +47,11 @@ def summary(profile: Profile) -> list[str]:
             lines.append(f"{gangs} gangs of {_cores(count)} at once, ms by rows of each: {_by_rows(profile, times_us)}")
     lines += _balance(profile)
     lines.append(_interference(profile))
-    lines.append(f"measured in {profile.seconds:.1f} s, at least {profile.fewest_samples} runs of each setting")
+    runs = ", ".join(f"{rows}: {count}" for rows, count in zip(profile.batches, profile.runs, strict=True))
+    lines.append(
+        f"measured in {profile.seconds:.1f} s, runs of each setting by rows: {runs}; "
+        f"one is {profile.scatter:.1%} away from their median"
+    )
     return lines
 
 

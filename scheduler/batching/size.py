@@ -96,6 +96,12 @@ def batch_sizes(
     known: BatchSizes | None = profile.derived.get(key)
     if known is None:
         table = split_table(profile, cores, max_rows)
-        latency_us = table.latency_us if splits else table.fat_us
-        known = profile.derived[key] = BatchSizes(lambda rows: latency_us(cores, rows), max_rows, allowed)
+        measured_us = table.latency_us if splits else table.fat_us
+
+        def latency_us(rows: int) -> float:
+            """A batch that gains less than measurements differ by chance gains nothing."""
+            apart_us, time_us = rows * measured_us(cores, 1), measured_us(cores, rows)
+            return apart_us if (1 - profile.doubt_of(rows)) * apart_us < time_us < apart_us else time_us
+
+        known = profile.derived[key] = BatchSizes(latency_us, max_rows, allowed)
     return known

@@ -26,11 +26,12 @@ from itertools import accumulate
 
 from gangway.scheduler.model_profile import ModelProfile
 
-LEAST_GAIN = 0.02  # a split that gains less is not worth it: two measurements of one setting differ by as much
+LEAST_GAIN = 0.02  # a split that gains less is not worth it, however well it was measured
 GANG_US = 50.0  # what each further gang costs: a lease to write, to send and to hear of
 MOST_STEPS = 128  # more rows are counted in steps of 2, 4, ...: still finer than anything that is measured
 
 Latency = Callable[[int, int], float]  # (cores, rows) -> microseconds
+Doubt = Callable[[int], float]  # rows -> share by which two measured latencies may differ by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class SplitTable:
     """opt[t, b] for 1 to `cores` cores and 1 to `max_rows` rows, microseconds.
 
     `alone_us`: L of a gang that is alone. `together_us`: of one while like gangs have the other cores; None: a batch is
-    never split. Computed when it is first asked for: one gang needs no table.
+    never split. `doubt`: a split must gain more. Computed when it is first asked for: one gang needs no table.
     """
 
     def __init__(
@@ -75,12 +76,14 @@ class SplitTable:
         alone_us: Latency,
         together_us: Latency | None,
         gang_us: float = GANG_US,
+        doubt: Doubt = lambda rows: 0.0,
     ) -> None:
         self.cores = cores
         self.max_rows = max_rows
         self._alone_us = alone_us
         self._together_us = together_us
         self._gang_us = gang_us
+        self._doubt = doubt
         self._grids: dict[int, _Grid] = {}  # by step
         self._fat: dict[int, list[tuple[float, int]]] = {}  # by rows, then cores - 1: time, and cores that it takes
         self._splits: dict[tuple[int, int], Split] = {}
@@ -94,7 +97,7 @@ class SplitTable:
             found = Split((Instances(1, fat_cores, rows),), fat_us)
             if self._together_us is not None and cores > 1 and rows > 1:
                 split = self._split(cores, rows, self._together_us)
-                found = split if self._gains(split.latency_us, len(split.gangs), fat_us) else found
+                found = split if self._gains(rows, split.latency_us, len(split.gangs), fat_us) else found
             self._splits[key] = found
         return found
 
@@ -103,17 +106,18 @@ class SplitTable:
         fat_us = self.fat_us(cores, rows)
         if self._together_us is None or cores == 1 or rows == 1:
             return fat_us
-        if self._gains(split_us := self._optimum_us(cores, rows, self._together_us), cores, fat_us):
+        if self._gains(rows, split_us := self._optimum_us(cores, rows, self._together_us), cores, fat_us):
             return split_us
-        return self.best(cores, rows).latency_us if self._gains(split_us, 1, fat_us) else fat_us
+        return self.best(cores, rows).latency_us if self._gains(rows, split_us, 1, fat_us) else fat_us
 
     def fat_us(self, cores: int, rows: int) -> float:
         """Return how long it takes in one gang of at most so many cores, alone. Raises ValueError."""
         return self._alone(cores, rows)[0]
 
-    def _gains(self, split_us: float, gangs: int, fat_us: float) -> bool:
+    def _gains(self, rows: int, split_us: float, gangs: int, fat_us: float) -> bool:
         """Whether a split into so many gangs gains enough."""
-        return split_us + self._gang_us * (gangs - 1) < (1 - LEAST_GAIN) * fat_us
+        least = max(LEAST_GAIN, self._doubt(rows))
+        return split_us + self._gang_us * (gangs - 1) < (1 - least) * fat_us
 
     def _alone(self, cores: int, rows: int) -> tuple[float, int]:
         if not (0 < cores <= self.cores and 0 < rows <= self.max_rows):
@@ -189,7 +193,7 @@ def split_table(profile: ModelProfile, cores: int, max_rows: int) -> SplitTable:
     if known is None:
         splits = profile.measured and not profile.indivisible
         together_us = profile.together_us if splits else None
-        known = profile.derived[key] = SplitTable(cores, max_rows, profile.rows_us, together_us)
+        known = profile.derived[key] = SplitTable(cores, max_rows, profile.rows_us, together_us, doubt=profile.doubt_of)
     return known
 
 

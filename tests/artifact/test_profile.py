@@ -30,7 +30,8 @@ PROFILE = Profile(
     together_us=((12.0, 23.0), (6.0, 11.0)),
     interference=(InterferencePoint("stream", 50, 0.2),),
     interference_cores=1,
-    fewest_samples=3,
+    runs=(9, 3),
+    scatter=0.02,
     seconds=1.5,
 )
 

@@ -72,7 +72,8 @@ def test_shape(profile: Profile, tmp_path: Path) -> None:
     assert profile.cores == core_counts(len(available_cores()[:2]))
     assert [one.name for one in profile.layers] == ["whole", "half", "versions", "nothing"]
     assert [len(one.latency_us) for one in profile.layers] == [1, 1, 2, 1]
-    assert profile.fewest_samples >= 1
+    assert min(profile.runs) >= 1 and list(profile.runs) == sorted(profile.runs, reverse=True)
+    assert 0 < profile.scatter < 0.5
     assert read_profile(write_profile(tmp_path, profile)) == profile
 
 

@@ -20,7 +20,10 @@ def of_grids(
     together_us: tuple[tuple[float, ...], ...],
 ) -> Profile:
     layer = LayerProfile("layer", (isolated_us, isolated_us), 1.0, 1.0, (), ())
-    return Profile("ab" * 32, "model", MACHINE, cores, batches, (layer,), isolated_us, together_us, (), 0, 1, 1.0)
+    runs = (8, 2, *[1] * (len(batches) - 2))[: len(batches)]
+    return Profile(
+        "ab" * 32, "model", MACHINE, cores, batches, (layer,), isolated_us, together_us, (), 0, runs, 0.04, 1.0
+    )
 
 
 def test_measured_counts_are_kept() -> None:
@@ -88,6 +91,13 @@ def test_more_rows_never_take_less_time() -> None:
     seen = policy_profile(of_grids((1,), (1, 2, 4), noisy, noisy), 0, "model", 1)
     assert [seen.rows_us(1, rows) for rows in (1, 2, 3, 4)] == pytest.approx([100, 100, 230, 360])
     assert seen.together_us(1, 2) == pytest.approx(100)
+
+
+def test_times_are_doubted_the_more_the_fewer_runs_there_were() -> None:
+    seen = policy_profile(profile((1, 2), (100.0, 60.0)), 0, "model", 2)
+    assert seen.doubt_of(1) == pytest.approx(2 * 1.25 * 0.04 * 0.5)
+    assert seen.doubt_of(2) == seen.doubt_of(3) == 1.0, "either of two runs may be an outlier"
+    assert estimated_profile(spec(), cores=2).doubt_of(5) == 0.0
 
 
 def test_without_measured_batches_time_is_in_proportion_to_rows() -> None:

@@ -35,7 +35,9 @@ def write_measured(cache_dir: Path, artifact: Path) -> None:
     machine_name = machine_id(cpu_name(), len(available_cores("all")), manifest.target.name)
     machine = Machine(machine_name, "a CPU", 4, manifest.target.name, 1.0, 1.0)
     layer = LayerProfile("all", (times,), 0.0, 0.0, (), ())
-    profile = Profile(manifest.key, "mlp", machine, (1, 2, 4), batches, (layer,), times, times, (), 0, 1, 1.0)
+    profile = Profile(
+        manifest.key, "mlp", machine, (1, 2, 4), batches, (layer,), times, times, (), 0, (9,) * len(batches), 0.01, 1.0
+    )
     write_profile(cache_dir, profile)
 
 

@@ -16,7 +16,9 @@ def profile_of(key, layers, factor=1.0, levels=(0.1, 0.3, 0.6), batches=(1,)):
         InterferencePoint("stream", share, level) for share, level in zip((25, 50, 100), levels, strict=True)
     )
     machine = Machine("0" * 12, "cpu", 2, "avx2", 1.0, 1.0)
-    return Profile(key, "mlp", machine, (1, 2), batches, (layer,) * layers, grid, grid, points, 1, 5, 1.0)
+    return Profile(
+        key, "mlp", machine, (1, 2), batches, (layer,) * layers, grid, grid, points, 1, (5,) * len(batches), 0.01, 1.0
+    )
 
 
 def test_the_quietest_of_several_profiles():

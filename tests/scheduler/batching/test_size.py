@@ -110,3 +110,21 @@ def test_a_model_whose_batches_may_be_split_has_other_sizes() -> None:
     assert batch_sizes(model, 2, 8).next_rows(2) == 2  # one row on each core
     assert batch_sizes(model, 2, 8, splits=False).next_rows(2) == 1
     assert batch_sizes(model, 2, 8) is batch_sizes(model, 2, 8)
+
+
+@pytest.mark.parametrize(("doubt", "together"), [(0.05, True), (0.15, False)])
+def test_gains_within_the_doubt_of_the_profile_are_none(doubt: float, together: bool) -> None:
+    model = ModelProfile(
+        model_id=1,
+        name="model",
+        layers=1,
+        max_ranks=1,
+        latency_us=(((10_000.0,),),),
+        rows_factor=((1.0, 1.8, 3.6),),
+        batches=(1, 2, 4),
+        doubt=(doubt,) * 3,
+        measured=True,
+    )
+    sizes = batch_sizes(model, 1, 4)
+    assert (sizes.next_rows(4, load=0.9) > 1) == together
+    assert sizes.latency_us(4) == (36_000.0 if together else 40_000.0)

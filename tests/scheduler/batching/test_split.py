@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -167,3 +168,12 @@ def test_gangs_beside_each_other_count_as_they_were_measured() -> None:
 @pytest.mark.parametrize("model", [profile(measured=False), profile(indivisible=True)])
 def test_guesses_and_whole_models_are_not_split(model: ModelProfile) -> None:
     assert split_table(model, 2, 8).best(2, 8).instances == (Instances(1, 1, 8),)
+
+
+def test_what_is_doubted_is_split_only_if_it_gains_more() -> None:
+    gains = {
+        doubt: len(split_table(replace(profile(), doubt=(0.0, 0.0, doubt)), 2, 8).best(2, 8).gangs)
+        for doubt in (0.4, 0.5)
+    }
+    assert gains == {0.4: 2, 0.5: 1}, "half of the rows take 45 % less"
+    assert split_table(replace(profile(), doubt=(0.0, 0.0, 1.0)), 2, 8).latency_us(2, 8) == 80_000.0
