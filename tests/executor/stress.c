@@ -11,233 +11,21 @@
  * each request must become the answer.
  * Cells and tensors are plain memory on purpose: ThreadSanitizer reports them if the protocol does not order their accesses. */
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "../../executor/native/gang.h"
-#include "../../executor/native/lease.h"
-#include "../../executor/native/ring.h"
-#include "../../executor/native/slot.h"
-#include "../../executor/native/wait.h"
-#include "../../executor/native/worker.h"
+#include "stress.h"
 
-enum { LAYERS = 8, TASKS = 32, REQUESTS = 4, REQUEST_ROWS = 3, LINE = REQUESTS * REQUEST_ROWS, GANGS = 3 };
-enum { WORKERS = 8, VERSIONS = 3, FRONT_ENDS = 2, RING = 64, HANG_S = 100, MODEL = 3 };
-/* A row: the arena's own 64 bytes, then its staged input and output. */
-enum { ARENA_ROW = 64, INPUT_ROW = 256, OUTPUT_ROW = LAYERS * TASKS * 4, STRIDE = ARENA_ROW + INPUT_ROW + OUTPUT_ROW };
-enum { ARENA_BYTES = GANGS * LINE * STRIDE };
-/* Of a front end: slots, then inputs and outputs. */
-enum { HEAP = 4096, INPUT_SPAN = REQUEST_ROWS * INPUT_ROW, OUTPUT_SPAN = REQUEST_ROWS * OUTPUT_ROW };
-enum { IO_BYTES = HEAP + REQUESTS * (INPUT_SPAN + OUTPUT_SPAN) };
-
-struct request {
-    struct slot *table, *slot;
-    uint32_t sequence, rows, parts;
-    uint32_t first; /* its first row in the line of all rows */
-    char *input, *output;
-};
-
-struct gang {
-    struct lease *lease;
-    struct member members[REQUESTS];
-    uint32_t member_count;
-    uint32_t first, rows; /* of the line */
-    uint64_t inside;      /* bit r: rank r has been sent in and has not left */
-    uint32_t term, wanted;
-    bool ended, aborted;
-    struct { int runs; } cells[LAYERS][LINE * TASKS];
-};
-
-static int numbers[LAYERS * 16]; /* the "weights": layer l's number at byte 64 l */
-static struct layer layers[LAYERS];
-static struct program program = {.layers = layers, .weights = (char *)numbers, .arena_bytes = ARENA_ROW, .input_count = 1,
-                                 .output_count = 1, .joins = true};
 static struct worker workers[WORKERS];
 static struct worker_status statuses[WORKERS];
 static struct bell bells[WORKERS], scheduler_bell;
 static struct ring *commands[WORKERS], *completions[WORKERS];
-static struct lease leases[GANGS];
-static struct gang gangs[GANGS];
-static struct request requests[REQUESTS];
-static uint32_t worker_count, gang_count, request_count;
-static uint32_t fails; /* bit q: what a whole program says of request q */
-static char *io[FRONT_ENDS], *arena;
+static uint32_t worker_count;
+static char *arena;
 static uint64_t random_state;
-static unsigned aborts, stops, grown, shrunk, joined, split, repeated, packs, unpacks, left_counts[LEFT_STALE + 1];
+static unsigned aborts, stops, grown, shrunk, repeated, packs, unpacks, left_counts[LEFT_STALE + 1];
 
-static uint32_t random_below(uint32_t limit) {
+uint32_t random_below(uint32_t limit) {
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(random_state >> 33) % limit;
-}
-
-#define CHECK(condition, ...)                                            \
-    do {                                                                 \
-        if (!(condition)) {                                              \
-            fprintf(stderr, "stress.c:%d: %s: ", __LINE__, #condition);  \
-            fprintf(stderr, __VA_ARGS__);                                \
-            fputc('\n', stderr);                                         \
-            abort();                                                     \
-        }                                                                \
-    } while (0)
-
-/* -- the model */
-
-/* Tasks of each row; a batch kernel's task is one of every row in the group. */
-static uint32_t tasks_of(const struct gang *gang, uint32_t layer) {
-    const struct version *version = &layers[layer].versions[gang->lease->versions[layer]];
-    return is_batch(version, gang->rows) ? version->batch.tasks : version->one.tasks;
-}
-
-/* The row of the line is written in each row's input, its place in the gang in each row's arena. `strides` are of weights, arena, input
- * and output. An output row has a number for each task. */
-static void run_tasks(int layer, const char *row, const char *input, char *output, int64_t rows, const int64_t *strides, int32_t begin,
-                      int32_t end) {
-    struct gang *gang = &gangs[((const int *)row)[0]];
-    uint32_t tasks = tasks_of(gang, (uint32_t)layer);
-    for (int32_t task = begin; task < end; task++) {
-        if (layer > 0) {
-            for (uint32_t before = 0; before < tasks_of(gang, (uint32_t)layer - 1) * gang->rows; before++) {
-                CHECK(gang->cells[layer - 1][before].runs == 1, "layer %d began early", layer);
-            }
-        }
-        for (int64_t i = 0; i < rows; i++) {
-            int number = ((const int *)(row + i * strides[1]))[1], in_line = *(const int *)(input + i * strides[2]);
-            CHECK((uint32_t)in_line == gang->first + (uint32_t)number, "row %d of a gang from %u has row %d", number, gang->first, in_line);
-            gang->cells[layer][(uint32_t)number * tasks + (uint32_t)task].runs++;
-            ((int *)(output + i * strides[3]))[layer * TASKS + task] = in_line + 1;
-        }
-        for (int spin = (task * 7 + layer) % 5 * 40; spin > 0; spin--) spin_pause();
-        if (task % 13 == 12) nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL); /* so that others fall asleep */
-    }
-}
-
-static void kernel_of_layer(int *number, char *row, char *input, char *output, int32_t begin, int32_t end) {
-    run_tasks(*number, row, input, output, 1, (int64_t[4]){0}, begin, end);
-}
-
-static void batch_kernel_of_layer(int *number, char *row, char *input, char *output, const int64_t *batch, int32_t begin, int32_t end) {
-    const struct gang *gang = &gangs[((const int *)row)[0]];
-    const struct implementation *kernel = &layers[*number].versions[gang->lease->versions[*number]].batch;
-    bool together = gang->member_count > 1;
-    CHECK(gang->rows > 1 && batch[0] >= 1 && batch[0] <= kernel->rows, "%ld rows", (long)batch[0]);
-    CHECK(batch[1] == 0 && batch[2] == STRIDE, "strides %ld %ld", (long)batch[1], (long)batch[2]);
-    CHECK(batch[3] == (together ? STRIDE : INPUT_ROW), "stride of inputs %ld", (long)batch[3]);
-    CHECK(batch[4] == (together ? STRIDE : OUTPUT_ROW), "stride of outputs %ld", (long)batch[4]);
-    run_tasks(*number, row, input, output, batch[0], batch + 1, begin, end);
-}
-
-static void call_whole(void *context, struct query *query) {
-    CHECK(context == numbers && query->rows == gangs[0].rows && query->piece_count == request_count, "wrong query");
-    gangs[0].cells[0][0].runs++;
-    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-    for (uint32_t i = 0; i < request_count; i++) query->pieces[i].failed = fails >> i & 1;
-}
-
-static void make_layer(uint32_t number) {
-    numbers[number * 16] = (int)number;
-    layers[number] = (struct layer){
-        .argument_count = 4,
-        .version_count = VERSIONS,
-        .max_ranks = 1 + random_below(WORKERS),
-        .arguments = {{SPACE_WEIGHTS, 0, number * 64}, {SPACE_ARENA, 0, 0}, {SPACE_INPUT, 0, 0}, {SPACE_OUTPUT, 0, 0}},
-        .row_ns = random_below(8000),
-    };
-}
-
-static bool make_versions(struct layer *layer) {
-    bool batch = false;
-    for (int v = 0; v < VERSIONS; v++) {
-        struct version *version = &layer->versions[v];
-        version->one = (struct implementation){(kernel)kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12), 1};
-        if (random_below(2)) continue;
-        batch = true;
-        version->batch = (struct implementation){
-            (kernel)batch_kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12), 1 + random_below(LINE)};
-    }
-    return batch;
-}
-
-static void make_program(void) {
-    bool batch = false, plain = random_below(4) == 0; /* without batch kernels nothing has to be staged */
-    program.layer_count = 1 + random_below(LAYERS);
-    for (uint32_t i = 0; i < program.layer_count; i++) {
-        make_layer(i);
-        batch |= make_versions(&layers[i]);
-        for (int v = 0; plain && v < VERSIONS; v++) layers[i].versions[v].batch.run = NULL;
-    }
-    program.whole = random_below(4) ? NULL : call_whole;
-    program.context = numbers;
-    fails = program.whole ? random_below(1 << REQUESTS) : 0;
-    if (program.whole) {
-        program.layer_count = 1;
-        layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{.one = {NULL, 1, 1, 1}}}};
-    }
-    bool staged = batch && !plain && !program.whole;
-    program.inputs[0] = (struct tensor){INPUT_ROW, staged ? ARENA_ROW : NOT_STAGED};
-    program.outputs[0] = (struct tensor){OUTPUT_ROW, staged ? ARENA_ROW + INPUT_ROW : NOT_STAGED};
-    program.pack_bytes = staged ? INPUT_ROW : 0;
-    program.unpack_bytes = staged ? OUTPUT_ROW : 0;
-    program.staging_bytes = program.pack_bytes + program.unpack_bytes;
-}
-
-/* -- the batch */
-
-static void make_request(uint32_t number, uint32_t first) {
-    struct request *request = &requests[number];
-    char *base = io[number % FRONT_ENDS];
-    uint32_t index = number / FRONT_ENDS, input = HEAP + index * INPUT_SPAN;
-    uint32_t output = HEAP + REQUESTS * INPUT_SPAN + index * OUTPUT_SPAN;
-    struct slot *table = (struct slot *)base, *slot = table + index;
-    *request = (struct request){.table = table, .slot = slot, .rows = 1 + random_below(REQUEST_ROWS), .first = first,
-                                .input = base + input, .output = base + output};
-    for (uint32_t row = 0; row < request->rows; row++) *(int *)(request->input + row * INPUT_ROW) = (int)(first + row);
-    memset(request->output, 0, OUTPUT_SPAN);
-    CHECK(slot_acquire(table, index + 1, index) == (long)index, "acquire");
-    request->sequence = slot_sequence(atomic_load(&slot->word));
-    slot->rows = request->rows;
-    slot->input_offset[0] = input;
-    slot->output_offset[0] = output;
-    slot->input_frame_bytes = slot->output_frame_bytes = 64;
-    slot_change(slot, request->sequence, 1u << SLOT_FILLING, SLOT_SUBMITTED, STATUS_OK);
-}
-
-/* Rows [gang->first, gang->first + gang->rows) of the line, request by request. */
-static void make_members(struct gang *gang) {
-    uint32_t gang_end = gang->first + gang->rows;
-    gang->member_count = 0;
-    for (uint32_t i = 0; i < request_count; i++) {
-        struct request *request = &requests[i];
-        uint32_t end = request->first + request->rows;
-        uint32_t from = request->first > gang->first ? request->first : gang->first, to = end < gang_end ? end : gang_end;
-        if (from >= to) continue;
-        gang->members[gang->member_count++] = (struct member){
-            i % FRONT_ENDS, i / FRONT_ENDS, request->sequence, from - request->first, to - from, request->parts++};
-    }
-}
-
-static uint32_t make_batch(void) {
-    uint32_t rows = 0, first = 0;
-    request_count = 1 + random_below(REQUESTS);
-    for (uint32_t i = 0; i < request_count; i++) {
-        make_request(i, rows);
-        rows += requests[i].rows;
-    }
-    gang_count = program.whole || rows == 1 ? 1 : 1 + random_below(rows < GANGS ? rows : GANGS);
-    for (uint32_t i = 0; i < gang_count; i++) {
-        uint32_t later = gang_count - 1 - i; /* gangs, with one row each at least */
-        uint32_t count = later ? 1 + random_below(rows - first - later) : rows - first;
-        gangs[i] = (struct gang){.lease = &leases[i], .first = first, .rows = count};
-        make_members(&gangs[i]);
-        joined += gangs[i].member_count > 1;
-        first += count;
-    }
-    for (uint32_t i = 0; i < request_count; i++) {
-        struct request *request = &requests[i];
-        split += request->parts > 1;
-        CHECK(slot_start(request->slot, request->sequence, request->parts, rows, i == 0), "start");
-    }
-    return rows;
 }
 
 /* -- the scheduler */
@@ -358,16 +146,6 @@ static void disturb(struct gang *gang) {
     }
 }
 
-/* Whether each member's part has been counted. */
-static void check_parts(const struct gang *gang, bool done) {
-    for (uint32_t i = 0; i < gang->member_count; i++) {
-        const struct member *member = &gang->members[i];
-        struct slot *table = (struct slot *)io[member->front_end];
-        bool found = slot_part_is_done(table, table + member->slot, member->sequence, member->part);
-        CHECK(found == done, "part %u", member->part);
-    }
-}
-
 /* Until gangs [first, end) have ended, which have begun. */
 static void drive(uint32_t first, uint32_t end) {
     for (bool working = true; working;) {
@@ -390,14 +168,6 @@ static void drive(uint32_t first, uint32_t end) {
     }
 }
 
-static bool is_alone_in_no_request(const struct gang *gang) {
-    bool others = true;
-    for (uint32_t i = 0; i < gang->member_count; i++) {
-        others = others && requests[gang->members[i].slot * FRONT_ENDS + gang->members[i].front_end].parts > 1;
-    }
-    return others;
-}
-
 /* As after a death behind its end: the first gang runs a second time, and its parts must not count twice. */
 static void run_twice(void) {
     for (int times = 0; times < 2; times++) {
@@ -415,39 +185,6 @@ static void run_twice(void) {
 }
 
 /* -- a round */
-
-static void check_gang(const struct gang *gang) {
-    uint32_t rows = program.whole ? 1 : gang->rows; /* one task for all */
-    for (uint32_t layer = 0; layer < program.layer_count; layer++) {
-        for (uint32_t task = 0; task < tasks_of(gang, layer) * rows; task++) {
-            CHECK(gang->cells[layer][task].runs == 1, "layer %u task %u ran %d times", layer, task, gang->cells[layer][task].runs);
-        }
-    }
-}
-
-static const struct gang *gang_of(uint32_t row) {
-    const struct gang *gang = gangs;
-    while (row >= gang->first + gang->rows) gang++;
-    return gang;
-}
-
-static void check_request(const struct request *request, uint32_t rows, bool failed) {
-    struct slot *slot = request->slot;
-    CHECK(slot_wait(slot, 0, 1000000), "not answered");
-    CHECK(slot_status(atomic_load(&slot->word)) == (failed ? STATUS_INTERNAL : STATUS_OK), "wrong answer");
-    CHECK(slot->batch_rows == rows && slot->leads == (request == requests), "batch of %u rows", slot->batch_rows);
-    CHECK(slot->ranks >= 1 && slot->compute_start_ns > 0 && slot->compute_end_ns >= slot->compute_start_ns, "%u ranks", slot->ranks);
-    for (uint32_t row = 0; row < request->rows && !program.whole; row++) {
-        uint32_t in_line = request->first + row;
-        const int *output = (const int *)(request->output + row * OUTPUT_ROW);
-        for (uint32_t layer = 0; layer < program.layer_count; layer++) {
-            for (uint32_t task = 0; task < tasks_of(gang_of(in_line), layer); task++) {
-                CHECK(output[layer * TASKS + task] == (int)in_line + 1, "row %u layer %u task %u", in_line, layer, task);
-            }
-        }
-    }
-    slot_change(slot, request->sequence, 1u << SLOT_DONE, SLOT_FREE, STATUS_OK);
-}
 
 static void play_round(void) {
     make_program();

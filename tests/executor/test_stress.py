@@ -8,7 +8,7 @@ import pytest
 HERE = Path(__file__).parent
 NATIVE = HERE.parent.parent / "executor" / "native"
 NAMES = ("gang", "lease", "page", "place", "region", "ring", "slot", "worker")
-SOURCES = [HERE / "stress.c", *(NATIVE / f"{name}.c" for name in NAMES)]
+SOURCES = [*HERE.glob("stress*.c"), *(NATIVE / f"{name}.c" for name in NAMES)]
 
 
 @pytest.fixture(scope="module", params=["thread", "address,undefined"])

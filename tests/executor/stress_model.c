@@ -1,0 +1,106 @@
+/* Models of the stress test: random layers, whose kernels check when they are called and for what. */
+#include "stress.h"
+
+static int numbers[LAYERS * 16]; /* the "weights": layer l's number at byte 64 l */
+struct layer layers[LAYERS];
+struct program program = {.layers = layers, .weights = (char *)numbers, .arena_bytes = ARENA_ROW, .input_count = 1, .output_count = 1,
+                          .joins = true};
+uint32_t fails;
+
+/* Tasks of each row; a batch kernel's task is one of every row in the group. */
+uint32_t tasks_of(const struct gang *gang, uint32_t layer) {
+    const struct version *version = &layers[layer].versions[gang->lease->versions[layer]];
+    return is_batch(version, gang->rows) ? version->batch.tasks : version->one.tasks;
+}
+
+/* The row of the line is written in each row's input, its place in the gang in each row's arena. `strides` are of weights, arena, input
+ * and output. An output row has a number for each task. */
+static void run_tasks(int layer, const char *row, const char *input, char *output, int64_t rows, const int64_t *strides, int32_t begin,
+                      int32_t end) {
+    struct gang *gang = &gangs[((const int *)row)[0]];
+    uint32_t tasks = tasks_of(gang, (uint32_t)layer);
+    for (int32_t task = begin; task < end; task++) {
+        if (layer > 0) {
+            for (uint32_t before = 0; before < tasks_of(gang, (uint32_t)layer - 1) * gang->rows; before++) {
+                CHECK(gang->cells[layer - 1][before].runs == 1, "layer %d began early", layer);
+            }
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            int number = ((const int *)(row + i * strides[1]))[1], in_line = *(const int *)(input + i * strides[2]);
+            CHECK((uint32_t)in_line == gang->first + (uint32_t)number, "row %d of a gang from %u has row %d", number, gang->first, in_line);
+            gang->cells[layer][(uint32_t)number * tasks + (uint32_t)task].runs++;
+            ((int *)(output + i * strides[3]))[layer * TASKS + task] = in_line + 1;
+        }
+        for (int spin = (task * 7 + layer) % 5 * 40; spin > 0; spin--) spin_pause();
+        if (task % 13 == 12) nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL); /* so that others fall asleep */
+    }
+}
+
+static void kernel_of_layer(int *number, char *row, char *input, char *output, int32_t begin, int32_t end) {
+    run_tasks(*number, row, input, output, 1, (int64_t[4]){0}, begin, end);
+}
+
+static void batch_kernel_of_layer(int *number, char *row, char *input, char *output, const int64_t *batch, int32_t begin, int32_t end) {
+    const struct gang *gang = &gangs[((const int *)row)[0]];
+    const struct implementation *kernel = &layers[*number].versions[gang->lease->versions[*number]].batch;
+    bool together = gang->member_count > 1;
+    CHECK(gang->rows > 1 && batch[0] >= 1 && batch[0] <= kernel->rows, "%ld rows", (long)batch[0]);
+    CHECK(batch[1] == 0 && batch[2] == STRIDE, "strides %ld %ld", (long)batch[1], (long)batch[2]);
+    CHECK(batch[3] == (together ? STRIDE : INPUT_ROW), "stride of inputs %ld", (long)batch[3]);
+    CHECK(batch[4] == (together ? STRIDE : OUTPUT_ROW), "stride of outputs %ld", (long)batch[4]);
+    run_tasks(*number, row, input, output, batch[0], batch + 1, begin, end);
+}
+
+static void call_whole(void *context, struct query *query) {
+    CHECK(context == numbers && query->rows == gangs[0].rows && query->piece_count == request_count, "wrong query");
+    gangs[0].cells[0][0].runs++;
+    nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    for (uint32_t i = 0; i < request_count; i++) query->pieces[i].failed = fails >> i & 1;
+}
+
+static void make_layer(uint32_t number) {
+    numbers[number * 16] = (int)number;
+    layers[number] = (struct layer){
+        .argument_count = 4,
+        .version_count = VERSIONS,
+        .max_ranks = 1 + random_below(WORKERS),
+        .arguments = {{SPACE_WEIGHTS, 0, number * 64}, {SPACE_ARENA, 0, 0}, {SPACE_INPUT, 0, 0}, {SPACE_OUTPUT, 0, 0}},
+        .row_ns = random_below(8000),
+    };
+}
+
+static bool make_versions(struct layer *layer) {
+    bool batch = false;
+    for (int v = 0; v < VERSIONS; v++) {
+        struct version *version = &layer->versions[v];
+        version->one = (struct implementation){(kernel)kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12), 1};
+        if (random_below(2)) continue;
+        batch = true;
+        version->batch = (struct implementation){
+            (kernel)batch_kernel_of_layer, 1 + random_below(TASKS), 1 + random_below(12), 1 + random_below(LINE)};
+    }
+    return batch;
+}
+
+void make_program(void) {
+    bool batch = false, plain = random_below(4) == 0; /* without batch kernels nothing has to be staged */
+    program.layer_count = 1 + random_below(LAYERS);
+    for (uint32_t i = 0; i < program.layer_count; i++) {
+        make_layer(i);
+        batch |= make_versions(&layers[i]);
+        for (int v = 0; plain && v < VERSIONS; v++) layers[i].versions[v].batch.run = NULL;
+    }
+    program.whole = random_below(4) ? NULL : call_whole;
+    program.context = numbers;
+    fails = program.whole ? random_below(1 << REQUESTS) : 0;
+    if (program.whole) {
+        program.layer_count = 1;
+        layers[0] = (struct layer){.version_count = 1, .max_ranks = 1, .versions = {{.one = {NULL, 1, 1, 1}}}};
+    }
+    bool staged = batch && !plain && !program.whole;
+    program.inputs[0] = (struct tensor){INPUT_ROW, staged ? ARENA_ROW : NOT_STAGED};
+    program.outputs[0] = (struct tensor){OUTPUT_ROW, staged ? ARENA_ROW + INPUT_ROW : NOT_STAGED};
+    program.pack_bytes = staged ? INPUT_ROW : 0;
+    program.unpack_bytes = staged ? OUTPUT_ROW : 0;
+    program.staging_bytes = program.pack_bytes + program.unpack_bytes;
+}
