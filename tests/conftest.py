@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,11 @@ import pytest
 
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.processes import shm_names
+
+# The suite starts hundreds of Python processes. Where Python is told to keep no bytecode, each would compile all of our
+# modules again, a third of what the start of a server costs, and pytest would rewrite every test.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @dataclass(frozen=True)
