@@ -12,6 +12,8 @@ from gangway.artifact.profile import Profile, ProfileError, profile_path, read_p
 from gangway.artifact.reader import read_manifest
 from gangway.zoo import DEFAULT_NAMES
 
+from benchmarks.quiet import QuietMachine
+
 GANGWAY = [sys.executable, "-m", "gangway.server.cli"]
 COMPILE_TIMEOUT_S = 300
 
@@ -37,13 +39,19 @@ def compile_model(repository: Path, model: str) -> Path:
 
 
 def ensure_profiles(repository: Path, models: Sequence[str], seconds: float | None = None) -> None:
-    """Compile models and measure their layers (`gangway profile`, for so long), unless the user's cache has that."""
+    """Compile models and measure their layers (`gangway profile`, for so long), unless the user's cache has that.
+
+    Each is measured once the machine is quiet, or does not become so.
+    """
+    quiet = QuietMachine()
     for name in models:
         if find_profile(compile_model(repository, name)) is None:
             command = [*GANGWAY, "profile", str(repository / name)]
             if seconds is not None:
                 command.append(f"--seconds={seconds}")
+            quiet.wait()
             subprocess.run(command, check=True, timeout=COMPILE_TIMEOUT_S)
+    quiet.close()
 
 
 def find_profile(artifact: Path) -> Profile | None:

@@ -26,6 +26,7 @@ from gangway.workload.qos import Qos
 from benchmarks.fetching import FetchError
 from benchmarks.isolated import Reference
 from benchmarks.processes import core_times
+from benchmarks.quiet import LONGEST_WAIT_S, QuietMachine
 from benchmarks.reference import Example, example_of
 from benchmarks.report import add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_profiles, ensure_zoo, onnx_file
@@ -58,6 +59,7 @@ class Plan:
     target: float
     climb_on: bool
     attempts: int = 3  # then the run counts that was disturbed least
+    quiet_s: float = LONGEST_WAIT_S  # at most, that a run waits for a quiet machine
 
     def ladder(self, server: str, mix: str) -> Sequence[float]:
         """Return the shares of capacity to measure, from below."""
@@ -80,6 +82,7 @@ class Bench:
     client: ProcessPoolExecutor
     points_file: Path | None
     points: list[Point] = field(default_factory=list)
+    quiet: QuietMachine = field(default_factory=QuietMachine)
 
     def mix(self, name: str, isolated_us: Mapping[str, float]) -> Mix:
         """Return a mix with targets of so many times isolated, and so with weights inverse to isolated latencies."""
@@ -122,6 +125,7 @@ class Bench:
     def _run(self, server: str, mix_name: str, share: float, seed: int) -> Point:
         """Measure what is isolated now, then serve: rate, targets and what the server is told follow from that."""
         names = read_mix(mix_name).names
+        self.quiet.wait(self.plan.quiet_s)
         isolated_us = self.reference.isolated_us(names, REFERENCE_ROUNDS)
         mix = self.mix(mix_name, isolated_us)
         targets_ms = {model.name: model.qos.value for model in mix.models if model.qos}
@@ -222,6 +226,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--target", type=float, default=3, help="times isolated: what Gangway is told to aim at")
     add("--climb-on", action="store_true", help="measure all shares, even where no criterion holds any more")
     add("--attempts", type=int, default=3, help="of a point that something else on the host disturbs")
+    add(
+        "--quiet",
+        type=float,
+        default=LONGEST_WAIT_S,
+        metavar="S",
+        help="wait so long for a quiet machine, before each run",
+    )
     add("--points", type=Path, metavar="FILE", help="write each point to this file as it is measured")
     add("--resume", action="store_true", help="keep the points that are in the file; measure what is missing")
     return parser
@@ -247,6 +258,7 @@ def main() -> int:
         target=options.target,
         climb_on=options.climb_on,
         attempts=options.attempts,
+        quiet_s=options.quiet,
     )
     report = start_report("Several models on shared cores: what share of capacity is served in time")
     try:
