@@ -3,7 +3,6 @@
 #define GANGWAY_WAIT_H
 
 #include <errno.h>
-#include <immintrin.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdatomic.h>
@@ -20,7 +19,8 @@ static inline uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static inline void spin_pause(void) { _mm_pause(); }
+/* What _mm_pause is, without <immintrin.h>: its 40,000 lines were half of the time that each of our files took. */
+static inline void spin_pause(void) { __builtin_ia32_pause(); }
 
 /* Sleeps while *word == expected, at most `timeout_ns`. May return early for no reason: callers look again. */
 static inline void futex_wait(void *word, uint32_t expected, uint64_t timeout_ns) {
