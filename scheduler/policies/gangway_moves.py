@@ -16,6 +16,7 @@ LEAST_GAIN_US = 150.0  # growing must save so much,
 LEAST_GAIN = 0.03  # and such a share of the rest
 EARLIEST_WAKE_US = 50.0
 REASONS = {IN_TIME: "next by deadline", FITS: "late, and nobody else will be by it"}
+OTHERWISE = "nobody with a deadline to meet needs the cores"
 
 
 def moves(ordered: Sequence[Work], snapshot: Snapshot) -> list[Decision]:
@@ -47,12 +48,11 @@ def _starts(
 
 
 def _start(work: Work, gang: tuple[int, ...]) -> Start:
-    query, table = work.query, work.table
-    versions = table.versions[query.next_layer :]
-    reason = REASONS.get(work.tier, "nobody with a deadline to meet needs the cores")
-    return Start(
-        query.query_id, table.layers, gang, versions if any(versions) else (), wanted=work.grant, reason=reason
-    )
+    query, versions = work.query, work.outlook.versions
+    if versions and query.next_layer:
+        versions = versions[query.next_layer :]
+        versions = versions if any(versions) else ()
+    return Start(query.query_id, work.model.layers, gang, versions, work.grant, REASONS.get(work.tier, OTHERWISE))
 
 
 def _make_room(ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapshot, decisions: list[Decision]) -> None:

@@ -35,16 +35,17 @@ def virtual_due_us(query: Query, isolated_us: float) -> float:
 def classify(works: Sequence[Work]) -> None:
     """Set tier and due time of each: behind, or (so far) in time."""
     for work in works:
-        deadline_us = work.query.deadline_us
-        if deadline_us is None or work.is_lost:
-            work.tier, work.due_us = BEHIND, virtual_due_us(work.query, work.isolated_us)
+        query = work.query
+        if query.deadline_us is None or work.is_lost:
+            work.tier, work.due_us = BEHIND, virtual_due_us(query, work.isolated_us)
         else:
-            work.tier, work.due_us = IN_TIME, deadline_us
+            work.tier, work.due_us = IN_TIME, query.deadline_us
 
 
 def rank(work: Work) -> tuple[int, int, float, int]:
     """Return the key by which queries are served."""
-    return (work.query.priority, work.tier, work.due_us, work.query.query_id)
+    query = work.query
+    return (query.priority, work.tier, work.due_us, query.query_id)
 
 
 def candidates(waiting: Sequence[Query], now_us: float, core_count: int) -> Sequence[Query]:
@@ -116,6 +117,10 @@ def _fit_in(ordered: Sequence[Work], core_count: int) -> bool:
     late = [work for work in ordered if work.tier in (AT_RISK, BEHIND) and work.query.deadline_us is not None]
     if not late:
         return False
+    if all(work.tier != IN_TIME for work in ordered):  # nobody can become late by it
+        for work in late:
+            work.tier = FITS
+        return True
     planned_us, spare_us, shortest = 0.0, float("inf"), float("inf")
     for work in ordered:
         if work.tier <= IN_TIME:

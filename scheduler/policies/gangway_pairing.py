@@ -29,9 +29,12 @@ def pair(ordered: list[Work]) -> None:
 
     Nothing is moved unless all are in time, and stay so.
     """
+    for work in ordered:
+        if work.tier != IN_TIME:
+            return
     waiting = [index for index, work in enumerate(ordered) if work.block is None]
     blocks = [work for work in ordered if work.block is not None]
-    if len(waiting) < 2 or not blocks or any(work.tier != IN_TIME for work in ordered):
+    if len(waiting) < 2 or not blocks:
         return
     cores = sum(work.cores for work in blocks)
     beside = sum(memory_share(work.model) * work.cores for work in blocks) / cores

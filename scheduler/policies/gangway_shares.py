@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, IN_TIME
 from gangway.scheduler.policy import Snapshot
-from gangway.scheduler.prediction import Work, efficient_cores
+from gangway.scheduler.prediction import Work
 
 EFFICIENCY = 0.8  # of each core of a gang, against one alone, while others want cores
 IDLE_EFFICIENCY = 0.3  # while nobody does
@@ -29,10 +29,10 @@ def ask(work: Work, snapshot: Snapshot) -> None:
         return
     gang = work.query.cores
     if not gang:
-        gang = efficient_cores(work.model, work.level, work.query.rows, snapshot.core_count, EFFICIENCY)
+        gang = work.efficient_cores(snapshot.core_count, EFFICIENCY)
         if work.tier == IN_TIME and gang < work.most and work.remaining_us(gang) * work.margin > work.slack_us:
             gang = max(gang, work.fewest_cores(work.slack_us / work.margin))
-    work.gang = gang = min(gang, work.most)
+    work.gang = gang = gang if gang < work.most else work.most
     if work.tier == IN_TIME:
         work.due_us -= work.remaining_us(gang) * work.margin * (1 - gang / snapshot.core_count)
 
@@ -43,11 +43,14 @@ def share_out(ordered: Sequence[Work], snapshot: Snapshot) -> None:
     A query that has not started yet and finds no lease gets none. The last leases are for those that can be in time:
     stopped queries hold theirs, and if all did, an urgent one could not begin.
     """
-    left = snapshot.core_count - sum(work.cores for work in ordered if work.fixed)
+    left = snapshot.core_count
+    for work in ordered:
+        if work.fixed:
+            left -= work.cores
     able = _able(ordered, snapshot.free_leases)
     for index, work in enumerate(able):
-        work.grant = min(work.gang, left)
-        left -= work.grant
+        work.grant = grant = work.gang if work.gang < left else left
+        left -= grant
         if left <= 0:
             _squeeze(able[: index + 2 + SQUEEZED])
             return
@@ -56,20 +59,21 @@ def share_out(ordered: Sequence[Work], snapshot: Snapshot) -> None:
             return
         if work.query.cores and work.block is None:
             continue  # beside the other parts of its batch it has what it needs; later it may grow
-        rows, count = work.query.rows, snapshot.core_count
-        widest = efficient_cores(work.model, work.level, rows, count, IDLE_EFFICIENCY)
-        more = min(left, max(0, widest - work.grant))
-        work.grant += more
-        left -= more
+        more = min(left, work.efficient_cores(snapshot.core_count, IDLE_EFFICIENCY) - work.grant)
+        if more > 0:
+            work.grant += more
+            left -= more
 
 
 def _squeeze(able: Sequence[Work]) -> None:
     """Give those that would be late with what was left the cores that others, more urgent ones, can do without."""
-    release_us = min((work.remaining_us(work.grant) for work in able if work.grant), default=0.0)
+    release_us = None
     for work in able:
-        missing = work.gang - work.grant
-        can_wait = work.slack_us - work.least_us * work.margin > release_us
-        if work.tier not in (IN_TIME, AT_RISK) or missing <= 0 or can_wait:
+        if work.tier not in (IN_TIME, AT_RISK) or work.gang <= work.grant:
+            continue
+        if release_us is None:
+            release_us = min((work.remaining_us(work.grant) for work in able if work.grant), default=0.0)
+        if work.slack_us - work.least_us * work.margin > release_us:
             continue
         missing = work.fewest_cores(work.slack_us / work.margin) - work.grant
         donors = [(donor, donor.grant - _needs(donor, work)) for donor in reversed(able) if donor is not work]

@@ -18,16 +18,20 @@ class Worth:
 
     def __init__(self) -> None:
         self._met: dict[int, float] = {}
+        self._dear: dict[int, float] = {}  # what deadlines are worth of those models that miss the goal
 
     def note(self, query: Query, now_us: float) -> None:
         """A query was answered."""
         if query.deadline_us is not None:
             met = self._met.get(query.model_id, 1.0)
-            self._met[query.model_id] = met + MEMORY * ((now_us <= query.deadline_us) - met)
+            self._met[query.model_id] = met = met + MEMORY * ((now_us <= query.deadline_us) - met)
+            if met < GOAL:
+                self._dear[query.model_id] = min(MOST, 1.0 + RISE * (GOAL - met))
+            else:
+                self._dear.pop(query.model_id, None)
 
     def appraise(self, works: list[Work]) -> None:
         """Set what each one's deadline is worth; 1 if its model reaches its goal."""
-        for work in works:
-            missing = GOAL - self._met.get(work.query.model_id, 1.0)
-            if missing > 0:
-                work.worth = min(MOST, 1.0 + RISE * missing)
+        if self._dear:
+            for work in works:
+                work.worth = self._dear.get(work.query.model_id, 1.0)
