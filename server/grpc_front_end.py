@@ -64,11 +64,9 @@ class GrpcFrontEnd:
         handlers = _unimplemented_handlers() | {name: _message_handler(method) for name, method in methods.items()}
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_guarded(inference.infer))
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(_guarded_stream(streams.serve))
-        service = self._add(INFERENCE_SERVICE, handlers)
+        self._add(INFERENCE_SERVICE, handlers)
         self._threadless = threadless if AVAILABLE else None
-        if self._threadless is not None:
-            calls = EarlyCalls(self._pool, self._gate.arriving, self._threadless.begin)
-            service.receive_early("ModelInfer", calls)
+        self._early = self._early_calls(handlers["ModelInfer"])
         watch: MethodHandler = grpc.unary_stream_rpc_method_handler(health.watch)
         self._add(HEALTH_SERVICE, {"Check": _message_handler(health.check), "Watch": watch})
 
@@ -89,6 +87,8 @@ class GrpcFrontEnd:
         if self._threadless is not None:
             self._threadless.start()
         self._server.start()
+        if self._early is not None:
+            self._early.start()
 
     def stop(self, grace_seconds: float) -> None:
         """Accept nothing new, return when the running requests have ended, or cancel them after the grace time."""
@@ -97,10 +97,16 @@ class GrpcFrontEnd:
         if self._threadless is not None:
             self._threadless.stop()
 
-    def _add(self, name: str, handlers: Handlers) -> GatedService:
-        service = GatedService(name, handlers, self._gate, self._pool)
-        self._server.add_generic_rpc_handlers((service,))
-        return service
+    def _add(self, name: str, handlers: Handlers) -> None:
+        self._server.add_generic_rpc_handlers((GatedService(name, handlers, self._gate, self._pool),))
+
+    def _early_calls(self, handler: MethodHandler) -> EarlyCalls | None:
+        """Have ModelInfer's messages received early, unless who may call it is restricted."""
+        behaviour = self._gate.plain("ModelInfer", handler).unary_unary
+        if self._threadless is None or behaviour is None or not self._gate.lets_all_in("ModelInfer"):
+            return None
+        path = f"/{INFERENCE_SERVICE}/ModelInfer"
+        return EarlyCalls(self._server, path, self._threadless.begin, behaviour, self._pool, self._gate.arriving)
 
 
 def _message_handler(method: AnyMethod) -> MethodHandler:

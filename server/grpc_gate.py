@@ -7,7 +7,6 @@ the other: it reads the message itself, so that a call whose message does not co
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import grpc
@@ -118,17 +117,6 @@ class GatedService(grpc.GenericRpcHandler):
         self._pool = pool
         self._plain = {f"/{name}/{method}": gate.plain(method, handler) for method, handler in handlers.items()}
         self._watched = {f"/{name}/{method}": gate.watched(method, handler) for method, handler in handlers.items()}
-
-    def receive_early(self, method: str, calls: ThreadPoolExecutor) -> None:
-        """Give calls of a method to these instead of the server's pool, so that no thread waits for a message.
-
-        Not where who may call it is restricted. `calls`: see `threadless/grpc_calls.py`.
-        """
-        path = f"/{self._name}/{method}"
-        handler = self._plain[path]
-        if self._gate.lets_all_in(method) and handler.unary_unary is not None:
-            handler.unary_unary.experimental_thread_pool = calls  # type: ignore[attr-defined]
-            self._watched[path] = handler
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "MethodHandler | None":
         """Return the handler for a call that begins; None if the method is not this service's."""

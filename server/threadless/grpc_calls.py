@@ -3,108 +3,103 @@
 grpcio gives a call to a thread of its pool, which asks for the message and sleeps until gRPC's own thread has handed it
 over. Here gRPC's thread asks, and when the message has come it may deal with the call itself (`begin`), or else give it
 to the pool. This saves two changes of threads for each request, which with one interpreter lock are dear, and no thread
-waits for a client.
+waits for a client. It also does without what grpcio keeps for each call: a condition, a context, a Future, and a lock
+that all calls share.
 
-grpcio has no public way to this. What is used of its inside is named here, and where another version lacks it, calls
-go the ordinary way.
+grpcio has no public way to this. What is used of its inside is named here and in `early_call.py`, and where another
+version lacks it, calls go the ordinary way.
 """
 
-import logging
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias
+from concurrent.futures import Executor
+from typing import Any
 
 import grpc
-from gangway.executor.log_limit import OFTEN
-from gangway.server.errors import RequestError
 from gangway.server.stalled_calls import StalledCalls
-from grpc import _server as inside
+from gangway.server.threadless.early_call import Begin, Behaviour, EarlyCall, Returned
+from grpc import _server
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-AVAILABLE = all(hasattr(inside, name) for name in ("_Context", "_RECEIVE_MESSAGE_TOKEN", "_receive_message", "_status"))
-
-_log = logging.getLogger(__name__)
-Answer: TypeAlias = Callable[[bytes | RequestError], None]
-
-
-class Begin(Protocol):
-    """Deals with a message at once, and calls `answer` sometime; False: a thread has to."""
-
-    def __call__(self, message: bytes, call: grpc.ServicerContext, answer: Answer) -> bool:
-        """Say whether it has."""
+inside: Any = _server  # has no types
+_FUNCTIONS = ("_RPCState", "_RECEIVE_CLOSE_ON_SERVER_TOKEN", "_receive_close_on_server", "_unary_response_in_pool")
+_OTHERS = ("_reject_rpc", "_ServerStage", "_ServerState", "_Server")
+_SERVER = ("register_method", "request_registered_call")
+AVAILABLE = all(hasattr(inside, name) for name in (*_FUNCTIONS, *_OTHERS)) and all(
+    hasattr(cygrpc.Server, name) for name in _SERVER
+)
 
 
-class Ending:
-    """What gRPC gets in place of a task's Future: it wants to know when the call has been dealt with."""
+class EarlyCalls:
+    """All calls of one method of a server that has not been started. What else has the method's name gets none of them.
 
-    def __init__(self) -> None:
-        self._tell: Callable[[Any], None] = lambda ending: None
-
-    def add_done_callback(self, tell: Callable[[Any], None]) -> None:
-        """Have `tell` called. gRPC does this before its thread can receive the message."""
-        self._tell = tell
-
-    def end(self, _future: "Future[None] | None" = None) -> None:
-        """The call has been dealt with."""
-        self._tell(self)
-
-
-class EarlyCalls(ThreadPoolExecutor):
-    """To be the `experimental_thread_pool` of a method. Has no thread; `pool` has them.
-
-    `arriving`: calls whose message has not come.
+    `path`: "/SERVICE/METHOD". `begin` deals with messages; `behaviour` with those that it does not want, in a thread of
+    `pool`. `arriving`: calls whose message has not come.
     """
 
-    def __init__(self, pool: Executor, arriving: StalledCalls, begin: Begin) -> None:
-        super().__init__(1)  # started with the first task, which never comes
+    def __init__(
+        self,
+        server: grpc.Server,
+        path: str,
+        begin: Begin,
+        behaviour: Behaviour,
+        pool: Executor,
+        arriving: StalledCalls,
+    ) -> None:
+        self.path, self.begin, self.behaviour, self.arriving = path, begin, behaviour, arriving
         self._pool = pool
-        self._arriving = arriving
-        self._begin = begin
+        self._server: Any = server._state  # type: ignore[attr-defined]
+        self._tag = self._called  # the same object each time
+        self._server.server.register_method(path)
 
-    def submit(  # type: ignore[override]
-        self, run: Any, respond: Any, event: Any, state: Any, behaviour: Any, receive: Any, *rest: Any
-    ) -> Any:
-        """Ask for the message of a call. gRPC's thread calls this, and holds `state.condition`."""
-        call, ending = inside._Context(event, state, None), Ending()
+    def start(self) -> None:
+        """Take calls. The server has been started."""
+        with self._server.lock:
+            self._ask_for_call()
 
-        def in_pool(handle: Any, message: Callable[[], bytes | None]) -> None:
-            task = self._pool.submit(run, respond, event, state, handle, message, *rest)
-            task.add_done_callback(ending.end)
+    def _ask_for_call(self) -> None:
+        """gRPC calls `_called` once. The caller holds the server's lock."""
+        server = self._server
+        server.server.request_registered_call(server.completion_queue, server.completion_queue, self.path, self._tag)
+        server.due.add(self._tag)
 
-        def answer(result: bytes | RequestError) -> None:
-            if isinstance(result, RequestError) and call.is_active():
-                in_pool(_refusing(result), lambda: b"")
-                return
-            if isinstance(result, bytes):
-                inside._status(event, state, result)
-            ending.end()
+    def _called(self, event: Any) -> Returned:
+        """A call has come, or the server is stopping. In gRPC's thread, as all that it calls."""
+        server = self._server
+        with server.lock:
+            server.due.discard(self._tag)
+            if not event.success:
+                server.rpc_states.add(self)  # only for gRPC to look whether the server can be stopped now
+                return self, ()
+            limit = server.maximum_concurrent_rpcs
+            if limit is not None and len(server.rpc_states) >= limit:
+                self._reject(event)
+            else:
+                call = EarlyCall(self, event)
+                server.rpc_states.add(call)
+                call.receive()
+            if server.stage is inside._ServerStage.STARTED:
+                self._ask_for_call()
+        return None, ()
 
-        def arrived(received: Any) -> Any:
-            self._arriving.leave(call)
-            over = receive_message(received)
-            message, state.request = state.request, None
-            if message is None:
-                in_pool(behaviour, receive)  # finds out why, and tells the client
-            elif not self._has_begun(message, call, answer):
-                in_pool(behaviour, lambda: message)
-            return over
+    def _reject(self, event: Any) -> None:
+        rejected = inside._RPCState()
+        self._server.rpc_states.add(rejected)
+        inside._reject_rpc(event, rejected, cygrpc.StatusCode.resource_exhausted, b"Concurrent RPC limit exceeded!")
 
-        self._arriving.enter(call)
-        receive_message = inside._receive_message(state, event.call, None)
-        event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), arrived)
-        state.due.add(inside._RECEIVE_MESSAGE_TOKEN)
-        return ending
-
-    def _has_begun(self, message: bytes, call: grpc.ServicerContext, answer: Answer) -> bool:
-        try:
-            return self._begin(message, call, answer)
-        except Exception:  # would end the thread that all calls need
-            _log.exception("a request failed unexpectedly", extra=OFTEN)
-            return False
-
-
-def _refusing(error: RequestError) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-    def refuse(_message: bytes, context: grpc.ServicerContext) -> bytes:
-        context.abort(error.code, error.message)
-
-    return refuse
+    def give_to_pool(self, call: EarlyCall, event: Any, message: bytes) -> Any:
+        """Have a thread deal with a call; return what gRPC knows of it from then on, in its place."""
+        state = inside._RPCState()
+        state.due.add(inside._RECEIVE_CLOSE_ON_SERVER_TOKEN)
+        with self._server.lock:
+            self._server.rpc_states.remove(call)
+            self._server.rpc_states.add(state)
+        self._pool.submit(
+            state.context.run,
+            inside._unary_response_in_pool,
+            event,
+            state,
+            self.behaviour,
+            lambda: message,
+            None,
+            None,
+        )
+        return state

@@ -6,8 +6,8 @@ there is, and whatever is wrong, goes the ordinary way (`Inference.infer`), with
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 from gangway.executor.log_limit import OFTEN
@@ -26,7 +26,13 @@ from gangway.server.wire import MalformedRequestError, split_request
 MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while gRPC's thread copies a tensor
 
 _log = logging.getLogger(__name__)
-Answer = Callable[[bytes | RequestError], None]
+
+
+class AnsweredCall(Call, Protocol):
+    """A remote call that waits for its answer without a thread."""
+
+    def answer(self, result: bytes | RequestError) -> None:
+        """Send the answer, or why there is none; once, from any thread."""
 
 
 @dataclass(slots=True)
@@ -38,7 +44,7 @@ class Pending:
     request_id: bytes
     request: Request
     clock: RequestClock
-    answer: Answer
+    call: AnsweredCall
     submitted_ns: int = 0
 
     @property
@@ -60,8 +66,8 @@ class ThreadlessInference:
         self._answering: Answering[Pending] = Answering(inference.plane, self._ended, self._given_up)
         self.start, self.stop = self._answering.start, self._answering.stop
 
-    def begin(self, message: bytes, call: Call, answer: Answer) -> bool:
-        """Hand a request to the scheduler; `answer` is called later, by another thread, with what the client gets.
+    def begin(self, message: bytes, call: AnsweredCall) -> bool:
+        """Hand a request to the scheduler; `call.answer` is called later, by another thread, with what the client gets.
 
         False: nothing has been done, the request is one for the ordinary way.
         """
@@ -77,7 +83,7 @@ class ThreadlessInference:
             return False
         begun = False
         try:
-            begun = self._begin(plan, request_id, raws, call, answer, arrival_ns)
+            begun = self._begin(plan, request_id, raws, call, arrival_ns)
         except (RequestError, PoolExhaustedError):
             pass  # the ordinary way finds the same, and says so
         finally:
@@ -86,7 +92,7 @@ class ThreadlessInference:
         return begun
 
     def _begin(
-        self, plan: Plan, request_id: bytes, raws: list[memoryview], call: Call, answer: Answer, arrival_ns: int
+        self, plan: Plan, request_id: bytes, raws: list[memoryview], call: AnsweredCall, arrival_ns: int
     ) -> bool:
         way, rows = plan.plain_call, plan.shapes.rows
         if way is None or way.answer_bytes(rows) >= FOLLOWED_BYTES:
@@ -94,7 +100,7 @@ class ThreadlessInference:
         contents = plan.contents(raws)
         clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
         request = self._inference.plane.open(way.layout(contents), rows)
-        pending = Pending(plan, way, request_id, request, clock, answer)
+        pending = Pending(plan, way, request_id, request, clock, call)
         self._answering.add(request.slot, pending)
         try:
             way.write(request, contents)
@@ -118,7 +124,7 @@ class ThreadlessInference:
             self._fail(pending, RequestError(grpc.StatusCode.INTERNAL, "internal error, see the server's log"))
         else:
             pending.plan.model.uses.end()
-            pending.answer(response)
+            pending.call.answer(response)
 
     def _response(self, pending: Pending) -> bytes:
         """Return the answer and count it. Raises RequestError."""
@@ -144,4 +150,4 @@ class ThreadlessInference:
         total_ns = time.monotonic_ns() - pending.clock.arrival_ns
         plan.model.statistics.failed(total_ns, error.code, plan.terms.target_us > 0)
         plan.model.uses.end()
-        pending.answer(error)
+        pending.call.answer(error)
