@@ -43,6 +43,8 @@ _INPUTS_OFFSET: Final = 192
 _OUTPUTS_OFFSET: Final = _INPUTS_OFFSET + 8 * MAX_TENSORS
 _BELL_OFFSET: Final = _OUTPUTS_OFFSET + 8 * MAX_TENSORS
 _WORD: Final = struct.Struct("<I")
+_TWO_WORDS: Final = struct.Struct("<2I")
+_OFFSETS: Final = tuple(struct.Struct(f"<{count}Q") for count in range(MAX_TENSORS + 1))
 
 
 class SlotState(IntEnum):
@@ -75,6 +77,11 @@ class SlotStatus(IntEnum):
 
 
 _STATUSES: Final = tuple(SlotStatus)
+# Plain numbers for what every request does: an enumeration's operators are calls.
+_OK: Final = int(SlotStatus.OK)
+_TO_FREE: Final = int(SlotState.FREE)
+_TO_SUBMITTED: Final = int(SlotState.SUBMITTED)
+_DONE_OR_FILLING: Final = _DONE | _FILLING
 
 
 def place_in_region(number: int, offset: int) -> int:
@@ -188,33 +195,22 @@ class SlotTable:
             raise ValueError(f"at most {MAX_TENSORS} inputs and outputs")
         base = slot * SLOT_BYTES
         arrival_ns = request.arrival_ns or time.monotonic_ns()
-        numbers = (
-            request.model_id,
-            request.rows,
-            request.priority,
-            0,
-            arrival_ns,
-            request.deadline_ns,
-            0,
-            0,
-            *request.frame_bytes,
-            request.limit_ns,
-            request.join_key,
-            *(0, 0, 0, 0),
-            request.rejects_late,
-            request.max_queue,
-            request.by_bell,
-            *(0, 0, 0),
-        )
-        _FIELDS.pack_into(self._view, base + _FIELDS_OFFSET, *numbers)
-        self._view[base + _CANCEL_OFFSET : base + _FIELDS_OFFSET] = bytes(8)  # cancel and attempts
-        for offset, values in ((_INPUTS_OFFSET, request.input_offsets), (_OUTPUTS_OFFSET, request.output_offsets)):
-            struct.pack_into(f"<{len(values)}Q", self._view, base + offset, *values)
+        input_frame, output_frame = request.frame_bytes
+        _FIELDS.pack_into(
+            self._view, base + _FIELDS_OFFSET,
+            request.model_id, request.rows, request.priority, 0,
+            arrival_ns, request.deadline_ns, 0, 0, input_frame, output_frame, request.limit_ns, request.join_key,
+            0, 0, 0, 0, request.rejects_late, request.max_queue, request.by_bell, 0, 0, 0,
+        )  # fmt: skip
+        _TWO_WORDS.pack_into(self._view, base + _CANCEL_OFFSET, 0, 0)  # cancel and attempts
+        inputs, outputs = request.input_offsets, request.output_offsets
+        _OFFSETS[len(inputs)].pack_into(self._view, base + _INPUTS_OFFSET, *inputs)
+        _OFFSETS[len(outputs)].pack_into(self._view, base + _OUTPUTS_OFFSET, *outputs)
 
     def submit(self, slot: int) -> int:
         """Hand the filled slot over; return the sequence that `Submit` must name."""
-        sequence = self.entry(slot).sequence
-        self._change(slot, sequence, _FILLING, SlotState.SUBMITTED)
+        _, _, sequence = _native.slot_read(self._view, slot)
+        _native.slot_change(self._view, slot, sequence, _FILLING, _TO_SUBMITTED, _OK)
         return sequence
 
     def cancel(self, slot: int) -> None:
@@ -252,7 +248,8 @@ class SlotTable:
 
     def release(self, slot: int) -> bool:
         """Make a DONE or still FILLING slot free; False if it is in another state."""
-        return self._change(slot, self.entry(slot).sequence, _DONE | _FILLING, SlotState.FREE)
+        _, _, sequence = _native.slot_read(self._view, slot)
+        return _native.slot_change(self._view, slot, sequence, _DONE_OR_FILLING, _TO_FREE, _OK)
 
     # -- scheduler
 

@@ -126,6 +126,8 @@ class Request:
 
     def cancel(self) -> None:
         """Say that nobody waits for the answer any more; `wait` ends soon. From any thread, at any time, repeatedly."""
+        if self._closed:
+            return  # which it stays: most calls end after their request
         with self._plane.lock:
             if self._sequence is not None and not self._closed:
                 self._cancel()

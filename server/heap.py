@@ -9,6 +9,7 @@ the memory of a long queue does not stay when the queue has gone.
 
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import lru_cache
 
 from gangway.artifact.format import ALIGNMENT_BYTES
 
@@ -117,6 +118,7 @@ class Heap:
         self._ranges.insert(index, (begin, end))
 
 
+@lru_cache(maxsize=4096)
 def size_class(size_bytes: int) -> int:
     """Round up so that a power of two has eight classes (at most an eighth is wasted), each a multiple of 64 bytes."""
     step = max(ALIGNMENT_BYTES, 1 << max(0, size_bytes.bit_length() - 4))

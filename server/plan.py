@@ -17,7 +17,7 @@ from gangway.server.ensemble.call import EnsembleCall
 from gangway.server.ensemble.graph import Graphs
 from gangway.server.errors import invalid
 from gangway.server.in_place.choice import Candidates, candidates_of
-from gangway.server.models import Models, ServedModel, Shapes, Tensor
+from gangway.server.models import Models, ServedModel, Shapes, Tensor, item_bytes
 from gangway.server.queue_policy import Terms
 from gangway.server.region_ranges import REGION, RegionRange
 from gangway.server.regions import NO_REGIONS, Region
@@ -90,6 +90,11 @@ class Plan:
             return None
         ordered = self.model.config.HasField("sequence_batching")
         return self.call if type(self.call) is TensorCall and self.spare is None and not ordered else None
+
+    @cached_property
+    def input_sizes(self) -> tuple[int, ...]:
+        """Bytes of each input, in the request's order; of a model without strings."""
+        return tuple(math.prod(shape) * item_bytes(tensor.datatype) for tensor, shape in self.shapes.inputs)
 
     def contents(self, raws: list[memoryview], regions: Mapping[str, Region] = NO_REGIONS) -> Contents:
         """Return the contents of each input, in the request's order, their sizes checked. Raises RequestError."""

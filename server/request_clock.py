@@ -1,7 +1,7 @@
 """When a request has come, when it is to be answered, and when nobody waits for it any more."""
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gangway.executor.slots import SlotStatus
 
@@ -9,8 +9,7 @@ MAX_WAIT_NS = 600 * 10**9  # every wait ends; a later deadline counts as none
 LIMIT_SLACK_NS = 20 * 10**6  # the client's clock started earlier than ours
 
 
-@dataclass(frozen=True)
-class RequestClock:
+class RequestClock(NamedTuple):
     """Instants of one request, CLOCK_MONOTONIC; 0 is none.
 
     `deadline_ns` is a target: what happens to a request that misses it is for its queue policy to say. After `limit_ns`

@@ -8,8 +8,8 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import grpc
 from gangway.executor.slots import SlotCounts
@@ -55,8 +55,7 @@ _QOS_MET, _QOS_MISSED, _REFUSED, _BLOCKS, _CONFLICTS, _PREEMPTIONS = range(OWN, 
 _STATIC_VERSION = 1  # the mask of requests that used no other one
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """Nanoseconds of one successful request."""
 
     total: int

@@ -57,7 +57,10 @@ def split_request(message: bytes) -> SplitRequest:
         else:
             tag, position = _read_varint(message, position, limit_bytes=5)
         if tag & 7 == LENGTH_DELIMITED:
-            length, position = _read_varint(message, position, limit_bytes=5)
+            if position < end and (length := message[position]) < 0x80:
+                position += 1
+            else:
+                length, position = _read_varint(message, position, limit_bytes=5)
             content, position = position, position + length
             if position > end:
                 raise MalformedRequestError(f"field {tag >> 3} has {length} bytes, but only {end - content} follow")

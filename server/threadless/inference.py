@@ -97,13 +97,14 @@ class ThreadlessInference:
         way, rows = plan.plain_call, plan.shapes.rows
         if way is None or way.answer_bytes(rows) >= FOLLOWED_BYTES:
             return False  # the gate sees to it that such answers are taken
-        contents = plan.contents(raws)
+        if tuple(map(len, raws)) != plan.input_sizes:
+            return False
         clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
-        request = self._inference.plane.open(way.layout(contents), rows)
+        request = self._inference.plane.open(way.memory, rows)
         pending = Pending(plan, way, request_id, request, clock, call)
         self._answering.add(request.slot, pending)
         try:
-            way.write(request, contents)
+            way.write_raws(request, raws)
             pending.submitted_ns = time.monotonic_ns()
             self._inference.submit(plan, request, call, clock, by_bell=True)
         except Exception:
