@@ -4,7 +4,7 @@
 |---|---|---|---|---|---|---|---|---|
 | 0-3 | kind | kind | kind | kind | kind | kind | kind | kind |
 | 4-7 | slot | lease | model_id | model_id | lease | model_id | model_id | pid |
-| 8-11 | sequence | rank | | | rank | ok | | |
+| 8-11 | sequence | rank | at_once | | rank | ok | | |
 | 12-15 | | term | | | term | | | |
 | 16-63 | | | key (32 bytes) | | see below | error (UTF-8, cut at 48) | | |
 
@@ -87,17 +87,21 @@ class Run:
 
 @dataclass(frozen=True)
 class Load:
-    """Scheduler to worker: make the artifact `<cache-dir>/<key>` ready under this number. `key` is 64 hex digits."""
+    """Scheduler to worker: make the artifact `<cache-dir>/<key>` ready under this number. `key` is 64 hex digits.
+
+    `at_once`: no gang can have this worker before, so the load need not give way to one.
+    """
 
     model_id: int
     key: str
+    at_once: bool = False
 
     def pack(self) -> bytes:
         """Return the 64 bytes. Raises ValueError if the key is not 64 hex digits."""
         raw = bytes.fromhex(self.key)
         if len(raw) != 32:
             raise ValueError(f"a key has 64 hex digits, got {self.key!r}")
-        return _pack(MessageKind.LOAD, self.model_id, payload=raw)
+        return _pack(MessageKind.LOAD, self.model_id, int(self.at_once), payload=raw)
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,7 @@ _MAKERS: Final[dict[int, Callable[[int, int, int, bytes], Message]]] = {
     MessageKind.SUBMIT: lambda slot, sequence, c, payload: Submit(slot, sequence),
     MessageKind.CANCEL: lambda slot, sequence, c, payload: Cancel(slot, sequence),
     MessageKind.RUN: lambda lease, rank, term, payload: Run(lease, rank, term),
-    MessageKind.LOAD: lambda model_id, b, c, payload: Load(model_id, payload[:32].hex()),
+    MessageKind.LOAD: lambda model_id, at_once, c, payload: Load(model_id, payload[:32].hex(), at_once != 0),
     MessageKind.UNLOAD: lambda model_id, b, c, payload: Unload(model_id),
     MessageKind.EXIT: lambda a, b, c, payload: Exit(),
     MessageKind.LEFT: _make_left,

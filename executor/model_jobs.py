@@ -2,8 +2,8 @@
 
 Opening a model takes a millisecond or, in onnxruntime, seconds; a gang whose rank was away for so long would stand
 still. The thread gets the worker's core only when nobody else wants it; a hundredth of it if that takes too long, or if
-queries for onnxruntime might need the interpreter meanwhile. Only the thread that runs leases touches the worker
-itself: results come to it by a nudge.
+queries for onnxruntime might need the interpreter meanwhile. A worker that no gang can have before gives way to nobody.
+Only the thread that runs leases touches the worker itself: results come to it by a nudge.
 """
 
 import os
@@ -11,7 +11,7 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from gangway.artifact.reader import ArtifactError
 from gangway.executor import _native
 from gangway.executor.complain import complain
 from gangway.executor.messages import Load, Loaded, Unload, Unloaded
-from gangway.executor.process import give_way, give_way_less, return_freed_memory
+from gangway.executor.process import as_before, give_way, give_way_less, return_freed_memory
 from gangway.executor.program import load_program
 
 NICE: Final = 15  # a hundredth of a core that a gang wants, too
@@ -40,24 +40,21 @@ class ModelJobs:
     def __init__(self, worker: _native.Worker, cache_dir: Path) -> None:
         self._worker = worker
         self._cache_dir = cache_dir
-        self._given: queue.SimpleQueue[Load | Unload] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
         self._programs: dict[
             int, _native.Program
         ] = {}  # a second reference: what an unload frees is freed by the thread
-        self._thread: threading.Thread | None = None
+        self._last: threading.Thread | None = None
         self.pending = 0
 
     def give(self, job: Load | Unload) -> None:
         """Begin with a job; those before it are done first."""
-        if self._thread is None:
-            sys.setswitchinterval(SWITCH_SECONDS)
-            self._thread = threading.Thread(target=self._work, name="models", daemon=True)
-            self._thread.start()
+        sys.setswitchinterval(SWITCH_SECONDS)
         if isinstance(job, Unload):
             self._worker.set_program(job.model_id, None)
         self.pending += 1
-        self._given.put(job)
+        self._last = threading.Thread(target=self._work, args=(job, self._last), name="models", daemon=True)
+        self._last.start()
 
     def answer(self) -> None:
         """Take over what has been loaded, and tell the scheduler what has been done."""
@@ -67,15 +64,17 @@ class ModelJobs:
             self._worker.set_program(done.answer.model_id, done.program)
             self._worker.send(done.answer.pack())
 
-    def _work(self) -> None:
+    def _work(self, job: Load | Unload, before: threading.Thread | None) -> None:
+        """Do one job after the one before. A thread for each: not everywhere may one come back that has given way."""
         try:
-            while True:
-                job = self._given.get()
-                with _in_the_background():
-                    done = self._load(job) if isinstance(job, Load) else self._unload(job)
-                self._done.put(done)
-                del done
-                self._worker.nudge()
+            if before is not None:
+                before.join()
+            at_once = isinstance(job, Load) and job.at_once
+            with nullcontext() if at_once else _in_the_background():
+                done = self._load(job) if isinstance(job, Load) else self._unload(job)
+            self._done.put(done)
+            del done
+            self._worker.nudge()
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(1)  # as whenever a worker fails: it is replaced
@@ -100,15 +99,16 @@ class ModelJobs:
 def _in_the_background() -> Iterator[None]:
     """Let the calling thread give way for the block."""
     thread = threading.get_native_id()
-    if "onnxruntime" in sys.modules:
-        give_way_less(thread, NICE)
-        yield
-        return
-    give_way(alone=True)  # the timer's thread must not wait as this one does
-    patience = threading.Timer(PATIENCE_SECONDS, give_way_less, (thread, NICE))
-    patience.start()
-    try:
-        yield
-    finally:
-        patience.cancel()
-        patience.join()
+    with as_before():
+        if "onnxruntime" in sys.modules:
+            give_way_less(thread, NICE)
+            yield
+            return
+        give_way(alone=True)  # the timer's thread must not wait as this one does
+        patience = threading.Timer(PATIENCE_SECONDS, give_way_less, (thread, NICE))
+        patience.start()
+        try:
+            yield
+        finally:
+            patience.cancel()
+            patience.join()

@@ -4,6 +4,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
+from collections.abc import Iterator
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -49,6 +51,24 @@ def give_way_less(pid: int, nice: int) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, max(nice, os.getpriority(os.PRIO_PROCESS, pid)))
         policy = os.SCHED_OTHER | (os.sched_getscheduler(pid) & os.SCHED_RESET_ON_FORK)
         os.sched_setscheduler(pid, policy, os.sched_param(0))
+
+
+@contextlib.contextmanager
+def as_before() -> Iterator[None]:
+    """Where the system lets us, undo afterwards what makes the calling thread give way in the block.
+
+    It must not be left so: a process has not died before each of its threads had a turn, which on a machine that others
+    keep busy takes one that gives way many seconds.
+    """
+    thread = threading.get_native_id()
+    nice = os.getpriority(os.PRIO_PROCESS, thread)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
+            policy = os.SCHED_OTHER | (os.sched_getscheduler(thread) & os.SCHED_RESET_ON_FORK)
+            os.sched_setscheduler(thread, policy, os.sched_param(0))
 
 
 def die_with_parent() -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from gangway.executor import _native
 from gangway.executor.complain import complain
-from gangway.executor.process import give_way_less
+from gangway.executor.process import as_before, give_way_less
 from gangway.executor.region_channel import RegionChannel
 from gangway.executor.region_messages import AllMapped, MapRegion, RegionDone, RegionMessage, UnmapRegion
 
@@ -31,7 +31,7 @@ class RegionJobs:
 
     def start(self) -> None:
         """Map what there is, then begin to listen for more. Raises EOFError when the supervisor is gone."""
-        while not isinstance(self._obey(), AllMapped):
+        while not isinstance(self._obey(*self._channel.receive()), AllMapped):
             pass
         threading.Thread(target=self._work, name="regions", daemon=True).start()
 
@@ -43,18 +43,19 @@ class RegionJobs:
             self._cleared.put(number)
 
     def _work(self) -> None:
-        give_way_less(threading.get_native_id(), NICE)
         try:
             while True:
-                self._obey()
+                order, descriptor = self._channel.receive()
+                with as_before():
+                    give_way_less(threading.get_native_id(), NICE)
+                    self._obey(order, descriptor)
         except EOFError:
             pass  # the supervisor is gone, and this process is about to be
         except BaseException:
             sys.excepthook(*sys.exc_info())
             os._exit(1)  # as whenever a worker fails: it is replaced
 
-    def _obey(self) -> RegionMessage:
-        order, descriptor = self._channel.receive()
+    def _obey(self, order: RegionMessage, descriptor: int) -> RegionMessage:
         ok = True
         match order:
             case MapRegion():

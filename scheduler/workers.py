@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Load, Unload
@@ -138,5 +138,8 @@ class WorkerTable:
         return True
 
     def _send_job(self, worker: Worker) -> None:
-        if not self._control.command(worker.index, worker.jobs[0].pack()):
+        job = worker.jobs[0]
+        if isinstance(job, Load):
+            job = replace(job, at_once=not worker.in_service)
+        if not self._control.command(worker.index, job.pack()):
             raise RuntimeError(f"the command ring of worker {worker.index} is full")

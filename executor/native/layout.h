@@ -35,7 +35,7 @@ struct message {
         uint32_t kind;
         struct { uint32_t kind, slot, sequence; } request; /* SUBMIT, CANCEL */
         struct { uint32_t kind, lease, rank, term, reason, unused; uint64_t joined_ns, left_ns; } gang; /* RUN to term, LEFT all */
-        struct { uint32_t kind, model_id, ok, unused; char text[48]; } model; /* LOAD (text: key), UNLOAD, LOADED (error), UNLOADED */
+        struct { uint32_t kind, model_id, ok, unused; char text[48]; } model; /* LOAD (ok: at once; text: key), UNLOAD, LOADED (error), UNLOADED */
         struct { uint32_t kind, pid; } ready;
         char bytes[64];
     };

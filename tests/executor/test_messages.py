@@ -25,6 +25,7 @@ ALL = [
     Cancel(7, 8),
     Run(1, 2, 3),
     Load(4, KEY),
+    Load(4, KEY, at_once=True),
     Unload(5),
     Exit(),
     Left(1, 2, 3, LeftReason.TIMEOUT, 1 << 63, 5),

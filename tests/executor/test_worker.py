@@ -1,5 +1,6 @@
 """A worker process: its size, its manners, loading."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -87,6 +88,22 @@ def test_terminal_signals_are_the_parents_business(harness):
     assert harness.executor.slots.wait(slot, WAIT_US)
     harness.executor.left([0, 1])
     assert harness.executor.stop() == [0, 0]
+
+
+def test_no_thread_gives_way_once_a_model_is_loaded(harness):
+    """A killed process has not died before each of its threads had a turn: on a busy core that took 20 s."""
+
+    def manners(thread):
+        policy = os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK
+        return policy, os.getpriority(os.PRIO_PROCESS, thread)
+
+    pid = harness.executor.workers[0].pid
+    deadline = time.monotonic() + 10
+    while True:
+        with contextlib.suppress(ProcessLookupError):  # the thread that loaded has just ended
+            if {manners(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()} == {manners(pid)}:
+                break
+        assert time.monotonic() < deadline
 
 
 def test_loading_what_is_not_there(harness):

@@ -2,7 +2,7 @@
 
 import pytest
 from gangway.executor.control import ControlLayout, ControlSegment
-from gangway.executor.messages import Load
+from gangway.executor.messages import Load, unpack
 from gangway.scheduler.workers import WorkerTable
 
 KEY = "ab" * 32
@@ -40,3 +40,18 @@ def test_a_worker_that_will_leave_takes_work_ahead_but_once(table):
     assert not table.leaves(1, lease=1) and table.free == (0,)
     assert not table.left(1, lease=0), "it is in the next one"
     assert table.left(1, lease=1) and table.free == (0, 1)
+
+
+def test_only_a_worker_in_service_gives_way_while_it_loads(table):
+    def sent(index):
+        return unpack(table._control.command_rings[index].receive())
+
+    table.order_all(Load(3, KEY))
+    assert [sent(index) for index in range(2)] == [Load(3, KEY), Load(3, KEY)]
+    for index in range(2):
+        table.answer(index, 3, has_model=True)
+    table.serve(3, True)
+    table.start(1, pid=200, loads=[Load(3, KEY), Load(4, KEY)])
+    assert sent(1) == Load(3, KEY, at_once=True), "nobody can use it before"
+    table.answer(1, 3, has_model=True)
+    assert sent(1) == Load(4, KEY), "gangs can have it now"
