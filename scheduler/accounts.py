@@ -37,7 +37,8 @@ class Accounts:
             counters.versions += len(start.versions) - start.versions.count(0)
         for piece in gang.unit.pieces:
             piece.request.counts = _add_block(piece.request.counts, conflict, versions)
-        self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
+        if self._timeline is not None:
+            self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
 
     def grows(self, gang: Gang, ranks: int) -> None:
         """Ranks up to this number are about to join."""
@@ -88,12 +89,11 @@ class Accounts:
             self.counters.of(model).rejected += 1
 
     def _note_ranks(self, gang: Gang, ranks: range, layer: int) -> None:
-        if self._timeline is not None:
-            self._joined.update({(gang.lease, rank): layer for rank in ranks})
+        self._joined.update({(gang.lease, rank): layer for rank in ranks})
 
 
 def _add_block(counts: SlotCounts, conflict: bool, versions: int) -> SlotCounts:
-    if counts == NOTHING and not conflict and versions == _DEFAULT_VERSION:
+    if counts is NOTHING and not conflict and versions == _DEFAULT_VERSION:
         return _USUAL
     blocks, conflicts, preemptions, before = counts
     return SlotCounts(blocks + 1, conflicts + conflict, preemptions, before | versions)

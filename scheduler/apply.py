@@ -259,4 +259,6 @@ class Execution:
 
     def _are_free(self, cores: tuple[int, ...]) -> bool:
         free = self._workers.free
+        if len(cores) == 1:
+            return cores[0] in free
         return len(set(cores)) == len(cores) and all(core in free for core in cores)

@@ -32,7 +32,7 @@ class BlockTimes:
     def finished(self, gang: Gang, profile: ModelProfile | None, end_layer: int, turned_ns: int, now_us: float) -> None:
         """Take into account the block that a gang has ended before `end_layer`, if it says something."""
         query = gang.unit.query
-        if profile is None or gang.resized or end_layer == query.next_layer:
+        if profile is None or not profile.measured or gang.resized or end_layer == query.next_layer:
             return
         time_us = (turned_ns - gang.joined_ns) / 1e3
         block = Unit(profile, query.next_layer, end_layer, gang.wanted, query.rows, gang.versions, time_us)

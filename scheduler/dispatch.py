@@ -93,16 +93,16 @@ class Dispatcher:
         if models.limits:
             waiting = models.limits.admissible(waiting, gangs.models_under_way())
         snapshot = Snapshot(
-            now_us=now_us,
-            waiting=waiting,
-            running=running,
-            free_cores=workers.free,
-            core_count=workers.in_service,
-            models=models.profiles,
-            level=times.interference.level(now_us),
-            stretches=times.stretches.factors,
-            free_leases=gangs.free,
-            way_back_us=self._way_back_us,
+            now_us,
+            waiting,
+            running,
+            workers.free,
+            workers.in_service,
+            models.profiles,
+            times.interference.level(now_us),
+            gangs.free,
+            self._way_back_us,
+            times.stretches.factors,
         )
         return snapshot, units, wake_us
 
@@ -121,9 +121,10 @@ class Dispatcher:
         return Place(query.rows) if unit is None else unit.place
 
     def _apply(self, decision: Decision, now_us: float) -> None:
+        if isinstance(decision, Start):
+            self._execution.start(decision, now_us)
+            return
         match decision:
-            case Start():
-                self._execution.start(decision, now_us)
             case Stop():
                 self._execution.stop(decision)
             case Resize():

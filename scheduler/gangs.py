@@ -47,22 +47,27 @@ class Gang:
         """How many ranks are still in, but have been told to leave or will leave on their own."""
         if self.stopping or self.ended_us is not None:
             return len(self.outstanding)
+        if self.wanted == len(self.cores):
+            return 0
         return sum(rank >= self.wanted for rank in self.outstanding)
 
     def block(self, now_us: float) -> RunningBlock:
         """Return what the policy sees of a gang at work."""
         _, layer, began_ns = self.shared.position()
         leaving = self.leaving
+        cores = self.cores
+        if len(self.outstanding) < len(cores):
+            cores = tuple([cores[rank] for rank in sorted(self.outstanding)])
         return RunningBlock(
-            query=self.unit.query,
-            end_layer=self.end_layer,
-            cores=tuple([self.cores[rank] for rank in sorted(self.outstanding)]),
-            started_us=self.started_us,
-            layer=min(layer, self.end_layer - 1),
-            layer_started_us=min(max(self.started_us, began_ns / 1e3), now_us),
-            stopping=leaving > 0,
-            versions=self.versions,
-            leaving=leaving,
+            self.unit.query,
+            self.end_layer,
+            cores,
+            self.started_us,
+            min(layer, self.end_layer - 1),
+            min(max(self.started_us, began_ns / 1e3), now_us),
+            leaving > 0,
+            self.versions,
+            leaving,
         )
 
 
@@ -227,13 +232,6 @@ class GangTable:
 
 
 def _lease_spec(gang: Gang, start: Start, arena_stride: int) -> LeaseSpec:
-    return LeaseSpec(
-        model_id=gang.unit.query.model_id,
-        members=gang.unit.members(),
-        arena_offset=gang.arena_offset,
-        arena_stride=arena_stride,
-        first_layer=0,
-        end_layer=start.end_layer,
-        versions=bytes(start.versions),
-        wanted=len(start.cores),
-    )
+    model_id, members = gang.unit.query.model_id, gang.unit.members()
+    versions, wanted = bytes(start.versions), len(start.cores)
+    return LeaseSpec(model_id, members, gang.arena_offset, arena_stride, 0, start.end_layer, versions, wanted)

@@ -5,11 +5,11 @@ profile. What measures it is behind one interface, fed with every unit (layer bl
 """
 
 from collections import deque
-from dataclasses import dataclass
 from statistics import median
 from typing import Final, Protocol
 
 from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.values import value
 
 WINDOW_US: Final = 250_000.0  # what is older says nothing about now
 SAMPLES: Final = 15
@@ -20,7 +20,7 @@ TOLERANCE: Final = 1.05  # so far from its isolated time a unit may be when it i
 HIGHEST: Final = 4.0
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Unit:
     """Layers [begin_layer, end_layer) of a query that ran in `time_us`, always on the same number of cores."""
 

@@ -158,22 +158,23 @@ class LiveScheduler:
         """Return whether there was anything to hear."""
         messages = self.control.all_submit_rings.drain()
         for front_end, raw in messages:
-            match unpack(raw):
-                case Submit(slot, sequence):
-                    self._submit(front_end, slot, sequence)
-                case Cancel(slot, sequence):
-                    self._cancel(front_end, slot, sequence)
+            message = unpack(raw)
+            if isinstance(message, Submit):
+                self._submit(front_end, message.slot, message.sequence)
+            elif isinstance(message, Cancel):
+                self._cancel(front_end, message.slot, message.sequence)
         return bool(messages)
 
     def _hear_workers(self, now_us: float) -> bool:
         """Return whether there was anything to hear."""
         messages = self.control.all_completion_rings.drain()
         for core, raw in messages:
-            match unpack(raw):
-                case Left() as left:
-                    if self._execution.left(core, left, now_us):
-                        self._gang_ended()
-                    continue
+            message = unpack(raw)
+            if isinstance(message, Left):
+                if self._execution.left(core, message, now_us):
+                    self._gang_ended()
+                continue
+            match message:
                 case Loaded(model_id, ok, error):
                     self.model_life.loaded(core, model_id, ok, error)
                 case Unloaded(model_id):

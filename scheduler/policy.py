@@ -6,12 +6,13 @@ numbers of workers.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Query:
     """One request as the policy sees it. `query_id` is unique within the driver's lifetime and grows with arrival."""
 
@@ -30,7 +31,7 @@ class Query:
     formed: bool = False  # it is part of a batch that has begun: neither joined nor split any more
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class RunningBlock:
     """A layer block on its gang: layers [query.next_layer, end_layer) of a query."""
 
@@ -45,7 +46,7 @@ class RunningBlock:
     leaving: int = 0  # so many of its last cores come free at the next boundary: all, or those that shrinking takes
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Snapshot:
     """Everything a decision may depend on."""
 
@@ -61,7 +62,7 @@ class Snapshot:
     stretches: Mapping[int, float] = field(default_factory=dict)  # by model: blocks lately took so much longer
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Start:
     """Run layers [query.next_layer, end_layer) of a waiting query on these free cores.
 
@@ -76,7 +77,7 @@ class Start:
     reason: str = ""  # of every decision: why, in words, for --trace-decisions
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Stop:
     """Take a running query off its cores at the next layer boundary (`at_once`: between two tasks, within some 200 us).
 
@@ -88,7 +89,7 @@ class Stop:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Resize:
     """Let a running block go on with these cores.
 
@@ -101,7 +102,7 @@ class Resize:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Reject:
     """Answer UNAVAILABLE to a waiting query that `rejects_late`."""
 
@@ -109,7 +110,7 @@ class Reject:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Wake:
     """Call `decide` again at this time, if nothing happens before. A later decision's Wake takes its place."""
 

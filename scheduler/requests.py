@@ -49,19 +49,20 @@ class RequestBook:
         if table.cancelled(slot):
             table.finish(slot, sequence, SlotStatus.CANCELLED)
             return None
-        fields = table.terms(slot)
-        query = Query(
-            query_id=next(self._ids),
-            model_id=fields.model_id,
-            rows=fields.rows,
-            arrival_us=fields.arrival_ns / 1e3,
-            deadline_us=fields.deadline_ns / 1e3 if fields.deadline_ns else None,
-            priority=fields.priority,
-            rejects_late=fields.rejects_late,
-            join_key=fields.join_key | NEVER_JOINED if table.attempts(slot) else fields.join_key,
+        model_id, rows, priority, arrival_ns, deadline_ns, limit_ns, rejects_late, max_queue, join_key = table.terms(
+            slot
         )
-        limit_us = fields.limit_ns / 1e3 if fields.limit_ns else None
-        request = Request(query, front_end, slot, sequence, limit_us, fields.max_queue)
+        query = Query(
+            next(self._ids),
+            model_id,
+            rows,
+            arrival_ns / 1e3,
+            deadline_ns / 1e3 if deadline_ns else None,
+            priority,
+            rejects_late=rejects_late,
+            join_key=join_key | NEVER_JOINED if table.attempts(slot) else join_key,
+        )
+        request = Request(query, front_end, slot, sequence, limit_ns / 1e3 if limit_ns else None, max_queue)
         self._known[key] = request
         self._numbered[query.query_id] = request
         self.waiting.add(whole(request))

@@ -1,7 +1,7 @@
 """One instant per query: which come due, and when the first one does. Times are microseconds."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 MIN_STALE = 64  # entries of a heap that nobody needs any more, before it is worth cleaning up
 
@@ -35,8 +35,11 @@ class Timers:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now_us: float) -> Iterator[int]:
+    def due(self, now_us: float) -> Iterable[int]:
         """Yield, once each, the queries that were due before now. What is set meanwhile for an earlier time, too."""
+        return self._due(now_us) if self._heap and self._heap[0][0] < now_us else ()
+
+    def _due(self, now_us: float) -> Iterator[int]:
         while (at_us := self.next_us) is not None and at_us < now_us:
             query_id = heapq.heappop(self._heap)[1]
             del self._times[query_id]

@@ -16,6 +16,7 @@ from gangway.scheduler.batching.units import FormedPiece, FormedUnit, units_of
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock
+from gangway.scheduler.values import value
 
 __all__ = ["BatchFormer", "Formed", "FormedPiece", "FormedUnit"]
 
@@ -24,7 +25,7 @@ _KIND = attrgetter("model_id", "priority", "rejects_late", "join_key", "started"
 _NO_STRETCHES: Mapping[int, float] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Formed:
     """What a policy is shown: queries in order of arrival; those in `units` stand for several or parts of requests.
 
