@@ -64,12 +64,6 @@ class TensorCall:
             if place not in request.elsewhere.inputs:
                 copy_content(content, request.inputs[place])
 
-    def write_raws(self, request: Request, raws: Sequence[memoryview]) -> None:
-        """Do the same if all inputs are in the message, and have the right sizes."""
-        inputs = request.inputs
-        for place, raw in zip(self.places, raws, strict=True):
-            inputs[place][:] = raw
-
     def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response."""
         for place, sink in self.sinks.items():

@@ -32,7 +32,7 @@ from gangway.server.tracing.tracer import Tracer
 from gangway.server.wire import MalformedRequestError, split_request
 from google.protobuf.message import DecodeError
 
-_COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL})  # or it was tried
+COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL})  # or it was tried
 
 
 class Call(Protocol):
@@ -98,6 +98,11 @@ class Inference:
     def plane(self) -> DataPlane:
         """The way to the scheduler."""
         return self._plane
+
+    @property
+    def regions(self) -> Regions:
+        """The clients' shared memory."""
+        return self._regions
 
     def take_plain(self, header: bytes, has_raws: bool) -> Plan | None:
         """Return a plan that is known and plain, whose model stays until its `uses` are ended; None if there is none.
@@ -217,7 +222,7 @@ class Inference:
         if isinstance(plan.call, EnsembleCall):
             return self._answer_ensemble(plan, plan.call, request_id, contents, regions, call, clock)
         way, response = plan.call, None
-        placed = self._choose(plan, contents, regions)
+        placed = self.choose(plan, contents, regions)
         # Once more if the answer had too little room (the next attempt has what it needed), or memory of a region was
         # missing (copying finds out what is wrong with it).
         while response is None:
@@ -226,7 +231,7 @@ class Inference:
                 submitted_ns = time.monotonic_ns()
                 outcome = self._execute(plan, request, call, clock)
                 finished_ns = time.monotonic_ns()
-                if placed is not NOWHERE and outcome.status in _COMPUTED and placed.spoiled():
+                if placed is not NOWHERE and outcome.status in COMPUTED and placed.spoiled():
                     placed = NOWHERE
                 elif outcome.status is SlotStatus.OK:
                     response = way.answer(request_id, request, regions)
@@ -276,7 +281,7 @@ class Inference:
             response += report_of(outcome, plan.shapes.rows, plan.terms.target_us)
         return response
 
-    def _choose(self, plan: Plan, contents: Contents, regions: Mapping[str, Region]) -> Elsewhere:
+    def choose(self, plan: Plan, contents: Contents, regions: Mapping[str, Region]) -> Elsewhere:
         """Return what of the request the workers are to use where the client has it."""
         if not regions or self._mappings is None or plan.in_place is None:
             return NOWHERE

@@ -85,8 +85,8 @@ class Plan:
 
     @cached_property
     def plain_call(self) -> TensorCall | None:
-        """How it is carried out, if one attempt answers it, with tensors that are all in the messages; else None."""
-        if self.regions or self.typed is not None or self.may_be_cached or self.wants_report:
+        """How it is carried out, if it is compiled, one attempt answers it, and its header has no contents."""
+        if self.typed or self.may_be_cached or self.wants_report:
             return None
         ordered = self.model.config.HasField("sequence_batching")
         return self.call if type(self.call) is TensorCall and self.spare is None and not ordered else None

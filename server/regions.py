@@ -156,16 +156,29 @@ class Regions:
     @contextmanager
     def held(self, names: Iterable[str]) -> Iterator[Mapping[str, Region]]:
         """Give access to regions while the block lasts. Raises RequestError (NOT_FOUND)."""
+        held = self.hold(names)
+        try:
+            yield held
+        finally:
+            self.release(held)
+
+    def hold(self, names: Iterable[str]) -> Mapping[str, Region]:
+        """Give access to regions until they are released. Raises RequestError (NOT_FOUND), and holds none then."""
         held: dict[str, Region] = {}
         try:
             with self._lock:
                 for name in names:
                     held[name] = self._take(name)
-            yield held
-        finally:
-            with self._lock:
-                for region in held.values():
-                    self._let_go(region)
+        except RequestError:
+            self.release(held)
+            raise
+        return held
+
+    def release(self, held: Mapping[str, Region]) -> None:
+        """Let go of regions that were held."""
+        with self._lock:
+            for region in held.values():
+                self._let_go(region)
 
     def _take(self, name: str) -> Region:
         region = self._regions.get(name)

@@ -60,11 +60,12 @@ class EarlyCall:
         return max(float(self._event.call_details.deadline) - time.time(), 0.0)
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call has ended; False if it has. In gRPC's thread."""
-        if self._callbacks is None:
+        """Have `callback` called when the call has ended; False if it has: then it may have been called, too."""
+        callbacks = self._callbacks
+        if callbacks is None:
             return False
-        self._callbacks.append(callback)
-        return True
+        callbacks.append(callback)
+        return self._callbacks is not None
 
     def cancel(self) -> None:
         """End the call."""

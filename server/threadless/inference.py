@@ -1,30 +1,36 @@
 """ModelInfer in two halves: a request is handed to the scheduler at once, and answered by another thread.
 
-For plain requests only: small ones, of a form that has been seen before, with all tensors in the messages. What else
-there is, and whatever is wrong, goes the ordinary way (`Inference.infer`), with a thread that may wait.
+For plain requests only: small ones, of a form that has been seen before. Their tensors are in the messages, or in the
+clients' shared memory. What else there is, and whatever is wrong, goes the ordinary way (`Inference.infer`), with a
+thread that may wait.
 """
 
 import logging
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import grpc
 from gangway.executor.log_limit import OFTEN
 from gangway.executor.slots import SlotStatus
-from gangway.server.calls import TensorCall
+from gangway.server.calls import Contents, TensorCall
 from gangway.server.data_plane import PoolExhaustedError, Request
 from gangway.server.errors import RequestError
 from gangway.server.failures import failure
 from gangway.server.grpc_gate import FOLLOWED_BYTES
-from gangway.server.inference import Call, Inference, count
+from gangway.server.in_place.elsewhere import NOWHERE
+from gangway.server.inference import COMPUTED, Call, Inference, count
 from gangway.server.plan import Plan
+from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.request_clock import RequestClock
 from gangway.server.threadless.answering import Answering
-from gangway.server.wire import MalformedRequestError, split_request
+from gangway.server.wire import MalformedRequestError, SplitRequest, split_request
 
 MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while gRPC's thread copies a tensor
 
+_INTERNAL: Final = RequestError(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
 _log = logging.getLogger(__name__)
 
 
@@ -41,10 +47,11 @@ class Pending:
 
     plan: Plan
     way: TensorCall
-    request_id: bytes
+    parts: SplitRequest
     request: Request
     clock: RequestClock
     call: AnsweredCall
+    regions: Mapping[str, Region]  # held until it is answered
     submitted_ns: int = 0
 
     @property
@@ -75,15 +82,16 @@ class ThreadlessInference:
         if len(message) > MAX_MESSAGE_BYTES:
             return False
         try:
-            header, request_id, raws = split_request(message)
+            parts = split_request(message)
         except MalformedRequestError:
             return False
-        plan = self._inference.take_plain(header, bool(raws))
+        plan = self._inference.take_plain(parts.header, bool(parts.raws))
         if plan is None:
             return False
         begun = False
         try:
-            begun = self._begin(plan, request_id, raws, call, arrival_ns)
+            begin = self._begin_in_regions if plan.regions else self._begin
+            begun = begin(plan, parts, call, arrival_ns)
         except (RequestError, PoolExhaustedError):
             pass  # the ordinary way finds the same, and says so
         finally:
@@ -91,22 +99,51 @@ class ThreadlessInference:
                 plan.model.uses.end()
         return begun
 
-    def _begin(
-        self, plan: Plan, request_id: bytes, raws: list[memoryview], call: AnsweredCall, arrival_ns: int
-    ) -> bool:
+    def _begin(self, plan: Plan, parts: SplitRequest, call: AnsweredCall, arrival_ns: int) -> bool:
         way, rows = plan.plain_call, plan.shapes.rows
         if way is None or way.answer_bytes(rows) >= FOLLOWED_BYTES:
             return False  # the gate sees to it that such answers are taken
-        if tuple(map(len, raws)) != plan.input_sizes:
+        if tuple(map(len, parts.raws)) != plan.input_sizes:
             return False
         clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
         request = self._inference.plane.open(way.memory, rows)
-        pending = Pending(plan, way, request_id, request, clock, call)
+        return self._submit(Pending(plan, way, parts, request, clock, call, NO_REGIONS), parts.raws)
+
+    def _begin_in_regions(self, plan: Plan, parts: SplitRequest, call: AnsweredCall, arrival_ns: int) -> bool:
+        """Do the same with a request that has tensors in the clients' shared memory."""
+        way, rows, begun = plan.plain_call, plan.shapes.rows, False
+        if way is None or way.answer_bytes(rows) >= FOLLOWED_BYTES:
+            return False
+        regions = self._inference.regions.hold(plan.regions)
+        try:
+            contents = plan.contents(parts.raws, regions)
+            placed = self._inference.choose(plan, contents, regions)
+            copied = [
+                size for place, size in zip(way.places, plan.input_sizes, strict=True) if place not in placed.inputs
+            ]
+            if sum(copied) > MAX_MESSAGE_BYTES:
+                placed.let_go()
+                return False
+            clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
+            try:
+                request = self._inference.plane.open(way.memory, rows, placed)
+            except PoolExhaustedError:
+                placed.let_go()
+                raise
+            begun = self._submit(Pending(plan, way, parts, request, clock, call, regions), contents)
+        finally:
+            if not begun:
+                self._inference.regions.release(regions)
+        return begun
+
+    def _submit(self, pending: Pending, contents: Contents) -> bool:
+        """Copy the contents and hand the request over. Raises RequestError, and nothing is left of it then."""
+        request = pending.request
         self._answering.add(request.slot, pending)
         try:
-            way.write_raws(request, raws)
+            pending.way.write(request, contents)
             pending.submitted_ns = time.monotonic_ns()
-            self._inference.submit(plan, request, call, clock, by_bell=True)
+            self._inference.submit(pending.plan, request, pending.call, pending.clock, by_bell=True)
         except Exception:
             if not self._answering.discard(request.slot):
                 return True  # it is being answered: UNAVAILABLE
@@ -122,23 +159,45 @@ class ThreadlessInference:
             self._fail(pending, error)
         except Exception:
             _log.exception("a request failed unexpectedly", extra=OFTEN)
-            self._fail(pending, RequestError(grpc.StatusCode.INTERNAL, "internal error, see the server's log"))
+            self._fail(pending, _INTERNAL)
         else:
-            pending.plan.model.uses.end()
-            pending.call.answer(response)
+            self._let_go(pending)
+            if response is None:
+                threading.Thread(target=self._again, args=(pending,), name="again", daemon=True).start()
+            else:
+                pending.call.answer(response)
 
-    def _response(self, pending: Pending) -> bytes:
-        """Return the answer and count it. Raises RequestError."""
+    def _response(self, pending: Pending) -> bytes | None:
+        """Return the answer and count it; None if memory of a region was missing. Raises RequestError."""
         plan, clock, finished_ns = pending.plan, pending.clock, time.monotonic_ns()
+        response = None
         with pending.request as request:
             outcome = request.outcome()
             self._inference.plane.last_wait_ns[pending.model_id] = finished_ns - pending.submitted_ns
-            response = pending.way.answer(pending.request_id, request) if outcome.status is SlotStatus.OK else None
+            if request.elsewhere is not NOWHERE and outcome.status in COMPUTED and request.elsewhere.spoiled():
+                return None
+            if outcome.status is SlotStatus.OK:
+                response = pending.way.answer(pending.parts.request_id, request, pending.regions)
         if response is None:
             status = clock.status_of(outcome.status, finished_ns)
             raise failure(plan.model.name, status, plan.terms.max_queue)
         count(plan, clock, pending.submitted_ns, finished_ns, outcome)
         return response
+
+    def _again(self, pending: Pending) -> None:
+        """Carry a request out in the ordinary way, in a thread of its own: it finds out what is wrong with a region."""
+        header, request_id, raws = pending.parts
+        try:
+            arrival_ns = pending.clock.arrival_ns
+            result: bytes | RequestError = self._inference.infer_parts(
+                header, request_id, raws, pending.call, arrival_ns
+            )
+        except RequestError as error:
+            result = error
+        except Exception:
+            _log.exception("a request failed unexpectedly", extra=OFTEN)
+            result = _INTERNAL
+        pending.call.answer(result)
 
     def _given_up(self, pending: Pending) -> None:
         """Answer a request that has not ended in its time; what it holds follows later."""
@@ -150,5 +209,10 @@ class ThreadlessInference:
         plan = pending.plan
         total_ns = time.monotonic_ns() - pending.clock.arrival_ns
         plan.model.statistics.failed(total_ns, error.code, plan.terms.target_us > 0)
-        plan.model.uses.end()
+        self._let_go(pending)
         pending.call.answer(error)
+
+    def _let_go(self, pending: Pending) -> None:
+        pending.plan.model.uses.end()
+        if pending.regions:
+            self._inference.regions.release(pending.regions)

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as shm
 from gangway.executor.slots import SlotStatus
 from gangway.server import request_clock
 from gangway.server.threadless import answering
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.raw_connection import RawConnection
+from tests.server.segments import A, B, Segments, inputs_in, outputs_in, values_in
 
 Inputs = Callable[..., list[triton.InferInput]]
 EXPECTED_SUM = np.arange(16, dtype=np.int32) + 1
@@ -50,6 +52,22 @@ def test_answers_of_many_clients(known: Any, simple_inputs: Inputs) -> None:
     assert [number for number, _ in answers] == [str(number) for number in range(200)]
     assert all(np.array_equal(total, [EXPECTED_SUM]) for _, total in answers)
     assert success_count(known) == counted + 200
+
+
+def test_tensors_in_regions(known: Any, segments: Segments) -> None:
+    shm.set_shared_memory_region(segments.create("in"), [A, B])
+    out = segments.create("out")
+    known.client.infer("simple", inputs_in("in"), outputs=outputs_in("out"))
+    before = tasks(known)
+    for first in (B, A):
+        shm.set_shared_memory_region(segments.handles["in"], [first, B])
+        known.client.infer("simple", inputs_in("in"), outputs=outputs_in("out"))
+        np.testing.assert_array_equal(values_in(out), [first + B])
+    assert tasks(known) == before
+    known.client.unregister_system_shared_memory("out")
+    assert not segments.is_open("out")  # no request holds it
+    with pytest.raises(InferenceServerException, match="Unable to find shared memory region: 'out'"):
+        known.client.infer("simple", inputs_in("in"), outputs=outputs_in("out"))
 
 
 def test_answers_come_as_requests_end(known: Any, simple_inputs: Inputs) -> None:
