@@ -18,10 +18,11 @@ from gangway.executor.slots import SlotStatus
 from gangway.server.calls import Contents, TensorCall
 from gangway.server.data_plane import PoolExhaustedError, Request
 from gangway.server.errors import RequestError
+from gangway.server.execution import COMPUTED, Call, count
 from gangway.server.failures import failure
 from gangway.server.grpc_gate import FOLLOWED_BYTES
 from gangway.server.in_place.elsewhere import NOWHERE
-from gangway.server.inference import COMPUTED, Call, Inference, count
+from gangway.server.inference import Inference
 from gangway.server.plan import Plan
 from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.request_clock import RequestClock
@@ -70,7 +71,8 @@ class ThreadlessInference:
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
-        self._answering: Answering[Pending] = Answering(inference.plane, self._ended, self._given_up)
+        self._execution = inference.execution
+        self._answering: Answering[Pending] = Answering(inference.execution.plane, self._ended, self._given_up)
         self.start, self.stop = self._answering.start, self._answering.stop
 
     def begin(self, message: bytes, call: AnsweredCall) -> bool:
@@ -106,7 +108,7 @@ class ThreadlessInference:
         if tuple(map(len, parts.raws)) != plan.input_sizes:
             return False
         clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
-        request = self._inference.plane.open(way.memory, rows)
+        request = self._execution.plane.open(way.memory, rows)
         return self._submit(Pending(plan, way, parts, request, clock, call, NO_REGIONS), parts.raws)
 
     def _begin_in_regions(self, plan: Plan, parts: SplitRequest, call: AnsweredCall, arrival_ns: int) -> bool:
@@ -117,7 +119,7 @@ class ThreadlessInference:
         regions = self._inference.regions.hold(plan.regions)
         try:
             contents = plan.contents(parts.raws, regions)
-            placed = self._inference.choose(plan, contents, regions)
+            placed = self._execution.choose(plan, contents, regions)
             copied = [
                 size for place, size in zip(way.places, plan.input_sizes, strict=True) if place not in placed.inputs
             ]
@@ -126,7 +128,7 @@ class ThreadlessInference:
                 return False
             clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
             try:
-                request = self._inference.plane.open(way.memory, rows, placed)
+                request = self._execution.plane.open(way.memory, rows, placed)
             except PoolExhaustedError:
                 placed.let_go()
                 raise
@@ -143,7 +145,7 @@ class ThreadlessInference:
         try:
             pending.way.write(request, contents)
             pending.submitted_ns = time.monotonic_ns()
-            self._inference.submit(pending.plan, request, pending.call, pending.clock, by_bell=True)
+            self._execution.submit(pending.plan, request, pending.call, pending.clock, by_bell=True)
         except Exception:
             if not self._answering.discard(request.slot):
                 return True  # it is being answered: UNAVAILABLE
@@ -173,7 +175,7 @@ class ThreadlessInference:
         response = None
         with pending.request as request:
             outcome = request.outcome()
-            self._inference.plane.last_wait_ns[pending.model_id] = finished_ns - pending.submitted_ns
+            self._execution.plane.last_wait_ns[pending.model_id] = finished_ns - pending.submitted_ns
             if request.elsewhere is not NOWHERE and outcome.status in COMPUTED and request.elsewhere.spoiled():
                 return None
             if outcome.status is SlotStatus.OK:
