@@ -312,6 +312,13 @@ class SlotTable:
         """
         return _native.slot_start(self._view, slot, sequence, parts, batch_rows, leads)
 
+    def lead(self, slot: int, sequence: int, leads: bool = True) -> bool:
+        """Let a RUNNING request stand for its batch, or not any more; False if it has been answered.
+
+        The answer may come at the same moment: then its front end may have missed this.
+        """
+        return _native.slot_lead(self._view, slot, sequence, leads)
+
     def part_done(self, slot: int, sequence: int, part: int) -> bool:
         """Whether a part whose gang was lost needs no second run: it has been counted, or the slot has moved on.
 

@@ -108,6 +108,7 @@ class Execution:
         """
         request.dropped = True
         request.drop_status = status
+        self._requests.leave_batch(request)
         self.changed = True
         if self._requests.withdraw(request):
             self._finish(request)

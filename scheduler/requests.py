@@ -10,7 +10,7 @@ from gangway.scheduler.batching.former import FormedUnit
 from gangway.scheduler.policy import Query
 from gangway.scheduler.timers import Timers
 from gangway.scheduler.unit_queue import UnitQueue
-from gangway.scheduler.units import NOTHING, Batch, Piece, Request, Unit, make_batch, separate, whole
+from gangway.scheduler.units import NOTHING, Piece, Request, Unit, make_batch, separate, whole
 
 MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE: it may be what kills workers
 
@@ -136,7 +136,7 @@ class RequestBook:
         """Take it out of the queue to be run; False if all its slots have moved on (their requests are forgotten)."""
         if not unit.query.started:
             for piece in unit.pieces:
-                if not piece.request.begun and not self._begin(piece.request, unit.batch):
+                if not piece.request.begun and not self._begin(piece.request):
                     self.withdraw(piece.request)
                     self._forget(piece.request)
         if not unit.pieces:
@@ -174,6 +174,7 @@ class RequestBook:
             if request.parts > 1:
                 table.count_attempt(request.slot)
             else:
+                self.leave_batch(request)
                 table.requeue(request.slot, request.sequence)
                 request.begun = False
                 request.counts = NOTHING
@@ -190,6 +191,21 @@ class RequestBook:
             self._queue_piece(piece, unit)
 
     # -- ending
+
+    def leave_batch(self, request: Request) -> None:
+        """It will not be answered with its batch. If it stands for that in statistics, another one shall that will be.
+
+        If none has begun, the next one that does. If all the others have been answered, the batch is not counted.
+        """
+        batch, request.batch = request.batch, None
+        if batch is None or batch.leader is not request:
+            return
+        batch.leader = None
+        self._tables[request.front_end].lead(request.slot, request.sequence, False)
+        for other in batch.requests:
+            if other.batch is batch and other.begun and self._tables[other.front_end].lead(other.slot, other.sequence):
+                batch.leader = other
+                return
 
     def withdraw(self, request: Request) -> bool:
         """Take out of the queue what has not begun of it; return whether nothing else is left of it."""
@@ -232,15 +248,16 @@ class RequestBook:
             request.query = replace(request.query, join_key=request.query.join_key | NEVER_JOINED)
             self.waiting.add(whole(request))
 
-    def _begin(self, request: Request, batch: Batch | None) -> bool:
+    def _begin(self, request: Request) -> bool:
         """Let its slot be RUNNING; False if that has moved on."""
-        table = self._tables[request.front_end]
+        table, batch = self._tables[request.front_end], request.batch
         if batch is None:
             begun = table.start(request.slot, request.sequence)
         else:
-            begun = table.start(request.slot, request.sequence, request.parts, batch.rows, not batch.led)
-            batch.led = batch.led or begun
+            begun = table.start(request.slot, request.sequence, request.parts, batch.rows, batch.leader is None)
         if begun:
+            if batch is not None and batch.leader is None:
+                batch.leader = request
             request.begun = True
             self._count_fresh(request, -1)
         return begun

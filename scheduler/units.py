@@ -39,6 +39,7 @@ class Request:
     dropped: bool = False
     drop_status: SlotStatus = SlotStatus.CANCELLED
     counts: SlotCounts = NOTHING  # of all its units
+    batch: "Batch | None" = None
 
 
 class Piece(NamedTuple):
@@ -52,12 +53,13 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests that were joined, or one that was split, as `units` units. `led`: one stands for it in statistics."""
+    """Requests that were joined, or one that was split, as `units` units. `leader` stands for it in statistics."""
 
     number: int
     rows: int
     units: int
-    led: bool = False
+    requests: tuple[Request, ...]
+    leader: Request | None = None  # the first that has begun; another one, if it will not be answered with its batch
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +111,7 @@ def whole(request: Request) -> Unit:
     """Return the one unit of a request that is alone."""
     unit = Unit(request.query, (Piece(request, 0, request.query.rows, 0),))
     request.parts = 1
+    request.batch = None
     request.units = [unit]
     return unit
 
@@ -123,10 +126,11 @@ def separate(piece: Piece, query_id: int, unit: Unit) -> Unit:
 
 def make_batch(formed: Sequence[FormedUnit], requests: Mapping[int, Request]) -> Iterator[Unit]:
     """Yield the units of one batch; they become those of its requests, which are given by number."""
-    batch = Batch(formed[0].batch, formed[0].batch_rows, len(formed))
+    batch = Batch(formed[0].batch, formed[0].batch_rows, len(formed), tuple(requests.values()))
     parts = Counter(piece.query_id for unit in formed for piece in unit.pieces)
     for number, request in requests.items():
         request.parts = parts[number]
+        request.batch = batch
         request.units = []
     for place, unit in enumerate(formed):
         pieces = []

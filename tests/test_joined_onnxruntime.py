@@ -170,18 +170,20 @@ def test_a_worker_answers_each_slot_of_a_lease(tmp_path: Path) -> None:
     assert (tmp_path / "cache" / compiled.manifest.key / ONNX_FILE).exists()
     with LocalExecutor(tmp_path / "cache", available_cores()[:1]) as executor:
         executor.load(1, compiled.manifest.key)
-        for indices in ((3, 4, 5), (3, 10, 5)):
+        for indices, leader in (((3, 4, 5), 0), ((3, 10, 5), 0), ((10, 10, 5), 2)):
             requests, members = [], []
             for number, index in enumerate(indices):
                 tensors = [((1 + number, 2), np.array([[index, 1]] * (1 + number)).tobytes())]
                 requests.append(write_request(executor.io, (1 + number) << 16, 1, 1 + number, tensors, ANSWER_BYTES))
                 members.append(Member(0, *executor.begin(requests[-1]), rows=1 + number))
+                executor.slots.lead(members[-1].slot, members[-1].sequence, number == 0)
             executor.start(0, LeaseSpec(1, tuple(members), 0, 0, 0, 1), [0])
             assert [left.reason for left in executor.left([0])] == [LeftReason.DONE]
             for request, member, index in zip(requests, members, indices, strict=True):
                 outcome = executor.slots.outcome(member.slot)
                 assert outcome.status is (SlotStatus.OK if index < 10 else SlotStatus.INTERNAL)
                 if index < 10:
+                    assert outcome.leads == (request is requests[leader]), "the first that does not fail"
                     ((shape, content),) = read_answer(executor.io, request)
                     assert shape == (member.rows, 2, 4)
                     assert np.frombuffer(content, np.float32)[0] == 4 * index

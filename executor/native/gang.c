@@ -51,6 +51,19 @@ static bool must_leave(const struct rank *rank) {
            (control == CONTROL_STOP && rank->query->program->whole);
 }
 
+/* A request that failed alone, although it was computed with others, leads no batch: one of the others does. */
+static void pass_lead(const struct query *query) {
+    bool leads = false;
+    for (uint32_t i = 0; i < query->piece_count; i++) {
+        const struct piece *piece = &query->pieces[i];
+        leads = leads || (piece->failed && atomic_load_explicit(&piece->slot->leads, memory_order_relaxed));
+    }
+    for (uint32_t i = 0; leads && i < query->piece_count; i++) {
+        const struct piece *piece = &query->pieces[i];
+        leads = piece->failed || !slot_lead(piece->slot, piece->sequence, true);
+    }
+}
+
 /* Afterwards the slots are the front ends' again. */
 static void answer(struct lease *lease, const struct query *query, uint64_t end_ns) {
     struct part_result result = {
@@ -58,6 +71,7 @@ static void answer(struct lease *lease, const struct query *query, uint64_t end_
         .end_ns = end_ns,
         .ranks = atomic_load_explicit(&lease->most_ranks, memory_order_relaxed),
     };
+    if (query->piece_count > 1) pass_lead(query);
     for (uint32_t i = 0; i < query->piece_count; i++) {
         const struct piece *piece = &query->pieces[i];
         result.failed = piece->failed;

@@ -90,7 +90,7 @@ struct slot {
     _Atomic uint32_t by_bell; /* nobody waits for this answer alone: it is told by the bell */
     uint32_t parts;           /* into how many it is split: one lease executes each; answered when all are done */
     uint32_t batch_rows;      /* of the batch that it was executed in */
-    uint32_t leads;           /* it stands for its batch in statistics: one request of each batch does */
+    _Atomic uint32_t leads;   /* it stands for its batch in statistics: one request of each batch does */
     _Atomic uint64_t parts_done; /* bit p: part p; of use where there are several */
     _Alignas(CACHE_LINE) uint64_t input_offset[MAX_TENSORS]; /* see place_region */
     uint64_t output_offset[MAX_TENSORS];

@@ -58,6 +58,15 @@ FUNCTION(py_slot_start) {
     FINISH;
 }
 
+FUNCTION(py_slot_lead) {
+    unsigned int number, sequence;
+    int leads;
+    PARSE("IIp", &number, &sequence, &leads);
+    struct slot *slot = find_slot(&buffer, number);
+    if (slot) result = PyBool_FromLong(slot_lead(slot, sequence, leads));
+    FINISH;
+}
+
 FUNCTION(py_slot_part_is_done) {
     unsigned int number, sequence, part;
     PARSE("III", &number, &sequence, &part);
@@ -144,6 +153,7 @@ PyMethodDef slot_methods[] = {
     METHOD(slot_read),
     METHOD(slot_change),
     METHOD(slot_start),
+    METHOD(slot_lead),
     METHOD(slot_part_is_done),
     METHOD(slot_wait),
     METHOD(slot_wait_any),

@@ -32,13 +32,21 @@ bool slot_start(struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t b
     atomic_fetch_add(&slot->attempts, 1);
     slot->parts = parts;
     slot->batch_rows = batch_rows ? batch_rows : slot->rows;
-    slot->leads = leads;
+    atomic_store_explicit(&slot->leads, leads, memory_order_relaxed);
     if (parts > 1) {
         atomic_store(&slot->parts_done, 0);
         atomic_store(&slot->compute_start_ns, 0);
         atomic_store(&slot->compute_end_ns, 0);
         atomic_store(&slot->ranks, 0);
     }
+    return true;
+}
+
+/* The slot may be answered, or even start its next request, between look and mark: then a batch may be counted once more or less. */
+bool slot_lead(struct slot *slot, uint32_t sequence, bool leads) {
+    uint64_t word = atomic_load(&slot->word);
+    if (slot_sequence(word) != sequence || slot_state(word) != SLOT_RUNNING) return false;
+    atomic_store_explicit(&slot->leads, leads, memory_order_relaxed);
     return true;
 }
 

@@ -16,6 +16,9 @@ bool slot_change(struct slot *slot, uint32_t sequence, uint32_t mask, uint32_t s
  * an attempt. False: it is not SUBMITTED with this sequence. */
 bool slot_start(struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t batch_rows, bool leads);
 
+/* Lets a running request lead its batch, or not any more. False: it is not RUNNING with this sequence. */
+bool slot_lead(struct slot *slot, uint32_t sequence, bool leads);
+
 /* How a part of a request was computed. */
 struct part_result {
     uint64_t start_ns, end_ns; /* first task, last task */

@@ -109,6 +109,17 @@ def test_an_outcome_says_in_which_batch_a_request_was(table):
     assert (outcome.batch_rows, outcome.leads) == (0, False), "it was never started"
 
 
+def test_only_a_running_request_leads(table):
+    slot, sequence = submitted(table)
+    assert not table.lead(slot, sequence)
+    assert table.start(slot, sequence, 1, 8, False)
+    assert not table.lead(slot, sequence - 1)
+    assert table.lead(slot, sequence) and table.outcome(slot).leads
+    assert table.lead(slot, sequence, False) and not table.outcome(slot).leads
+    table.finish(slot, sequence, SlotStatus.OK)
+    assert not table.lead(slot, sequence) and not table.outcome(slot).leads
+
+
 @pytest.mark.parametrize("parts", [0, MAX_PARTS + 1])
 def test_parts_that_a_request_cannot_have(table, parts):
     slot, sequence = submitted(table)

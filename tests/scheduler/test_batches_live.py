@@ -192,17 +192,20 @@ def test_a_batch_stops_and_goes_on_elsewhere(either):
     assert {(query.rows, query.query_id) for query in started} == {(4, stopped[0])}
 
 
-def test_a_member_is_cancelled_and_the_others_go_on(batching):
+@pytest.mark.parametrize("cancelled", [0, 1, 2])
+def test_a_member_is_cancelled_and_the_others_go_on(batching, cancelled):
     batching.script.answer = on_core(0)
-    first, second = batching.submit(1, 1, hang=1)
+    requests = batching.submit(1, 1, 1, hang=1)
     batching.await_lease(lambda progress: progress.present)
-    second.cancel()
+    victim, *others = requests[cancelled], *requests[:cancelled], *requests[cancelled + 1 :]
+    victim.cancel()
     batching.await_heard()
-    assert second.wait(time.monotonic_ns()) is None, "ranks may still write into it"
-    for request in (first, second):
+    assert victim.wait(time.monotonic_ns()) is None, "ranks may still write into it"
+    for request in requests:
         batching.hurry(request)
-    assert batching.is_complete(first)
-    assert batching.outcome(second).status in (SlotStatus.OK, SlotStatus.CANCELLED)
+    assert all(batching.is_complete(request) for request in others)
+    assert batching.outcome(victim).status in (SlotStatus.OK, SlotStatus.CANCELLED)
+    assert sum(batching.outcome(request).leads for request in others) == 1, "one execution, though its leader is gone"
 
 
 def test_all_members_are_cancelled_and_the_gang_stops(batching):

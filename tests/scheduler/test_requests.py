@@ -87,6 +87,46 @@ def test_a_part_that_is_lost_is_given_up_after_so_many_attempts(book, table):
     assert table.attempts(request.slot) == MAX_ATTEMPTS
 
 
+def leaders(table, *requests):
+    """Which of them stand for their batch."""
+    return [table.outcome(request.slot).leads for request in requests]
+
+
+def test_who_leaves_a_batch_does_not_stand_for_it_any_more(book, table):
+    first, second, third = (submit(book, table, 1) for _ in range(3))
+    unit, rest = form(book, [(first, 0, 1), (second, 0, 1)], [(third, 0, 1)])
+    assert book.start(unit)
+    assert leaders(table, first, second) == [True, False]
+    book.leave_batch(second)
+    assert leaders(table, first, second) == [True, False]
+    book.leave_batch(first)
+    assert leaders(table, first, second) == [False, False], "the third has not begun"
+    assert book.start(rest)
+    assert leaders(table, first, second, third) == [False, False, True]
+
+
+def test_answered_requests_do_not_begin_to_stand_for_their_batch(book, table):
+    first, second, third = (submit(book, table, 1) for _ in range(3))
+    (unit,) = form(book, [(first, 0, 1), (second, 0, 1), (third, 0, 1)])
+    assert book.start(unit)
+    table.finish(second.slot, second.sequence, SlotStatus.OK)
+    book.leave_batch(first)
+    assert leaders(table, first, second, third) == [False, False, True]
+
+
+def test_requests_of_a_lost_batch_count_for_themselves(book, table):
+    first, second = submit(book, table, 1), submit(book, table, 1)
+    (unit,) = form(book, [(first, 0, 1), (second, 0, 1)])
+    assert book.start(unit)
+    for piece in unit.pieces:
+        piece.request.units.remove(unit)
+        assert book.run_again(piece, unit)
+    for waiting in list(book.waiting):
+        assert book.start(waiting)
+    assert leaders(table, first, second) == [True, True]
+    assert first.batch is None
+
+
 def test_what_is_withdrawn_leaves_its_units_with_fewer_rows(book, table):
     first, second, third = (submit(book, table, 2) for _ in range(3))
     unit, rest = form(book, [(first, 0, 2), (second, 0, 1)], [(second, 1, 1), (third, 0, 2)])
