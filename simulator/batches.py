@@ -13,6 +13,7 @@ from gangway.scheduler.batching.former import BatchFormer, FormedUnit
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock
+from gangway.scheduler.timeline import Place
 from gangway.simulator.results import Counters
 from gangway.simulator.waiting import WaitingQueue
 
@@ -50,6 +51,10 @@ class Singles:
         """Return the requests that a waiting or running query has rows of."""
         return (query,)
 
+    def place(self, query: Query) -> Place:
+        """Return what a waiting or running query is, for timelines."""
+        return Place(query.rows)
+
     def queries(self, request_id: int) -> Sequence[int]:
         """Return the queries that have rows of a request."""
         return (request_id,)
@@ -75,6 +80,7 @@ class Batches(Singles):
         self._requests: dict[int, Query] = {}  # those of real batches,
         self._queries: dict[int, list[int]] = {}  # the real units that have rows of each,
         self._members: dict[int, tuple[int, ...]] = {}  # and the other way round
+        self._places: dict[int, Place] = {}  # of real units
         self._lost: set[int] = set()  # requests of which rows were given up
 
     def arrived(self, request: Query) -> None:
@@ -99,9 +105,10 @@ class Batches(Singles):
         for number in {piece.query_id for unit in units for piece in unit.pieces}:
             self._requests[number] = waiting.take(number)
             self._queries[number] = []
-        for unit in units:
+        for part, unit in enumerate(units, 1):
             number = unit.query.query_id
             self._members[number] = tuple(piece.query_id for piece in unit.pieces)
+            self._places[number] = Place(unit.query.rows, len(unit.pieces), unit.batch, part, len(units))
             for request_id in self._members[number]:
                 self._queries[request_id].append(number)
             waiting.add(unit.query)
@@ -114,6 +121,10 @@ class Batches(Singles):
         numbers = self._members.get(query.query_id)
         return (query,) if numbers is None else [self._requests[number] for number in numbers]
 
+    def place(self, query: Query) -> Place:
+        """Return which part of which batch a query is."""
+        return self._places.get(query.query_id) or super().place(query)
+
     def queries(self, request_id: int) -> Sequence[int]:
         """Return the real units that have rows of a request, or itself."""
         return self._queries.get(request_id, (request_id,))
@@ -123,6 +134,7 @@ class Batches(Singles):
         numbers = self._members.pop(query.query_id, None)
         if numbers is None:
             return ((query, whole),)
+        del self._places[query.query_id]
         over = []
         for number in numbers:
             if not whole:

@@ -5,6 +5,7 @@ from enum import IntEnum
 
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock
+from gangway.scheduler.timeline import ALONE, Place
 
 
 class Goal(IntEnum):
@@ -34,6 +35,7 @@ class Block:
         "keep",
         "model",
         "offset_us",
+        "place",
         "query",
         "scale",
         "since_us",
@@ -51,6 +53,7 @@ class Block:
         self, query: Query, model: ModelProfile, end_layer: int, cores: tuple[int, ...], versions: tuple[int, ...]
     ) -> None:
         self.query = query
+        self.place: Place = ALONE  # which part of which batch it is, for who looks on
         self.model = model
         self.begin = query.next_layer
         self.end_layer = end_layer

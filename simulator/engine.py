@@ -294,7 +294,8 @@ class Simulation:
         if not query.started and self._leases == 0:
             return
         fraction = self._fractions.pop(query.query_id, 0.0) if query.started else 0.0
-        self._floor.start(self._now_us, query, self._models[query.model_id], start, fraction)
+        place = self._requests.place(query)
+        self._floor.start(self._now_us, query, place, self._models[query.model_id], start, fraction)
         self._waiting.take(start.query_id)
         if not query.started:
             self._leases -= 1

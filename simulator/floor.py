@@ -12,6 +12,7 @@ from typing import overload
 
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Start, Stop
+from gangway.scheduler.timeline import Place
 from gangway.simulator.block import Block, Goal
 from gangway.simulator.machine import Machine
 from gangway.simulator.results import Counters
@@ -123,7 +124,9 @@ class Floor:
                     ended.append(self._leave(block, now_us, block.target, 0.0))
         return ended
 
-    def start(self, now_us: float, query: Query, model: ModelProfile, start: Start, fraction: float) -> None:
+    def start(
+        self, now_us: float, query: Query, place: Place, model: ModelProfile, start: Start, fraction: float
+    ) -> None:
         """Run a block on cores that are free; a fraction of its first layer is done. Raises ValueError."""
         if not start.cores:
             raise ValueError("no core")
@@ -134,6 +137,7 @@ class Floor:
             start.versions if any(start.versions) else ()
         )  # one table for all that say "default" in so many words
         block = Block(query, model, start.end_layer, start.cores, versions)
+        block.place = place
         block.scale = model.rows_scale(len(start.cores), query.rows)
         block.table = self._tables.times(model, len(start.cores), 0, block.begin, versions)
         block.enter(fraction, now_us, self._overheads.dispatch_us)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gangway.scheduler.policy import Decision, Reject, Resize, Start, Stop, Wake
-from gangway.scheduler.timeline import Place, Stretch, TimelineWriter
+from gangway.scheduler.timeline import Stretch, TimelineWriter
 from gangway.simulator.block import Block
 from gangway.simulator.floor import Observer
 
@@ -25,10 +25,8 @@ class Recorder(Observer):
         """Write a stretch for each core."""
         if self._timeline:
             versions = block.versions[begin_layer - block.begin : end_layer - block.begin]
-            query, place = block.query, Place(block.query.rows)
-            stretch = Stretch(
-                0, begin_us, end_us, query.query_id, block.model.name, begin_layer, end_layer, 0, 0, versions, place
-            )
+            number, name, place = block.query.query_id, block.model.name, block.place
+            stretch = Stretch(0, begin_us, end_us, number, name, begin_layer, end_layer, 0, 0, versions, place)
             self._timeline.add_block(stretch, block.cores)
 
     def decided(self, now_us: float, decision: Decision) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import defaultdict
 
 import pytest
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
@@ -102,4 +103,12 @@ def test_bursts_of_requests_in_batches(tmp_path, capsys):
     assert int(found[-1]["queries"]) == 64, "whole bursts"
     assert simulate(*arguments, "--rows", 8, "--batch", 8, "-o", tmp_path / "large") == 0
     events = json.loads((tmp_path / "large" / f"{DEFAULT_POLICY}.trace.json").read_text())["traceEvents"]
-    assert {event["args"]["rows"] for event in events if event["ph"] == "X"} <= {1, 2, 4, 8}
+    stretches = [event["args"] for event in events if event["ph"] == "X"]
+    assert {args["rows"] for args in stretches} <= {1, 2, 4, 8}
+    parts = defaultdict(dict)
+    for args in stretches:
+        parts[args["batch"]][args["part"]] = args["rows"]
+    assert all(sum(rows_of.values()) == 8 for rows_of in parts.values()), "each batch is a request of 8 rows"
+    for rows_of in parts.values():
+        assert sorted(rows_of) == sorted(f"{part} of {len(rows_of)}" for part in range(1, len(rows_of) + 1))
+    assert max(map(len, parts.values())) > 1
