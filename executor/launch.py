@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangway.executor.process import take_precedence
+
 
 @dataclass(frozen=True)
 class WorkerPlan:
@@ -50,4 +52,6 @@ def start_worker(
     ]
     regions = () if plan.regions_fd < 0 else (plan.regions_fd,)
     fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *regions, *extra_pass_fds)
-    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
+    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
+    take_precedence(process.pid)
+    return process

@@ -16,10 +16,14 @@ _PR_SET_PDEATHSIG: Final = 1
 SERVING_NICE: Final = -5
 
 
-def take_precedence() -> None:
-    """Go before processes of ordinary priority, where the system lets us (root, CAP_SYS_NICE, RLIMIT_NICE)."""
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, SERVING_NICE)
+def take_precedence(pid: int = 0) -> None:
+    """Have a process (0: the calling one) go before those of ordinary priority, where the system lets us.
+
+    That is root, CAP_SYS_NICE or RLIMIT_NICE. Who starts a process of ours does this for it: on a busy machine most of
+    an outage is what a successor has to import first.
+    """
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, pid, SERVING_NICE)
 
 
 def go_first() -> None:

@@ -10,7 +10,8 @@ from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.units import Unit
 
 SETTLE_US = 100.0  # ranks of a block that has ended leave within that, unless something else has their core
-STUCK_AFTER_US = 1_000_000.0  # a rank that has not left so long after its gang has ended does not run at all
+# Ranks do not judge each other: who waits cannot see whether the other one has a core. `stalls.py` does that.
+RANKS_WAIT_US = 600_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -200,14 +201,16 @@ class GangTable:
                     self._ending.discard(gang)
         return lost
 
-    def stuck_cores(self, now_us: float) -> list[int]:
-        """Return the cores of ranks that have not left although their gang ended long ago; each once."""
-        cores = []
-        for gang in list(self._ending):
-            if gang.ended_us is not None and now_us - gang.ended_us > STUCK_AFTER_US:
-                cores += [gang.cores[rank] for rank in sorted(gang.outstanding)]
-                self._ending.discard(gang)
-        return cores
+    def give_up(self, gang: Gang, now_us: float) -> None:
+        """Have all leave as soon as they look: the gang stands still. Who hangs does not look."""
+        gang.shared.abort()
+        gang.ended_us = now_us
+        self._ending.add(gang)
+
+    @property
+    def ending(self) -> Sequence[Gang]:
+        """The gangs that have ended, but not all of their ranks have left."""
+        return tuple(self._ending)
 
     def settling(self, now_us: float) -> bool:
         """Whether a block has just ended and its query will wait again in a moment, when its last rank has left."""
@@ -234,4 +237,5 @@ class GangTable:
 def _lease_spec(gang: Gang, start: Start, arena_stride: int) -> LeaseSpec:
     model_id, members = gang.unit.query.model_id, gang.unit.members()
     versions, wanted = bytes(start.versions), len(start.cores)
-    return LeaseSpec(model_id, members, gang.arena_offset, arena_stride, 0, start.end_layer, versions, wanted)
+    end = start.end_layer
+    return LeaseSpec(model_id, members, gang.arena_offset, arena_stride, 0, end, versions, wanted, RANKS_WAIT_US)

@@ -246,7 +246,10 @@ class LiveScheduler:
 
     def _report_stuck(self, now_us: float) -> None:
         gangs = self.gangs
-        for core in gangs.stuck_cores(now_us) + self._stalls.stalled_cores(gangs.all(), now_us):
+        for gang in self._stalls.stalled(gangs.all(), now_us):
+            _log.error("a gang of %s stands still on cores %s", gang.model, gang.cores)
+            gangs.give_up(gang, now_us)
+        for core in self._stalls.stuck_cores(gangs.ending, now_us):
             _log.error("worker %d makes no progress", core)
             self.supervisor.send(slow.WorkerStuck(core, self.workers[core].pid))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.logs import LogLevels, ProcessLog
-from gangway.executor.process import die_with_parent, go_first
+from gangway.executor.process import die_with_parent, go_first, take_precedence
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.scheduler import control as slow
@@ -61,7 +61,9 @@ def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subproce
     command = [sys.executable, "-m", "gangway.scheduler.process"]
     command += [f"--{name}={value}" for name, value in arguments.items()]
     fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, plan.supervisor_fd)
-    return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
+    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
+    take_precedence(process.pid)
+    return process
 
 
 def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:

@@ -5,12 +5,13 @@ import time
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Ready, unpack
 from gangway.scheduler import control as slow
+from gangway.scheduler.blame import Blame
 from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket
 
-# Claims last milliseconds; a worker that is not quiet by then hangs, or executes an indivisible query. All others would
-# have to wait for that one, so its worker is replaced, too, and the query run again.
-QUIET_TIMEOUT_SECONDS = 2.0
+# Claims last milliseconds; a worker that is not quiet by then, and had a core, hangs or executes an indivisible query.
+# All others would have to wait for that one, so its worker is replaced, too, and the query run again.
+QUIET_TIMEOUT_US = 2_000_000.0
 
 
 def quiesce(control: ControlSegment, supervisor: PacketSocket[slow.ControlMessage]) -> list[int]:
@@ -56,12 +57,15 @@ def _learn_models(scheduler: LiveScheduler) -> None:
 
 def _await_quiet(control: ControlSegment, supervisor: PacketSocket[slow.ControlMessage], core: int) -> int:
     bell = control.scheduler_bell
-    deadline = time.monotonic() + QUIET_TIMEOUT_SECONDS
     introduced = _drain(control, core)
+    blame: Blame | None = None
     while (pid := control.status(core).pid) and not control.quiet(core):
-        if time.monotonic() > deadline:
+        now_us = time.monotonic_ns() / 1e3
+        if blame is None or blame.pid != pid:
+            blame = Blame(pid, QUIET_TIMEOUT_US, now_us)
+        elif blame.is_too_much(now_us):
             supervisor.send(slow.WorkerStuck(core, pid))
-            deadline = time.monotonic() + QUIET_TIMEOUT_SECONDS
+            blame = None
         bell.wait(bell.seen(), 0, timeout_us=1000)
         introduced = _drain(control, core) or introduced
     return _drain(control, core) or introduced or pid

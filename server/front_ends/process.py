@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from gangway.executor.process import take_precedence
 from gangway.scheduler.packets import packet_pair
 from gangway.server.children import Child
 from gangway.server.front_end_messages import FrontEndMessage, from_json, to_json
@@ -43,6 +44,7 @@ class FrontEndProcess:
             )
         theirs.close()
         os.sched_setaffinity(process.pid, {self._core})
+        take_precedence(process.pid)
         self._child = Child(self.name, process, self._ended)
         self._link = Link[FrontEndMessage](ours, to_json, from_json, lambda message: self._hear(self, message))
         for message in known:

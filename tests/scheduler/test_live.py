@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -186,3 +188,26 @@ def test_a_stopped_worker_is_reported_and_replaced(server, task_us, hang):
     server.kill_worker(1)
     assert server.outcome(running).status is SlotStatus.OK
     assert server.outcome(server.request()).status is SlotStatus.OK
+
+
+@pytest.mark.alone
+def test_a_worker_that_waits_for_a_core_is_let_be(server):
+    """Whatever else runs on its core, and though the other rank waits for it."""
+    running = server.request(task_us=1_000_000)
+    server.await_gang(2)
+    worker = server.workers[1].pid
+    (core,) = os.sched_getaffinity(worker)
+    spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\n"
+    spin += "[os.fork() for _ in range(3)]\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE, start_new_session=True) as others:
+        for _ in range(8):
+            others.stdout.readline()
+        os.sched_setscheduler(worker, os.SCHED_IDLE, os.sched_param(0))
+        time.sleep(0.3)  # it has lost the core
+        server.hurry(running)
+        time.sleep(3.5)  # more than ranks gave each other once
+        os.killpg(others.pid, signal.SIGKILL)
+    outcome = server.outcome(running)
+    assert (outcome.status, outcome.attempts) == (SlotStatus.OK, 1)
+    assert [process.poll() for process in server.workers] == [None, None]
+    assert server.link.receive() is None, "nobody is reported"

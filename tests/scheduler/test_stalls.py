@@ -1,11 +1,15 @@
 """A gang that stands still is noticed, one that works is not. The clock is the test's; the lease is real."""
 
+import struct
+
 import pytest
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.leases import LeaseSpec, Member
-from gangway.scheduler.gangs import Gang
+from gangway.scheduler import blame
+from gangway.scheduler.blame import Activity
+from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.policy import Query
-from gangway.scheduler.stalls import CHECK_EVERY_US, LONGEST_TASK_US, STALLED_AFTER_US, StallWatch
+from gangway.scheduler.stalls import CHECK_EVERY_US, LONGEST_TASK_US, STALLED_AFTER_US, STUCK_AFTER_US, StallWatch
 from gangway.scheduler.units import Request, whole
 
 
@@ -16,44 +20,63 @@ def control():
     control.segment.close()
 
 
-def make_gang(control, outstanding=frozenset({0}), indivisible=False):
+def make_gang(control, outstanding=frozenset({0}), indivisible=False, cores=(1,)):
     """A gang on core 1 whose only rank never joins."""
     spec = LeaseSpec(0, (Member(0, 0, 1),), arena_offset=0, arena_stride=64, first_layer=0, end_layer=3)
     term = control.leases[0].initialise(spec)
     request = Request(Query(1, 0, 1, 0.0, None), 0, 0, 1)
-    return Gang(whole(request), 0, control.leases[0], 0, indivisible, term, cores=(1,), outstanding=set(outstanding))
+    return Gang(whole(request), 0, control.leases[0], 0, indivisible, term, cores=cores, outstanding=set(outstanding))
 
 
-def reports(watch, gang, until_us, start_us=0.0):
-    """Return when the watch, asked ten times as often as it looks, reports which cores."""
+def found_us(watch, gang, until_us, start_us=0.0):
+    """Return when the watch, asked ten times as often as it looks, finds that the gang stands still."""
     times = [start_us + step * CHECK_EVERY_US / 10 for step in range(int((until_us - start_us) / CHECK_EVERY_US * 10))]
-    found = [(now_us, watch.stalled_cores([gang], now_us)) for now_us in times]
-    return [(now_us, cores) for now_us, cores in found if cores]
+    return next((now_us for now_us in times if watch.stalled([gang], now_us)), None)
 
 
-def test_a_gang_without_progress_is_reported_once(control):
-    watch = StallWatch(control)
-    ((now_us, cores),) = reports(watch, make_gang(control), 3 * STALLED_AFTER_US)
-    assert cores == [1]
-    assert STALLED_AFTER_US < now_us <= STALLED_AFTER_US + 2 * CHECK_EVERY_US
+def test_a_gang_without_progress_is_found_and_given_up_once(control):
+    watch, gang, gangs = StallWatch(control), make_gang(control), GangTable(control)
+    now_us = found_us(watch, gang, 3 * STALLED_AFTER_US)
+    assert STALLED_AFTER_US < now_us <= STALLED_AFTER_US + 3 * CHECK_EVERY_US
+    gangs.give_up(gang, now_us)
+    assert gang.shared.progress().aborted and gangs.ending == (gang,)
+    assert found_us(watch, gang, now_us + 3 * STALLED_AFTER_US, now_us) is None
 
 
 def test_a_query_of_one_task_has_longer(control):
-    watch = StallWatch(control)
-    ((now_us, cores),) = reports(watch, make_gang(control, indivisible=True), 1.5 * LONGEST_TASK_US)
-    assert cores == [1]
-    assert LONGEST_TASK_US < now_us <= LONGEST_TASK_US + 2 * CHECK_EVERY_US
+    now_us = found_us(StallWatch(control), make_gang(control, indivisible=True), 1.5 * LONGEST_TASK_US)
+    assert LONGEST_TASK_US < now_us <= LONGEST_TASK_US + 3 * CHECK_EVERY_US
+
+
+def test_a_gang_is_let_be_while_one_of_its_ranks_waits_for_a_core(control, monkeypatch):
+    """Rank 0 sleeps until rank 1 has done its tasks, and that wants a core and gets none."""
+    activities = {100: Activity(wants_core=False, cpu_us=0.0), 101: Activity(wants_core=True, cpu_us=0.0)}
+    monkeypatch.setattr(blame, "activity_of", activities.get)
+    for core in range(2):
+        struct.pack_into("<I", control.segment.view, control.layout.worker_status(core), 100 + core)
+    watch, gang = StallWatch(control), make_gang(control, outstanding={0, 1}, cores=(0, 1))
+    assert found_us(watch, gang, 10 * STALLED_AFTER_US) is None
+    activities[101] = activities[100]  # it sleeps, too
+    assert found_us(watch, gang, 12 * STALLED_AFTER_US, 10 * STALLED_AFTER_US) is not None
+
+
+def test_a_rank_that_does_not_leave_is_found(control):
+    watch, gang = StallWatch(control), make_gang(control)
+    times = [step * CHECK_EVERY_US / 5 for step in range(100)]
+    assert [now_us for now_us in times if watch.stuck_cores([gang], now_us)] == [], "it has not ended"
+    gang.ended_us = 0.0
+    now_us = next(now_us for now_us in times if watch.stuck_cores([gang], now_us) == [1])
+    assert STUCK_AFTER_US < now_us < 2 * STUCK_AFTER_US
 
 
 def test_progress_starts_the_time_anew(control):
     watch = StallWatch(control)
     gang = make_gang(control)
     half_us = STALLED_AFTER_US / 2
-    assert reports(watch, gang, half_us) == []
+    assert found_us(watch, gang, half_us) is None
     gang = make_gang(control)  # the next query on the same lease
-    ((now_us, _),) = reports(watch, gang, 3 * STALLED_AFTER_US, start_us=half_us)
-    assert now_us > half_us + STALLED_AFTER_US
+    assert found_us(watch, gang, 3 * STALLED_AFTER_US, half_us) > half_us + STALLED_AFTER_US
 
 
 def test_a_paused_gang_may_stand_still(control):
-    assert reports(StallWatch(control), make_gang(control, outstanding=()), 3 * STALLED_AFTER_US) == []
+    assert found_us(StallWatch(control), make_gang(control, outstanding=()), 3 * STALLED_AFTER_US) is None

@@ -1,0 +1,63 @@
+"""Whether a process that does not get on is to blame for it, or merely waits for a core.
+
+On a machine that is busy with other things a process may get no core for seconds. Nothing is wrong with it then, and a
+successor would get none either. So time counts against a process while it has nothing to run (it sleeps, or somebody
+has stopped it); while it has, only that counts which it spends on a core.
+"""
+
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+LOOK_EVERY_US: Final = 100_000.0
+LEAST_LOOKS: Final = 4  # one moment says little, and who looks may be late himself
+_TICK_US: Final = 1e6 / os.sysconf("SC_CLK_TCK")
+_STATE, _USER, _SYSTEM = 0, 11, 12  # fields of /proc/PID/stat after the name
+
+
+class Activity(NamedTuple):
+    """A process at one moment: whether any of its threads runs or wants to, and the time that all have had cores."""
+
+    wants_core: bool
+    cpu_us: float
+
+
+class Blame:
+    """What has counted against process `pid` since `now_us`; more than `limit_us` is too much."""
+
+    def __init__(self, pid: int, limit_us: float, now_us: float) -> None:
+        self.pid = pid
+        self._limit_us = limit_us
+        self._blamed_us = 0.0
+        self._looked_us = now_us
+        self._cpu_us = 0.0 if (activity := activity_of(pid)) is None else activity.cpu_us
+
+    def is_too_much(self, now_us: float) -> bool:
+        """Look again, unless the last look was just now."""
+        passed_us = now_us - self._looked_us
+        if passed_us >= LOOK_EVERY_US:
+            self._looked_us = now_us
+            self._blamed_us += min(self._counted_us(passed_us), self._limit_us / (LEAST_LOOKS - 1))
+        return self._blamed_us > self._limit_us
+
+    def _counted_us(self, passed_us: float) -> float:
+        activity = activity_of(self.pid)
+        if activity is None:
+            return passed_us
+        spent_us, self._cpu_us = activity.cpu_us - self._cpu_us, activity.cpu_us
+        return min(spent_us, passed_us) if activity.wants_core else passed_us
+
+
+def activity_of(pid: int) -> Activity | None:
+    """Return what a process does at this moment; None if it is not there."""
+    try:
+        threads = [_fields(thread / "stat") for thread in Path(f"/proc/{pid}/task").iterdir()]
+        total = _fields(Path(f"/proc/{pid}/stat"))
+    except (FileNotFoundError, ProcessLookupError):  # the process, or a thread, has just ended
+        return None
+    ticks = int(total[_USER]) + int(total[_SYSTEM])
+    return Activity(any(fields[_STATE] == "R" for fields in threads), ticks * _TICK_US)
+
+
+def _fields(stat: Path) -> list[str]:
+    return stat.read_text().rpartition(")")[2].split()
