@@ -37,6 +37,8 @@ _ATTEMPTS_OFFSET: Final = 12
 # blocks, conflicts, preemptions, versions, rejects_late, max_queue, by_bell, parts, batch_rows, leads
 _FIELDS: Final = struct.Struct("<IIiI8Q10I")
 _FIELDS_OFFSET: Final = 16
+# cancel, attempts; of the fields model_id, rows, priority; arrival, deadline; limit, join_key; rejects_late, max_queue
+_TERMS: Final = struct.Struct("<IIIIi4x2Q32x2Q16x2I")
 _COUNTS: Final = struct.Struct("<4I")
 _COUNTS_OFFSET: Final = 96
 _INPUTS_OFFSET: Final = 192
@@ -127,6 +129,8 @@ class SlotTerms(NamedTuple):
     rejects_late: bool
     max_queue: int
     join_key: int = 0
+    cancelled: bool = False  # the front end does not want the answer any more
+    attempts: int = 0  # how often it has been started
 
 
 class SlotCounts(NamedTuple):
@@ -277,10 +281,12 @@ class SlotTable:
 
     def terms(self, slot: int) -> SlotTerms:
         """Read what scheduling needs of the request's fields."""
-        fields = _FIELDS.unpack_from(self._view, slot * SLOT_BYTES + _FIELDS_OFFSET)
-        model_id, rows, priority, _, arrival_ns, deadline_ns = fields[:6]
-        limit_ns, join_key, rejects_late, max_queue = fields[10], fields[11], fields[16] != 0, fields[17]
-        return SlotTerms(model_id, rows, priority, arrival_ns, deadline_ns, limit_ns, rejects_late, max_queue, join_key)
+        cancelled, attempts, *what, join_key, rejects_late, max_queue = _TERMS.unpack_from(
+            self._view, slot * SLOT_BYTES + _CANCEL_OFFSET
+        )
+        model_id, rows, priority, arrival_ns, deadline_ns, limit_ns = what
+        policy = (rejects_late != 0, max_queue, join_key)
+        return SlotTerms(model_id, rows, priority, arrival_ns, deadline_ns, limit_ns, *policy, cancelled != 0, attempts)
 
     def is_submitted(self, slot: int, sequence: int) -> bool:
         """Whether the slot is SUBMITTED in this use of it."""

@@ -150,9 +150,9 @@ class Execution:
     def _ended(self, gang: Gang, now_us: float) -> None:
         """All ranks have left: the unit is done, or paused, or must be ended or run again."""
         unit = gang.unit
-        invalid = LeftReason.INVALID in gang.reasons
+        lost, invalid = gang.lost, LeftReason.INVALID in gang.reasons
         kind, next_layer, turned_ns = gang.shared.position()
-        if not gang.lost and not invalid:
+        if not lost and not invalid:
             self._accounts.ended(gang, next_layer)
             profile = self._models.profiles.get(unit.query.model_id)
             self.times.finished(gang, profile, next_layer, turned_ns, now_us)
@@ -162,7 +162,7 @@ class Execution:
                 return
         self.changed |= not self.gangs.free
         self._close(gang)
-        if gang.lost or (invalid and len(unit.pieces) > 1):
+        if lost or (invalid and len(unit.pieces) > 1):
             self._run_again(unit)
         elif invalid:
             self._fail(unit)

@@ -13,6 +13,8 @@ SETTLE_US = 100.0  # ranks of a block that has ended leave within that, unless s
 # Ranks do not judge each other: who waits cannot see whether the other one has a core. `stalls.py` does that.
 RANKS_WAIT_US = 600_000_000
 
+_LOSSES = frozenset((LeftReason.ABORTED, LeftReason.TIMEOUT))
+
 
 @dataclass(slots=True, eq=False)
 class Gang:
@@ -41,7 +43,7 @@ class Gang:
     @property
     def lost(self) -> bool:
         """Whether a rank died or made no progress: what was computed is of no use."""
-        return LeftReason.ABORTED in self.reasons or LeftReason.TIMEOUT in self.reasons
+        return not _LOSSES.isdisjoint(self.reasons)
 
     @property
     def leaving(self) -> int:

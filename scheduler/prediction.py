@@ -22,7 +22,7 @@ class Outlook:
     default ones.
     """
 
-    __slots__ = ("_efficient", "_model", "fastest_us", "isolated_us", "most", "table", "versions", "whole_us")
+    __slots__ = ("_efficient", "_of", "fastest_us", "isolated_us", "most", "table", "versions", "whole_us")
 
     def __init__(self, model: ModelProfile, level: float, rows: int, core_count: int) -> None:
         self.table = table = demands(model, level, rows, True)
@@ -32,14 +32,14 @@ class Outlook:
         layers = range(table.layers + 1) if rows == 1 else ()
         self.fastest_us = tuple([model.fastest_us(layer, self.most) for layer in layers])
         self.versions = table.versions if any(table.versions) else ()
-        self._model = model
+        self._of = (model, level, rows, core_count)
         self._efficient: dict[float, int] = {}
 
-    def efficient_cores(self, level: float, rows: int, core_count: int, efficiency: float) -> int:
+    def efficient_cores(self, efficiency: float) -> int:
         """Return what `efficient_cores` does for such a query."""
         known = self._efficient.get(efficiency)
         if known is None:
-            known = self._efficient[efficiency] = efficient_cores(self._model, level, rows, core_count, efficiency)
+            known = self._efficient[efficiency] = efficient_cores(*self._of, efficiency)
         return known
 
 
@@ -55,13 +55,13 @@ def outlook(model: ModelProfile, level: float, rows: int, core_count: int) -> Ou
 class Work:
     """A waiting query, or a running one with its block, and what is predicted of it. Times are microseconds.
 
-    `slack_us`: from now to its deadline, less the answer's way back. `due_us`: its place in the order. `least_us`: its
-    rest on all cores that it can use. `margin`: by how much to stretch these where a deadline depends on them.
-    `worth`: of its deadline. `gang`: cores it asks for, `grant`: cores it shall have.
+    `slack_us`: from now to its deadline, less the answer's way back. `due_us`: its place in the order. `margin`: by how
+    much to stretch times where a deadline depends on them. `worth`: of its deadline. `gang`: cores it asks for,
+    `grant`: cores it shall have.
     """
 
     __slots__ = (
-        "block", "cores", "due_us", "elapsed_us", "fixed", "gang", "grant", "isolated_us", "layer", "least_us", "level",
+        "block", "cores", "due_us", "elapsed_us", "fixed", "gang", "grant", "isolated_us", "layer", "level",
         "margin", "model", "most", "outlook", "query", "slack_us", "table", "tier", "way_back_us", "worth",
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ class Work:
         self.outlook = known = outlook(model, level, query.rows, snapshot.core_count)
         self.table: Demands = known.table
         self.most = known.most
-        self.isolated_us = self.least_us = known.isolated_us
+        self.isolated_us = known.isolated_us
         self.way_back_us = snapshot.way_back_us
         self.slack_us = INFINITE
         if query.deadline_us is not None:
@@ -91,12 +91,15 @@ class Work:
             self.layer, self.cores = block.layer, len(block.cores)
             self.elapsed_us = snapshot.now_us - max(block.layer_started_us, block.started_us)
             self.fixed = block.stopping or model.indivisible
-        if self.layer or block is not None:
-            self.least_us = self.remaining_us(self.most)
         self.worth = 1.0
         self.due_us = 0.0
         self.tier = 0  # of `gangway_order`
         self.gang = self.grant = 0
+
+    @property
+    def least_us(self) -> float:
+        """Its rest on all cores that it can use."""
+        return self.remaining_us(self.most)
 
     def remaining_us(self, cores: int) -> float:
         """Return the rest of the query on so many cores, the part of the present layer that is done taken off."""
@@ -119,10 +122,6 @@ class Work:
         known = self.outlook.fastest_us
         fastest_us = known[next_layer] if known else self.model.fastest_us(next_layer, self.most, query.rows)
         return self.slack_us + self.way_back_us < fastest_us
-
-    def efficient_cores(self, core_count: int, efficiency: float) -> int:
-        """Return the most cores of which each still does this share of the work that a single one does."""
-        return self.outlook.efficient_cores(self.level, self.query.rows, core_count, efficiency)
 
     def boundary_us(self) -> float:
         """Return how long the present layer of a running query still takes."""

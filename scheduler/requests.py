@@ -46,23 +46,22 @@ class RequestBook:
         key = (front_end, slot, sequence)
         if not table.is_submitted(slot, sequence) or key in self._known:
             return None
-        if table.cancelled(slot):
+        terms = table.terms(slot)
+        if terms.cancelled:
             table.finish(slot, sequence, SlotStatus.CANCELLED)
             return None
-        model_id, rows, priority, arrival_ns, deadline_ns, limit_ns, rejects_late, max_queue, join_key = table.terms(
-            slot
-        )
         query = Query(
             next(self._ids),
-            model_id,
-            rows,
-            arrival_ns / 1e3,
-            deadline_ns / 1e3 if deadline_ns else None,
-            priority,
-            rejects_late=rejects_late,
-            join_key=join_key | NEVER_JOINED if table.attempts(slot) else join_key,
+            terms.model_id,
+            terms.rows,
+            terms.arrival_ns / 1e3,
+            terms.deadline_ns / 1e3 if terms.deadline_ns else None,
+            terms.priority,
+            rejects_late=terms.rejects_late,
+            join_key=terms.join_key | NEVER_JOINED if terms.attempts else terms.join_key,
         )
-        request = Request(query, front_end, slot, sequence, limit_ns / 1e3 if limit_ns else None, max_queue)
+        limit_us = terms.limit_ns / 1e3 if terms.limit_ns else None
+        request = Request(query, front_end, slot, sequence, limit_us, terms.max_queue)
         self._known[key] = request
         self._numbered[query.query_id] = request
         self.waiting.add(whole(request))

@@ -29,7 +29,7 @@ def ask(work: Work, snapshot: Snapshot) -> None:
         return
     gang = work.query.cores
     if not gang:
-        gang = work.efficient_cores(snapshot.core_count, EFFICIENCY)
+        gang = work.outlook.efficient_cores(EFFICIENCY)
         if work.tier == IN_TIME and gang < work.most and work.remaining_us(gang) * work.margin > work.slack_us:
             gang = max(gang, work.fewest_cores(work.slack_us / work.margin))
     work.gang = gang = gang if gang < work.most else work.most
@@ -59,7 +59,7 @@ def share_out(ordered: Sequence[Work], snapshot: Snapshot) -> None:
             return
         if work.query.cores and work.block is None:
             continue  # beside the other parts of its batch it has what it needs; later it may grow
-        more = min(left, work.efficient_cores(snapshot.core_count, IDLE_EFFICIENCY) - work.grant)
+        more = min(left, work.outlook.efficient_cores(IDLE_EFFICIENCY) - work.grant)
         if more > 0:
             work.grant += more
             left -= more
