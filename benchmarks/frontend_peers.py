@@ -66,7 +66,7 @@ def peers(repository: Path, examples: Mapping[str, Example]) -> Iterator[Mapping
     """Start all servers, Triton only if it can be had. Each knows an image of CORNER as a region."""
     with ExitStack() as stack:
         gangway = stack.enter_context(live_server(repository))
-        url, pid = stack.enter_context(floor_server(examples, place(sorted(os.sched_getaffinity(0))).front_end))
+        url, pid = stack.enter_context(floor_server(examples, place(sorted(os.sched_getaffinity(0))).front_ends[0]))
         found = {OURS: Peer(gangway.url, gangway.pids), FLOOR: Peer(url, lambda: {"front end": [pid]})}
         try:
             codes = dict.fromkeys((model.name for model in PASS_MODELS), PYTHON)

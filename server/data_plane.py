@@ -215,7 +215,8 @@ class DataPlane:
 
     def take_slot(self) -> int:
         """Take a slot. The caller holds the lock. Raises PoolExhaustedError, at once."""
-        self._release_aside()
+        if self._aside:
+            self._release_aside()
         slot = self.slots.acquire()
         if slot is None:
             raise PoolExhaustedError(f"{self.slots.slots} requests are in flight")
@@ -279,8 +280,7 @@ class DataPlane:
             self.heap.free(block.offset)
 
     def _release_aside(self) -> None:
-        if self._aside:
-            self._aside = [request for request in self._aside if not request.release()]
+        self._aside = [request for request in self._aside if not request.release()]
 
     def allocate(self, size_bytes: int) -> int:
         """Return a block that the system has given memory for: being refused it later would be a SIGBUS.

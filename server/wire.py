@@ -73,20 +73,22 @@ def split_request(message: bytes) -> SplitRequest:
         if tag >> 3 == 0 or tag >> 32:
             raise MalformedRequestError(f"field number {tag >> 3} at byte {start}")
     header.append(view[kept:])
-    return SplitRequest(_checked_header(header), _checked_id(ids), _checked_raws(raws))
+    if end > MAX_HEADER_BYTES:
+        _check_header(header)
+    request_id = _checked_id(ids) if ids else b""
+    if len(raws) > MAX_TENSORS:
+        raise MalformedRequestError(f"{len(raws)} raw_input_contents, at most {MAX_TENSORS} are possible")
+    return SplitRequest(b"".join(header), request_id, raws)
 
 
-def _checked_header(pieces: list[memoryview]) -> bytes:
+def _check_header(pieces: list[memoryview]) -> None:
     if sum(map(len, pieces)) > MAX_HEADER_BYTES:
         raise MalformedRequestError(
             f"more than {MAX_HEADER_BYTES} bytes outside raw_input_contents: send large tensors as raw contents"
         )
-    return b"".join(pieces)
 
 
 def _checked_id(ids: list[memoryview]) -> bytes:
-    if not ids:
-        return b""
     content = bytes(ids[0][: MAX_ID_BYTES + 1])
     if len(ids) > 1 or len(content) > MAX_ID_BYTES:
         raise MalformedRequestError(f"expected one id of at most {MAX_ID_BYTES} bytes")
@@ -95,12 +97,6 @@ def _checked_id(ids: list[memoryview]) -> bytes:
     except UnicodeDecodeError as error:
         raise MalformedRequestError(f"the id is not UTF-8: {error}") from None
     return content
-
-
-def _checked_raws(raws: list[memoryview]) -> list[memoryview]:
-    if len(raws) > MAX_TENSORS:
-        raise MalformedRequestError(f"{len(raws)} raw_input_contents, at most {MAX_TENSORS} are possible")
-    return raws
 
 
 def _read_varint(message: bytes, position: int, limit_bytes: int) -> tuple[int, int]:
