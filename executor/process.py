@@ -26,6 +26,13 @@ def take_precedence(pid: int = 0) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, SERVING_NICE)
 
 
+def take_precedence_alone() -> None:
+    """Do so for this process, but not for what it starts from now on."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        take_precedence()
+
+
 def go_first() -> None:
     """Take the core at once whenever there is something to do, also from workers; else as `take_precedence`.
 

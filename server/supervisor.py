@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from gangway.executor.process import take_precedence_alone
 from gangway.executor.segment import sweep_stale
 from gangway.server.compile_jobs import Compiler
 from gangway.server.control import SchedulerControl
@@ -162,6 +163,7 @@ class Supervisor:
 
 def serve(options: ServeOptions, log: ServerLog) -> int:
     """Run a server; return the exit status."""
+    take_precedence_alone()  # requests wait for it when a process has died
     try:
         asyncio.run(_serve(options, log))
     except Exception as error:

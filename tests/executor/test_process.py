@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from gangway.executor.process import SERVING_NICE
+
 SCRIPT = """
 import os, threading
 from gangway.executor.process import go_first
@@ -26,3 +28,20 @@ def test_the_scheduler_goes_first_and_what_it_starts_does_not() -> None:
     output = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout
     first = os.SCHED_FIFO if may_go_first() else os.SCHED_OTHER
     assert output.split() == [str(first), str(os.SCHED_OTHER)]
+
+
+ALONE = """
+import os, subprocess, sys
+from gangway.executor.process import take_precedence_alone
+take_precedence_alone()
+child = "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+print(os.getpriority(os.PRIO_PROCESS, 0), flush=True)
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+
+
+def test_what_the_supervisor_starts_has_no_precedence_of_its_own() -> None:
+    output = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True).stdout
+    supervisor, child = map(int, output.split())
+    assert supervisor == SERVING_NICE or not may_go_first()
+    assert child == os.getpriority(os.PRIO_PROCESS, 0)
