@@ -77,6 +77,29 @@ def test_where_batches_gain_nothing_nothing_is_joined():
     assert result.end_us == pytest.approx(12 * 10_000 / CORES)
 
 
+@pytest.mark.parametrize("load", [0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize(
+    ("gains", "doubt"), [((0.0, 0.0, 0.0), 0.0), ((0.01, 0.015, 0.018), 0.0), ((0.05, -0.02, 0.06), 0.08)]
+)
+def test_where_batches_gain_next_to_nothing_they_cost_nothing(gains, doubt, load):
+    """`gains`: what 2, 4 and 8 rows together seem to gain over one by one."""
+    factors = (1.0, *(rows * (1 - gain) for rows, gain in zip((2, 4, 8), gains, strict=True)))
+    known = replace(
+        model(row_us=10_000.0, first_us=0.0, serial=0.0),
+        batches=(1, 2, 4, 8),
+        rows_factor=(factors,) * CORES,
+        together_factor=(factors,) * CORES,
+        doubt=(doubt,) * 4,
+    )
+    count = 400
+    for seed in (1, 2):
+        gaps_us = np.random.default_rng(seed).exponential(10_000.0 / CORES / load, count)
+        arrivals = Arrivals(np.cumsum(gaps_us), np.zeros(count, np.int64), np.ones(count, np.int64))
+        apart, joined = (run(known, arrivals, batching).outcomes.latency_us for batching in (None, Batching(8)))
+        assert joined.mean() <= apart.mean()
+        assert np.percentile(joined, 95) <= np.percentile(apart, 95)
+
+
 def test_policies_that_are_not_shown_batches_serve_requests_one_by_one():
     arrivals = requests((0, 4), (0, 4), (0, 4))
     result = simulate(make_policy("model_fcfs"), {0: model()}, arrivals, Machine(CORES), batching=Batching(64))
