@@ -5,6 +5,9 @@ Lines on --progress-fd (or with --json on standard output), each one JSON object
   {"warning": "..."}                              zero or more: damage that was found in the cache
   {"key": "...", "folder": "...", "cached": true}  the last line of a success
   {"error": "...", "kind": "model"}                the last line of a failure; kind as the exit code says
+With --look-up there may be several PATHs, and nothing is compiled. Instead of a last line there is one for each that
+the cache has:
+  {"found": "PATH", "folder": "..."}
 
 Exit codes: 0 compiled, left to onnxruntime, or found in the cache; 2 wrong arguments; 3 kind "model": the file is no
 valid ONNX model; 4 kind "unsupported": valid, but neither the compiler nor onnxruntime can serve it; 5 kind "io": files
@@ -23,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from gangway.artifact.cache import Cache, default_cache_dir
+from gangway.artifact.format import TargetSpec
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.jobs import DIMENSION, dimension, find_models
-from gangway.compiler.pipeline import Progress, compile_model
+from gangway.compiler.pipeline import Progress, compile_model, find_compiled
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 
 EXIT_CODES = {"model": 3, "unsupported": 4, "io": 5, "internal": 6}
@@ -37,16 +41,22 @@ Report = Callable[[dict[str, Any]], None]
 
 def main(argv: Sequence[str]) -> int:
     """Run one compilation; return the exit code."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if len(options.path) > 1 and not options.look_up:
+        parser.error("one PATH is compiled at a time")
     report = _reporter(1 if options.json else options.progress_fd)
     logging.getLogger("gangway").addHandler(_Warnings(report))
+    cache = Cache(options.cache_dir or default_cache_dir())
     try:
-        (name, path) = find_models(options.path)[-1]
         target = detect(options.target)
+        if options.look_up:
+            return _look_up(options.path, cache, target, report)
+        (name, path) = find_models(options.path[0])[-1]
         compiled = compile_model(
             path,
             name,
-            Cache(options.cache_dir or default_cache_dir()),
+            cache,
             target,
             _progress(report),
             dict(options.dimension),
@@ -60,6 +70,15 @@ def main(argv: Sequence[str]) -> int:
         print(f"{name}: {'found' if compiled.cached else 'compiled'} {folder}")
         if compiled.manifest.fallback_reason:
             print(f"{name}: for onnxruntime, because it cannot be compiled: {compiled.manifest.fallback_reason}")
+    return 0
+
+
+def _look_up(paths: Sequence[Path], cache: Cache, target: TargetSpec, report: Report) -> int:
+    """Report what the cache has. What is wrong with a model is said by the job that is to compile it."""
+    for path in paths:
+        with suppress(ModelError, OSError):
+            if compiled := find_compiled(path, cache, target):
+                report({"found": str(path), "folder": str(compiled.folder.resolve())})
     return 0
 
 
@@ -129,7 +148,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=__doc__.partition("\n\n")[2] if __doc__ else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help="an .onnx file, or a model directory (newest version)")
+    parser.add_argument(
+        "path", type=Path, nargs="+", metavar="PATH", help="an .onnx file, or a model directory (newest version)"
+    )
+    parser.add_argument("--look-up", action="store_true", help="only say which .onnx files the cache has compiled")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
     parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=DIMENSION)
     parser.add_argument("--optional", action="append", default=[], metavar="INPUT", help="requests may leave it out")

@@ -68,6 +68,15 @@ def compile_model(
         return static
 
 
+def find_compiled(path: Path, cache: Cache, target: TargetSpec) -> Compiled | None:
+    """Return what `compile_model` finds in the cache; None if it must compile. Raises ModelError, OSError."""
+    key = model_key(path, target)
+    if tuning := find_tuning(cache.root, key, target.name):
+        key = tuning.tuned_key
+    manifest = cache.lookup(key)
+    return Compiled(manifest, cache.folder(key), True) if manifest else None
+
+
 def _compile_tuned(path: Path, tuning: Tuning, static: Compiled, cache: Cache, progress: Progress) -> Compiled:
     folder = cache.folder(tuning.tuned_key)
     with cache.lock(tuning.tuned_key):

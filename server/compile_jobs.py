@@ -18,6 +18,7 @@ from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.executor.process import give_way, give_way_less
 from gangway.server.children import Child
 from gangway.server.logs.server_log import ServerLog
+from gangway.server.model_stamp import Stamp
 from gangway.server.progress import ProgressDisplay
 
 JOB_END_SECONDS = 10.0  # from the job's last word to its end
@@ -42,6 +43,7 @@ class Compiler:
         self._job: Child | None = None
         self._turn = asyncio.Lock()
         self._gives_way = False
+        self._found: dict[tuple[Path, Stamp], str] = {}  # folders of artifacts
         self.target = ""
 
     def give_way(self) -> None:
@@ -54,16 +56,20 @@ class Compiler:
         path: Path,
         dimensions: Mapping[str, int] = MappingProxyType({}),
         optional: Sequence[str] = (),
+        stamp: Stamp = (),
     ) -> Manifest:
         """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError.
 
         One job at a time: further calls wait. `dimensions`: values for symbolic dimensions. `optional`: inputs
-        that requests may leave out.
+        that requests may leave out. `stamp`: of the files, if they may have been looked up.
         """
         async with self._turn:
             begin = time.monotonic()
-            with ProgressDisplay(name) as display:
-                report = await self._run(path, dimensions, optional, display.update)
+            folder = None if dimensions or optional else self._found.pop((path, stamp), None)
+            report: dict[str, Any] = {"folder": folder, "cached": True}
+            if folder is None:
+                with ProgressDisplay(name) as display:
+                    report = await self._job_for(path, dimensions, optional, display.update)
         if "error" in report:
             raise CompileError(report["error"])
         try:
@@ -78,6 +84,20 @@ class Compiler:
             _log.warning("%s: cannot be compiled, so onnxruntime serves it: %s", name, manifest.fallback_reason)
         return manifest
 
+    async def look_up(self, files: Sequence[tuple[Path, Stamp]]) -> None:
+        """Ask the cache for many models by one job, so that `compile` of those that it has needs none."""
+        if len(files) < 2:
+            return
+        stamps = dict(files)
+
+        def found(report: dict[str, Any]) -> None:
+            if "found" in report:
+                path = Path(report["found"])
+                self._found[path, stamps[path]] = report["folder"]
+
+        async with self._turn:
+            await self._run(["--look-up", *map(str, stamps)], found)
+
     @property
     def busy(self) -> bool:
         """Whether a job runs."""
@@ -88,7 +108,7 @@ class Compiler:
         if self._job is not None and self._job.returncode is None:
             self._job.kill()
 
-    async def _run(
+    async def _job_for(
         self,
         path: Path,
         dimensions: Mapping[str, int],
@@ -96,11 +116,24 @@ class Compiler:
         progress: Callable[[str, int, int], None],
     ) -> dict[str, Any]:
         """Run one job; return its last report, which has "folder" or "error"."""
+        arguments = [str(path), *(f"--dimension={name}={size}" for name, size in dimensions.items())]
+        arguments += [f"--optional={name}" for name in optional]
+        last: dict[str, Any] = {}
+
+        def take(report: dict[str, Any]) -> None:
+            if "phase" in report:
+                progress(report["phase"], report["done"], report["total"])
+            else:
+                last.update(report)
+
+        job = await self._run(arguments, take)
+        return last or {"error": f"the compile job {job.fate()}"}
+
+    async def _run(self, arguments: Sequence[str], take: Callable[[dict[str, Any]], None]) -> Child:
+        """Run a job to its end. Its warnings are logged, all else that it reports is taken."""
         read_fd, write_fd = os.pipe()
-        command = [sys.executable, "-m", "gangway.compiler", str(path)]
+        command = [sys.executable, "-m", "gangway.compiler", *arguments]
         command += ["--cache-dir", str(self._cache_dir), "--progress-fd", str(write_fd)]
-        command += [f"--dimension={name}={size}" for name, size in dimensions.items()]
-        command += [f"--optional={name}" for name in optional]
         with contextlib.nullcontext() if self._log is None else self._log.details_of_child("compile job") as stderr:
             process = subprocess.Popen(
                 command,
@@ -110,22 +143,20 @@ class Compiler:
                 stderr=subprocess.DEVNULL if stderr is None else stderr,
             )
         os.close(write_fd)
-        self._job = Child("compile job", process, lambda _: None)
-        last: dict[str, Any] = {}
+        self._job = job = Child("compile job", process, lambda _: None)
         patience = self._give_way(process.pid)
         try:
             async for report in _reports(read_fd):
+                if "warning" in report:
+                    _log.warning("%s", report["warning"])
+                    continue
                 if "phase" in report:
                     patience.cancel()  # the cache does not have it: compiling has time
-                    progress(report["phase"], report["done"], report["total"])
-                elif "warning" in report:
-                    _log.warning("%s", report["warning"])
-                else:
-                    last = report
+                take(report)
         finally:
             patience.cancel()
-        await self._job.wait(JOB_END_SECONDS)
-        return last or {"error": f"the compile job {self._job.fate()}"}
+        await job.wait(JOB_END_SECONDS)
+        return job
 
     def _give_way(self, pid: int) -> asyncio.TimerHandle:
         """Let requests go before a job; cancel what is returned unless the job must not wait for ever."""

@@ -76,6 +76,8 @@ class ModelControl:
                     self._models.announce_loading(entry)
                 else:
                     self._models.refuse(entry)
+        versions = [entry for entries in found.values() for entry in entries if isinstance(entry, ModelVersion)]
+        await self._loader.look_up(versions)
         for name, entries in found.items():
             async with self._locks.hold(name):
                 await self._bring(name, entries)

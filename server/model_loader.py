@@ -6,7 +6,7 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
@@ -86,6 +86,10 @@ class ModelLoader:
         scheduler.on_model_lost = self._lost
         scheduler.on_model_unloaded = lambda model_id: heapq.heappush(self._free_ids, model_id)
 
+    async def look_up(self, entries: Iterable[ModelVersion]) -> None:
+        """Find in one go what the cache has of models that are about to be loaded."""
+        await self._compiler.look_up([(entry.path, entry.stamp) for entry in entries if not entry.is_ensemble])
+
     async def load(self, entry: ModelVersion) -> LoadedModel:
         """Return a model that workers have and that works. Raises one of LOAD_ERRORS, having left nothing behind."""
         begin = time.monotonic()
@@ -98,7 +102,8 @@ class ModelLoader:
         )
         limits = ModelLimits.of(entry.config, entry.name, entry.version, self._rates)
         log_accepted(entry.name, entry.version, entry.config)
-        manifest = await self._compiler.compile(entry.name, entry.path, optional=optional_inputs(entry.config))
+        optional = optional_inputs(entry.config)
+        manifest = await self._compiler.compile(entry.name, entry.path, optional=optional, stamp=entry.stamp)
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
         tell_engine(config, manifest.engine, manifest.fallback_reason)
         tell_batching(config, self._batching)

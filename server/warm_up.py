@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-from gangway.artifact.datatypes import DTYPES
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
@@ -67,6 +65,8 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
 
 
 def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path) -> Sample:
+    from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415 - numpy: few models have samples, every start waits
+
     where = f"model_warmup '{warmup.name}'"
     if warmup.batch_size < 1 or (warmup.batch_size > 1 and not config.max_batch_size):
         expected = f"1 to {config.max_batch_size}" if config.max_batch_size else "1"
@@ -116,6 +116,9 @@ def _file(folder: Path, name: str, where: str) -> bytes:
 
 def _random(datatype: str, elements: int) -> bytes:
     """Return the same numbers each time: floats in [0, 1), integers in 0 to 127, which most models can do with."""
+    import numpy as np  # noqa: PLC0415
+    from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415
+
     source = np.random.default_rng(0)
     if datatype == "BYTES":
         return join_strings([b"%d" % value for value in source.integers(0, 128, elements)])

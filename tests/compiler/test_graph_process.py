@@ -65,6 +65,18 @@ def test_cached_model_needs_no_tvm(mlp: Path, tmp_path: Path) -> None:
     assert lines(output)[-1]["cached"] is True
 
 
+def test_several_are_looked_up_and_none_is_compiled(mlp: Path, tmp_path: Path) -> None:
+    cache = ["--cache-dir", tmp_path / "cache", "--json"]
+    with start([mlp, *cache]) as first:
+        compiled = lines(first.communicate(timeout=TIMEOUT_S)[0])[-1]
+    other = write_model(tmp_path / "repository", "simple") / "1" / "model.onnx"
+    with start(["--look-up", other, tmp_path / "absent.onnx", mlp, *cache]) as second:
+        output, errors = second.communicate(timeout=TIMEOUT_S)
+    assert second.returncode == 0, errors
+    assert lines(output) == [{"found": str(mlp), "folder": compiled["folder"]}]
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted([compiled["key"], "locks"])
+
+
 @pytest.mark.parametrize(
     ("content", "target", "code", "kind"),
     [(b"rubbish", None, 3, "model"), (None, "quantum", 4, "unsupported")],
