@@ -285,7 +285,9 @@ def _profile_of(model: MeasuredModel, key: str) -> Profile:
     )
     isolated = tuple((sum(versions[0][i] for versions in model.latency_us),) for i in range(len(model.cores)))
     machine = Machine(whole_machine_id(model.target), model.cpu, CORES, model.target, 1.0, 1.0)
-    return Profile(key, model.model_name, machine, model.cores, (1,), layers, isolated, isolated, (), 0, 1, 1.0)
+    return Profile(
+        key, model.model_name, machine, model.cores, (1,), layers, isolated, isolated, (), 0, (9,), 0.01, 1.0
+    )
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+_M_ARENA_MAX: Final = -8
 
 # A gang is as fast as its slowest rank, and each hop of a request waits for a core. Front end, scheduler and workers
 # have the same value, so that none of them starves another where they share cores. Measured with one client on two
@@ -94,6 +95,15 @@ def die_with_parent() -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+
+
+def keep_one_heap() -> None:
+    """Have all threads share malloc's memory: each that came and went would leave some behind, megabytes of it.
+
+    Before there is a second thread.
+    """
+    if ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1) != 1:
+        raise ValueError("mallopt(M_ARENA_MAX, 1) was refused")
 
 
 def return_freed_memory() -> None:

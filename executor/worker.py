@@ -15,7 +15,7 @@ from gangway.executor.complain import complain
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Exit, Load, Ready, Unload, unpack
 from gangway.executor.model_jobs import ModelJobs
-from gangway.executor.process import die_with_parent, take_precedence
+from gangway.executor.process import die_with_parent, keep_one_heap, take_precedence
 from gangway.executor.region_channel import RegionChannel
 from gangway.executor.region_jobs import RegionJobs
 from gangway.executor.segment import Segment
@@ -55,12 +55,13 @@ def _options() -> argparse.Namespace:
 
 
 def _settle(core: int, parent: int) -> None:
-    """Pin to the core, and tie this life to the parent's and to nothing else."""
+    """Pin to the core, tie this life to the parent's and to nothing else, and ask for what the process is to be like."""
     die_with_parent()
     if os.getppid() != parent:  # it died before the line above
         sys.exit(1)
     os.sched_setaffinity(0, {core})
     take_precedence()
+    keep_one_heap()
 
 
 def _make_worker(control: ControlSegment, options: argparse.Namespace) -> _native.Worker:
