@@ -55,7 +55,7 @@ def _options() -> argparse.Namespace:
 
 
 def _settle(core: int, parent: int) -> None:
-    """Pin to the core, tie this life to the parent's and to nothing else, and ask for what the process is to be like."""
+    """Pin to the core, tie this life to the parent's and to nothing else; then whatever holds for the whole process."""
     die_with_parent()
     if os.getppid() != parent:  # it died before the line above
         sys.exit(1)

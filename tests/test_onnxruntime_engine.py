@@ -218,7 +218,7 @@ def test_only_such_a_model_brings_onnxruntime_in(runner: Runner, tmp_path: Path)
     runner.load(FOREIGN["topk"]().save(tmp_path / "model.onnx"), "topk")
     assert is_mapped(pid)
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) <= 2, (
-        "one computes; that which has loaded the model may still end"
+        "one computes, one may not have ended after loading"
     )
     assert open_files(pid) == before, "onnxruntime collects nothing to be sent anywhere"
 
