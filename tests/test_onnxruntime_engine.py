@@ -217,9 +217,7 @@ def test_only_such_a_model_brings_onnxruntime_in(runner: Runner, tmp_path: Path)
     before = open_files(pid)
     runner.load(FOREIGN["topk"]().save(tmp_path / "model.onnx"), "topk")
     assert is_mapped(pid)
-    assert len(list(Path(f"/proc/{pid}/task").iterdir())) <= 2, (
-        "one computes, one may not have ended after loading"
-    )
+    assert len(list(Path(f"/proc/{pid}/task").iterdir())) <= 2, "one computes, one may not have ended after loading"
     assert open_files(pid) == before, "onnxruntime collects nothing to be sent anywhere"
 
 
