@@ -68,7 +68,8 @@ def from_profiles(profiles: Path, machine_id: str, cores: Sequence[int]) -> Coun
         return None
     if (events[0].name, events[1].name) != (proxy.accesses, proxy.misses):
         return None
-    if proxy.r_squared < LEAST_EXPLAINED:
-        _log.info("counters ignored: they explain %.0f %% of the interference", 100 * proxy.r_squared)
+    if proxy.r_squared < LEAST_EXPLAINED or proxy.per_miss_rate <= 0:  # misses that mean calm: a line through chance
+        explained = "they explain %.0f %% of the interference, %+.3g for each miss per access"
+        _log.info(f"counters ignored: {explained}", 100 * proxy.r_squared, proxy.per_miss_rate)
         return None
     return CounterInterference(proxy, CounterRates(events), cores)

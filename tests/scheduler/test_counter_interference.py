@@ -74,3 +74,5 @@ def test_only_what_the_machine_counts_is_used(tmp_path: Path) -> None:
         assert from_profiles(tmp_path, "0123456789ab", ()) is not None
         write_proxy(tmp_path, InterferenceProxy("0123456789ab", *names, 0.0, 1.0, 1.0, 1.0, LEAST_EXPLAINED - 0.01, 9))
         assert from_profiles(tmp_path, "0123456789ab", ()) is None, "it explains too little"
+        write_proxy(tmp_path, InterferenceProxy("0123456789ab", *names, 0.0, 1.0, -1.0, 1.0, 1.0, 9))
+        assert from_profiles(tmp_path, "0123456789ab", ()) is None, "misses cannot mean that it is calm"
