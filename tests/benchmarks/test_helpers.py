@@ -47,11 +47,11 @@ def test_an_ended_process_costs_nothing_and_has_no_name() -> None:
 
 
 def test_shares_of_a_mapped_file_add_up_to_its_size(tmp_path: Path) -> None:
-    path = tmp_path / "weights.bin"
+    path = tmp_path / "shared-by-nobody.bin"
     path.write_bytes(os.urandom(1 << 20))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert sum(mapped[::4096]) > 0  # touch every page
-        (mapping,) = file_mappings(os.getpid(), "weights.bin")
+        (mapping,) = file_mappings(os.getpid(), "shared-by-nobody.bin")
     assert mapping.path == str(path)
     assert mapping.rss_bytes == mapping.pss_bytes == 1 << 20
     assert mapping.only_here_bytes == 1 << 20
