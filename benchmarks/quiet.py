@@ -23,12 +23,12 @@ class QuietMachine:
 
     def __init__(self) -> None:
         self._cores = sorted(os.sched_getaffinity(0))
-        self._threads = ThreadPoolExecutor(len(self._cores))  # the probe lets go of the interpreter
         self.best_flops_per_us = 0.0
 
     def look(self) -> float:
         """Return the speed of the slowest core over the best speed so far, this one included."""
-        speeds = list(self._threads.map(_speed_of, self._cores))
+        with ThreadPoolExecutor(len(self._cores)) as threads:  # the probe lets go of the interpreter
+            speeds = list(threads.map(_speed_of, self._cores))
         self.best_flops_per_us = max(self.best_flops_per_us, *speeds)
         return min(speeds) / self.best_flops_per_us
 
@@ -40,10 +40,6 @@ class QuietMachine:
             good = good + 1 if self.look() >= WHOLE else 0
             time.sleep(PAUSE_S)
         return good >= LOOKS
-
-    def close(self) -> None:
-        """End its threads."""
-        self._threads.shutdown()
 
 
 def _speed_of(core: int) -> float:

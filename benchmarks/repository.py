@@ -51,7 +51,6 @@ def ensure_profiles(repository: Path, models: Sequence[str], seconds: float | No
                 command.append(f"--seconds={seconds}")
             quiet.wait()
             subprocess.run(command, check=True, timeout=COMPILE_TIMEOUT_S)
-    quiet.close()
 
 
 def find_profile(artifact: Path) -> Profile | None:

@@ -68,7 +68,7 @@ class Samples:
     def scatter(self) -> float:
         """Return `Profile.scatter`: of all settings together, from half of the runs, so that outliers do not count.
 
-        Where nothing was run twice it is not known; USUAL_SCATTER then.
+        Where no setting has three runs that count it is not known; USUAL_SCATTER then.
         """
         away = []
         for setting in self._runs:

@@ -7,7 +7,7 @@ need.
 import time
 from collections.abc import Callable
 
-from gangway.server.process import return_freed_memory
+from gangway.executor.process import return_freed_memory
 
 PERIOD_S = 1.0
 WORTH_BYTES = 256 << 20  # less is kept

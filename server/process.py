@@ -25,11 +25,6 @@ def keep_freed_memory() -> None:
             raise ValueError(f"mallopt({option}, {value}) was refused")
 
 
-def return_freed_memory() -> None:
-    """Return all memory to the kernel that malloc keeps, this once."""
-    _libc.malloc_trim(0)
-
-
 def allow_many_descriptors() -> None:
     """Let the process open as many files as its hard limit says: the usual soft one ends at 1024 connections."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

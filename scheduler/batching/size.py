@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import ceil
 
-from gangway.scheduler.batching.split import GANG_US, LEAST_GAIN, split_table
+from gangway.scheduler.batching.split import GANG_US, least_gain, split_table
 from gangway.scheduler.model_profile import ModelProfile
 
 LONGEST_QUEUE = 1024  # rows; in a longer one the next batch is the same: the one with the most rows a second
@@ -99,10 +99,9 @@ def batch_sizes(
         measured_us = table.latency_us if splits else table.fat_us
 
         def latency_us(rows: int) -> float:
-            """A batch that gains less than a split must, or than measurements differ by chance, gains nothing."""
+            """A batch that gains less than a split must gains nothing."""
             apart_us, time_us = rows * measured_us(cores, 1), measured_us(cores, rows)
-            least = max(LEAST_GAIN, profile.doubt_of(rows))
-            return apart_us if (1 - least) * apart_us < time_us < apart_us else time_us
+            return apart_us if (1 - least_gain(profile, rows)) * apart_us < time_us < apart_us else time_us
 
         known = profile.derived[key] = BatchSizes(latency_us, max_rows, allowed)
     return known

@@ -26,12 +26,12 @@ from itertools import accumulate
 
 from gangway.scheduler.model_profile import ModelProfile
 
-LEAST_GAIN = 0.02  # a split that gains less is not worth it, however well it was measured
+LEAST_GAIN = 0.02  # a split or a larger batch that gains less is not worth it, however well it was measured
 GANG_US = 50.0  # what each further gang costs: a lease to write, to send and to hear of
 MOST_STEPS = 128  # more rows are counted in steps of 2, 4, ...: still finer than anything that is measured
 
 Latency = Callable[[int, int], float]  # (cores, rows) -> microseconds
-Doubt = Callable[[int], float]  # rows -> share by which two measured latencies may differ by chance
+Gain = Callable[[int], float]  # rows -> share of the latency that must be gained
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class SplitTable:
     """opt[t, b] for 1 to `cores` cores and 1 to `max_rows` rows, microseconds.
 
     `alone_us`: L of a gang that is alone. `together_us`: of one while like gangs have the other cores; None: a batch is
-    never split. `doubt`: a split must gain more. Computed when it is first asked for: one gang needs no table.
+    never split. `least_gain`: of a split. Computed when it is first asked for: one gang needs no table.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class SplitTable:
         alone_us: Latency,
         together_us: Latency | None,
         gang_us: float = GANG_US,
-        doubt: Doubt = lambda rows: 0.0,
+        least_gain: Gain = lambda rows: LEAST_GAIN,
     ) -> None:
         self.cores = cores
         self.max_rows = max_rows
         self._alone_us = alone_us
         self._together_us = together_us
         self._gang_us = gang_us
-        self._doubt = doubt
+        self._least_gain = least_gain
         self._grids: dict[int, _Grid] = {}  # by step
         self._fat: dict[int, list[tuple[float, int]]] = {}  # by rows, then cores - 1: time, and cores that it takes
         self._splits: dict[tuple[int, int], Split] = {}
@@ -116,8 +116,7 @@ class SplitTable:
 
     def _gains(self, rows: int, split_us: float, gangs: int, fat_us: float) -> bool:
         """Whether a split into so many gangs gains enough."""
-        least = max(LEAST_GAIN, self._doubt(rows))
-        return split_us + self._gang_us * (gangs - 1) < (1 - least) * fat_us
+        return split_us + self._gang_us * (gangs - 1) < (1 - self._least_gain(rows)) * fat_us
 
     def _alone(self, cores: int, rows: int) -> tuple[float, int]:
         if not (0 < cores <= self.cores and 0 < rows <= self.max_rows):
@@ -193,8 +192,15 @@ def split_table(profile: ModelProfile, cores: int, max_rows: int) -> SplitTable:
     if known is None:
         splits = profile.measured and not profile.indivisible
         together_us = profile.together_us if splits else None
-        known = profile.derived[key] = SplitTable(cores, max_rows, profile.rows_us, together_us, doubt=profile.doubt_of)
+        known = profile.derived[key] = SplitTable(
+            cores, max_rows, profile.rows_us, together_us, least_gain=lambda rows: least_gain(profile, rows)
+        )
     return known
+
+
+def least_gain(profile: ModelProfile, rows: int) -> float:
+    """Return the share of its time that a batch must gain, split or joined: more than the profile's times may err."""
+    return max(LEAST_GAIN, profile.doubt_of(rows))
 
 
 def _step(rows: int) -> int:
