@@ -19,7 +19,7 @@ _M_ARENA_MAX: Final = -8
 SERVING_NICE: Final = -5
 
 _SHORT_SLICE_NS: Final = 100_000  # the least that Linux takes
-_SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime (a slice here), deadline, period
+_SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime (here a slice), two more
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}  # the C library has no function for it
 
 
@@ -56,10 +56,10 @@ def go_first() -> None:
 def take_short_turns() -> None:
     """Ask for the core in shorter slices than others, and so, since Linux 6.12, sooner when there is something to do.
 
-    For the front end, with which a request's latency begins and ends: who asks for a short slice may interrupt who has a
-    longer one, but gets no larger share, so that many requests cannot starve the workers as they could a scheduler of
-    their own class. Of 600 KB images at a third of capacity on two cores 2 % were late instead of 3.4 %, and the front
-    end waited 1.2 ms a request instead of 1.6. Threads that the calling one starts do the same; older kernels do not care.
+    For the front end, with which a request's latency begins and ends: who asks for a short slice may interrupt who has
+    a longer one, but gets no larger share, so that many requests do not starve the workers as they would by a real-time
+    policy. Of 600 KB images at a third of capacity of two cores 2 % were late instead of 3.4 %, and the front end waited
+    1.2 ms a request instead of 1.6. Threads that the calling one starts do the same. Older kernels do not care.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
