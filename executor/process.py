@@ -58,8 +58,8 @@ def take_short_turns() -> None:
 
     For the front end, with which a request's latency begins and ends: who asks for a short slice may interrupt who has
     a longer one, but gets no larger share, so that many requests do not starve the workers as they would by a real-time
-    policy. Of 600 KB images at a third of capacity of two cores 2 % were late instead of 3.4 %, and the front end waited
-    1.2 ms a request instead of 1.6. Threads that the calling one starts do the same. Older kernels do not care.
+    policy. Of 600 KB images at a third of capacity of two cores 2 % were late instead of 3.4 %, and the front end
+    waited 1.2 ms a request instead of 1.6. Threads that the calling one starts do the same. Older kernels do not care.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
