@@ -154,7 +154,7 @@ class BatchFormer:
         self, members: Sequence[Query], deadline_us: float | None, model: BatchModel, shown: _Shown
     ) -> None:
         """Show a batch as a query of each of its gangs; requests that have a gang each remain what they are."""
-        gangs = model.gangs(sum(query.rows for query in members))
+        gangs = model.gangs(sum(query.rows for query in members), len(members))
         apart = [query.rows for query in members] == [rows for _, rows in gangs]
         if apart and not (model.keeps_order and len(members) > 1):
             planned = len(gangs) > 1

@@ -7,7 +7,15 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from gangway.scheduler.batching.split import GANG_US, LEAST_GAIN, Instances, Split, SplitTable, split_table
+from gangway.scheduler.batching.split import (
+    GANG_US,
+    LEAST_GAIN,
+    WIDE_GAIN,
+    Instances,
+    Split,
+    SplitTable,
+    split_table,
+)
 from gangway.scheduler.model_profile import ModelProfile
 
 
@@ -98,6 +106,21 @@ def test_a_further_gang_costs_time() -> None:
     assert table(GANG_US).best(4, 4).latency_us == table(GANG_US).latency_us(4, 4)
     assert len(table(200.0).best(4, 4).gangs) == 1
     assert table(200.0).latency_us(4, 4) == 400.0
+
+
+def test_requests_of_one_row_each_stay_apart_unless_one_gang_gains_much() -> None:
+    def together_us(cores: int, rows: int) -> float:
+        return 4e6 * rows / cores if cores < 4 else 1e9
+
+    def table(gain: float) -> SplitTable:
+        return SplitTable(4, 8, lambda cores, rows: 1e6 * rows * (1 - gain), together_us)
+
+    assert table(0.8 * WIDE_GAIN).apart(4, 8).instances == (Instances(2, 2, 4),), "further gangs cost, and gain nothing"
+    assert table(0.8 * WIDE_GAIN).best(4, 8).instances == (Instances(1, 1, 8),)
+    assert table(1.2 * WIDE_GAIN).apart(4, 8).instances == (Instances(1, 1, 8),)
+    assert table(0.0).apart(4, 7).instances == (Instances(1, 1, 7),), "no equal gangs"
+    assert table(-0.5).apart(4, 8) == table(-0.5).best(4, 8), "a split that gains is what it was"
+    assert SplitTable(4, 8, lambda cores, rows: 1.0, None).apart(4, 8).instances == (Instances(1, 1, 8),)
 
 
 def test_one_gang_has_no_more_cores_than_help() -> None:
