@@ -140,21 +140,21 @@ class BatchFormer:
                 shown.queries += members
                 return
             for query in members[:1] if model.keeps_order else members:
-                self._show_batch([query], query.deadline_us, model, shown)
+                self._show_batch([query], query.deadline_us, model, stretch, shown)
             return
         most = 1 if model.keeps_order else max(LEAST_SHOWN, model.cores)
         line = Line(members, rows, (most + 1) * (wanted_rows or rows), model, now_us, self._way_back_us, stretch)
         batches, held_until_us = line.batches(most, may_wait)
         for begin, end in batches:
-            self._show_batch(line.members[begin:end], line.deadline_us(begin, end), model, shown)
+            self._show_batch(line.members[begin:end], line.deadline_us(begin, end), model, stretch, shown)
         if held_until_us is not None:
             shown.wake_us = held_until_us if shown.wake_us is None else min(shown.wake_us, held_until_us)
 
     def _show_batch(
-        self, members: Sequence[Query], deadline_us: float | None, model: BatchModel, shown: _Shown
+        self, members: Sequence[Query], deadline_us: float | None, model: BatchModel, stretch: float, shown: _Shown
     ) -> None:
         """Show a batch as a query of each of its gangs; requests that have a gang each remain what they are."""
-        gangs = model.gangs(sum(query.rows for query in members), len(members))
+        gangs = model.gangs(sum(query.rows for query in members), len(members), stretch)
         apart = [query.rows for query in members] == [rows for _, rows in gangs]
         if apart and not (model.keeps_order and len(members) > 1):
             planned = len(gangs) > 1

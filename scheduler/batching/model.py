@@ -58,15 +58,16 @@ class BatchModel:
         """Return how long a batch takes on all cores, as it will be split."""
         return self._sizes.latency_us(rows)
 
-    def gangs(self, rows: int, requests: int = 1) -> Sequence[tuple[int, int]]:
+    def gangs(self, rows: int, requests: int = 1, stretch: float = 1.0) -> Sequence[tuple[int, int]]:
         """Return (cores, rows) of the gangs for a batch of so many requests.
 
-        Of a single gang cores are 0: as many as the policy likes.
+        Of a single gang cores are 0: as many as the policy likes. `stretch`: of the model's blocks lately.
         """
         if not self.splits or rows == 1:
             return ((0, rows),)
-        choose = self._table.apart if requests == rows else self._table.best
-        gangs = choose(self.cores, rows).gangs
+        apart = requests == rows
+        split = self._table.apart(self.cores, rows, stretch) if apart else self._table.best(self.cores, rows)
+        gangs = split.gangs
         return gangs if len(gangs) > 1 else ((0, rows),)
 
     def time_left_us(self, query: Query, now_us: float) -> float | None:

@@ -13,7 +13,7 @@ from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock
 
 CORES = 2
-FLAT, LINEAR, WHOLE = 1, 2, 3
+FLAT, LINEAR, WHOLE, CLOSE = 1, 2, 3, 4
 MAX_ROWS = 8
 
 
@@ -33,10 +33,12 @@ def profile(model_id: int, eight_rows: float, together: float, measured: bool = 
 
 
 # FLAT: eight rows in 11 ms. LINEAR: in 80 ms, or 40 on each core, so that two gangs do it in half the time.
+# CLOSE: two rows in 10.1 ms, or one on each core in 11 ms.
 MODELS = {
     FLAT: profile(FLAT, 1.1, 3.0),
     LINEAR: profile(LINEAR, 8.0, 1.0),
     WHOLE: profile(WHOLE, 8.0, 1.0, measured=False),
+    CLOSE: profile(CLOSE, 1.1, 1.1),
 }
 
 
@@ -108,6 +110,15 @@ def test_requests_that_have_a_gang_each_remain_what_they_are_on_the_cores_that_a
     formed = Former(spec(LINEAR, max_delay_us=0.0)).form(waiting)
     assert not formed.units
     assert formed.queries == [replace(one, cores=1) for one in waiting]
+
+
+@pytest.mark.parametrize(("stretch", "gangs"), [(1.0, [[1, 2]]), (1.5, [[1], [2]])])
+def test_where_others_take_the_cores_rows_go_apart_unless_one_gang_gains_much(
+    stretch: float, gangs: list[list[int]]
+) -> None:
+    former = Former(spec(CLOSE, max_delay_us=0.0)).former
+    waiting = [query(1, CLOSE), query(2, CLOSE)]
+    assert batches(former.form(waiting, 1000.0, MODELS, CORES, CORES, stretches={CLOSE: stretch})) == gangs
 
 
 @pytest.mark.parametrize(

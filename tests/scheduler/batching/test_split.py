@@ -115,9 +115,11 @@ def test_requests_of_one_row_each_stay_apart_unless_one_gang_gains_much() -> Non
     def table(gain: float) -> SplitTable:
         return SplitTable(4, 8, lambda cores, rows: 1e6 * rows * (1 - gain), together_us)
 
-    assert table(0.8 * WIDE_GAIN).apart(4, 8).instances == (Instances(2, 2, 4),), "further gangs cost, and gain nothing"
+    assert table(0.8 * WIDE_GAIN).apart(4, 8).instances == (Instances(2, 2, 4),), "two further gangs would only cost"
     assert table(0.8 * WIDE_GAIN).best(4, 8).instances == (Instances(1, 1, 8),)
     assert table(1.2 * WIDE_GAIN).apart(4, 8).instances == (Instances(1, 1, 8),)
+    assert table(0.2).apart(4, 8, stretch=1.3).instances == (Instances(1, 1, 8),)
+    assert table(0.2).apart(4, 8, stretch=1.5).instances == (Instances(2, 2, 4),), "others often take the cores"
     assert table(0.0).apart(4, 7).instances == (Instances(1, 1, 7),), "no equal gangs"
     assert table(-0.5).apart(4, 8) == table(-0.5).best(4, 8), "a split that gains is what it was"
     assert SplitTable(4, 8, lambda cores, rows: 1.0, None).apart(4, 8).instances == (Instances(1, 1, 8),)
