@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import Profile
 from gangway.artifact.tuning import TunedKernel, Tuning
-from gangway.server.tuning.decisions import Table, acceptable, mean_loss, pareto_front, thin_out
+from gangway.scheduler.thinning import Table, mean_loss, thin_out
+from gangway.server.tuning.decisions import acceptable, pareto_front
 
 Cell = str | int | float
 Row = Mapping[str, Cell]

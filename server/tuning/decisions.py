@@ -1,15 +1,15 @@
-"""The decisions of VELTAIR's Algorithm 1 (Liu et al., ASPLOS 2022), as pure functions of what was measured."""
+"""The decisions of VELTAIR's Algorithm 1 (Liu et al., ASPLOS 2022), as pure functions of what was measured.
 
-from collections.abc import Iterator, Sequence
+Its last one, which versions are dropped, is in `scheduler/thinning.py`.
+"""
+
+from collections.abc import Sequence
 from typing import Final
 
 from gangway.artifact.tuning import Sample
 
 STATIC: Final = 0  # number of the static choice among samples and finalists
 SAME: Final = 0.01  # relative: a measured difference below this is none
-
-Table = Sequence[Sequence[float]]
-"""Microseconds by version and level of interference."""
 
 
 def layer_qos_us(qos_us: float, flops: Sequence[int], sizes_bytes: Sequence[int]) -> tuple[float, ...]:
@@ -79,57 +79,3 @@ def fastest_alone(alone_us: Sequence[Sequence[float]]) -> int:
     versions = range(len(alone_us[0]))
     faster = [v for v in versions if all(table[v] < (1 - SAME) * table[STATIC] for table in alone_us)]
     return min(faster, key=lambda version: sum(table[version] for table in alone_us), default=STATIC)
-
-
-def absence_loss(version: int, kept: Sequence[int], tables: Sequence[Table]) -> float:
-    """Return how much slower the best of `kept` gets without `version`, at the level where that is most.
-
-    Relative: 0.1 is 10 %. The tables are independent measurements of the same; the least of them counts at each level,
-    since a difference that is not in all of them is noise.
-    """
-    others = [other for other in kept if other != version]
-    losses = [
-        min(_best(others, table, level) / _best(kept, table, level) - 1 for table in tables)
-        for level in range(len(tables[0][version]))
-    ]
-    return max(losses)
-
-
-def thin_out(tables: Sequence[Table], always: int) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Yield all versions, then ever one less, that whose absence costs least, until only `always` is left.
-
-    With each set comes what its next reduction will cost (infinity for the last one).
-    """
-    kept = tuple(range(len(tables[0])))
-    while True:
-        losses = {version: absence_loss(version, kept, tables) for version in kept if version != always}
-        if not losses:
-            yield kept, float("inf")
-            return
-        least = min(losses, key=losses.__getitem__)
-        yield kept, losses[least]
-        kept = tuple(version for version in kept if version != least)
-
-
-def drop_versions(tables: Sequence[Table], always: int, least_loss: float, most: int) -> tuple[int, ...]:
-    """Return the versions that are kept: each one's absence costs at least `least_loss`, and there are at most `most`.
-
-    `always` is kept in any case.
-    """
-    return next(kept for kept, loss in thin_out(tables, always) if loss >= least_loss and len(kept) <= most)
-
-
-def mean_loss(kept: Sequence[int], tables: Sequence[Table]) -> float:
-    """Return how much slower the best of `kept` is than the best of all, relative, on average over the levels.
-
-    As in `absence_loss`, the least of the tables counts at each level.
-    """
-    everybody, levels = range(len(tables[0])), range(len(tables[0][0]))
-    losses = [
-        min(_best(kept, table, level) / _best(everybody, table, level) - 1 for table in tables) for level in levels
-    ]
-    return sum(losses) / len(losses)
-
-
-def _best(versions: Sequence[int], table: Table, level: int) -> float:
-    return max(1e-3, min(table[version][level] for version in versions))

@@ -1,18 +1,13 @@
 """Algorithm 1's decisions on cases computed by hand."""
 
-import pytest
 from gangway.artifact.tuning import Candidate, Sample
 from gangway.server.tuning.decisions import (
-    absence_loss,
     acceptable,
     choose_finalists,
-    drop_versions,
     evenly_spaced,
     fastest_alone,
     layer_qos_us,
-    mean_loss,
     pareto_front,
-    thin_out,
 )
 
 
@@ -74,42 +69,3 @@ def test_the_static_choice_is_first_unless_another_is_clearly_faster() -> None:
     assert fastest_alone([[10.0, 9.5, 9.0]]) == 2
     assert fastest_alone([[10.0, 9.5, 9.0], [10.0, 9.5, 11.0]]) == 1  # 2 was luck
     assert fastest_alone([[10.0]]) == 0
-
-
-# Versions by rows: alone, under some, under much interference.
-CROSSING = [[10.0, 20.0, 40.0], [12.0, 15.0, 20.0], [11.0, 16.0, 30.0]]
-
-
-def test_absence_costs_what_the_next_best_is_slower() -> None:
-    everybody = (0, 1, 2)
-    assert absence_loss(0, everybody, [CROSSING]) == pytest.approx(0.1)  # 11 for 10
-    assert absence_loss(1, everybody, [CROSSING]) == pytest.approx(0.5)  # 30 for 20
-    assert absence_loss(2, everybody, [CROSSING]) == 0.0
-
-
-def test_a_loss_must_be_in_every_table() -> None:
-    calm = [[10.0, 20.0, 20.0], [12.0, 15.0, 20.0], [11.0, 16.0, 30.0]]
-    assert absence_loss(1, (0, 1, 2), [CROSSING, calm]) == pytest.approx(1 / 15)
-
-
-def test_what_is_not_missed_is_dropped() -> None:
-    assert drop_versions([CROSSING], always=0, least_loss=0.1, most=5) == (0, 1)
-    assert drop_versions([CROSSING], always=0, least_loss=0.0, most=5) == (0, 1, 2)
-    assert drop_versions([CROSSING], always=0, least_loss=0.0, most=1) == (0,)
-    assert drop_versions([CROSSING], always=0, least_loss=1.5, most=5) == (0,)
-    assert drop_versions([[[10.0], [11.0]]], always=1, least_loss=0.2, most=5) == (1,)  # the first one stays
-    assert drop_versions([[[7.0]]], always=0, least_loss=0.1, most=5) == (0,)
-
-
-def test_two_alike_do_not_both_go() -> None:
-    """Neither of two equal versions is missed, but after one has gone, the other one is."""
-    alike = [[10.0, 40.0], [12.0, 20.0], [12.0, 20.0]]
-    assert drop_versions([alike], always=0, least_loss=0.1, most=5) == (0, 2)
-
-
-def test_thinning_and_mean_loss() -> None:
-    sets = [kept for kept, _ in thin_out([CROSSING], always=0)]
-    assert sets == [(0, 1, 2), (0, 1), (0,)]
-    assert mean_loss((0, 1, 2), [CROSSING]) == 0.0
-    assert mean_loss((0,), [CROSSING]) == pytest.approx((0 + 1 / 3 + 1) / 3)
-    assert mean_loss((0,), [CROSSING, [[1.0, 2.0, 2.0], [2.0, 1.5, 2.0], [2.0] * 3]]) == pytest.approx(1 / 9)
