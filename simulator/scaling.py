@@ -5,7 +5,8 @@ A layer of T tasks on c ranks takes `serial + parallel ceil(T / c) / T + turn (c
 - `turn`: what a further rank adds to the turn from one layer to the next, measured by `benchmarks.gang`;
 - `serial` and `parallel`: Amdahl's law through the times on one core and on the most that were measured, after tasks
   and turns are taken into account. What a gang loses for whatever reason (memory, kernel, other ranks) is `serial`: the
-  pessimistic reading of two points;
+  pessimistic reading of two points. Versions of a layer have their mean shares of both: two points each say too little
+  to tell them apart by, and on many cores the luckiest of five would seem to gain much;
 - not below the compulsory traffic at the bandwidth of all cores together;
 - more ranks than are best take no part, as in the executor (`max_ranks`), so no time grows with the cores.
 
@@ -13,8 +14,10 @@ Where times were measured they are kept as they are. Of models that were measure
 `row_scaling.py`, and what is said above says only how it is shared out among the layers.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import mul
+from statistics import fmean
 
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.simulator.measured import MeasuredModel
@@ -37,18 +40,12 @@ def scale_model(
     `memory_share`: bandwidth per core, as a part of what the measured machine has per core. `lost`: in place of the
     losses that were measured, for a model with batches.
     """
-    curves = [
-        tuple(
-            layer_curve(dict(zip(model.cores, row, strict=True)), tasks, cores, memory_us, memory_share)
-            for row, tasks in zip(times, counts, strict=True)
-        )
-        for times, counts, memory_us in zip(model.latency_us, model.tasks, model.memory_us, strict=True)
-    ]
+    curves = [version_curves(model, layer, cores, memory_share) for layer in range(len(model.latency_us))]
     profile = ModelProfile(
         model_id=model_id,
         name=model.model_name,
         layers=len(curves),
-        max_ranks=max(_useful(versions[0]) for versions in curves),
+        max_ranks=max(_useful(curve) for versions in curves for curve in versions),
         latency_us=tuple(curves),
         slope=tuple(tuple(min(max(0.0, slope), MAX_SLOPE) for slope in layer) for layer in model.slope),
         memory_us=model.memory_us,
@@ -63,12 +60,33 @@ def scale_model(
     return _with_rows(profile, scale_rows(model, cores, memory_share, lost), lost.crowding)
 
 
+def version_curves(
+    model: MeasuredModel, layer: int, cores: int, memory_share: float = 1.0
+) -> tuple[tuple[float, ...], ...]:
+    """Return the times of a layer's versions on 1 to `cores` cores."""
+    times_us = [dict(zip(model.cores, row, strict=True)) for row in model.latency_us[layer]]
+    versions = list(zip(times_us, model.tasks[layer], strict=True))
+    divided = [_shares(*version) for version in versions if _divides(*version)]
+    mean = tuple(map(fmean, zip(*divided, strict=True)))
+    return tuple(
+        layer_curve(*version, cores, model.memory_us[layer], memory_share, mean if _divides(*version) else ())
+        for version in versions
+    )
+
+
 def layer_curve(
-    measured_us: dict[int, float], tasks: int, cores: int, memory_us: float = 0.0, memory_share: float = 1.0
+    measured_us: Mapping[int, float],
+    tasks: int,
+    cores: int,
+    memory_us: float = 0.0,
+    memory_share: float = 1.0,
+    shares: tuple[float, ...] = (),
 ) -> tuple[float, ...]:
-    """Return a layer's time on 1 to `cores` cores. `measured_us`: by number of cores, 1 among them."""
-    most = max(measured_us)
-    serial_us, parallel_us = _amdahl(measured_us[1], most, measured_us[most], tasks)
+    """Return a layer's time on 1 to `cores` cores. `measured_us`: by number of cores, 1 among them.
+
+    `shares`: serial and parallel part of the time on one core; none: those of the measured times.
+    """
+    serial_us, parallel_us = (share * measured_us[1] for share in shares or _shares(measured_us, tasks))
     floor_us = min(memory_us, measured_us[1]) / (cores * memory_share)  # less than m: its data come from a cache
     curve: list[float] = []
     for count in range(1, cores + 1):
@@ -80,17 +98,22 @@ def layer_curve(
     return tuple(curve)
 
 
-def _amdahl(alone_us: float, most: int, together_us: float, tasks: int) -> tuple[float, float]:
-    """Return (serial, parallel) so that one core and `most` cores take what was measured."""
+def _divides(measured_us: Mapping[int, float], tasks: int) -> bool:
+    """Whether the most cores that were measured could share the layer at all."""
+    return _largest_part(tasks, max(measured_us)) < 1
+
+
+def _shares(measured_us: Mapping[int, float], tasks: int) -> tuple[float, float]:
+    """Return serial and parallel share of the time on one core, so that the most cores take what was measured."""
+    if not _divides(measured_us, tasks):
+        return 1.0, 0.0
+    most = max(measured_us)
     part = _largest_part(tasks, most)
-    if part == 1:
-        return alone_us, 0.0
-    worked_us = max(0.0, together_us - TURN_US * (most - 1))
-    serial_us = (worked_us - part * alone_us) / (1 - part)
-    if serial_us < 0:
-        return 0.0, worked_us / part  # caches: more than twice as fast on two
-    serial_us = min(serial_us, alone_us)
-    return serial_us, alone_us - serial_us
+    worked = max(0.0, measured_us[most] - TURN_US * (most - 1)) / measured_us[1]
+    serial = min((worked - part) / (1 - part), 1.0)
+    if serial < 0:
+        return 0.0, worked / part  # caches: more than twice as fast on two
+    return serial, 1.0 - serial
 
 
 def _largest_part(tasks: int, ranks: int) -> float:

@@ -8,6 +8,7 @@ from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Snapshot
 from gangway.simulator.block import Block
 from gangway.simulator.floor import Observer
+from gangway.simulator.measured import MeasuredModel
 from gangway.workload.arrivals import Arrivals
 
 
@@ -32,6 +33,34 @@ def profile(
         isolated_us=sum(layer_us) / cores,
         qos_us=qos_us,
         measured=True,
+    )
+
+
+def measured_by_hand(
+    latency_us: Sequence[Sequence[Sequence[float]]],
+    slope: Sequence[Sequence[float]],
+    tasks: Sequence[Sequence[int]],
+    name: str = "by hand",
+) -> MeasuredModel:
+    """Layers [layer][version], times on one and two cores; a tenth of what version 0 takes waits for memory."""
+    first = tuple(tuple(versions[0]) for versions in latency_us)
+    whole = tuple((sum(times),) for times in zip(*first, strict=True))
+    return MeasuredModel(
+        model_name=name,
+        cpu="cpu",
+        target="avx2",
+        cores=(1, 2),
+        latency_us=tuple(tuple(map(tuple, versions)) for versions in latency_us),
+        slope=tuple(map(tuple, slope)),
+        tasks=tuple(map(tuple, tasks)),
+        memory_us=tuple(times[0] / 10 for times in first),
+        compute_us=tuple(times[0] for times in first),
+        batches=(1,),
+        batch_us=tuple(tuple((time_us,) for time_us in times) for times in first),
+        isolated_us=whole,
+        together_us=whole,
+        kernel_rows=(0,) * len(first),
+        kernel_tasks=(0,) * len(first),
     )
 
 

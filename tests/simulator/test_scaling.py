@@ -1,6 +1,7 @@
 """Times on N cores: measured ones stay, others follow the stated model."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from gangway.artifact.profile import ProfileError
@@ -9,6 +10,8 @@ from gangway.simulator.scaling import TURN_US, layer_curve, scale_model
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.mix import parse_mix, read_mix
 from gangway.workload.qos import WorkloadError
+
+from tests.simulator.conftest import measured_by_hand
 
 
 def test_a_layer_by_hand():
@@ -33,6 +36,20 @@ def test_caches_and_single_tasks():
     faster = layer_curve({1: 100.0, 2: 45.0 + TURN_US}, 64, 4)
     assert faster[3] == pytest.approx(90.0 / 4 + 3 * TURN_US)
     assert layer_curve({1: 100.0, 2: 100.2}, 1, 4) == (100.0, 100.2, 100.2, 100.2)
+
+
+def test_versions_of_a_layer_scale_alike_and_by_their_own_tasks():
+    """Noise makes 10 % of the one serial and nothing of the other: both have 5 %. What cannot be shared is not."""
+    times = ((100.0, 55.0 + TURN_US), (120.0, 60.0 + TURN_US), (110.0, 110.0))
+    model = measured_by_hand((times,), ((0.0,) * 3,), ((64, 16, 1),))
+    finer, coarser, whole = scale_model(model, 64, 0).latency_us[0]
+    assert (finer[:2], coarser[:2]) == times[:2], "measured times stay"
+    assert finer[7] == pytest.approx(5 + 95 / 8 + 7 * TURN_US)
+    assert coarser[7] == pytest.approx(6 + 114 / 8 + 7 * TURN_US)
+    assert coarser[63] == pytest.approx(6 + 114 / 16 + 15 * TURN_US)
+    assert set(whole) == {110.0}
+    alone = replace(model, latency_us=((times[1],),), slope=((0.0,),), tasks=((16,),))
+    assert scale_model(alone, 64, 0).latency_us[0][0][7] == pytest.approx(120 / 8 + 7 * TURN_US), "as it was measured"
 
 
 @pytest.mark.parametrize("name", sorted(shipped_models()))
