@@ -6,7 +6,7 @@ Small files (some 10 to 40 KB), so that those of the mixes' models can lie in th
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,17 @@ def shipped_models() -> dict[str, Path]:
 def batch_models() -> dict[str, Path]:
     """Return those of models that were measured in batches; on another machine than the others."""
     return {path.stem: path for path in sorted(BATCH_FOLDER.glob("*.json"))}
+
+
+def one_row(model: MeasuredModel) -> MeasuredModel:
+    """Return a model as if it had been measured with one row only: all its versions, each with its own slope."""
+    return replace(
+        model,
+        batches=(1,),
+        batch_us=tuple(tuple(row[:1] for row in grid) for grid in model.batch_us),
+        isolated_us=tuple(row[:1] for row in model.isolated_us),
+        together_us=tuple(row[:1] for row in model.together_us),
+    )
 
 
 def _of_profile(path: Path) -> MeasuredModel:

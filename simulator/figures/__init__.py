@@ -5,20 +5,22 @@ beside ours.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from gangway.simulator.measured import MeasuredModel
 from rich.console import Console
 
 
 @dataclass(frozen=True)
 class FigureRequest:
-    """Where to draw, and how much to simulate for it."""
+    """Where to draw, and how much to simulate for it. `measured`: models to draw, for figures that take any."""
 
     output: Path
     queries: int
     seed: int
     console: Console
+    measured: Mapping[str, MeasuredModel] = field(default_factory=dict)
 
 
 # By name: the module, imported only when it is asked for.
@@ -30,4 +32,7 @@ FIGURES: Mapping[str, str] = {
     "veltair_efficiency": "gangway.simulator.figures.veltair_efficiency",
     "veltair_granularity": "gangway.simulator.figures.veltair_granularity",
     "veltair_rates": "gangway.simulator.figures.veltair_rates",
+    "veltair_versions": "gangway.simulator.figures.veltair_versions",
 }
+# Drawn of models that are given: those that come with the simulator have one version of each layer.
+OF_GIVEN_MODELS = ("veltair_versions",)
