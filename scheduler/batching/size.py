@@ -17,7 +17,7 @@ are, then the one of those that are there that has the most rows a second.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from math import ceil
 
 from gangway.scheduler.batching.split import GANG_US, least_gain, split_table
@@ -98,6 +98,7 @@ def batch_sizes(
         table = split_table(profile, cores, max_rows)
         measured_us = table.latency_us if splits else table.fat_us
 
+        @cache  # asked some fifty times for a decision with a hundred waiting, of few sizes
         def latency_us(rows: int) -> float:
             """A batch that gains less than a split must gains nothing."""
             apart_us, time_us = rows * measured_us(cores, 1), measured_us(cores, rows)
