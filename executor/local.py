@@ -70,11 +70,16 @@ class LocalExecutor:
         self.workers[worker] = start_worker(self._plans[worker])
         self.expect(worker, Ready)
 
-    def load(self, model_id: int, key: str, workers: Sequence[int] | None = None) -> None:
-        """Load an artifact into all workers (or those given). Raises RuntimeError with the worker's reason."""
+    def load(
+        self, model_id: int, key: str, workers: Sequence[int] | None = None, in_the_background: bool = False
+    ) -> None:
+        """Load an artifact into all workers (or those given). Raises RuntimeError with the worker's reason.
+
+        `in_the_background`: as workers in service do, who give way to whatever else wants their cores.
+        """
         chosen = range(len(self.workers)) if workers is None else workers
         for worker in chosen:
-            self.control.command(worker, Load(model_id, key).pack())
+            self.control.command(worker, Load(model_id, key, at_once=not in_the_background).pack())
         for worker in chosen:
             answer = self.expect(worker, Loaded)
             if not answer.ok:

@@ -1,7 +1,9 @@
 """An executor of two workers that runs the tiny model."""
 
 import contextlib
+import functools
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from gangway.executor.slots import SlotRequest
 from tests.tiny_model import TinyModel, make_artifact
 
 HEAP = 1 << 16
+SETTLE_S = 1.0  # for a rank to leave a lease that is aborted
 
 
 class Harness:
@@ -60,26 +63,69 @@ def artifact_maker() -> Callable[..., TinyModel]:
     return make_artifact
 
 
-@pytest.fixture
-def make_harness(tmp_path: Path) -> Iterator[Callable[..., Harness]]:
-    """Return a function that starts two workers with a model of the given layers."""
-    with contextlib.ExitStack() as stack:
-
-        def make(**model: Any) -> Harness:
-            cores = available_cores()
-            executor = stack.enter_context(LocalExecutor(tmp_path, [cores[0], cores[-1]]))
-            harness = Harness(executor, make_artifact(tmp_path, **model))
-            harness.orders()
-            return harness
-
-        yield make
-
-
-@pytest.fixture
-def harness(tiny_model: TinyModel) -> Iterator[Harness]:
-    """Two workers that have loaded the tiny model."""
+def two_workers(cache_dir: Path) -> LocalExecutor:
+    """Workers on the first and the last core, which are the same on a machine of one."""
     cores = available_cores()
-    with LocalExecutor(tiny_model.cache_dir, [cores[0], cores[-1]]) as executor:
-        made = Harness(executor, tiny_model)
-        made.orders()
-        yield made
+    return LocalExecutor(cache_dir, [cores[0], cores[-1]])
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def shared_workers(cache_dir: Path) -> Iterator[LocalExecutor]:
+    """Two workers for all tests of a file: starting them takes longer than most tests."""
+    with two_workers(cache_dir) as executor:
+        yield executor
+
+
+@pytest.fixture
+def executor(shared_workers: LocalExecutor) -> Iterator[LocalExecutor]:
+    """The two workers; afterwards they are as they were before."""
+    yield shared_workers
+    settle(shared_workers)
+
+
+@pytest.fixture
+def make_harness(executor: LocalExecutor, cache_dir: Path) -> Callable[..., Harness]:
+    """Return a function that gives two workers a model of the given layers."""
+
+    def make(**model: Any) -> Harness:
+        harness = Harness(executor, artifact(cache_dir, **model))
+        harness.orders()
+        return harness
+
+    return make
+
+
+@functools.cache
+def artifact(cache_dir: Path, **model: Any) -> TinyModel:
+    """The model, which is written when a test wants it first."""
+    return make_artifact(cache_dir, **model)
+
+
+def settle(executor: LocalExecutor) -> None:
+    """Leave nothing of a test in memory that workers share, and replace workers that it has left dead or busy."""
+    executor.io.punch(HEAP, executor.io.size_bytes - HEAP)  # no task hangs any more
+    executor.arena.punch(0, executor.arena.size_bytes)
+    for index in range(len(executor.leases)):
+        executor.leases[index].abort()
+    deadline = time.monotonic() + SETTLE_S
+    for worker, process in enumerate(executor.workers):
+        while process.poll() is None and not executor.control.quiet(worker) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        is_idle = process.poll() is None and executor.control.quiet(worker)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                executor.receive(worker, timeout_s=0)
+        if not is_idle:
+            executor.restart(worker)
+    executor.slots.init()
+
+
+@pytest.fixture
+def harness(make_harness: Callable[..., Harness]) -> Harness:
+    """Two workers that have loaded the tiny model."""
+    return make_harness()

@@ -195,7 +195,7 @@ HOSTILE = [
     {"front_end": 1},
     {"front_end": 0xFFFFFFFF},
     {"slot": 1 << 30},
-    {"sequence": 77},
+    {"sequence": 0xFFFFFFFF},
     {"arena_offset": 1 << 60},
     {"arena_offset": (1 << 64) - 64},
     {"arena_offset": 8},

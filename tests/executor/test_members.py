@@ -275,7 +275,7 @@ HOSTILE = [
     {"part": 0xFFFFFFFF},
     {"front_end": 1},
     {"slot": 1 << 30},
-    {"sequence": 77},
+    {"sequence": 0xFFFFFFFF},
 ]
 
 

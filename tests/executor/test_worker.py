@@ -13,9 +13,23 @@ from gangway.executor.cores import available_cores
 from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import Exit, Ready, Run
 
+from tests.executor.conftest import two_workers
+
 WAIT_US = 10_000_000
 PRIVATE_KB_AT_MOST = 40 * 1024
 STARTS = 8
+
+
+@pytest.fixture
+def cache_dir(tmp_path):
+    return tmp_path
+
+
+@pytest.fixture
+def executor(cache_dir):
+    """Workers of a test's own: here it is they who are looked at."""
+    with two_workers(cache_dir) as executor:
+        yield executor
 
 
 def private_kb(pid):
@@ -38,12 +52,12 @@ def test_worker_is_small_and_stays_so(harness):
         harness.executor.slots.release(slot)
 
     for model_id in range(2, 12):
-        harness.executor.load(model_id, harness.model.key)
+        harness.executor.load(model_id, harness.model.key, in_the_background=True)
         harness.executor.unload(model_id)
     query()
     before = private_kb(pid)
     for model_id in range(2, 42):
-        harness.executor.load(model_id, harness.model.key)
+        harness.executor.load(model_id, harness.model.key, in_the_background=True)
         harness.executor.unload(model_id)
         query()
     assert private_kb(pid) < PRIVATE_KB_AT_MOST
@@ -98,6 +112,7 @@ def test_no_thread_gives_way_once_a_model_is_loaded(harness):
         return policy, os.getpriority(os.PRIO_PROCESS, thread)
 
     pid = harness.executor.workers[0].pid
+    harness.executor.load(2, harness.model.key, in_the_background=True)
     deadline = time.monotonic() + 10
     while True:
         with contextlib.suppress(ProcessLookupError):  # the thread that loaded has just ended
