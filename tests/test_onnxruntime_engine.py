@@ -104,8 +104,27 @@ class Runner:
         return outcome, outputs() if outcome.status is SlotStatus.OK else {}
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """A worker for most tests, so that onnxruntime is imported once: that takes longer than what they do."""
+    cache_dir = tmp_path_factory.mktemp("cache")
+    with LocalExecutor(cache_dir, available_cores()[:1]) as executor:
+        yield Runner(executor, cache_dir)
+
+
 @pytest.fixture
-def runner(tmp_path: Path) -> Iterator[Runner]:
+def runner(shared: Runner) -> Iterator[Runner]:
+    """The shared worker; it has no model yet, and memory for requests is empty."""
+    runner = Runner(shared.executor, shared.cache_dir)
+    shared.executor.io.punch(HEAP, shared.executor.io.size_bytes - HEAP)
+    yield runner
+    for number in range(len(runner.models)):
+        shared.executor.unload(1 + number)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Runner]:
+    """A worker that no other test has."""
     with LocalExecutor(tmp_path / "cache", available_cores()[:1]) as executor:
         yield Runner(executor, tmp_path / "cache")
 
@@ -132,18 +151,18 @@ def test_the_executor_answers_like_onnxruntime(runner: Runner, tmp_path: Path, n
             np.testing.assert_array_equal(np.frombuffer(outputs[key], expected.dtype), expected.ravel())
 
 
-def test_a_failure_concerns_one_request(runner: Runner, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    runner.executor.restart(0)  # its successor's standard error is the test's
+def test_a_failure_concerns_one_request(own: Runner, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    own.executor.restart(0)  # its successor's standard error is the test's
     network = FOREIGN["gather"]()
-    model_id = runner.load(network.save(tmp_path / "model.onnx"), "picker")
-    worker = runner.executor.workers[0].pid
+    model_id = own.load(network.save(tmp_path / "model.onnx"), "picker")
+    worker = own.executor.workers[0].pid
     failed = SlotStatus.INTERNAL
     for index, status in ((3, SlotStatus.OK), (10, failed), (-11, failed), (9, SlotStatus.OK)):
-        outcome, outputs = runner.run(model_id, {"index": np.array([[index, 1]])}, 1)
+        outcome, outputs = own.run(model_id, {"index": np.array([[index, 1]])}, 1)
         assert outcome.status is status
         if status is SlotStatus.OK:
             assert np.frombuffer(outputs["y"], np.float32)[0] == 4 * index
-    assert runner.executor.workers[0].poll() is None and runner.executor.control.status(0).pid == worker
+    assert own.executor.workers[0].poll() is None and own.executor.control.status(0).pid == worker
     assert "picker: onnxruntime: " in capfd.readouterr().err
 
 
@@ -210,12 +229,12 @@ def is_mapped(pid: int) -> bool:
     return "onnxruntime" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_only_such_a_model_brings_onnxruntime_in(runner: Runner, tmp_path: Path) -> None:
-    pid = runner.executor.workers[0].pid
-    runner.load(write_model(tmp_path / "zoo", "simple") / "1" / "model.onnx", "simple")
+def test_only_such_a_model_brings_onnxruntime_in(own: Runner, tmp_path: Path) -> None:
+    pid = own.executor.workers[0].pid
+    own.load(write_model(tmp_path / "zoo", "simple") / "1" / "model.onnx", "simple")
     assert not is_mapped(pid)
     before = open_files(pid)
-    runner.load(FOREIGN["topk"]().save(tmp_path / "model.onnx"), "topk")
+    own.load(FOREIGN["topk"]().save(tmp_path / "model.onnx"), "topk")
     assert is_mapped(pid)
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) <= 2, "one computes, one may not have ended after loading"
     assert open_files(pid) == before, "onnxruntime collects nothing to be sent anywhere"
@@ -226,20 +245,20 @@ def private_kb(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
 
 
-def test_unloading_gives_the_memory_back(runner: Runner, tmp_path: Path) -> None:
+def test_unloading_gives_the_memory_back(own: Runner, tmp_path: Path) -> None:
     weights = np.random.default_rng(0).standard_normal((1 << 21, 4)).astype(np.float32)  # 32 MiB
     network = FOREIGN["gather"]()
     network.constants["table"] = weights
-    model_id = runner.load(network.save(tmp_path / "model.onnx"), "large")
-    key, pid = runner.models[0].key, runner.executor.workers[0].pid
+    model_id = own.load(network.save(tmp_path / "model.onnx"), "large")
+    key, pid = own.models[0].key, own.executor.workers[0].pid
     loaded_kb = private_kb(pid)
-    runner.executor.unload(model_id)
+    own.executor.unload(model_id)
     unloaded_kb = private_kb(pid)
     assert loaded_kb - unloaded_kb > weights.nbytes / 1024 * 0.9
     for _ in range(8):
-        runner.executor.load(model_id, key)
-        assert runner.run(model_id, network.feeds(1), 1)[0].status is SlotStatus.OK
-        runner.executor.unload(model_id)
+        own.executor.load(model_id, key)
+        assert own.run(model_id, network.feeds(1), 1)[0].status is SlotStatus.OK
+        own.executor.unload(model_id)
     assert private_kb(pid) - unloaded_kb < 8 * 1024
 
 
@@ -315,16 +334,17 @@ def test_a_killed_worker_is_replaced(runner: Runner, tmp_path: Path) -> None:
     assert runner.executor.slots.start(slot, sequence)
     runner.executor.start(0, spec, [0])
     assert runner.end(slot).status is SlotStatus.OK
+    assert [left.reason for left in runner.executor.left([0])] == [LeftReason.DONE]
     np.testing.assert_array_equal(np.frombuffer(outputs()["y"], np.float32), np.eye(32).ravel())
 
 
-def test_a_damaged_copy_is_refused_by_the_worker(runner: Runner, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_refused_by_the_worker(own: Runner, tmp_path: Path) -> None:
     path = FOREIGN["topk"]().save(tmp_path / "model.onnx")
-    manifest = compiled(path, "topk", runner.cache_dir)
-    copy = runner.cache_dir / manifest.key / "onnx" / "model.onnx"
+    manifest = compiled(path, "topk", own.cache_dir)
+    copy = own.cache_dir / manifest.key / "onnx" / "model.onnx"
     copy.write_bytes(copy.read_bytes()[:50])
     with pytest.raises(RuntimeError, match="worker 0: onnxruntime: "):
-        runner.executor.load(1, manifest.key)
-    assert Cache(runner.cache_dir).lookup(manifest.key) is None
-    compiled(path, "topk", runner.cache_dir)
-    runner.executor.load(1, manifest.key)
+        own.executor.load(1, manifest.key)
+    assert Cache(own.cache_dir).lookup(manifest.key) is None
+    compiled(path, "topk", own.cache_dir)
+    own.executor.load(1, manifest.key)
