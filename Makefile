@@ -43,9 +43,10 @@ serve: install
 	$(BIN)/gangway serve --model-repository $(MODELS) $(SERVE_FLAGS)
 
 # Two files of tests at a time, then what must be alone: it measures the machine, or looks at what all processes share.
+# For that only the files are imported that have such tests.
 test: $(VENV)/.installed-test tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not alone" $(TEST_FLAGS)
-	$(BIN)/python -m pytest -m alone $(TEST_FLAGS)
+	$(BIN)/python -m pytest -m alone $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 # The real perf_analyzer, for tests and benchmarks.
 tools: $(VENV)/.installed-test
