@@ -2,7 +2,6 @@
 
 import asyncio
 import queue
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import np_to_triton_dtype
 
 from benchmarks.fetch_perf_analyzer import BINARY
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.live_server import LiveServer
 from benchmarks.load import TOLERANCE, relative_error
 from benchmarks.perf_analyzer import MODES, run_one
 from benchmarks.reference import Example, example_of
@@ -21,12 +20,6 @@ INTERVAL_MS = 200
 REQUESTS = 32
 TIMEOUT_S = 30
 PARTS = ("stream", "shared memory")  # there is a mode that is both
-
-
-@pytest.fixture(scope="module")
-def server(compiled_zoo: Any) -> Iterator[LiveServer]:
-    with live_server(compiled_zoo.repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +46,17 @@ def assert_right(result: triton.InferResult, example: Example) -> None:
 
 
 @pytest.mark.parametrize("model", ["resnet50", "mobilenetv2", "mlp", "simple"])
-def test_tritonclient_gets_right_answers(server: LiveServer, compiled_zoo: Any, model: str) -> None:
+def test_tritonclient_gets_right_answers(gangway_server: LiveServer, compiled_zoo: Any, model: str) -> None:
     example = example_of(model, compiled_zoo.onnx_file(model), seed=1)
-    with triton.InferenceServerClient(server.url) as client:
+    with triton.InferenceServerClient(gangway_server.url) as client:
         assert client.is_server_ready()
         assert client.is_model_ready(model)
         assert_right(client.infer(model, inputs_of(example), client_timeout=TIMEOUT_S), example)
 
 
-def test_tritonclient_with_callbacks(server: LiveServer, mlp: Example) -> None:
+def test_tritonclient_with_callbacks(gangway_server: LiveServer, mlp: Example) -> None:
     answers: queue.Queue[tuple[triton.InferResult, Exception | None]] = queue.Queue()
-    with triton.InferenceServerClient(server.url) as client:
+    with triton.InferenceServerClient(gangway_server.url) as client:
         for _ in range(REQUESTS):
             client.async_infer("mlp", inputs_of(mlp), lambda result, error: answers.put((result, error)))
         for _ in range(REQUESTS):
@@ -72,9 +65,9 @@ def test_tritonclient_with_callbacks(server: LiveServer, mlp: Example) -> None:
             assert_right(result, mlp)
 
 
-def test_tritonclient_with_asyncio(server: LiveServer, mlp: Example) -> None:
+def test_tritonclient_with_asyncio(gangway_server: LiveServer, mlp: Example) -> None:
     async def ask() -> list[triton.InferResult]:
-        async with triton_aio.InferenceServerClient(server.url) as client:
+        async with triton_aio.InferenceServerClient(gangway_server.url) as client:
             requests = [client.infer("mlp", inputs_of(mlp), client_timeout=TIMEOUT_S) for _ in range(REQUESTS)]
             return await asyncio.gather(*requests)
 
@@ -86,14 +79,14 @@ def test_tritonclient_with_asyncio(server: LiveServer, mlp: Example) -> None:
 @pytest.mark.parametrize(
     ("model", "mode"), [*(("mlp", mode) for mode in MODES if mode not in PARTS), ("simple", "sync")]
 )
-def test_perf_analyzer_measures_without_special_flags(server: LiveServer, model: str, mode: str) -> None:
+def test_perf_analyzer_measures_without_special_flags(gangway_server: LiveServer, model: str, mode: str) -> None:
     assert BINARY.exists(), "run `make tools` first"
-    result = run_one(server.url, model, mode, MODES[mode], INTERVAL_MS, server.metrics_url)
+    result = run_one(gangway_server.url, model, mode, MODES[mode], INTERVAL_MS, gangway_server.metrics_url)
     assert result.problem == ""
     assert len(result.requests_per_s) == MODES[mode].levels
 
 
 @pytest.mark.alone
-def test_perf_analyzer_sends_pictures(server: LiveServer) -> None:
-    result = run_one(server.url, "mobilenetv2", "async", MODES["async"], INTERVAL_MS)
+def test_perf_analyzer_sends_pictures(gangway_server: LiveServer) -> None:
+    result = run_one(gangway_server.url, "mobilenetv2", "async", MODES["async"], INTERVAL_MS)
     assert result.problem == ""
