@@ -7,14 +7,17 @@ cache measure each their own. Only the standard library.
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gangway.artifact.codec import decode_record
+from gangway.artifact.counter_log import NOTHING_COUNTED, CounterLog
 from gangway.artifact.files import write_whole
 
-PROFILE_VERSION = 3
+PROFILE_VERSION = 4
 PROFILES_FOLDER = "profiles"
+LEAST_WHOLE = 0.8  # `Profile.cores_whole`: below it, what several cores gain is not known
 _HEX = re.compile(r"[0-9a-f]+")
 
 
@@ -82,7 +85,14 @@ class Profile:
     runs: tuple[int, ...]  # by batch: the fewest behind any of its times
     scatter: float  # of one run about the median of its setting, as a share of it: a standard deviation
     seconds: float  # the measurement took
+    cores_whole: float = 1.0  # speed of the slowest core while all worked, of one alone: before or after, the worse
+    counters: CounterLog = NOTHING_COUNTED  # beside each sample of interference; the machine's proxy rests on them
     format_version: int = PROFILE_VERSION
+
+    @property
+    def whole(self) -> bool:
+        """Whether the cores were there all at once; if not, times on several cores are likely to be too long."""
+        return self.cores_whole >= LEAST_WHOLE
 
 
 def profile_path(cache_dir: Path, key: str, machine: str) -> Path:
@@ -112,6 +122,15 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
+def machine_profiles(profiles: Path, machine: str) -> list[Profile]:
+    """Return all profiles of a machine (by its id) in a folder. What cannot be read, or is older, is left out."""
+    found = []
+    for path in sorted(profiles.glob(f"*-{machine}.json")):
+        with suppress(ProfileError):
+            found.append(read_profile(path))
+    return found
+
+
 def _check(profile: Profile) -> None:
     if profile.format_version != PROFILE_VERSION:
         raise ValueError(f"format version {profile.format_version} instead of {PROFILE_VERSION}")
@@ -123,10 +142,12 @@ def _check(profile: Profile) -> None:
     _require(bool(profile.layers), "there is no layer")
     _require(len(profile.runs) == len(profile.batches) and min(profile.runs) >= 1, "runs are not one or more a batch")
     _require(profile.scatter >= 0, "scatter is negative")
+    _require(0 < profile.cores_whole <= 1, "cores_whole is not a share")
     _check_grid("isolated_us", profile.isolated_us, profile)
     _check_grid("together_us", profile.together_us, profile)
     for layer in profile.layers:
         _check_layer(layer, profile)
+    _check_counters(profile.counters)
 
 
 def _check_layer(layer: LayerProfile, profile: Profile) -> None:
@@ -139,6 +160,13 @@ def _check_layer(layer: LayerProfile, profile: Profile) -> None:
     _require(len(layer.slope) == len(layer.slowdown) == disturbed, f"layer '{layer.name}' has a slope too many or few")
     for row in layer.slowdown:
         _require(len(row) == len(profile.interference), f"layer '{layer.name}' has a slowdown too many or few")
+
+
+def _check_counters(log: CounterLog) -> None:
+    _require(len(log.events) >= 2 or log == NOTHING_COUNTED, "counters have fewer than two events")
+    for sample in log.samples:
+        _require(len(sample.others) == len(log.events) - 2, "a sample has not as many counters as there are events")
+        _require(min(sample.accesses, sample.misses, sample.level, *sample.others) >= 0, "a sample is negative")
 
 
 def _check_grid(name: str, grid: Sequence[Sequence[float]], profile: Profile) -> None:

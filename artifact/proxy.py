@@ -1,7 +1,8 @@
 """How the level of interference follows from counters of the processor on one machine, as data.
 
 VELTAIR (ASPLOS 2022, section 4.3): a linear model of two counters, accesses to the last-level cache and the share of
-them that misses. It lies among the profiles, because measuring those finds it. Only the standard library.
+them that misses. It lies among the profiles, because it rests on the samples in all of them. Only the standard
+library.
 """
 
 import json
@@ -12,7 +13,7 @@ from gangway.artifact.codec import decode_record
 from gangway.artifact.files import write_whole
 from gangway.artifact.profile import ProfileError
 
-PROXY_VERSION = 2
+PROXY_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class InterferenceProxy:
     pca_share: float
     r_squared: float
     samples: int
+    models: int  # that the samples are of, by artifact
     format_version: int = PROXY_VERSION
 
     def level(self, accesses: float, misses: float) -> float:

@@ -19,6 +19,11 @@ class CounterRates:
         self._counters: CoreCounters | None = None
         self._seen: tuple[int, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the events, in the order of the rates."""
+        return tuple(event.name for event in self._events[1:])
+
     def look(self, cores: Sequence[int]) -> tuple[float, ...] | None:
         """Return the rates, one per event, since the last look at these same cores; nothing without events.
 

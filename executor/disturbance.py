@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gangway.artifact.counter_log import NOTHING_COUNTED, CounterLog, CounterSample
 from gangway.artifact.profile import InterferencePoint
 from gangway.executor import _probes
 from gangway.executor.counter_rates import CounterRates
@@ -18,7 +19,6 @@ from gangway.executor.machine import l3_bytes, pinned, touched
 from gangway.executor.model_runner import ModelRunner, RunTimes
 from gangway.executor.perf_events import CYCLES, INSTRUCTIONS, cache_events, countable
 from gangway.executor.profile_clock import Clock, powers_of_two, version_count
-from gangway.executor.proxy_fit import CounterSample, ProxyFit, fit_proxy
 
 SHARES: Final = (25, 50, 100)  # percent: the strengths of generated interference
 LEAST_LEVEL: Final = 0.05  # root mean square: a slope through less than that is noise
@@ -34,14 +34,14 @@ LOADS: Final[tuple[Load, ...]] = tuple((kind, share) for share in SHARES for kin
 class Disturbed:
     """What interference did, relative to none: `slope[layer][version]`, `slowdown[layer][version][point]`.
 
-    `proxy`: how counters of the cache tell the level; None where there are none, or where there was no interference.
+    `counters`: what was counted meanwhile, and the levels.
     """
 
     ranks: int = 0
     points: tuple[InterferencePoint, ...] = ()
     slope: tuple[tuple[float, ...], ...] = ()
     slowdown: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    proxy: ProxyFit | None = None
+    counters: CounterLog = NOTHING_COUNTED
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,12 @@ Round = dict[Load, Sample]
 """One sample beside each of LOADS, and one beside none (IDLE)."""
 
 
-def measure_interference(runner: ModelRunner, cores: Sequence[int], clock: Clock) -> Disturbed:
+def measure_interference(runner: ModelRunner, cores: Sequence[int], clock: Clock, counters: CounterRates) -> Disturbed:
     """Return what load on half of the cores does to the model on the others; takes until the clock's time is over."""
     ranks = disturbed_ranks(len(cores))
-    rounds = disturbed_rounds(runner, cores, clock)
-    return _evaluate(rounds, [len(layer.versions) for layer in runner.manifest.layers], ranks)
+    rounds = disturbed_rounds(runner, cores, clock, counters)
+    log = CounterLog(counters.names, counter_samples(rounds))
+    return _evaluate(rounds, [len(layer.versions) for layer in runner.manifest.layers], ranks, log)
 
 
 def disturbed_ranks(cores: int) -> int:
@@ -73,15 +74,18 @@ def disturbed_ranks(cores: int) -> int:
     return powers_of_two(cores // 2)[-1]
 
 
-def disturbed_rounds(runner: ModelRunner, cores: Sequence[int], clock: Clock, least: int = 1) -> list[Round]:
+def disturbed_rounds(
+    runner: ModelRunner, cores: Sequence[int], clock: Clock, counters: CounterRates, least: int = 1
+) -> list[Round]:
     """Run the model on some cores, with and without load on the others, in turns, until the time is over.
 
-    At least `least` rounds. The reference is reading, in order, twice as much memory as the last-level cache holds.
+    At least `least` rounds, at most MAX_ROUNDS. The reference is reading, in order, twice as much memory as the
+    last-level cache holds.
     """
     ranks = disturbed_ranks(len(cores))
     reference = touched(2 * l3_bytes())
     rounds: list[Round] = []
-    with Interference(cores[ranks:]) as interference, _counters() as counters:
+    with Interference(cores[ranks:]) as interference:
         while len(rounds) < MAX_ROUNDS and (len(rounds) < least or clock.passed_s("interference") < clock.seconds):
             one: Round = {}
             for load in (IDLE, *LOADS):
@@ -113,7 +117,7 @@ def slope_of(levels: Sequence[float], slowdowns: Sequence[float]) -> float:
     return sum(level * slowdown for level, slowdown in zip(levels, slowdowns, strict=True)) / squares
 
 
-def counter_samples(rounds: Sequence[Round]) -> list[CounterSample]:
+def counter_samples(rounds: Sequence[Round]) -> tuple[CounterSample, ...]:
     """Return what was counted, with the level at that time. Empty where nothing was."""
     idle_us = statistics.median(one[IDLE].reference_us for one in rounds)
     samples = []
@@ -122,11 +126,11 @@ def counter_samples(rounds: Sequence[Round]) -> list[CounterSample]:
             accesses, misses, *others = sample.rates
             level = max(0.0, sample.reference_us / idle_us - 1)
             samples.append(CounterSample(accesses, misses, level, tuple(others)))
-    return samples
+    return tuple(samples)
 
 
-def _counters() -> CounterRates:
-    """Count accesses to the cache, misses there, and what else there is; without the first two nothing."""
+def cache_rates() -> CounterRates:
+    """Return what counts accesses to the last-level cache, misses there, and what else there is; else nothing."""
     pair = cache_events()
     if pair is None:
         return CounterRates(())
@@ -160,7 +164,7 @@ def _layer_medians(runs: Sequence[RunTimes]) -> tuple[float, ...]:
     return tuple(statistics.median(times) for times in zip(*(run.layer_us for run in runs), strict=True))
 
 
-def _evaluate(rounds: Sequence[Round], versions: Sequence[int], ranks: int) -> Disturbed:
+def _evaluate(rounds: Sequence[Round], versions: Sequence[int], ranks: int, counters: CounterLog) -> Disturbed:
     levels = _levels(rounds)
     by_layer = [[_slowdowns(rounds, layer, v) for v in range(count)] for layer, count in enumerate(versions)]
     return Disturbed(
@@ -170,7 +174,7 @@ def _evaluate(rounds: Sequence[Round], versions: Sequence[int], ranks: int) -> D
         slowdown=tuple(
             tuple(tuple(statistics.fmean(one[load]) for load in LOADS) for one in layer) for layer in by_layer
         ),
-        proxy=fit_proxy(counter_samples(rounds)),
+        counters=counters,
     )
 
 

@@ -9,17 +9,15 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import LayerProfile, Machine, Profile
-from gangway.artifact.proxy import InterferenceProxy
-from gangway.executor.disturbance import Disturbed, measure_interference
+from gangway.executor.counter_rates import CounterRates
+from gangway.executor.disturbance import Disturbed, cache_rates, measure_interference
 from gangway.executor.machine import measure_machine
 from gangway.executor.model_runner import ModelRunner, RunTimes
-from gangway.executor.perf_events import cache_events
 from gangway.executor.profile_clock import Clock, Progress
 from gangway.executor.profile_plan import (
     MAX_ROUNDS,
@@ -32,19 +30,12 @@ from gangway.executor.profile_plan import (
     runs_in_round,
     together_us,
 )
-from gangway.executor.proxy_fit import ProxyFit
+from gangway.executor.whole_cores import share_of_cores
 
 DEFAULT_SECONDS: Final = 18.0  # with the start of Python and of workers less than 20
 LATENCY_PART: Final = 0.65  # of the time, when there are other cores to disturb from
 USUAL_SCATTER: Final = 0.05
 HALF_OF_NORMAL: Final = 0.6745  # standard deviations within which half of a normal distribution lies
-
-
-class Measured(NamedTuple):
-    """A model's profile, and the machine's proxy for interference: None where caches are not counted, or were calm."""
-
-    profile: Profile
-    proxy: InterferenceProxy | None
 
 
 class Samples:
@@ -98,23 +89,27 @@ def profile_model(
     cores: Sequence[int],
     seconds: float = DEFAULT_SECONDS,
     progress: Progress = lambda phase, share: None,
-) -> Measured:
+    counters: CounterRates | None = None,
+) -> Profile:
     """Measure the artifact `cache_dir/manifest.key` on these cores, in about `seconds`.
 
-    Each setting is measured at least once, however long that takes; batches that do not fit are left out. Raises
-    RuntimeError when a worker cannot load the artifact, RunError, TimeoutError, and OSError when memory is lacking.
+    Each setting is measured at least once, however long that takes; batches that do not fit are left out. `counters`:
+    what is counted beside interference; None: accesses to the last-level cache and misses, where the machine can.
+    Raises RuntimeError when a worker cannot load the artifact, RunError, TimeoutError, and OSError when memory lacks.
     """
     begin = time.monotonic()
     progress("machine", 0.0)
+    whole = share_of_cores(cores)
     machine = measure_machine(cores[0], len(cores), manifest.target)
     with ModelRunner(cache_dir, manifest, cores, MAX_ROWS, gangs=len(cores)) as runner:
         clock = Clock(begin, seconds, progress)
         latency_end = seconds * (LATENCY_PART if len(cores) > 1 else 1.0)
         plan = Plan(manifest, core_counts(len(cores)), runner.room_rows)
         batches, samples = _measure_latency(runner, plan, clock, latency_end)
-        disturbed = measure_interference(runner, cores, clock) if len(cores) > 1 else Disturbed()
+        with counters or cache_rates() as rates:
+            disturbed = measure_interference(runner, cores, clock, rates) if len(cores) > 1 else Disturbed()
     isolated_us = tuple(tuple(samples.total_us(Setting(rows, ranks)) for rows in batches) for ranks in plan.cores)
-    profile = Profile(
+    return Profile(
         key=manifest.key,
         model_name=manifest.model_name,
         machine=machine,
@@ -130,15 +125,9 @@ def profile_model(
         runs=tuple(samples.fewest(rows) for rows in batches),
         scatter=samples.scatter(),
         seconds=time.monotonic() - begin,
+        cores_whole=min(whole, share_of_cores(cores)),
+        counters=disturbed.counters,
     )
-    return Measured(profile, _proxy(machine, disturbed.proxy))
-
-
-def _proxy(machine: Machine, fit: ProxyFit | None) -> InterferenceProxy | None:
-    events = cache_events()
-    if fit is None or events is None:
-        return None
-    return InterferenceProxy(machine.machine_id, events[0].name, events[1].name, **asdict(fit))
 
 
 def _measure_latency(runner: ModelRunner, plan: Plan, clock: Clock, end_s: float) -> tuple[tuple[int, ...], Samples]:

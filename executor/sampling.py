@@ -13,6 +13,7 @@ from typing import Final
 
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import InterferencePoint
+from gangway.executor.counter_rates import CounterRates
 from gangway.executor.disturbance import (
     LOADS,
     Load,
@@ -66,7 +67,7 @@ def measure_finalists(
         if len(cores) == 1:
             return FinalTimes(_alone(runner, 1, seconds, TABLES))
         alone_us = _alone(runner, len(cores), ALONE_PART * seconds, TABLES)
-        rounds = disturbed_rounds(runner, cores, Clock(begin, seconds, progress), least=TABLES)
+        rounds = disturbed_rounds(runner, cores, Clock(begin, seconds, progress), CounterRates(()), TABLES)
     tables = [rounds[table::TABLES] for table in range(TABLES)]
     versions = [len(layer.versions) for layer in manifest.layers]
     return FinalTimes(

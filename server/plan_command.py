@@ -17,6 +17,7 @@ from gangway.scheduler.batching.split import SplitTable, split_table
 from gangway.scheduler.profiles import policy_profile
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.model_argument import find_model, positive_integer
+from gangway.server.profile_table import wholeness
 from rich.console import Console
 from rich.table import Table
 
@@ -83,7 +84,7 @@ def _notes(profile: Profile, batches: Sequence[int]) -> list[str]:
         notes.append(
             f"more than {profile.batches[-1]} rows on a core or gang were not measured: the last slope goes on"
         )
-    return notes
+    return notes if profile.whole else [*notes, *wholeness(profile)]
 
 
 def _entry(table: SplitTable, rows: int) -> dict[str, object]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from gangway.artifact.cache import default_cache_dir
 from gangway.artifact.format import Engine, Manifest
-from gangway.artifact.profile import encode_profile, write_profile
-from gangway.artifact.proxy import write_proxy
+from gangway.artifact.profile import Profile, encode_profile
 from gangway.executor.model_runner import RunError
-from gangway.executor.profiler import DEFAULT_SECONDS, Measured, profile_model
+from gangway.executor.profile_keeping import keep_profile
+from gangway.executor.profiler import DEFAULT_SECONDS, profile_model
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.model_argument import model_and_cores, positive_number
 from gangway.server.profile_table import layer_table, proxy_line, summary
@@ -31,10 +31,8 @@ def main(argv: Sequence[str]) -> int:
         manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
         if manifest.engine is Engine.ONNXRUNTIME:
             raise CompileError(f"{name} has no layers to measure, onnxruntime serves it: {manifest.fallback_reason}")
-        profile, proxy = _measure(name, manifest, options, cores)
-        written = write_profile(options.cache_dir, profile)
-        if proxy is not None:
-            write_proxy(written.parent, proxy)
+        profile = _measure(name, manifest, options, cores)
+        written, proxy = keep_profile(options.cache_dir, profile)
         if options.json:
             options.json.write_bytes(encode_profile(profile))
     except (CompileError, RunError, RuntimeError, TimeoutError, OSError) as error:
@@ -45,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: Sequence[int]) -> Measured:
+def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: Sequence[int]) -> Profile:
     columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=1.0)

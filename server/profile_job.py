@@ -9,10 +9,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from gangway.artifact.profile import write_profile
-from gangway.artifact.proxy import write_proxy
 from gangway.artifact.reader import read_manifest
 from gangway.executor.process import die_with_parent
+from gangway.executor.profile_keeping import keep_profile
 from gangway.executor.profiler import profile_model
 
 
@@ -32,10 +31,7 @@ def main() -> int:
     with suppress(OSError):  # some containers forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     manifest = read_manifest(options.cache_dir / options.key)
-    profile, proxy = profile_model(options.cache_dir, manifest, options.cores, options.seconds)
-    path = write_profile(options.cache_dir, profile)
-    if proxy is not None:
-        write_proxy(path.parent, proxy)
+    keep_profile(options.cache_dir, profile_model(options.cache_dir, manifest, options.cores, options.seconds))
     return 0
 
 

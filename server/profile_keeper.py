@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.machine import cpu_name, machine_id
-from gangway.artifact.profile import ProfileError, profile_path, read_profile
+from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile
 from gangway.executor.control import ControlSegment
 from gangway.server.children import Child
 from gangway.server.compile_jobs import Compiler
@@ -55,9 +55,8 @@ class ProfileKeeper:
         """A model has been loaded: use its profile, or make one later. Those for onnxruntime have no layers."""
         if manifest.engine is not Engine.NATIVE:
             return
-        if _usable(manifest.model_name, self._path(manifest)):
-            self._scheduler.use_profile(model_id, self._path(manifest))
-        elif self._seconds:
+        believed = self._use(model_id, manifest)
+        if self._seconds and not believed:
             self._wanted[model_id] = manifest
             self._news.set()
 
@@ -93,9 +92,17 @@ class ProfileKeeper:
             del self._wanted[model_id]
             if child.returncode == 0:
                 _log.info("%s: profile measured", manifest.model_name)
-                self._scheduler.use_profile(model_id, self._path(manifest))
+                self._use(model_id, manifest)
             else:
                 _log.warning("%s: no profile: the measurement %s", manifest.model_name, child.fate())
+
+    def _use(self, model_id: int, manifest: Manifest) -> bool:
+        """Have a model's profile used if there is one; return whether it is there and to be believed."""
+        path = self._path(manifest)
+        profile = _kept(manifest.model_name, path)
+        if profile is not None:
+            self._scheduler.use_profile(model_id, path)
+        return profile is not None and profile.whole
 
     def _path(self, manifest: Manifest) -> Path:
         machine = machine_id(cpu_name(), len(self._cores), manifest.target.name)
@@ -142,13 +149,19 @@ class ProfileKeeper:
         return sum(status.runs for status in statuses), any(status.busy for status in statuses)
 
 
-def _usable(name: str, path: Path) -> bool:
-    """Return whether there is a profile of the present format; one of an older format is made again."""
+def _kept(name: str, path: Path) -> Profile | None:
+    """Return the profile if there is one of the present format; one of an older format is made again.
+
+    One of cores that were not whole is said to be in doubt; it is better than none.
+    """
     if not path.is_file():
-        return False
+        return None
     try:
-        read_profile(path)
+        profile = read_profile(path)
     except ProfileError as error:
         _log.info("%s: profile ignored, to be measured again: %s", name, error)
-        return False
-    return True
+        return None
+    if not profile.whole:
+        said = "%s: in doubt whether several cores are worth it: all at once did %.0f %% of what one does alone"
+        _log.warning(said, name, 100 * profile.cores_whole)
+    return profile

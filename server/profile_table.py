@@ -47,6 +47,7 @@ def summary(profile: Profile) -> list[str]:
             lines.append(f"{gangs} gangs of {_cores(count)} at once, ms by rows of each: {_by_rows(profile, times_us)}")
     lines += _balance(profile)
     lines.append(_interference(profile))
+    lines += wholeness(profile)
     runs = ", ".join(f"{rows}: {count}" for rows, count in zip(profile.batches, profile.runs, strict=True))
     lines.append(
         f"measured in {profile.seconds:.1f} s, runs of each setting by rows: {runs}; "
@@ -57,6 +58,10 @@ def summary(profile: Profile) -> list[str]:
 
 def _cores(count: int) -> str:
     return f"{count} core{'s' * (count > 1)}"
+
+
+def _models(count: int) -> str:
+    return f"{count} model{'s' * (count > 1)}"
 
 
 def _by_rows(profile: Profile, times_us: Sequence[float]) -> str:
@@ -81,6 +86,19 @@ def _interference(profile: Profile) -> str:
     return f"levels of interference from {_cores(other)}: {points}"
 
 
+def wholeness(profile: Profile) -> list[str]:
+    """Return a line about whether the cores were there all at once, a warning if not; nothing of one core."""
+    if len(profile.cores) == 1:
+        return []
+    share = f"all cores at once: the slowest did {profile.cores_whole:.0%} of what one does alone"
+    if profile.whole:
+        return [share]
+    return [
+        f"WARNING: {share}. Something else ran, or the host gave the cores to others: times on several cores are too "
+        "long; measure again. If it is always so (cores that are threads of one, clocks that fall), they are right"
+    ]
+
+
 def proxy_line(proxy: InterferenceProxy | None) -> str:
     """Return what the counters of the cache say about interference, and how well."""
     if proxy is None:
@@ -88,6 +106,6 @@ def proxy_line(proxy: InterferenceProxy | None) -> str:
     return (
         f"level from counters: {proxy.constant:.3g} + {proxy.per_access:.3g} x accesses/kcycle + "
         f"{proxy.per_miss_rate:.3g} x misses/access ({proxy.accesses}, {proxy.misses}); it explains "
-        f"{proxy.r_squared:.0%} of the variance over {proxy.samples} samples, and two principal components "
-        f"{proxy.pca_share:.0%} of that of all counters"
+        f"{proxy.r_squared:.0%} of the variance over {proxy.samples} samples of {_models(proxy.models)}, and "
+        f"two principal components {proxy.pca_share:.0%} of that of all counters"
     )

@@ -2,19 +2,24 @@
 
 import struct
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gangway.artifact.counter_log import NOTHING_COUNTED
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
 from gangway.artifact.machine import cpu_name
 from gangway.artifact.profile import Profile, read_profile, write_profile
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor import _probes
 from gangway.executor.cores import available_cores
-from gangway.executor.disturbance import slope_of
+from gangway.executor.counter_rates import CounterRates
+from gangway.executor.disturbance import LOADS, MAX_ROUNDS, slope_of
 from gangway.executor.interference import IDLE, Interference
 from gangway.executor.machine import l3_bytes, measure_machine, touched
 from gangway.executor.model_runner import ModelRunner
+from gangway.executor.perf_events import CONTEXT_SWITCHES, MINOR_FAULTS, PAGE_FAULTS, countable
+from gangway.executor.profile_keeping import keep_profile
 from gangway.executor.profile_plan import core_counts
 from gangway.executor.profiler import profile_model
 
@@ -64,7 +69,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
 @pytest.fixture(scope="module")
 def profile(artifact: tuple[Path, Manifest]) -> Profile:
     cores = available_cores()[:2]
-    return profile_model(*artifact, cores, seconds=2.0).profile
+    return profile_model(*artifact, cores, seconds=2.0)
 
 
 def test_shape(profile: Profile, tmp_path: Path) -> None:
@@ -74,6 +79,7 @@ def test_shape(profile: Profile, tmp_path: Path) -> None:
     assert [len(one.latency_us) for one in profile.layers] == [1, 1, 2, 1]
     assert min(profile.runs) >= 1 and list(profile.runs) == sorted(profile.runs, reverse=True)
     assert 0 < profile.scatter < 0.5
+    assert 0 < profile.cores_whole <= 1
     assert read_profile(write_profile(tmp_path, profile)) == profile
 
 
@@ -136,9 +142,28 @@ def test_memory_and_compute_time(profile: Profile) -> None:
 
 
 def test_one_core_has_no_slope(artifact: tuple[Path, Manifest]) -> None:
-    profile = profile_model(*artifact, available_cores()[:1], seconds=0.1).profile
+    profile = profile_model(*artifact, available_cores()[:1], seconds=0.1)
     assert (profile.cores, profile.interference, profile.interference_cores) == ((1,), (), 0)
+    assert (profile.cores_whole, profile.counters) == (1.0, NOTHING_COUNTED)
     assert all(one.slope == one.slowdown == () for one in profile.layers)
+
+
+@pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
+@pytest.mark.skipif(not countable([PAGE_FAULTS]), reason="this user may not count what happens on cores")
+def test_what_is_counted_beside_interference_is_kept(artifact: tuple[Path, Manifest], tmp_path: Path) -> None:
+    """With the kernel's events in the place of the cache's."""
+    counters = CounterRates([PAGE_FAULTS, MINOR_FAULTS], per=CONTEXT_SWITCHES)
+    first = profile_model(*artifact, available_cores()[:2], seconds=1.0, counters=counters)
+    log = first.counters
+    assert log.events == ("page faults", "minor page faults")
+    assert 1 <= len(log.samples) <= (1 + len(LOADS)) * MAX_ROUNDS, "ranks wait for each run"
+    path, _ = keep_profile(tmp_path, first)
+    assert read_profile(path) == first
+    second = replace(first, key="5f" * 32, counters=replace(log, samples=log.samples[:9]))
+    for _ in range(2):
+        _, proxy = keep_profile(tmp_path, second)
+        if proxy is not None:  # the generators may not have been felt
+            assert (proxy.models, proxy.samples) == (2, len(log.samples) + min(9, len(log.samples)))
 
 
 def test_progress_tells_what_and_how_far(artifact: tuple[Path, Manifest]) -> None:

@@ -1,17 +1,20 @@
-"""The line from counters to levels, on numbers made for it; and its file."""
+"""The line from counters to levels, of one model and of several, on numbers made for it; and its file."""
 
 import dataclasses
+import json
 import random
 from pathlib import Path
 
 import pytest
+from gangway.artifact.counter_log import CounterLog, CounterSample
 from gangway.artifact.profile import ProfileError
 from gangway.artifact.proxy import InterferenceProxy, proxy_path, read_proxy, write_proxy
 from gangway.executor.disturbance import LOADS, Sample, counter_samples
 from gangway.executor.interference import IDLE
-from gangway.executor.proxy_fit import CounterSample, fit_proxy
+from gangway.executor.proxy_fit import fit_proxy, pooled_proxy
 
-PROXY = InterferenceProxy("0123456789ab", "a", "m", 0.1, 0.002, 1.5, 0.99, 0.97, 42)
+PROXY = InterferenceProxy("0123456789ab", "a", "m", 0.1, 0.002, 1.5, 0.99, 0.97, 42, 3)
+EVENTS = ("accesses", "misses")
 
 
 def samples(noise: float = 0.0, count: int = 60) -> list[CounterSample]:
@@ -54,6 +57,48 @@ def test_too_little_to_learn_from() -> None:
     assert fit is not None and fit.r_squared == pytest.approx(0.0) and fit.pca_share == 1.0
 
 
+def log_of(
+    accesses: float, miss_rates: tuple[float, float], levels: tuple[float, float], events: tuple[str, ...] = EVENTS
+) -> CounterLog:
+    """Ten samples of one model: its miss rate goes from the first to the second, and the level with it, in a line."""
+    made = []
+    for share in (step / 9 for step in range(10)):
+        miss_rate, level = (first + share * (last - first) for first, last in (miss_rates, levels))
+        made.append(CounterSample(accesses, miss_rate * accesses, level))
+    return CounterLog(events, tuple(made))
+
+
+def test_all_models_together_have_another_line_than_each() -> None:
+    """Both models miss more the more they are disturbed, but the second misses so much even when nobody disturbs."""
+    small, large = log_of(10.0, (0.1, 0.3), (0.0, 1.0)), log_of(60.0, (0.5, 0.9), (0.0, 1.0))
+    lines = [pooled_proxy("aa", EVENTS, logs) for logs in ([small], [large], [small, large])]
+    slopes = [line.per_miss_rate for line in lines if line is not None]
+    assert slopes[:2] == pytest.approx([1 / 0.2, 1 / 0.4])
+    assert slopes[1] < slopes[2] < slopes[0]
+    alone, _, both = lines
+    assert alone is not None and both is not None
+    assert (alone.models, alone.samples, both.models, both.samples) == (1, 10, 2, 20)
+    assert (both.machine_id, both.accesses, both.misses) == ("aa", *EVENTS)
+    assert alone.level(60.0, 0.5 * 60.0) > 1.5, "the line of one model takes the other one's calm for a storm"
+    assert both.level(60.0, 0.5 * 60.0) < 0.3 and both.level(10.0, 0.1 * 10.0) < 0.3
+    assert both.r_squared > 0.8
+
+
+def test_models_that_contradict_each_other_explain_little_together() -> None:
+    up, down = log_of(10.0, (0.1, 0.3), (0.0, 1.0)), log_of(10.0, (0.1, 0.3), (1.0, 0.0))
+    both = pooled_proxy("aa", EVENTS, [up, down])
+    assert both is not None and both.r_squared == pytest.approx(0.0, abs=1e-6)
+
+
+def test_calm_models_and_other_events() -> None:
+    loud, calm = log_of(10.0, (0.1, 0.3), (0.0, 1.0)), log_of(60.0, (0.5, 0.5), (0.0, 0.0))
+    other = dataclasses.replace(loud, events=("others", "misses"))
+    assert pooled_proxy("aa", EVENTS, [calm]) is None
+    assert pooled_proxy("aa", EVENTS, []) is None
+    both = pooled_proxy("aa", EVENTS, [calm, loud, other, CounterLog(EVENTS)])
+    assert both is not None and (both.models, both.samples) == (2, 20)
+
+
 def test_level() -> None:
     assert PROXY.level(100.0, 20.0) == pytest.approx(0.1 + 0.2 + 0.3)
     assert PROXY.level(0.0, 0.0) == pytest.approx(0.1)
@@ -67,7 +112,12 @@ def test_file(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"proxy-0123456789ab.json: proxy has .* field 'sample"):
         read_proxy(path)
     write_proxy(tmp_path, dataclasses.replace(PROXY, format_version=9))
-    with pytest.raises(ProfileError, match="format version 9 instead of 2"):
+    with pytest.raises(ProfileError, match="format version 9 instead of 3"):
+        read_proxy(path)
+    second = {**dataclasses.asdict(PROXY), "format_version": 2}
+    del second["models"]
+    path.write_text(json.dumps(second))
+    with pytest.raises(ProfileError, match="no field 'models'"):
         read_proxy(path)
 
 

@@ -4,6 +4,7 @@ import mmap
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from gangway.executor.counter_rates import CounterRates
 from gangway.executor.perf_events import CONTEXT_SWITCHES, MINOR_FAULTS, PAGE_FAULTS, cache_events, countable
 from gangway.scheduler.counter_interference import INTERVAL_US, LEAST_EXPLAINED, CounterInterference, from_profiles
 
-PROXY = InterferenceProxy("0123456789ab", "page faults", "context switches", 0.0, 1.0, 10.0, 1.0, 1.0, 9)
+PROXY = InterferenceProxy("0123456789ab", "page faults", "context switches", 0.0, 1.0, 10.0, 1.0, 1.0, 9, 1)
 
 
 class Script:
@@ -70,9 +71,10 @@ def test_only_what_the_machine_counts_is_used(tmp_path: Path) -> None:
     assert from_profiles(tmp_path, "0123456789ab", ()) is None
     if (events := cache_events()) is not None:
         names = [event.name for event in events]
-        write_proxy(tmp_path, InterferenceProxy("0123456789ab", *names, 0.0, 1.0, 1.0, 1.0, 1.0, 9))
+        good = InterferenceProxy("0123456789ab", *names, 0.0, 1.0, 1.0, 1.0, 1.0, 9, 1)
+        write_proxy(tmp_path, good)
         assert from_profiles(tmp_path, "0123456789ab", ()) is not None
-        write_proxy(tmp_path, InterferenceProxy("0123456789ab", *names, 0.0, 1.0, 1.0, 1.0, LEAST_EXPLAINED - 0.01, 9))
+        write_proxy(tmp_path, replace(good, r_squared=LEAST_EXPLAINED - 0.01))
         assert from_profiles(tmp_path, "0123456789ab", ()) is None, "it explains too little"
-        write_proxy(tmp_path, InterferenceProxy("0123456789ab", *names, 0.0, 1.0, -1.0, 1.0, 1.0, 9))
+        write_proxy(tmp_path, replace(good, per_miss_rate=-1.0))
         assert from_profiles(tmp_path, "0123456789ab", ()) is None, "misses cannot mean that it is calm"

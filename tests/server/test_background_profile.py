@@ -4,14 +4,16 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from gangway.artifact.format import Manifest
 from gangway.artifact.machine import cpu_name, machine_id
-from gangway.artifact.profile import profile_path, read_profile
+from gangway.artifact.profile import profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores
+from gangway.executor.profiler import profile_model
 
 from benchmarks.live_server import live_server
 from benchmarks.load import raw_channel, raw_infer
@@ -38,10 +40,7 @@ def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_
         deadline = time.monotonic() + TIMEOUT_S
         while Path(f"/proc/{job}/cmdline").exists() and command_of(job):
             assert time.monotonic() < deadline, "a request ends the measurement"
-        deadline = time.monotonic() + TIMEOUT_S
-        while "mlp: profile measured" not in (text := server.log.read_text()):
-            assert time.monotonic() < deadline, text
-            time.sleep(0.05)
+        text = await_log(server.log, "mlp: profile measured")
     assert "profile ignored, to be measured again" in text
     assert list(path.parent.iterdir()) == [path]
     assert read_profile(path).key == artifact.name
@@ -51,10 +50,34 @@ def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_
         assert not await_jobs(server.process.pid, 0)
 
 
+@pytest.mark.alone
+def test_a_profile_in_doubt_is_used_and_made_again(compiled_zoo, tmp_path: Path) -> None:
+    shutil.copytree(compiled_zoo.repository / "mlp", tmp_path / "models" / "mlp")
+    cache_dir, artifact = tmp_path / "cache", compiled_zoo.artifact("mlp")
+    shutil.copytree(artifact, cache_dir / artifact.name)
+    manifest = read_manifest(cache_dir / artifact.name)
+    measured = profile_model(cache_dir, manifest, available_cores(), seconds=0.2)
+    path = write_profile(cache_dir, replace(measured, cores_whole=0.5))
+    with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
+        await_jobs(server.process.pid, 1)
+        await_log(server.log, "mlp: profile measured")
+        assert "mlp: in doubt whether several cores are worth it: all at once did 50 %" in server.log.read_text()
+    assert read_profile(path).cores_whole != 0.5
+
+
 def profile_of(manifest: Manifest, cache_dir: Path) -> Path:
     """Where a server on all cores keeps a model's profile."""
     machine = machine_id(cpu_name(), len(available_cores()), manifest.target.name)
     return profile_path(cache_dir, manifest.key, machine)
+
+
+def await_log(log: Path, words: str) -> str:
+    """What a server has logged, once these words are in it."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while words not in (text := log.read_text()):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
+    return text
 
 
 def await_jobs(pid: int, count: int) -> list[int]:

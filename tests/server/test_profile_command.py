@@ -28,6 +28,8 @@ def test_mlp_end_to_end(compiled_zoo, tmp_path: Path) -> None:
     assert all(word in result.stdout for word in ("us on 1", "of peak", "GFLOP/s", "whole model on 1 core", str(kept)))
     if len(profile.cores) > 1:
         assert f"{profile.cores[-1]} gangs of 1 core at once" in result.stdout
+        assert "all cores at once: the slowest did" in result.stdout
+    assert "level from counters: " in result.stdout
 
 
 def test_one_core_says_that_it_has_no_slopes(compiled_zoo) -> None:
