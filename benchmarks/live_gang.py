@@ -134,7 +134,7 @@ class Bench(Policy):
 
     def _tell(self, message: slow.ControlMessage) -> None:
         self._link.send(message)
-        self.memory.control.scheduler_bell.ring()
+        self.memory.control.scheduler_bell.ring_for_letter()
 
 
 def measure_yield(bench: Bench) -> dict[str, float]:

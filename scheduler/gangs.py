@@ -113,9 +113,9 @@ class GangTable:
         return gang
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no query is under way, not even a paused one."""
-        return not self._gangs
+    def count(self) -> int:
+        """How many queries are under way, paused ones included."""
+        return len(self._gangs)
 
     @property
     def free(self) -> int:

@@ -39,7 +39,6 @@ from gangway.scheduler.workers import WorkerTable
 IDLE_WAIT_US = 1_000_000
 WATCH_WAIT_US = 100_000  # while a gang has ended, but not all of its ranks have left
 KEPT_SHARE = 128  # of the arena segment stays taken for idle arenas; it is 16 times the memory: an eighth of that
-SUPERVISOR_WAIT_US = 5_000  # the supervisor's messages may wait so long while others talk; looking costs a system call
 _log = logging.getLogger(__name__)
 
 
@@ -83,7 +82,7 @@ class LiveScheduler:
         self._spin_us = spin_us
         self._dying_front_ends: set[int] = set()
         self._stopping = False
-        self._supervisor_us = math.inf  # when the supervisor is to be heard, although others talk all the time
+        self._letters = -1  # the supervisor's that were there when we looked last
         self._housekeeping_us = 0.0
 
     def run(self) -> None:
@@ -93,7 +92,7 @@ class LiveScheduler:
         seen = bell.seen()
         self.step()
         while not self._stopping:
-            bell.wait(seen, self._spin_us, self._wait_us())
+            bell.wait(seen, self._spin_us, self._wait_us(), self._is_patient())
             seen = bell.seen()
             self.step()
 
@@ -104,25 +103,26 @@ class LiveScheduler:
 
     def step(self) -> None:
         """Take in all messages there are, then let the policy decide."""
-        heard = self._hear_workers(now_us := _now_us())
-        heard = self._hear_front_ends() or heard
-        if not heard or now_us >= self._supervisor_us or self._is_idle():
-            self._supervisor_us = math.inf
+        self._hear_workers(_now_us())
+        arrived = self._hear_front_ends()
+        letters = self.control.scheduler_bell.letters()
+        if letters != self._letters:
+            self._letters = letters
             self._hear_supervisor()
-        elif self._supervisor_us == math.inf:
-            self._supervisor_us = now_us + SUPERVISOR_WAIT_US
         now_us = _now_us()
         self.requests.expire(now_us, self._execution.drop)
         self._refusals.act(now_us)
-        if now_us >= self._housekeeping_us:
-            self._keep_house(now_us)
         self._dispatcher.dispatch(now_us)
+        if now_us >= self._housekeeping_us + (WATCH_WAIT_US if arrived else 0):  # better not beside gangs that begin
+            self._keep_house(now_us)
 
-    def _is_idle(self) -> bool:
-        return self.gangs.is_empty and not self.requests.queries
+    def _is_patient(self) -> bool:
+        """Whether nobody could use the core of a rank that leaves before the others of its gang do."""
+        return not self.requests.queries and self.gangs.count <= 1
 
     def _keep_house(self, now_us: float) -> None:
         self._housekeeping_us = now_us + WATCH_WAIT_US
+        self._hear_supervisor()  # or that it is gone: nobody rings for that
         self._report_stuck(now_us)
         self.accounts.counters.write(now_us)
         self._status.write(now_us)
@@ -165,10 +165,8 @@ class LiveScheduler:
                 self._cancel(front_end, message.slot, message.sequence)
         return bool(messages)
 
-    def _hear_workers(self, now_us: float) -> bool:
-        """Return whether there was anything to hear."""
-        messages = self.control.all_completion_rings.drain()
-        for core, raw in messages:
+    def _hear_workers(self, now_us: float) -> None:
+        for core, raw in self.control.all_completion_rings.drain():
             message = unpack(raw)
             if isinstance(message, Left):
                 if self._execution.left(core, message, now_us):
@@ -182,7 +180,6 @@ class LiveScheduler:
                 case Ready(pid):
                     self.worker_ready(core, pid)
             self._execution.changed = True
-        return bool(messages)
 
     # -- requests
 
@@ -263,7 +260,7 @@ class LiveScheduler:
         if self._execution.changed:
             return int(SETTLE_US) if self.gangs.any_ending else 0
         wait_us = WATCH_WAIT_US if self.gangs.any_ending else IDLE_WAIT_US
-        first_us = self._supervisor_us
+        first_us = math.inf
         for at_us in (self.requests.next_limit_us(), self._refusals.next_us, self._dispatcher.wake_us):
             if at_us is not None and at_us < first_us:
                 first_us = at_us

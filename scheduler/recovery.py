@@ -19,6 +19,7 @@ def quiesce(control: ControlSegment, supervisor: PacketSocket[slow.ControlMessag
 
     All rings to the scheduler are empty afterwards.
     """
+    control.scheduler_bell.take_over()
     for index in range(len(control.leases)):
         control.leases[index].abort()
     pids = [_await_quiet(control, supervisor, core) for core in range(control.layout.workers)]

@@ -76,7 +76,7 @@ class SchedulerControl:
         os.sched_setaffinity(process.pid, {self._core})
         self._child = Child("scheduler", process, self._exited)
         bell = self._memory.control.scheduler_bell
-        self._link = LinkToScheduler(ours, slow.encode, slow.decode, self._heard, bell.ring)
+        self._link = LinkToScheduler(ours, slow.encode, slow.decode, self._heard, bell.ring_for_letter)
         for spec in self._specs.values():
             self._send(spec)
         self._send(slow.Begin())

@@ -53,6 +53,8 @@ struct ring {
 struct bell {
     _Alignas(CACHE_LINE) _Atomic uint32_t strokes; /* futex word */
     _Atomic uint32_t sleeping;                     /* the consumer is in the kernel, or about to be */
+    _Atomic uint32_t patient; /* the consumer does not want to be woken for what can wait (ring.c) */
+    _Atomic uint32_t letters; /* so many times it was rung for something that is in no ring */
 };
 
 struct worker_status {

@@ -112,16 +112,47 @@ FUNCTION(py_bell_seen) {
     FINISH;
 }
 
+FUNCTION(py_bell_ring_for_letter) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct bell *bell = locate(&buffer, offset, sizeof *bell);
+    if (bell) {
+        bell_ring_for_letter(bell);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
+FUNCTION(py_bell_letters) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct bell *bell = locate(&buffer, offset, sizeof *bell);
+    if (bell) result = PyLong_FromUnsignedLong(bell_letters(bell));
+    FINISH;
+}
+
+FUNCTION(py_bell_take_over) {
+    Py_ssize_t offset;
+    PARSE("n", &offset);
+    struct bell *bell = locate(&buffer, offset, sizeof *bell);
+    if (bell) {
+        bell_take_over(bell);
+        result = Py_NewRef(Py_None);
+    }
+    FINISH;
+}
+
 FUNCTION(py_bell_wait) {
     Py_ssize_t offset;
     unsigned int seen, spin_us;
     unsigned long long timeout_us;
-    PARSE("nIIK", &offset, &seen, &spin_us, &timeout_us);
+    int patient;
+    PARSE("nIIKp", &offset, &seen, &spin_us, &timeout_us, &patient);
     struct bell *bell = locate(&buffer, offset, sizeof *bell);
     if (bell) {
         uint32_t strokes;
         Py_BEGIN_ALLOW_THREADS
-        strokes = bell_wait(bell, seen, spin_us, timeout_us);
+        strokes = patient ? bell_wait_patiently(bell, seen, spin_us, timeout_us) : bell_wait(bell, seen, spin_us, timeout_us);
         Py_END_ALLOW_THREADS
         result = PyLong_FromUnsignedLong(strokes);
     }
@@ -137,6 +168,9 @@ PyMethodDef ring_methods[] = {
     METHOD(ring_discard),
     METHOD(bell_ring),
     METHOD(bell_seen),
+    METHOD(bell_ring_for_letter),
+    METHOD(bell_letters),
+    METHOD(bell_take_over),
     METHOD(bell_wait),
     {NULL, NULL, 0, NULL},
 };

@@ -42,6 +42,21 @@ void bell_ring(struct bell *bell) {
     if (atomic_load(&bell->sleeping)) futex_wake_all(&bell->strokes);
 }
 
+/* Both sides change this word, so that there is an order: either the consumer becomes impatient first, and we ring, or it does so after
+ * us, and finds our message when it looks at its rings, which it does after that. */
+void bell_ring_unless_patient(struct bell *bell) {
+    if (!atomic_fetch_or(&bell->patient, 0)) bell_ring(bell);
+}
+
+void bell_ring_for_letter(struct bell *bell) {
+    atomic_fetch_add(&bell->letters, 1);
+    bell_ring(bell);
+}
+
+uint32_t bell_letters(struct bell *bell) { return atomic_load(&bell->letters); }
+
+void bell_take_over(struct bell *bell) { atomic_exchange(&bell->patient, 0); }
+
 uint32_t bell_seen(struct bell *bell) { return atomic_load(&bell->strokes); }
 
 uint32_t bell_wait(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
@@ -61,5 +76,12 @@ uint32_t bell_wait(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t 
         waited_ns = now_ns() - start_ns;
     }
     atomic_store(&bell->sleeping, 0);
+    return strokes;
+}
+
+uint32_t bell_wait_patiently(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
+    atomic_store(&bell->patient, 1);
+    uint32_t strokes = bell_wait(bell, seen, spin_us, timeout_us);
+    atomic_exchange(&bell->patient, 0);
     return strokes;
 }

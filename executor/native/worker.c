@@ -8,12 +8,28 @@
 enum { IDLE_US = 60 * 1000 * 1000, FULL_RING_NS = 1000 * 1000 };
 
 /* A scheduler that has died leaves the completion ring unread; its successor will read it, so waiting is right. */
-void worker_send(struct worker *worker, const struct message *message) {
+static void post(struct worker *worker, const struct message *message) {
     while (!ring_send(worker->completions, message)) {
         bell_ring(worker->scheduler_bell);
         nanosleep(&(struct timespec){.tv_nsec = FULL_RING_NS}, NULL);
     }
+}
+
+void worker_send(struct worker *worker, const struct message *message) {
+    post(worker, message);
     bell_ring(worker->scheduler_bell);
+}
+
+/* Where the query is answered and other ranks are still in, they follow in a moment: until then this core is of use only if something else
+ * could have it, and the scheduler knows that. Who is in is looked at after the message has been sent: so the last one who sends finds
+ * nobody, and rings. (By then the lease may be another query's. That can only be when the scheduler has had all messages of this one.) */
+static void send_left(struct worker *worker, const struct message *left) {
+    post(worker, left);
+    if (left->gang.reason == LEFT_DONE && atomic_fetch_or(&worker->leases[left->gang.lease].present, 0)) {
+        bell_ring_unless_patient(worker->scheduler_bell);
+    } else {
+        bell_ring(worker->scheduler_bell);
+    }
 }
 
 static enum left_reason join(struct worker *worker, struct lease *lease, uint32_t rank, uint32_t term) {
@@ -41,7 +57,7 @@ static void run_command(struct worker *worker, const struct message *command) {
         atomic_fetch_add(&worker->status->busy_ns, left.gang.left_ns - left.gang.joined_ns);
         atomic_fetch_add(&worker->status->runs, 1);
     }
-    worker_send(worker, &left);
+    send_left(worker, &left);
 }
 
 void worker_nudge(struct worker *worker) {

@@ -4,7 +4,7 @@
  *
  * Each round is one batch for a random model: the rows of some requests, one after the other, cut anywhere into up to three gangs, which
  * work at the same time. While they run the scheduler stops them (both ways), resumes, grows, shrinks and aborts them at random; a part of
- * a request may run twice. Afterwards every task of a gang must have been executed exactly once since its last abort, each layer after the
+ * a request may run twice. While it waits for all to leave it is patient or not, and rung for in time in both cases. Afterwards every task of a gang must have been executed exactly once since its last abort, each layer after the
  * whole of the one before, on the rows of the right requests, and each request must have its own outputs.
  * Layers have versions, chosen anew with each block. Some have a batch kernel, which must be used for two rows and more, with groups
  * of rows that cover each row once, at one stride. Some programs are one call for all rows; it must be begun once, and what it says of
@@ -70,7 +70,12 @@ static void wait_until_empty(void) {
         uint32_t seen = bell_seen(&scheduler_bell);
         collect();
         if (all_left()) return;
-        bell_wait(&scheduler_bell, seen, 10, 1000000);
+        if (random_below(2)) {
+            uint32_t rung = bell_wait_patiently(&scheduler_bell, seen, 10, NOBODY_RINGS_S * UINT64_C(1000000));
+            CHECK(rung != seen, "nobody rings");
+        } else {
+            bell_wait(&scheduler_bell, seen, 10, 1000000);
+        }
         if (now_ns() - start_ns < HANG_S * UINT64_C(1000000000)) continue;
         for (uint32_t i = 0; i < gang_count; i++) {
             struct lease *lease = gangs[i].lease;

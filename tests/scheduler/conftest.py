@@ -72,7 +72,7 @@ class Server:
 
     def tell(self, message: slow.ControlMessage) -> None:
         self.link.send(message)
-        self.memory.control.scheduler_bell.ring()
+        self.memory.control.scheduler_bell.ring_for_letter()
 
     def expect(self, kind: type[Any]) -> Any:
         """The next message of this kind from the scheduler."""

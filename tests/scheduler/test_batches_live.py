@@ -75,7 +75,7 @@ def test_joined_and_split_each_row_is_computed_once(either, rows, cut):
     assert [outcome.batch_rows for outcome in outcomes] == [sum(rows)] * len(rows)
     assert sum(outcome.leads for outcome in outcomes) == 1
     either.await_ends(len(cut) + 1)
-    either.until(lambda: either.live.gangs.is_empty)
+    either.until(lambda: either.live.gangs.count == 0)
 
 
 def test_a_split_request_counts_the_blocks_of_all_its_parts(either):
@@ -169,7 +169,7 @@ def test_a_stopped_batch_ends_when_nobody_needs_it(batching):
     assert first.wait(time.monotonic_ns()) is None, "it has begun, and another one needs the batch"
     second.cancel()
     assert [batching.outcome(request).status for request in (first, second)] == [SlotStatus.CANCELLED] * 2
-    batching.until(lambda: batching.live.gangs.is_empty)
+    batching.until(lambda: batching.live.gangs.count == 0)
 
 
 def test_a_killed_worker_costs_its_batch_an_attempt_and_nobody_joins_them_again(batching):
@@ -238,7 +238,7 @@ def test_a_part_that_kills_workers_gives_up_its_whole_request(batching):
         batching.replace_dead_worker()
     assert batching.outcome(poison).status is SlotStatus.UNAVAILABLE
     assert batching.outcome(healthy).status is SlotStatus.OK
-    batching.until(lambda: batching.live.gangs.is_empty)
+    batching.until(lambda: batching.live.gangs.count == 0)
 
 
 def test_a_request_that_no_worker_can_run_fails_alone(batching):
@@ -251,7 +251,7 @@ def test_a_request_that_no_worker_can_run_fails_alone(batching):
     assert [batching.outcome(request).status for request in requests] == [
         SlotStatus.OK, SlotStatus.INTERNAL, SlotStatus.OK
     ]  # fmt: skip
-    batching.until(lambda: batching.live.gangs.is_empty)
+    batching.until(lambda: batching.live.gangs.count == 0)
 
 
 def test_a_limit_passes_while_a_unit_waits(batching):
@@ -361,7 +361,7 @@ def test_any_batches_while_workers_die_and_clients_leave(model, request):
             with server.request(task_us=10, rows=3) as each:
                 assert server.outcome(each).status is SlotStatus.OK
                 assert is_computed(each)
-        server.until(lambda: server.live.gangs.is_empty)
+        server.until(lambda: server.live.gangs.count == 0)
         assert not server.live.requests.of_front_end(FRONT_END)
     finally:
         server.kill_all()

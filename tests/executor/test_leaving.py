@@ -1,0 +1,75 @@
+"""Whom a rank wakes when it leaves: a patient scheduler not before the last one of its gang has left."""
+
+import os
+import signal
+import struct
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from gangway.executor import _native
+
+from tests.executor.conftest import HEAP
+
+WAIT_US = 10_000_000
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def word(control, name):
+    return struct.unpack_from("<I", control.segment.view, control.layout.scheduler_bell + _native.LAYOUT[name])[0]
+
+
+@pytest.fixture
+def slot(harness):
+    """A query that worker 0 has tasks of in its hands, and worker 1 none; that one is stopped while it waits inside."""
+    harness.orders(hang=2)
+    slot, _ = harness.start([0], wanted=2)
+    wait_for(lambda: struct.unpack_from("<i", harness.executor.io.view, HEAP + 4096) == (1,))
+    harness.executor.join(0, 1, worker=1)
+    pid = harness.executor.workers[1].pid
+    wait_for(lambda: harness.executor.lease(0).progress().present == 3 and state(pid) == "S")
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: state(pid) == "T")
+    return slot
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_only_who_is_not_patient_is_woken_before_the_last_rank_has_left(harness, slot, patient):
+    executor, control = harness.executor, harness.executor.control
+    bell = control.scheduler_bell
+    seen = bell.seen()
+    scheduler = threading.Thread(target=bell.wait, args=(seen, 0, WAIT_US, patient))
+    scheduler.start()
+    wait_for(lambda: word(control, "bell.sleeping") == 1)
+    assert word(control, "bell.patient") == patient
+    harness.orders()
+    assert executor.slots.wait(slot, WAIT_US)
+    wait_for(lambda: control.quiet(0))
+    assert control.completion_rings[0].pending() == 1, "what is not rung for is there none the less"
+    assert bell.seen() - seen == (0 if patient else 1)
+    assert scheduler.is_alive() or not patient
+    os.kill(executor.workers[1].pid, signal.SIGCONT)
+    scheduler.join(10)
+    assert not scheduler.is_alive()
+    wait_for(lambda: control.quiet(1))
+    assert bell.seen() - seen == (1 if patient else 2)
+    assert word(control, "bell.patient") == 0, "patience ends with the wait"
+
+
+def test_a_successor_is_not_as_patient_as_its_predecessor(harness):
+    control = harness.executor.control
+    at = control.layout.scheduler_bell + _native.LAYOUT["bell.patient"]
+    struct.pack_into("<I", control.segment.view, at, 1)
+    control.scheduler_bell.take_over()
+    assert word(control, "bell.patient") == 0

@@ -1,0 +1,134 @@
+"""When the scheduler wakes up, and what it hears then: a turn costs more by its cold caches than by what it does."""
+
+import os
+import signal
+import struct
+from pathlib import Path
+
+import pytest
+from gangway.executor import _native
+from gangway.executor.slots import SlotStatus
+from gangway.scheduler import control as slow
+from gangway.scheduler import live
+from gangway.scheduler.policy import Resize, Start
+from gangway.server.shared_memory import SUPERVISOR
+
+from tests.scheduler.conftest import LAYERS
+from tests.tiny_model import TASKS
+
+
+@pytest.fixture(autouse=True)
+def _no_turns_by_the_clock(monkeypatch):
+    monkeypatch.setattr(live, "IDLE_WAIT_US", 60_000_000)
+
+
+def is_asleep(scripted, patient):
+    control = scripted.memory.control
+    at = control.layout.scheduler_bell
+    words = [
+        struct.unpack_from("<I", control.segment.view, at + _native.LAYOUT[name])[0]
+        for name in ("bell.sleeping", "bell.patient")
+    ]
+    return words == [1, patient]
+
+
+def on_both(snapshot):
+    return (
+        [Start(snapshot.waiting[0].query_id, LAYERS, (0, 1))]
+        if snapshot.waiting and len(snapshot.free_cores) == 2
+        else []
+    )
+
+
+def on_first(snapshot):
+    """Start queries on core 0, and let one that runs there have core 1, too, if nobody waits."""
+    if snapshot.waiting:
+        return [Start(snapshot.waiting[0].query_id, LAYERS, (0,))] if 0 in snapshot.free_cores else []
+    return [Resize(block.query.query_id, (0, 1)) for block in snapshot.running if block.cores == (0,)]
+
+
+def test_patient_while_one_gang_works_and_nobody_waits(scripted):
+    scripted.script.answer = on_both
+    scripted.until(lambda: is_asleep(scripted, patient=True))
+    first = scripted.request(hang=1)
+    scripted.await_gang(2)
+    scripted.until(lambda: is_asleep(scripted, patient=True))
+    second = scripted.request()
+    scripted.until(lambda: is_asleep(scripted, patient=False))
+    scripted.hurry(first)
+    assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
+
+
+def test_not_patient_while_another_gang_could_grow(scripted):
+    def on_one_each(snapshot):
+        return [
+            Start(query.query_id, LAYERS, (core,))
+            for query, core in zip(snapshot.waiting, snapshot.free_cores, strict=False)
+        ]
+
+    scripted.script.answer = on_one_each
+    requests = [scripted.request(hang=2) for _ in range(2)]
+    for request in requests:
+        scripted.await_running(request)
+    scripted.until(lambda: is_asleep(scripted, patient=False))
+    for request in requests:
+        scripted.hurry(request)
+        assert scripted.outcome(request).status is SlotStatus.OK
+
+
+@pytest.fixture
+def stopped(scripted):
+    """A query of which worker 0 has some tasks; worker 1 is stopped while it waits for them."""
+    scripted.script.answer = on_first
+    request = scripted.request(hang=2)
+    scripted.await_running(request)
+    scripted.ask()
+    scripted.await_gang(2)
+    pid = scripted.workers[1].pid
+    scripted.until(lambda: scripted.executed(request) > TASKS / 2 and state(pid) == "S")
+    os.kill(pid, signal.SIGSTOP)
+    scripted.until(lambda: state(pid) == "T")
+    return request
+
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_core_is_given_on_at_once_if_something_waits_for_it(scripted, stopped):
+    waiting = scripted.request()
+    scripted.until(lambda: is_asleep(scripted, patient=False))
+    scripted.hurry(stopped)
+    assert scripted.outcome(waiting).status is SlotStatus.OK, "with the other rank still in the first one's lease"
+    os.kill(scripted.workers[1].pid, signal.SIGCONT)
+    scripted.await_ends(2)
+
+
+def test_a_core_that_nobody_waits_for_costs_no_turn(scripted, stopped):
+    turns = []
+    step = scripted.live.step
+    scripted.live.step = lambda: (turns.append(1), step())
+    scripted.until(lambda: is_asleep(scripted, patient=True))
+    scripted.hurry(stopped)
+    assert scripted.outcome(stopped).status is SlotStatus.OK
+    scripted.until(lambda: scripted.memory.control.quiet(0))
+    assert not turns
+    os.kill(scripted.workers[1].pid, signal.SIGCONT)
+    scripted.await_ends(1)
+    assert turns
+
+
+def test_the_supervisor_is_heard_in_the_turn_in_which_others_are(scripted):
+    def answer(snapshot):
+        if not told:
+            scripted.tell(slow.FrontEndDied(SUPERVISOR))
+            told.append(scripted.request())
+        else:
+            heard.append(scripted.link.receive())
+        return on_both(snapshot)
+
+    told, heard = [], []
+    scripted.script.answer = answer
+    assert scripted.outcome(scripted.request()).status is SlotStatus.OK
+    assert scripted.outcome(told[0]).status is SlotStatus.OK
+    assert heard[0] == slow.FrontEndQuiet(SUPERVISOR)
