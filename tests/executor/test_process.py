@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from gangway.executor.process import SERVING_NICE
+from gangway.executor.process import SERVING_NICE, SHORT_SLICE_NS
 
 SCRIPT = """
 import os, threading
@@ -70,5 +70,5 @@ def test_the_front_end_and_its_threads_take_short_turns_where_the_kernel_knows_t
     run = subprocess.run([sys.executable, "-c", TURNS], capture_output=True, text=True, timeout=30, check=True)
     before_ns, after_ns, of_thread_ns, nicer = map(int, run.stdout.split())
     knows_slices = before_ns > 0  # since Linux 6.12
-    assert after_ns == of_thread_ns == (100_000 if knows_slices else 0)
+    assert after_ns == of_thread_ns == (SHORT_SLICE_NS if knows_slices else 0)
     assert nicer == 0
