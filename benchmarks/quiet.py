@@ -5,10 +5,9 @@ What the machine could do is learned on the way: the best speed of any core in a
 
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from gangway.executor import _probes
+from gangway.executor.whole_cores import speeds_at_once
 
 LANES: Final = 8  # floats of a vector that every x86-64-v3 machine has
 ROUNDS: Final = 4_000_000  # of multiply-adds: some tens of milliseconds
@@ -27,8 +26,7 @@ class QuietMachine:
 
     def look(self) -> float:
         """Return the speed of the slowest core over the best speed so far, this one included."""
-        with ThreadPoolExecutor(len(self._cores)) as threads:  # the probe lets go of the interpreter
-            speeds = list(threads.map(_speed_of, self._cores))
+        speeds = speeds_at_once(self._cores, LANES, ROUNDS)
         self.best_flops_per_us = max(self.best_flops_per_us, *speeds)
         return min(speeds) / self.best_flops_per_us
 
@@ -40,9 +38,3 @@ class QuietMachine:
             good = good + 1 if self.look() >= WHOLE else 0
             time.sleep(PAUSE_S)
         return good >= LOOKS
-
-
-def _speed_of(core: int) -> float:
-    os.sched_setaffinity(0, {core})  # of this thread
-    flops, taken_ns = _probes.multiply_add(LANES, ROUNDS)
-    return 1e3 * flops / taken_ns

@@ -21,13 +21,21 @@ def share_of_cores(cores: Sequence[int]) -> float:
     """
     if len(cores) == 1:
         return 1.0
-    with ThreadPoolExecutor(len(cores)) as threads:  # the probe lets go of the interpreter
-        alone = threads.submit(_speed, cores[0]).result()
-        together = list(threads.map(_speed, cores))
+    [alone] = speeds_at_once(cores[:1], _LANES, _ROUNDS)
+    together = speeds_at_once(cores, _LANES, _ROUNDS)
     return min(together) / max(alone, *together)
 
 
-def _speed(core: int) -> float:
-    os.sched_setaffinity(0, {core})  # of this thread
-    flops, taken_ns = _probes.multiply_add(_LANES, _ROUNDS)
-    return flops / taken_ns
+def speeds_at_once(cores: Sequence[int], lanes: int, rounds: int) -> list[float]:
+    """Return the floating-point operations per microsecond of each core while all of these work.
+
+    Each does `rounds` multiply-adds of vectors of `lanes` floats.
+    """
+
+    def speed_of(core: int) -> float:
+        os.sched_setaffinity(0, {core})  # of this thread
+        flops, taken_ns = _probes.multiply_add(lanes, rounds)
+        return 1e3 * flops / taken_ns
+
+    with ThreadPoolExecutor(len(cores)) as threads:  # the probe lets go of the interpreter
+        return list(threads.map(speed_of, cores))

@@ -41,10 +41,12 @@ def summary(profile: Profile) -> list[str]:
         f"GFLOP/s and reads {machine.bandwidth_bytes_per_us / 1e3:.1f} GB/s",
     ]
     for count, times_us in zip(profile.cores, profile.isolated_us, strict=True):
-        lines.append(f"whole model on {_cores(count)}, ms by rows: {_by_rows(profile, times_us)}")
+        lines.append(f"whole model on {_counted(count, 'core')}, ms by rows: {_by_rows(profile, times_us)}")
     for count, times_us in zip(profile.cores, profile.together_us, strict=True):
         if (gangs := profile.cores[-1] // count) > 1:
-            lines.append(f"{gangs} gangs of {_cores(count)} at once, ms by rows of each: {_by_rows(profile, times_us)}")
+            lines.append(
+                f"{gangs} gangs of {_counted(count, 'core')} at once, ms by rows of each: {_by_rows(profile, times_us)}"
+            )
     lines += _balance(profile)
     lines.append(_interference(profile))
     lines += wholeness(profile)
@@ -56,12 +58,8 @@ def summary(profile: Profile) -> list[str]:
     return lines
 
 
-def _cores(count: int) -> str:
-    return f"{count} core{'s' * (count > 1)}"
-
-
-def _models(count: int) -> str:
-    return f"{count} model{'s' * (count > 1)}"
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count > 1)}"
 
 
 def _by_rows(profile: Profile, times_us: Sequence[float]) -> str:
@@ -83,7 +81,7 @@ def _interference(profile: Profile) -> str:
         return "no slopes: on one core there is no other one to disturb from"
     points = ", ".join(f"{point.kind} {point.share} %: {point.level:.2f}" for point in profile.interference)
     other = profile.machine.cores - profile.interference_cores
-    return f"levels of interference from {_cores(other)}: {points}"
+    return f"levels of interference from {_counted(other, 'core')}: {points}"
 
 
 def wholeness(profile: Profile) -> list[str]:
@@ -106,6 +104,6 @@ def proxy_line(proxy: InterferenceProxy | None) -> str:
     return (
         f"level from counters: {proxy.constant:.3g} + {proxy.per_access:.3g} x accesses/kcycle + "
         f"{proxy.per_miss_rate:.3g} x misses/access ({proxy.accesses}, {proxy.misses}); it explains "
-        f"{proxy.r_squared:.0%} of the variance over {proxy.samples} samples of {_models(proxy.models)}, and "
+        f"{proxy.r_squared:.0%} of the variance over {proxy.samples} samples of {_counted(proxy.models, 'model')}, and "
         f"two principal components {proxy.pca_share:.0%} of that of all counters"
     )

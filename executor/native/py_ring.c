@@ -93,54 +93,33 @@ FUNCTION(py_ring_discard) {
     FINISH;
 }
 
-FUNCTION(py_bell_ring) {
-    Py_ssize_t offset;
-    PARSE("n", &offset);
-    struct bell *bell = locate(&buffer, offset, sizeof *bell);
-    if (bell) {
-        bell_ring(bell);
-        result = Py_NewRef(Py_None);
+/* Functions of a bell and nothing else: one that returns nothing, one that returns a count. */
+#define BELL_ACTION(name) \
+    FUNCTION(py_##name) { \
+        Py_ssize_t offset; \
+        PARSE("n", &offset); \
+        struct bell *bell = locate(&buffer, offset, sizeof *bell); \
+        if (bell) { \
+            name(bell); \
+            result = Py_NewRef(Py_None); \
+        } \
+        FINISH; \
     }
-    FINISH;
-}
 
-FUNCTION(py_bell_seen) {
-    Py_ssize_t offset;
-    PARSE("n", &offset);
-    struct bell *bell = locate(&buffer, offset, sizeof *bell);
-    if (bell) result = PyLong_FromUnsignedLong(bell_seen(bell));
-    FINISH;
-}
-
-FUNCTION(py_bell_ring_for_letter) {
-    Py_ssize_t offset;
-    PARSE("n", &offset);
-    struct bell *bell = locate(&buffer, offset, sizeof *bell);
-    if (bell) {
-        bell_ring_for_letter(bell);
-        result = Py_NewRef(Py_None);
+#define BELL_COUNT(name) \
+    FUNCTION(py_##name) { \
+        Py_ssize_t offset; \
+        PARSE("n", &offset); \
+        struct bell *bell = locate(&buffer, offset, sizeof *bell); \
+        if (bell) result = PyLong_FromUnsignedLong(name(bell)); \
+        FINISH; \
     }
-    FINISH;
-}
 
-FUNCTION(py_bell_letters) {
-    Py_ssize_t offset;
-    PARSE("n", &offset);
-    struct bell *bell = locate(&buffer, offset, sizeof *bell);
-    if (bell) result = PyLong_FromUnsignedLong(bell_letters(bell));
-    FINISH;
-}
-
-FUNCTION(py_bell_take_over) {
-    Py_ssize_t offset;
-    PARSE("n", &offset);
-    struct bell *bell = locate(&buffer, offset, sizeof *bell);
-    if (bell) {
-        bell_take_over(bell);
-        result = Py_NewRef(Py_None);
-    }
-    FINISH;
-}
+BELL_ACTION(bell_ring)
+BELL_ACTION(bell_ring_for_letter)
+BELL_ACTION(bell_take_over)
+BELL_COUNT(bell_seen)
+BELL_COUNT(bell_letters)
 
 FUNCTION(py_bell_wait) {
     Py_ssize_t offset;
