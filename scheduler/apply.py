@@ -47,6 +47,12 @@ class Execution:
         self._policy = policy
         self._accounts = accounts
 
+    @property
+    def could_grow(self) -> bool:
+        """Whether a gang could use a core that another one leaves."""
+        gangs = self.gangs
+        return gangs.count > 1 and any(gang.wanted < self._most_ranks(gang) for gang in gangs.all())
+
     # -- decisions
 
     def start(self, start: Start, now_us: float) -> None:
@@ -155,7 +161,7 @@ class Execution:
         if not lost and not invalid:
             self._accounts.ended(gang, next_layer)
             profile = self._models.profiles.get(unit.query.model_id)
-            self.times.finished(gang, profile, next_layer, turned_ns, now_us)
+            self.times.finished(gang, profile, next_layer, turned_ns)
             if kind != PhaseKind.END and not unit.dropped:
                 self._requests.pause(unit, next_layer, now_us - gang.started_us)
                 self.changed = True
@@ -169,7 +175,7 @@ class Execution:
         else:
             self._leave(unit)
             if kind == PhaseKind.END and not unit.dropped:
-                self._policy.finished(unit.query, now_us)
+                self._policy.finished(unit.query, turned_ns / 1e3)
 
     def _leave(self, unit: Unit) -> None:
         """The unit has ended. A request of which it was the last is answered by now, unless it was dropped."""
@@ -242,6 +248,10 @@ class Execution:
     def _at_work(self, query_id: int) -> Gang | None:
         gang = self.gangs.of_query(query_id)
         return gang if gang is not None and gang.outstanding and gang.ended_us is None else None
+
+    def _most_ranks(self, gang: Gang) -> int:
+        profile = self._models.profiles.get(gang.unit.query.model_id)
+        return 0 if profile is None else min(profile.max_ranks, self._workers.in_service)
 
     def _spec(self, unit: Unit) -> LoadModel:
         model = self._models.get(unit.query.model_id)

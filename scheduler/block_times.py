@@ -29,12 +29,13 @@ class BlockTimes:
                 self.interference = counters
                 _log.info("level of interference: from %s", counters.name)
 
-    def finished(self, gang: Gang, profile: ModelProfile | None, end_layer: int, turned_ns: int, now_us: float) -> None:
-        """Take into account the block that a gang has ended before `end_layer`, if it says something."""
+    def finished(self, gang: Gang, profile: ModelProfile | None, end_layer: int, turned_ns: int) -> None:
+        """Take into account the block that a gang ended before `end_layer` at that time, if it says something."""
         query = gang.unit.query
         if profile is None or not profile.measured or gang.resized or end_layer == query.next_layer:
             return
         time_us = (turned_ns - gang.joined_ns) / 1e3
         block = Unit(profile, query.next_layer, end_layer, gang.wanted, query.rows, gang.versions, time_us)
-        self.interference.finished(block, now_us)
-        self.stretches.finished(query.model_id, block, self.interference.level(now_us))
+        turned_us = turned_ns / 1e3
+        self.interference.finished(block, turned_us)
+        self.stretches.finished(query.model_id, block, self.interference.level(turned_us))

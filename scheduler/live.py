@@ -37,7 +37,7 @@ from gangway.scheduler.units import Request
 from gangway.scheduler.workers import WorkerTable
 
 IDLE_WAIT_US = 1_000_000
-WATCH_WAIT_US = 100_000  # while a gang has ended, but not all of its ranks have left
+WATCH_WAIT_US = 100_000  # while a gang is under way: perhaps it has ended, and its ranks did not ring, or hang
 KEPT_SHARE = 128  # of the arena segment stays taken for idle arenas; it is 16 times the memory: an eighth of that
 _log = logging.getLogger(__name__)
 
@@ -117,8 +117,9 @@ class LiveScheduler:
             self._keep_house(now_us)
 
     def _is_patient(self) -> bool:
-        """Whether nobody could use the core of a rank that leaves before the others of its gang do."""
-        return not self.requests.queries and self.gangs.count <= 1
+        """Whether nobody could use the cores of a query that is answered, and nothing else waits for its gang's end."""
+        waited_for = self.requests.queries or self._dying_front_ends or self._models.any_unloading
+        return not waited_for and not self._execution.could_grow
 
     def _keep_house(self, now_us: float) -> None:
         self._housekeeping_us = now_us + WATCH_WAIT_US
@@ -231,7 +232,8 @@ class LiveScheduler:
         self._quiet_front_ends()
 
     def _gang_ended(self) -> None:
-        self.model_life.finish_unloads()
+        if self._models.any_unloading:
+            self.model_life.finish_unloads()
         if self._dying_front_ends:
             self._quiet_front_ends()
 
@@ -259,7 +261,7 @@ class LiveScheduler:
     def _wait_us(self) -> int:
         if self._execution.changed:
             return int(SETTLE_US) if self.gangs.any_ending else 0
-        wait_us = WATCH_WAIT_US if self.gangs.any_ending else IDLE_WAIT_US
+        wait_us = WATCH_WAIT_US if self.gangs.count else IDLE_WAIT_US
         first_us = math.inf
         for at_us in (self.requests.next_limit_us(), self._refusals.next_us, self._dispatcher.wake_us):
             if at_us is not None and at_us < first_us:

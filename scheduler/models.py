@@ -47,6 +47,7 @@ class ModelTable:
         self._profiles: dict[int, ModelProfile] = {}
         self.limits = Limits()
         self.any_loading = False  # a query may wait for a model without a profile
+        self.any_unloading = False  # the end of a gang may be waited for
 
     @property
     def profiles(self) -> Mapping[int, ModelProfile]:
@@ -124,6 +125,9 @@ class ModelTable:
         self.limits.remove(model.spec.model_id)
         if self._former is not None:
             self._former.remove(model.spec.model_id)
+        self._review()
 
     def _review(self) -> None:
-        self.any_loading = any(model.state is ModelState.LOADING for model in self._models.values())
+        states = {model.state for model in self._models.values()}
+        self.any_loading = ModelState.LOADING in states
+        self.any_unloading = ModelState.UNLOADING in states

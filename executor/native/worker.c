@@ -20,12 +20,11 @@ void worker_send(struct worker *worker, const struct message *message) {
     bell_ring(worker->scheduler_bell);
 }
 
-/* Where the query is answered and other ranks are still in, they follow in a moment: until then this core is of use only if something else
- * could have it, and the scheduler knows that. Who is in is looked at after the message has been sent: so the last one who sends finds
- * nobody, and rings. (By then the lease may be another query's. That can only be when the scheduler has had all messages of this one.) */
+/* Where the query is answered the client has what it wants. What is left is a core, of use only if something else could have it, and the
+ * scheduler knows that. */
 static void send_left(struct worker *worker, const struct message *left) {
     post(worker, left);
-    if (left->gang.reason == LEFT_DONE && atomic_fetch_or(&worker->leases[left->gang.lease].present, 0)) {
+    if (left->gang.reason == LEFT_DONE) {
         bell_ring_unless_patient(worker->scheduler_bell);
     } else {
         bell_ring(worker->scheduler_bell);

@@ -14,7 +14,7 @@
 #include "../../executor/native/worker.h"
 
 enum { LAYERS = 8, TASKS = 32, REQUESTS = 4, REQUEST_ROWS = 3, LINE = REQUESTS * REQUEST_ROWS, GANGS = 3 };
-enum { WORKERS = 8, VERSIONS = 3, FRONT_ENDS = 2, RING = 64, HANG_S = 100, NOBODY_RINGS_S = 60, MODEL = 3 };
+enum { WORKERS = 8, VERSIONS = 3, FRONT_ENDS = 2, RING = 64, HANG_S = 100, NOBODY_RINGS_S = 60, PATIENCE_US = 1000, MODEL = 3 };
 /* A row: the arena's own 64 bytes, then its staged input and output. */
 enum { ARENA_ROW = 64, INPUT_ROW = 256, OUTPUT_ROW = LAYERS * TASKS * 4, STRIDE = ARENA_ROW + INPUT_ROW + OUTPUT_ROW };
 enum { ARENA_BYTES = GANGS * LINE * STRIDE };

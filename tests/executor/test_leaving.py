@@ -1,4 +1,4 @@
-"""Whom a rank wakes when it leaves: a patient scheduler not before the last one of its gang has left."""
+"""Whom a rank wakes when it leaves: a patient scheduler not, if the query is answered."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from gangway.executor import _native
+from gangway.executor.leases import Control
 
 from tests.executor.conftest import HEAP
 
@@ -45,7 +46,7 @@ def slot(harness):
 
 
 @pytest.mark.parametrize("patient", [False, True])
-def test_only_who_is_not_patient_is_woken_before_the_last_rank_has_left(harness, slot, patient):
+def test_only_who_is_not_patient_is_woken_by_ranks_of_an_answered_query(harness, slot, patient):
     executor, control = harness.executor, harness.executor.control
     bell = control.scheduler_bell
     seen = bell.seen()
@@ -60,11 +61,29 @@ def test_only_who_is_not_patient_is_woken_before_the_last_rank_has_left(harness,
     assert bell.seen() - seen == (0 if patient else 1)
     assert scheduler.is_alive() or not patient
     os.kill(executor.workers[1].pid, signal.SIGCONT)
+    wait_for(lambda: control.quiet(1))
+    assert control.completion_rings[1].pending() == 1
+    assert bell.seen() - seen == (0 if patient else 2)
+    bell.ring()
     scheduler.join(10)
     assert not scheduler.is_alive()
-    wait_for(lambda: control.quiet(1))
-    assert bell.seen() - seen == (1 if patient else 2)
     assert word(control, "bell.patient") == 0, "patience ends with the wait"
+
+
+def test_a_rank_that_was_stopped_wakes_also_a_patient_scheduler(harness, slot):
+    control = harness.executor.control
+    bell = control.scheduler_bell
+    seen = bell.seen()
+    scheduler = threading.Thread(target=bell.wait, args=(seen, 0, WAIT_US, True))
+    scheduler.start()
+    wait_for(lambda: word(control, "bell.patient") == 1)
+    harness.executor.lease(0).set_control(Control.STOP_NOW)
+    harness.orders()
+    scheduler.join(10)
+    assert not scheduler.is_alive()
+    wait_for(lambda: control.quiet(0))
+    assert bell.seen() - seen == 1
+    os.kill(harness.executor.workers[1].pid, signal.SIGCONT)
 
 
 def test_a_successor_is_not_as_patient_as_its_predecessor(harness):

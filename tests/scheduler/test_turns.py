@@ -13,13 +13,14 @@ from gangway.scheduler import live
 from gangway.scheduler.policy import Resize, Start
 from gangway.server.shared_memory import SUPERVISOR
 
-from tests.scheduler.conftest import LAYERS
+from tests.scheduler.conftest import LAYERS, ScriptedServer
 from tests.tiny_model import TASKS
 
 
 @pytest.fixture(autouse=True)
 def _no_turns_by_the_clock(monkeypatch):
     monkeypatch.setattr(live, "IDLE_WAIT_US", 60_000_000)
+    monkeypatch.setattr(live, "WATCH_WAIT_US", 60_000_000)
 
 
 def is_asleep(scripted, patient):
@@ -38,6 +39,13 @@ def on_both(snapshot):
         if snapshot.waiting and len(snapshot.free_cores) == 2
         else []
     )
+
+
+def one_core_each(snapshot):
+    return [
+        Start(query.query_id, LAYERS, (core,))
+        for query, core in zip(snapshot.waiting, snapshot.free_cores, strict=False)
+    ]
 
 
 def on_first(snapshot):
@@ -59,14 +67,59 @@ def test_patient_while_one_gang_works_and_nobody_waits(scripted):
     assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
 
 
-def test_not_patient_while_another_gang_could_grow(scripted):
-    def on_one_each(snapshot):
-        return [
-            Start(query.query_id, LAYERS, (core,))
-            for query, core in zip(snapshot.waiting, snapshot.free_cores, strict=False)
-        ]
+def test_the_end_of_a_query_costs_no_turn_and_is_heard_at_the_next_arrival(scripted):
+    scripted.script.answer = on_both
+    turns = []
+    step = scripted.live.step
+    request = scripted.request(hang=1)
+    scripted.await_gang(2)
+    scripted.until(lambda: is_asleep(scripted, patient=True))
+    scripted.live.step = lambda: (turns.append(1), step())
+    scripted.hurry(request)
+    assert scripted.outcome(request).status is SlotStatus.OK
+    scripted.until(lambda: all(scripted.memory.control.quiet(core) for core in (0, 1)))
+    assert not turns
+    assert not scripted.script.done
+    assert scripted.outcome(scripted.request()).status is SlotStatus.OK
+    assert turns
+    assert scripted.script.done
 
-    scripted.script.answer = on_one_each
+
+def test_the_end_of_a_query_is_heard_by_the_clock(scripted, monkeypatch):
+    monkeypatch.setattr(live, "WATCH_WAIT_US", 10_000)
+    scripted.script.answer = on_both
+    assert scripted.outcome(scripted.request()).status is SlotStatus.OK
+    scripted.await_ends(1)
+
+
+def test_an_unload_does_not_wait_for_the_clock(scripted):
+    scripted.script.answer = on_both
+    request = scripted.request(hang=1)
+    scripted.await_gang(2)
+    scripted.until(lambda: is_asleep(scripted, patient=True))
+    scripted.tell(slow.UnloadModel(7))
+    scripted.until(lambda: is_asleep(scripted, patient=False))
+    scripted.hurry(request)
+    assert scripted.expect(slow.ModelUnloaded).model_id == 7
+
+
+def test_gangs_that_cannot_grow_leave_the_scheduler_patient(tiny_model):
+    server = ScriptedServer(*tiny_model, max_ranks=1)
+    try:
+        server.script.answer = one_core_each
+        requests = [server.request(hang=2) for _ in range(2)]
+        for request in requests:
+            server.await_running(request)
+        server.until(lambda: is_asleep(server, patient=True))
+        for request in requests:
+            server.hurry(request)
+            assert server.outcome(request).status is SlotStatus.OK
+    finally:
+        server.kill_all()
+
+
+def test_not_patient_while_another_gang_could_grow(scripted):
+    scripted.script.answer = one_core_each
     requests = [scripted.request(hang=2) for _ in range(2)]
     for request in requests:
         scripted.await_running(request)
@@ -101,6 +154,8 @@ def test_a_core_is_given_on_at_once_if_something_waits_for_it(scripted, stopped)
     scripted.hurry(stopped)
     assert scripted.outcome(waiting).status is SlotStatus.OK, "with the other rank still in the first one's lease"
     os.kill(scripted.workers[1].pid, signal.SIGCONT)
+    scripted.until(lambda: scripted.memory.control.quiet(1))
+    scripted.ask()
     scripted.await_ends(2)
 
 
@@ -114,6 +169,8 @@ def test_a_core_that_nobody_waits_for_costs_no_turn(scripted, stopped):
     scripted.until(lambda: scripted.memory.control.quiet(0))
     assert not turns
     os.kill(scripted.workers[1].pid, signal.SIGCONT)
+    scripted.until(lambda: scripted.memory.control.quiet(1))
+    scripted.ask()
     scripted.await_ends(1)
     assert turns
 
