@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from gangway.scheduler.batching.split import SplitTable, split_table
+from gangway.scheduler.batching.waves import PlanTable, plan_table
 
 from benchmarks.batching_setup import MAX_ROWS, Client, Setting, gangway, model_profile, with_and_without
 from benchmarks.onnxruntime_peer import Timed, onnxruntime_peer, pinned, timed_ms
@@ -40,7 +40,7 @@ def run_split(report: Report, setting: Setting) -> None:
 
 def judge_split(report: Report, model: str, rows: Sequence[Row]) -> None:
     """Note the bounds. Where the fat configuration is the chosen one, the ratio says how much the machine varies."""
-    split = [float(row["over fat"]) for row in rows if row["gangs"] != 1]
+    split = [float(row["over fat"]) for row in rows if row["parts"] != 1]
     if split:
         report.target(f"split: {model}: chosen over fat, worst of {len(split)} batch sizes", max(split), SPLIT_AT_MOST)
     mean = statistics.geometric_mean(float(row["over fat"]) for row in rows)
@@ -49,7 +49,7 @@ def judge_split(report: Report, model: str, rows: Sequence[Row]) -> None:
 
 def _split_rows(setting: Setting, model: str) -> list[Row]:
     """Measure one model. Small batches have many rounds, those that last longer than their share of the time two."""
-    table = split_table(model_profile(setting.repository, model), len(setting.cores), MAX_ROWS)
+    table = plan_table(model_profile(setting.repository, model), len(setting.cores), MAX_ROWS)
     example, ways, rows = setting.example(model), dict(SPINNING), list[Row]()
     with with_and_without(setting, model) as servers, ExitStack() as stack:
         clients = [stack.enter_context(Client(server.url, model)) for server in servers]
@@ -65,13 +65,13 @@ def _split_rows(setting: Setting, model: str) -> list[Row]:
     return rows
 
 
-def _split_row(size: int, table: SplitTable, cores: int, turns: Turns, peer: str) -> Row:
-    split = table.best(cores, size)
+def _split_row(size: int, table: PlanTable, cores: int, turns: Turns, peer: str) -> Row:
+    plan = table.best(cores, size)
     return {
         "rows": size,
-        "chosen": str(split),
-        "gangs": len(split.gangs),
-        "predicted ms": split.latency_us / 1000,
+        "chosen": str(plan),
+        "parts": len(plan.parts),
+        "predicted ms": plan.latency_us / 1000,
         "chosen ms": turns.median_ms(CHOSEN),
         "fat ms": turns.median_ms(FAT),
         "onnxruntime ms": turns.median_ms(peer),

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer, FormedUnit
+from gangway.scheduler.batching.units import whole_batch
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, RunningBlock, Snapshot, Start, Stop, Wake
 from gangway.scheduler.requests import RequestBook
@@ -112,7 +113,7 @@ class Dispatcher:
             units[start.query_id].batch for start in decisions if isinstance(start, Start) and start.query_id in units
         }
         for number in begun:
-            self._requests.form([unit for unit in units.values() if unit.batch == number])
+            self._requests.form(whole_batch(units.values(), number))
 
     def _place(self, query: Query) -> Place:
         unit = self._requests.waiting.get(query.query_id)

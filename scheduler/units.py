@@ -118,8 +118,16 @@ def whole(request: Request) -> Unit:
 
 def separate(piece: Piece, query_id: int, unit: Unit) -> Unit:
     """Return a new unit of one piece, which was in another one that did not come to its end."""
-    request = piece.request
-    query = replace(request.query, query_id=query_id, rows=piece.rows, cores=unit.query.cores, formed=True)
+    request, old = piece.request, unit.query
+    query = replace(
+        request.query,
+        query_id=query_id,
+        rows=piece.rows,
+        cores=old.cores,
+        formed=True,
+        batch=old.batch,
+        wave=old.wave,
+    )
     request.units.append(made := Unit(query, (piece,), unit.batch, unit.number))
     return made
 

@@ -1,4 +1,4 @@
-"""`gangway plan`: into which gangs batches of a measured model are split, and how long they are predicted to take."""
+"""`gangway plan`: into which parts batches of a measured model are cut, and how long they are predicted to take."""
 
 import argparse
 import asyncio
@@ -13,7 +13,7 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.machine import cpu_name, machine_id
 from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile
 from gangway.executor.cores import available_cores
-from gangway.scheduler.batching.split import SplitTable, split_table
+from gangway.scheduler.batching.waves import PlanTable, plan_table
 from gangway.scheduler.profiles import policy_profile
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.model_argument import find_model, positive_integer
@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> int:
     if cores > profile.cores[-1]:
         parser.error(f"argument --cores: the profile was measured on up to {profile.cores[-1]}")
     batches = options.batch or list(profile.batches)
-    table = split_table(policy_profile(profile, 0, name, profile.cores[-1]), cores, max(batches))
-    console.print(_plan_table(name, table, batches))
+    table = plan_table(policy_profile(profile, 0, name, profile.cores[-1]), cores, max(batches))
+    console.print(_shown(name, table, batches))
     console.print(*_notes(profile, batches), sep="\n", highlight=False, soft_wrap=True)
     if options.json:
         plan = {"model": name, "cores": cores, "batches": [_entry(table, rows) for rows in batches]}
@@ -64,17 +64,17 @@ def _profile(manifest: Manifest, cache_dir: Path, argument: Path) -> Profile:
     return read_profile(path)
 
 
-def _plan_table(name: str, table: SplitTable, batches: Sequence[int]) -> Table:
+def _shown(name: str, table: PlanTable, batches: Sequence[int]) -> Table:
     shown = Table(title=f"{name} on {table.cores} cores: <gangs, cores of each, rows of each>", title_justify="left")
     shown.add_column("rows", justify="right")
-    shown.add_column("split", overflow="fold")
+    shown.add_column("parts", overflow="fold")
     for heading in ("ms", "in one gang, ms", "share", "rows/s"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for rows in batches:
-        split, fat_us = table.best(table.cores, rows), table.fat_us(table.cores, rows)
-        times = [f"{time_us / 1e3:.4g}" for time_us in (split.latency_us, fat_us)]
-        rate = rows / split.latency_us * 1e6
-        shown.add_row(str(rows), str(split), *times, f"{split.latency_us / fat_us:.2f}", f"{rate:.4g}")
+        plan, fat_us = table.best(table.cores, rows), table.fat_us(table.cores, rows)
+        times = [f"{time_us / 1e3:.4g}" for time_us in (plan.latency_us, fat_us)]
+        rate = rows / plan.latency_us * 1e6
+        shown.add_row(str(rows), str(plan), *times, f"{plan.latency_us / fat_us:.2f}", f"{rate:.4g}")
     return shown
 
 
@@ -87,9 +87,11 @@ def _notes(profile: Profile, batches: Sequence[int]) -> list[str]:
     return notes if profile.whole else [*notes, *wholeness(profile)]
 
 
-def _entry(table: SplitTable, rows: int) -> dict[str, object]:
-    split = table.best(table.cores, rows)
-    return {"rows": rows, **asdict(split), "one_gang_us": table.fat_us(table.cores, rows)}
+def _entry(table: PlanTable, rows: int) -> dict[str, object]:
+    plan = table.best(table.cores, rows)
+    waves = [asdict(split) for split in plan.waves]
+    times = {"latency_us": plan.latency_us, "one_gang_us": table.fat_us(table.cores, rows)}
+    return {"rows": rows, "waves": waves, **times}
 
 
 def _batches(text: str) -> list[int]:
@@ -99,8 +101,9 @@ def _batches(text: str) -> list[int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangway plan",
-        description="Show into which gangs a server on so many cores splits batches of a model that was measured by "
-        "`gangway profile`, and how long they are predicted to take, beside one gang on all cores.",
+        description="Show into which parts a server on so many cores cuts batches of a model that was measured by "
+        "`gangway profile`, and how long they are predicted to take, beside one gang on all cores. Gangs work side by "
+        "side; `4 times` says that there are four such waves, one after the other.",
     )
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from gangway.scheduler.batching.former import BatchFormer, FormedUnit
+from gangway.scheduler.batching.units import whole_batch
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock
@@ -101,7 +102,7 @@ class Batches(Singles):
         chosen = self._formed.get(query_id)
         if chosen is None or query_id in self._members:
             return
-        units = [unit for unit in self._formed.values() if unit.batch == chosen.batch]
+        units = whole_batch(self._formed.values(), chosen.batch)
         for number in {piece.query_id for unit in units for piece in unit.pieces}:
             self._requests[number] = waiting.take(number)
             self._queries[number] = []

@@ -12,7 +12,8 @@ from types import MappingProxyType
 
 from gangway.scheduler.batching.line import Line
 from gangway.scheduler.batching.model import BatchModel
-from gangway.scheduler.batching.units import FormedPiece, FormedUnit, units_of
+from gangway.scheduler.batching.units import FormedPiece, FormedUnit, units_of, whose_turn_it_is
+from gangway.scheduler.batching.waves import Part
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock
@@ -92,7 +93,7 @@ class BatchFormer:
         if not self._models or not waiting:
             return Formed(waiting)
         passing, groups = self._grouped(waiting)
-        shown = _Shown(passing)
+        shown = _Shown(whose_turn_it_is(passing))
         for group in groups:
             model = self._models[group[0].model_id]
             members = _next_in_order(group, model, waiting, running) if model.keeps_order else group
@@ -153,21 +154,21 @@ class BatchFormer:
     def _show_batch(
         self, members: Sequence[Query], deadline_us: float | None, model: BatchModel, stretch: float, shown: _Shown
     ) -> None:
-        """Show a batch as a query of each of its gangs; requests that have a gang each remain what they are."""
-        gangs = model.gangs(sum(query.rows for query in members), len(members), stretch)
-        apart = [query.rows for query in members] == [rows for _, rows in gangs]
+        """Show a batch as a query of each gang that can begin; requests that are a part each remain what they are."""
+        parts = model.parts(sum(query.rows for query in members), len(members), stretch)
+        apart = [query.rows for query in members] == [part.rows for part in parts]
         if apart and not (model.keeps_order and len(members) > 1):
-            planned = len(gangs) > 1
+            planned = len(parts) > 1
             shown.planned |= planned
-            shown.queries += _with_cores(members, gangs) if planned else members
+            shown.queries += _with_cores(members, parts) if planned else members
             return
-        for unit in units_of(members, gangs, deadline_us, next(self._batches), self._next_id):
+        for unit in units_of(members, parts, deadline_us, next(self._batches), self._next_id):
             shown.units[unit.query.query_id] = unit
             shown.queries.append(unit.query)
 
 
-def _with_cores(members: Sequence[Query], gangs: Sequence[tuple[int, int]]) -> list[Query]:
-    return [replace(query, cores=cores) for query, (cores, _) in zip(members, gangs, strict=True)]
+def _with_cores(members: Sequence[Query], parts: Sequence[Part]) -> list[Query]:
+    return [replace(query, cores=part.cores) for query, part in zip(members, parts, strict=True)]
 
 
 def _next_in_order(

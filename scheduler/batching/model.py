@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gangway.executor.slots import MAX_PARTS, NEVER_JOINED
 from gangway.scheduler.batching.hold import ArrivalRate, pays
 from gangway.scheduler.batching.size import BatchSizes, batch_sizes
-from gangway.scheduler.batching.split import SplitTable, split_table
+from gangway.scheduler.batching.waves import Part, PlanTable, plan_table
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.gangway_shares import IDLE_EFFICIENCY
@@ -34,7 +34,7 @@ class BatchModel:
         self._profile: ModelProfile | None = None
         self.cores = 0  # that a batch may be split over
         self._sizes: BatchSizes
-        self._table: SplitTable
+        self._table: PlanTable
 
     @property
     def is_plain(self) -> bool:
@@ -50,7 +50,7 @@ class BatchModel:
         cores = min(cores, MAX_PARTS)
         if profile is not self._profile or cores != self.cores:
             self._profile, self.cores = profile, cores
-            self._table = split_table(profile, cores, self.max_rows)
+            self._table = plan_table(profile, cores, self.max_rows)
             self._sizes = batch_sizes(profile, cores, self.max_rows, self._preferred, self.splits)
             self.sure_us = self.latency_us(1) if profile.measured and not profile.varies else 0.0
 
@@ -58,17 +58,18 @@ class BatchModel:
         """Return how long a batch takes on all cores, as it will be split."""
         return self._sizes.latency_us(rows)
 
-    def gangs(self, rows: int, requests: int = 1, stretch: float = 1.0) -> Sequence[tuple[int, int]]:
-        """Return (cores, rows) of the gangs for a batch of so many requests.
+    def parts(self, rows: int, requests: int = 1, stretch: float = 1.0) -> Sequence[Part]:
+        """Return what gangs do of a batch of so many requests.
 
-        Of a single gang cores are 0: as many as the policy likes. `stretch`: of the model's blocks lately.
+        Of a single part cores are 0: as many as the policy likes. `stretch`: of the model's blocks lately.
         """
+        whole = (Part(0, rows),)
         if not self.splits or rows == 1:
-            return ((0, rows),)
+            return whole
         apart = requests == rows
-        split = self._table.apart(self.cores, rows, stretch) if apart else self._table.best(self.cores, rows)
-        gangs = split.gangs
-        return gangs if len(gangs) > 1 else ((0, rows),)
+        plan = self._table.apart(self.cores, rows, stretch) if apart else self._table.best(self.cores, rows)
+        parts = plan.parts
+        return parts if len(parts) > 1 else whole
 
     def time_left_us(self, query: Query, now_us: float) -> float | None:
         """Return how much time is left until it must be done; infinite if nothing is asked; None if it will be late.
@@ -101,7 +102,7 @@ class BatchModel:
         assert self._profile is not None
         if self.max_delay_us is not None or gap_us is None or not self._profile.measured or rows + more > self.max_rows:
             return None
-        if not pays(rows, more, gap_us, self.latency_us) or len(self.gangs(rows + more)) > 1:
+        if not pays(rows, more, gap_us, self.latency_us) or len(self.parts(rows + more)) > 1:
             return None
         takes_all = efficient_cores(self._profile, 0.0, rows, self.cores, IDLE_EFFICIENCY) == self.cores
         return gap_us if takes_all else None  # else there is a core for the next request anyway

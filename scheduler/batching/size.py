@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from math import ceil
 
-from gangway.scheduler.batching.split import GANG_US, least_gain, split_table
+from gangway.scheduler.batching.split import GANG_US, least_gain
+from gangway.scheduler.batching.waves import plan_table
 from gangway.scheduler.model_profile import ModelProfile
 
 LONGEST_QUEUE = 1024  # rows; in a longer one the next batch is the same: the one with the most rows a second
@@ -95,7 +96,7 @@ def batch_sizes(
     key = (batch_sizes, cores, max_rows, tuple(allowed), splits)
     known: BatchSizes | None = profile.derived.get(key)
     if known is None:
-        table = split_table(profile, cores, max_rows)
+        table = plan_table(profile, cores, max_rows)
         measured_us = table.latency_us if splits else table.fat_us
 
         @cache  # asked some fifty times for a decision with a hundred waiting, of few sizes

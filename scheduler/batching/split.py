@@ -113,7 +113,7 @@ class SplitTable:
         wait for the slowest. MobileNetV2 with 32 clients on two cores, by the profile 8 % faster in gangs of two cores,
         carried 1.16 times the load in gangs of one, which were stretched to 1.4. Raises ValueError.
         """
-        gain_steps = round(WIDE_STEPS * max(WIDE_GAIN, WIDE_LOSS * (stretch - 1.0)))
+        gain_steps = wide_steps(stretch)
         key = (cores, rows, gain_steps)
         found = self._apart.get(key)
         if found is None:
@@ -236,6 +236,11 @@ def split_table(profile: ModelProfile, cores: int, max_rows: int) -> SplitTable:
 def least_gain(profile: ModelProfile, rows: int) -> float:
     """Return the share of its time that a batch must gain, split or joined: more than the profile's times may err."""
     return max(LEAST_GAIN, profile.doubt_of(rows))
+
+
+def wide_steps(stretch: float) -> int:
+    """Return what one gang must gain over several where nothing is cut, as a multiple of 1 / WIDE_STEPS."""
+    return round(WIDE_STEPS * max(WIDE_GAIN, WIDE_LOSS * (stretch - 1.0)))
 
 
 def _latency_us(split: Split) -> float:

@@ -153,7 +153,7 @@ def test_odd_sizes_are_held_against_the_line_between_powers_of_two() -> None:
 
 def test_only_where_a_split_is_chosen_it_is_held_against_the_fat_gang() -> None:
     report = Report("title", {}, "command")
-    rows = [{"gangs": gangs, "over fat": ratio} for gangs, ratio in ((1, 1.25), (2, 0.8), (2, 1.01))]
+    rows = [{"parts": parts, "over fat": ratio} for parts, ratio in ((1, 1.25), (2, 0.8), (2, 1.01))]
     judge_split(report, "m", rows)
     assert [target.measured for target in report.targets] == [1.01, pytest.approx(1.01 ** (1 / 3))]
     judge_split(report, "m", rows[:1])

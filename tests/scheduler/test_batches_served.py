@@ -4,10 +4,12 @@ import itertools
 import time
 
 import pytest
+from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import control as slow
 
-from tests.scheduler.conftest import Server
+from tests.scheduler.conftest import LAYERS, Server
+from tests.tiny_model import TASKS
 
 
 @pytest.fixture
@@ -116,3 +118,53 @@ def test_order_is_preserved(joining):
     spans = [(outcome.queue_us, outcome.queue_us + outcome.compute_us) for outcome in outcomes]
     for (begin_us, end_us), (next_us, _) in itertools.pairwise(spans):
         assert abs(next_us - begin_us) < 1 or next_us > end_us - 1, "of the same batch, or of one after it"
+
+
+@pytest.fixture
+def in_waves(tiny_model, tmp_path):
+    """A server whose model is measured: four rows take four times as long as one, 16 rows 64 times, on both cores."""
+    batches, factors = (1, 2, 4, 8, 16), (1, 2, 4, 16, 64)
+    alone, beside = (
+        tuple(tuple(us * factor for factor in factors) for us in times) for times in ((9e3, 5e3), (2e4, 5e3))
+    )
+    layers = (LayerProfile("layer", (tuple(tuple(us / LAYERS for us in times) for times in alone),), 0.0, 0.0, (), ()),)
+    machine, runs = Machine("0" * 12, "a CPU", 2, "baseline", 1.0, 1.0), (9,) * len(batches)
+    profile = Profile(
+        tiny_model[1], "tiny", machine, (1, 2), batches, layers * LAYERS, alone, beside, (), 0, runs, 0.001, 1.0
+    )
+    server = Server(*tiny_model, "gangway", max_rows=16, joins=True)
+    server.tell(slow.UseProfile(7, str(write_profile(tmp_path, profile))))
+    server.await_heard()
+    yield server
+    server.kill_all()
+
+
+def counters_of(request, first_row, rows):
+    """Distinct values of the counters of some rows' tasks."""
+    tasks = LAYERS * TASKS
+    return set(request.outputs[0].cast("i")[first_row * tasks : (first_row + rows) * tasks])
+
+
+def test_parts_of_a_large_request_run_one_after_the_other(in_waves):
+    request = in_waves.open(rows=16)
+    in_waves.order(request, 0, hang=1)
+    request.submit()
+    in_waves.await_running(request)
+    assert counters_of(request, 4, 12) == {0}, "nothing of it runs beside its first part"
+    in_waves.hurry(request)
+    outcome = in_waves.outcome(request)
+    assert (outcome.status, outcome.counts.blocks, outcome.batch_rows) == (SlotStatus.OK, 4, 16)
+    assert in_waves.counters(request) == {1}
+
+
+def test_when_a_worker_is_killed_only_the_part_that_ran_runs_again(in_waves):
+    request = in_waves.open(rows=16)
+    in_waves.order(request, 5, hang=1)
+    request.submit()
+    while not any(counters_of(request, 4, 4)):
+        time.sleep(0.0005)
+    in_waves.kill_worker(0)
+    in_waves.hurry(request)
+    outcome = in_waves.outcome(request)
+    assert (outcome.status, outcome.attempts) == (SlotStatus.OK, 2)
+    assert counters_of(request, 0, 4) == counters_of(request, 8, 8) == {1}

@@ -27,11 +27,14 @@ def cache_dir(compiled_zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache_dir
 
 
-def write_measured(cache_dir: Path, artifact: Path) -> None:
-    """A profile of four cores: a row takes 4 ms on one, 2 on two and on four; gangs do not disturb each other."""
+def write_measured(cache_dir: Path, artifact: Path, eight: float = 8) -> None:
+    """A profile of four cores: a row takes 4 ms on one, 2 on two and on four; gangs do not disturb each other.
+
+    `eight` rows: so many times as long.
+    """
     manifest = read_manifest(artifact)
     batches = (1, 2, 4, 8)
-    times = tuple(tuple(us * rows for rows in batches) for us in (4000.0, 2000.0, 2000.0))
+    times = tuple(tuple(us * factor for factor in (1, 2, 4, eight)) for us in (4000.0, 2000.0, 2000.0))
     machine_name = machine_id(cpu_name(), len(available_cores("all")), manifest.target.name)
     machine = Machine(machine_name, "a CPU", 4, manifest.target.name, 1.0, 1.0)
     layer = LayerProfile("all", (times,), 0.0, 0.0, (), ())
@@ -50,16 +53,27 @@ def test_a_plan_says_gangs_and_times(compiled_zoo, cache_dir: Path, tmp_path: Pa
     assert "<2, 2, 4>" in result.stdout and "the last slope goes on" in result.stdout
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert (plan["model"], plan["cores"]) == ("mlp", 4)
-    assert plan["batches"][:2] == [
-        {"rows": 1, "instances": [{"count": 1, "cores": 2, "rows": 1}], "latency_us": 2000.0, "one_gang_us": 2000.0},
-        {"rows": 8, "instances": [{"count": 2, "cores": 2, "rows": 4}], "latency_us": 8000.0, "one_gang_us": 16000.0},
-    ]
-    assert plan["batches"][2]["latency_us"] == pytest.approx(16000.0)
+    one, eight, sixteen = plan["batches"]
+    alone = {"instances": [{"count": 1, "cores": 2, "rows": 1}], "latency_us": 2000.0}
+    assert one == {"rows": 1, "waves": [alone], "latency_us": 2000.0, "one_gang_us": 2000.0}
+    beside = {"instances": [{"count": 2, "cores": 2, "rows": 4}], "latency_us": 8000.0}
+    assert eight == {"rows": 8, "waves": [beside], "latency_us": 8000.0, "one_gang_us": 16000.0}
+    assert sixteen["latency_us"] == pytest.approx(16000.0)
     fewer = gangway_plan(model, *options, "--cores=2")
     assert fewer.returncode == 0, fewer.stderr
     assert "mlp on 2 cores" in fewer.stdout and "<1, 2, 8>" in fewer.stdout
     too_many = gangway_plan(model, *options, "--cores=5")
     assert (too_many.returncode, "measured on up to 4" in too_many.stderr) == (2, True)
+
+
+def test_waves_are_counted(compiled_zoo, cache_dir: Path, tmp_path: Path) -> None:
+    write_measured(cache_dir, compiled_zoo.artifact("mlp"), eight=10)
+    model, options = str(compiled_zoo.repository / "mlp"), [f"--cache-dir={cache_dir}", "--cores=2"]
+    result = gangway_plan(model, *options, "--batch=32", f"--json={tmp_path / 'plan.json'}")
+    assert result.returncode == 0, result.stderr
+    assert "4 times <2, 1, 4>" in result.stdout
+    (batch,) = json.loads((tmp_path / "plan.json").read_text())["batches"]
+    assert len(batch["waves"]) == 4
 
 
 def test_without_a_profile_it_says_how_to_make_one(compiled_zoo, tmp_path: Path) -> None:

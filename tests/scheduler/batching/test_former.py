@@ -8,12 +8,13 @@ from itertools import count
 import pytest
 from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.batching.former import BatchFormer, Formed
+from gangway.scheduler.batching.units import whole_batch
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock
 
 CORES = 2
-FLAT, LINEAR, WHOLE, CLOSE = 1, 2, 3, 4
+FLAT, LINEAR, WHOLE, CLOSE, STEEP = 1, 2, 3, 4, 5
 MAX_ROWS = 8
 
 
@@ -34,11 +35,19 @@ def profile(model_id: int, eight_rows: float, together: float, measured: bool = 
 
 # FLAT: eight rows in 11 ms. LINEAR: in 80 ms, or 40 on each core, so that two gangs do it in half the time.
 # CLOSE: two rows in 10.1 ms, or one on each core in 11 ms.
+# STEEP: two or four rows take as many times as long as one, eight sixteen times; gangs disturb each other.
 MODELS = {
     FLAT: profile(FLAT, 1.1, 3.0),
     LINEAR: profile(LINEAR, 8.0, 1.0),
     WHOLE: profile(WHOLE, 8.0, 1.0, measured=False),
     CLOSE: profile(CLOSE, 1.1, 1.1),
+    STEEP: replace(
+        profile(STEEP, 1.0, 1.0),
+        latency_us=(((20_000.0, 10_000.0),),),
+        batches=(1, 2, 4, 8),
+        rows_factor=((1.0, 2.0, 4.0, 16.0),) * CORES,
+        together_factor=((3.0, 6.0, 12.0, 48.0), (1.0, 2.0, 4.0, 16.0)),
+    ),
 }
 
 
@@ -95,6 +104,45 @@ def test_a_large_request_is_split() -> None:
     first, second = formed.units[1], formed.units[1000]
     assert (first.pieces, second.pieces) == (((1, 0, 4),), ((1, 4, 3),))
     assert first.batch == second.batch and first.batch_rows == second.batch_rows == 7
+
+
+def test_of_a_batch_in_waves_the_first_is_shown_and_the_others_come_with_it() -> None:
+    former = Former(spec(STEEP))
+    formed = former.form([query(1, STEEP, 8, deadline_us=1e6)])
+    [shown] = formed.queries
+    assert (shown.query_id, shown.rows, shown.cores, shown.wave) == (1, 4, 2, 0)
+    first, second = whole_batch(formed.units.values(), shown.batch)
+    assert (first.query, second.query) == (shown, replace(shown, query_id=1000, wave=1, deadline_us=1e6))
+    assert (first.pieces, second.pieces) == (((1, 0, 4),), ((1, 4, 4),))
+    assert shown.deadline_us == pytest.approx(1e6 - 40_000), "the other half is to follow"
+    assert first.batch == second.batch and first.batch_rows == second.batch_rows == 8
+
+
+def test_the_next_wave_is_shown_when_all_of_the_one_before_have_started() -> None:
+    former = Former(spec(STEEP), spec(FLAT))
+    parts = [query(number, STEEP, 2, formed=True, batch=7, wave=number // 2) for number in range(6)]
+    other = query(9, STEEP, 2, formed=True, batch=8, wave=3)
+
+    def shown(*waiting: Query) -> list[int]:
+        return [each.query_id for each in former.form(waiting).queries]
+
+    assert shown(*parts, other) == [0, 1, 9]
+    assert shown(*parts[1:], other) == [1, 9]
+    assert shown(*parts[2:], other) == [2, 3, 9]
+    stopped = replace(parts[0], started=True)
+    assert shown(stopped, *parts[2:]) == [0, 2, 3], "one that was stopped has started"
+    assert former.form(last := parts[4:]).queries is last
+
+
+def test_requests_that_are_joined_and_done_in_waves_have_their_own_deadlines() -> None:
+    former = Former(spec(STEEP, max_delay_us=0.0))
+    deadlines = [500_000.0, 600_000.0, None, 700_000.0, 650_000.0, None, None, None]
+    waiting = [query(number, STEEP, deadline_us=at_us) for number, at_us in enumerate(deadlines, 1)]
+    formed = former.form(waiting)
+    [shown] = formed.queries
+    first, second = whole_batch(formed.units.values(), shown.batch)
+    assert [piece.query_id for piece in first.pieces] == [1, 2, 5, 4], "by deadline"
+    assert (first.query.deadline_us, second.query.deadline_us) == (500_000.0, None)
 
 
 def test_a_joined_batch_is_split_across_requests() -> None:
