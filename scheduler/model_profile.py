@@ -16,7 +16,7 @@ class ModelProfile:
     when the model is loaded, measured later (`measured`); for every number of cores from 1 to the machine's.
     `slope[layer][version]`: at interference level i a layer takes (1 + slope i) times as long; empty: not known.
     `memory_us[layer]`, `compute_us[layer]`: Layerweaver+'s m and c of one row on one core; empty: not known.
-    `rows_factor[cores - 1][i]`: a query of `batches[i]` rows takes so many times as long as one of one row.
+    `rows_factor[cores - 1][i]`: a query of `batches[i]` rows takes so many times as long as the layers of one row.
     `together_factor[cores - 1][i]`: so many times, if gangs of as many cores with as many rows each fill the machine;
     empty: as if each were alone.
     """
@@ -78,8 +78,14 @@ class ModelProfile:
         return self._least_us[most - 1][layer] * scale
 
     def rows_us(self, cores: int, rows: int) -> float:
-        """Return the time of the whole model, version 0 of each layer, for so many rows on a gang that is alone."""
-        return self.remaining_us(0, cores, rows)
+        """Return the time of the whole model, version 0 of each layer, for so many rows on a gang that is alone.
+
+        That is a whole run's, for one row too, so that batches are compared by one measure. Layers' own medians add up
+        to some percent less: what disturbs a run disturbs few of its layers.
+        """
+        if not self.rows_factor:
+            return self.remaining_us(0, cores, rows)
+        return self.remaining_us(0, cores) * self._between(self._factors(cores), rows)
 
     def together_us(self, cores: int, rows: int) -> float:
         """Return that time if gangs like this one, with as many rows, have all other cores (Packrat's instances)."""
@@ -98,7 +104,7 @@ class ModelProfile:
             return 1.0
         if len(self.batches) == 1:
             return float(rows)
-        return self._between(self.rows_factor[min(cores, len(self.rows_factor)) - 1], rows)
+        return self._between(self._factors(cores), rows)
 
     @cached_property
     def derived(self) -> dict[object, Any]:
@@ -118,6 +124,9 @@ class ModelProfile:
         best = [accumulate(map(min, zip(*layer, strict=True)), min) for layer in self.latency_us]  # by cores, of layers
         by_cores = zip(*best, strict=True)
         return tuple(tuple(reversed(list(accumulate(reversed(times), initial=0.0)))) for times in by_cores)
+
+    def _factors(self, cores: int) -> Sequence[float]:
+        return self.rows_factor[min(cores, len(self.rows_factor)) - 1]
 
     def _between(self, factors: Sequence[float], rows: int) -> float:
         """Return the factor for so many rows; beyond the largest measured batch by the slope of the last two."""

@@ -83,6 +83,7 @@ def policy_profile(profile: Profile, model_id: int, name: str, max_ranks: int) -
     alone_us = [_every_count(profile.cores, list(times)) for times in zip(*profile.isolated_us, strict=True)]
     together_us = [_every_count(profile.cores, list(times)) for times in zip(*profile.together_us, strict=True)]
     grids = [[[row[0] for row in grid] for grid in layer.latency_us] for layer in profile.layers]
+    layers_us = _every_count(profile.cores, [sum(times) for times in zip(*(grid[0] for grid in grids), strict=True)])
     return ModelProfile(
         model_id=model_id,
         name=name,
@@ -93,8 +94,8 @@ def policy_profile(profile: Profile, model_id: int, name: str, max_ranks: int) -
         slope=tuple(layer.slope for layer in profile.layers) if profile.interference else (),
         memory_us=tuple(layer.memory_us for layer in profile.layers),
         compute_us=tuple(layer.compute_us for layer in profile.layers),
-        rows_factor=_factors(alone_us, alone_us[0]),
-        together_factor=_factors(together_us, alone_us[0]),
+        rows_factor=_factors(alone_us, layers_us),
+        together_factor=_factors(together_us, layers_us),
         batches=profile.batches,
         doubt=tuple(_doubt(profile.scatter, runs) for runs in profile.runs),
         measured=True,
@@ -109,11 +110,11 @@ def _doubt(scatter: float, runs: int) -> float:
     return 2 * 1.25 * scatter * sqrt(2 / runs) if runs >= _LEAST_RUNS else 1.0
 
 
-def _factors(by_batch: Sequence[Sequence[float]], one_us: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-    """Return, by number of cores, how many times as long as one row alone each batch takes."""
+def _factors(by_batch: Sequence[Sequence[float]], layers_us: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """Return, by number of cores, how many times as long as the layers of one row each batch takes."""
     return tuple(
-        tuple(accumulate((time_us / alone_us for time_us in times_us), max))
-        for times_us, alone_us in zip(zip(*by_batch, strict=True), one_us, strict=True)
+        tuple(accumulate((time_us / one_us for time_us in times_us), max))
+        for times_us, one_us in zip(zip(*by_batch, strict=True), layers_us, strict=True)
     )
 
 

@@ -1,5 +1,7 @@
 """What policies see of a measured profile."""
 
+from dataclasses import replace
+
 import pytest
 from gangway.artifact.profile import LayerProfile, Machine, Profile
 from gangway.scheduler.control import LoadModel
@@ -84,6 +86,17 @@ def test_batches_alone_and_beside_others_like_them() -> None:
     between = seen.together_us(3, 2)
     assert 60 < between < 110, "three cores are between two and four"
     assert seen.together_us(64, 2) == seen.together_us(4, 2), "more cores than were measured: as with all of these"
+
+
+def test_batches_take_what_whole_runs_took_though_their_layers_add_up_to_less() -> None:
+    """One row on one core was disturbed in most runs, each time in another layer."""
+    measured = of_grids((1, 2), (1, 2), ((130.0, 200.0), (70.0, 110.0)), ((120.0, 220.0), (70.0, 110.0)))
+    layer = LayerProfile("layer", (((100.0, 190.0), (60.0, 105.0)),), 1.0, 1.0, (), ())
+    seen = policy_profile(replace(measured, layers=(layer,)), 0, "model", 2)
+    assert [seen.remaining_us(0, cores) for cores in (1, 2)] == [100.0, 60.0]
+    assert [seen.rows_us(cores, rows) for cores in (1, 2) for rows in (1, 2)] == pytest.approx([130, 200, 70, 110])
+    assert [seen.together_us(1, rows) for rows in (1, 2)] == pytest.approx([120, 220])
+    assert seen.remaining_us(0, 2, rows=2) == pytest.approx(110)
 
 
 def test_more_rows_never_take_less_time() -> None:
