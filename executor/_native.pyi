@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 BELL_BYTES: int
+ENOUGH_GONE: int
 LEASE_BYTES: int
 MAX_AWAITED: int
 MAX_MEMBERS: int
@@ -96,6 +97,33 @@ class Program:
 
         The views are valid until it returns. It says of each request whether it was computed; what was not, or an
         exception, answers INTERNAL.
+        """
+
+class Reception:
+    """What the scheduler's process begins without a decision. See `executor/reception.py`."""
+
+    def __init__(
+        self,
+        control: memoryview,
+        bell: int,
+        front_ends: tuple[tuple[memoryview, int, int], ...],
+        workers: tuple[tuple[int, int, int], ...],
+        leases: int,
+        lease_count: int,
+        lease_timeout_us: int,
+        desks: int,
+    ) -> None:
+        """`front_ends`: io segment, slots, submit ring; `workers`: bell, command ring, completion ring of each."""
+    def open(
+        self, model_id: int, layers: int, expected_us: int, arena_stride: int, arenas: tuple[int, ...], /
+    ) -> None: ...
+    def close(self, model_id: int, /) -> None: ...
+    def attend(
+        self, leases: tuple[int, ...] | None, letters: int, spin_us: int, timeout_us: int, watch_us: int, /
+    ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """Wait and begin requests. `leases`: of each desk, -1: not to be used; None: as before. Releases the GIL.
+
+        Returns the fields of Gone for those that have ended, and those of Present for those under way.
         """
 
 class Worker:

@@ -178,7 +178,7 @@ class SlotTable:
         self.slots = slots
         self.size_bytes = slots * SLOT_BYTES
         self._segment = segment
-        self._view = segment.view
+        self.view = self._view = segment.view
         self.bell = Bell(segment, _BELL_OFFSET)  # of answers that nobody waits for alone
 
     def init(self) -> None:

@@ -40,6 +40,12 @@ class Accounts:
         if self._timeline is not None:
             self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
 
+    def walked_through(self, model: str, layers: int) -> None:
+        """A query was begun without a decision, and answered."""
+        counters = self.counters.of(model)
+        counters.blocks += 1
+        counters.layers += layers
+
     def grows(self, gang: Gang, ranks: int) -> None:
         """Ranks up to this number are about to join."""
         self.counters.of(gang.model).grown += 1

@@ -5,6 +5,7 @@ import logging
 from gangway.executor.control import ControlSegment
 from gangway.executor.leases import MAX_RANKS, PhaseKind
 from gangway.executor.messages import Left, LeftReason
+from gangway.executor.reception import Gone, Present
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.accounts import Accounts
 from gangway.scheduler.arenas import ArenaPool
@@ -12,7 +13,7 @@ from gangway.scheduler.block_times import BlockTimes
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.models import ModelTable
-from gangway.scheduler.policy import Policy, Reject, Resize, Start, Stop
+from gangway.scheduler.policy import Policy, Query, Reject, Resize, Start, Stop
 from gangway.scheduler.requests import RequestBook
 from gangway.scheduler.units import Request, Unit
 from gangway.scheduler.workers import WorkerTable
@@ -49,9 +50,8 @@ class Execution:
 
     @property
     def could_grow(self) -> bool:
-        """Whether a gang could use a core that another one leaves."""
-        gangs = self.gangs
-        return gangs.count > 1 and any(gang.wanted < self._most_ranks(gang) for gang in gangs.all())
+        """Whether a gang could use more cores than it has."""
+        return any(gang.wanted < self._most_ranks(gang) for gang in self.gangs.all())
 
     # -- decisions
 
@@ -104,6 +104,21 @@ class Execution:
         if unit is not None and unit.query.rejects_late:
             for piece in unit.pieces:
                 self.drop(piece.request, SlotStatus.LATE)
+
+    # -- without a decision
+
+    def take_over(self, unit: Unit, present: Present, arena_offset: int) -> None:
+        """Let a unit that is under way without a decision be a gang's from now on."""
+        spec = self._spec(unit)
+        gang = self.gangs.take_over(unit, present, arena_offset, spec.layers, spec.indivisible, spec.name)
+        self._workers.occupy(present.worker, present.lease)
+        self._accounts.begins(gang, Start(unit.query.query_id, spec.layers, gang.cores))
+
+    def walked_through(self, query: Query, spec: LoadModel, gone: Gone) -> None:
+        """Note a query that was begun without a decision, and is answered."""
+        self._accounts.walked_through(spec.name, spec.layers)
+        self.times.walked_through(self._models.profiles.get(spec.model_id), gone.joined_ns, gone.end_ns)
+        self._policy.finished(query, gone.end_ns / 1e3)
 
     # -- ends
 

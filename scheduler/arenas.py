@@ -21,6 +21,7 @@ class _ModelArenas:
     arena_bytes: int
     idle: list[_Arena] = field(default_factory=list)
     busy: dict[int, _Arena] = field(default_factory=dict)
+    aside: set[int] = field(default_factory=set)  # of those that are busy: nobody uses them yet
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class ArenaPool:
         if model is None:
             return ArenaUsage(0, 0)
         arenas = (*model.idle, *model.busy.values())
-        return ArenaUsage(len(model.busy), sum(arena.committed_bytes for arena in arenas))
+        return ArenaUsage(len(model.busy) - len(model.aside), sum(arena.committed_bytes for arena in arenas))
 
     def add_model(self, model_id: int, row_bytes: int, max_rows: int, count: int) -> None:
         """Reserve `count` arenas of up to `max_rows` rows. Raises MemoryError, having reserved none."""
@@ -106,10 +107,22 @@ class ArenaPool:
         model.busy[arena.offset] = model.idle.pop()
         return arena.offset
 
+    def set_aside(self, model_id: int) -> int | None:
+        """Acquire an arena for one row, for a query that is to come; until then it is in use by nobody."""
+        offset = self.acquire(model_id, 1)
+        if offset is not None:
+            self._models[model_id].aside.add(offset)
+        return offset
+
+    def put_to_use(self, model_id: int, offset: int) -> None:
+        """A query has come for an arena that was set aside."""
+        self._models[model_id].aside.discard(offset)
+
     def release(self, model_id: int, offset: int) -> None:
         """Take back what `acquire` returned; nobody uses it any more."""
         model = self._models[model_id]
         arena = model.busy.pop(offset)
+        model.aside.discard(offset)
         model.idle.append(arena)
         self._idle[offset] = arena
 

@@ -36,6 +36,14 @@ class BlockTimes:
             return
         time_us = (turned_ns - gang.joined_ns) / 1e3
         block = Unit(profile, query.next_layer, end_layer, gang.wanted, query.rows, gang.versions, time_us)
-        turned_us = turned_ns / 1e3
-        self.interference.finished(block, turned_us)
-        self.stretches.finished(query.model_id, block, self.interference.level(turned_us))
+        self._learn(query.model_id, block, turned_ns / 1e3)
+
+    def walked_through(self, profile: ModelProfile | None, joined_ns: int, ended_ns: int) -> None:
+        """The same for a query of one row that one core has computed."""
+        if profile is not None and profile.measured:
+            block = Unit(profile, 0, profile.layers, 1, 1, (), (ended_ns - joined_ns) / 1e3)
+            self._learn(profile.model_id, block, ended_ns / 1e3)
+
+    def _learn(self, model_id: int, block: Unit, ended_us: float) -> None:
+        self.interference.finished(block, ended_us)
+        self.stretches.finished(model_id, block, self.interference.level(ended_us))

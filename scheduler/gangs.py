@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from gangway.executor.control import ControlSegment
 from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind
 from gangway.executor.messages import Left, LeftReason, pack_run
+from gangway.executor.reception import Present
 from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.units import Unit
 
@@ -111,6 +112,25 @@ class GangTable:
         self._gangs[index] = gang
         self._by_query[unit.query.query_id] = gang
         return gang
+
+    def take_over(
+        self, unit: Unit, present: Present, arena_offset: int, layers: int, indivisible: bool, model: str
+    ) -> Gang:
+        """Make a gang of what was begun without a decision, with a lease of `spare`."""
+        self._free.remove(present.lease)
+        self._free.append(present.lease)
+        gang = self.open(unit, arena_offset, indivisible, model)
+        gang.term = present.term
+        gang.end_layer = layers
+        gang.cores = (present.worker,)
+        gang.wanted = 1
+        gang.outstanding = {0}
+        gang.started_us = present.begun_ns / 1e3
+        return gang
+
+    def spare(self, count: int) -> Sequence[int]:
+        """Return so many of the leases that are free, and stay so."""
+        return self._free[-count:]
 
     @property
     def count(self) -> int:

@@ -34,6 +34,7 @@ from gangway.scheduler.status import StatusWriter
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.trace import TraceWriter
 from gangway.scheduler.units import Request
+from gangway.scheduler.walk_ins import WalkIns
 from gangway.scheduler.workers import WorkerTable
 
 IDLE_WAIT_US = 1_000_000
@@ -70,8 +71,13 @@ class LiveScheduler:
         self._set_log = set_log
         self.accounts = Accounts(timeline)
         self._execution = Execution(control, self.requests, self.workers, self._models, pool, policy, self.accounts)
+        self.walk_ins: WalkIns | None = None
+        if policy.walk_ins and trace is None and timeline is None:
+            parts = (self.requests, self.workers, self._models, pool, self._execution, self._former)
+            self.walk_ins = WalkIns(control, tables, *parts)
+        close = (lambda model_id: None) if self.walk_ins is None else self.walk_ins.close
         self.model_life = ModelLife(
-            supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases)
+            supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases), close
         )
         self._refusals = Refusals(self._execution, self.requests, self.workers, self._models)
         self._dispatcher = Dispatcher(
@@ -92,7 +98,7 @@ class LiveScheduler:
         seen = bell.seen()
         self.step()
         while not self._stopping:
-            bell.wait(seen, self._spin_us, self._wait_us(), self._is_patient())
+            self._wait(seen)
             seen = bell.seen()
             self.step()
 
@@ -116,10 +122,23 @@ class LiveScheduler:
         if now_us >= self._housekeeping_us + (WATCH_WAIT_US if arrived else 0):  # better not beside gangs that begin
             self._keep_house(now_us)
 
+    def _wait(self, seen: int) -> None:
+        """Wait for something to do; requests about which there is nothing to decide may begin meanwhile."""
+        patient, waited = self._is_patient(), False
+        while patient and self.walk_ins is not None and self.walk_ins.may_come():
+            self._execution.changed = False  # nobody could begin, and nobody grow: there is nothing to decide
+            self.walk_ins.attend(self._letters, self._spin_us, self._wait_us(), WATCH_WAIT_US)
+            waited = True
+            if not self._hear_workers(_now_us()):
+                break  # it is something else; after one of them has left others may come as before
+            patient = self._is_patient()
+        if not waited:
+            self.control.scheduler_bell.wait(seen, self._spin_us, self._wait_us(), patient)
+
     def _is_patient(self) -> bool:
         """Whether nobody could use the cores of a query that is answered, and nothing else waits for its gang's end."""
         waited_for = self.requests.queries or self._dying_front_ends or self._models.any_unloading
-        return not waited_for and not self._execution.could_grow
+        return not waited_for and (self.gangs.count <= 1 or not self._execution.could_grow)
 
     def _keep_house(self, now_us: float) -> None:
         self._housekeeping_us = now_us + WATCH_WAIT_US
@@ -166,8 +185,10 @@ class LiveScheduler:
                 self._cancel(front_end, message.slot, message.sequence)
         return bool(messages)
 
-    def _hear_workers(self, now_us: float) -> None:
-        for core, raw in self.control.all_completion_rings.drain():
+    def _hear_workers(self, now_us: float) -> bool:
+        """Return whether there was anything to hear."""
+        messages = self.control.all_completion_rings.drain()
+        for core, raw in messages:
             message = unpack(raw)
             if isinstance(message, Left):
                 if self._execution.left(core, message, now_us):
@@ -181,6 +202,7 @@ class LiveScheduler:
                 case Ready(pid):
                     self.worker_ready(core, pid)
             self._execution.changed = True
+        return bool(messages)
 
     # -- requests
 

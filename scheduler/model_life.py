@@ -1,6 +1,7 @@
 """Models from LoadModel to ModelUnloaded: arenas, the workers' jobs, and the answers to the supervisor."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from gangway.artifact.profile import ProfileError, read_profile
@@ -18,7 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 class ModelLife:
-    """Loads and unloads models. `leases`: so many queries of one model can run or be paused at a time."""
+    """Loads and unloads models. `leases`: so many queries of one model can run or be paused at a time.
+
+    `close`: called with a model's number before it is unloaded, so that nothing of it is begun any more.
+    """
 
     def __init__(
         self,
@@ -29,6 +33,7 @@ class ModelLife:
         requests: RequestBook,
         execution: Execution,
         leases: int,
+        close: Callable[[int], None] = lambda model_id: None,
     ) -> None:
         self._supervisor = supervisor
         self._models = models
@@ -37,6 +42,7 @@ class ModelLife:
         self._requests = requests
         self._execution = execution
         self._leases = leases
+        self._close = close
 
     def load(self, spec: slow.LoadModel) -> None:
         """Reserve arenas and let every worker load the model."""
@@ -81,6 +87,7 @@ class ModelLife:
             self._supervisor.send(slow.ModelUnloaded(model_id))
         elif model.state is not ModelState.UNLOADING:
             self._models.begin_unload(model)
+            self._close(model_id)
             self._workers.serve(model_id, False)
             for unit in [unit for unit in self._requests.waiting if unit.query.model_id == model_id]:
                 for piece in unit.pieces:

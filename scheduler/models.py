@@ -48,6 +48,7 @@ class ModelTable:
         self.limits = Limits()
         self.any_loading = False  # a query may wait for a model without a profile
         self.any_unloading = False  # the end of a gang may be waited for
+        self.changes = 0  # so often has something of models or their profiles changed
 
     @property
     def profiles(self) -> Mapping[int, ModelProfile]:
@@ -91,6 +92,7 @@ class ModelTable:
         if known is not None:
             if not known.measured:
                 known = estimated_profile(self._models[message.model_id].spec, self._cores, message.isolated_us)
+            self.changes += 1
             self._profiles[message.model_id] = replace(
                 known,
                 isolated_us=message.isolated_us or known.isolated_us,
@@ -105,6 +107,7 @@ class ModelTable:
         if known is None or len(profile.layers) != known.layers:
             return
         measured = served_profile(profile, self._models[model_id].spec, self._cores)
+        self.changes += 1
         self._profiles[model_id] = replace(
             measured,
             isolated_us=known.isolated_us or measured.isolated_us,
@@ -128,6 +131,7 @@ class ModelTable:
         self._review()
 
     def _review(self) -> None:
+        self.changes += 1
         states = {model.state for model in self._models.values()}
         self.any_loading = ModelState.LOADING in states
         self.any_unloading = ModelState.UNLOADING in states

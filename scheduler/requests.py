@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 
+from gangway.executor.reception import Present
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
 from gangway.scheduler.batching.former import FormedUnit
 from gangway.scheduler.policy import Query
@@ -61,12 +62,26 @@ class RequestBook:
             join_key=terms.join_key | NEVER_JOINED if terms.attempts else terms.join_key,
         )
         limit_us = terms.limit_ns / 1e3 if terms.limit_ns else None
-        request = Request(query, front_end, slot, sequence, limit_us, terms.max_queue)
-        self._known[key] = request
-        self._numbered[query.query_id] = request
+        request = self._enter(Request(query, front_end, slot, sequence, limit_us, terms.max_queue))
         self.waiting.add(whole(request))
         self._count_fresh(request, 1)
         self._watch_limit(request)
+        return request
+
+    def take_over(self, present: Present) -> Request:
+        """Return a new request for what is under way already, in one unit, which does not wait."""
+        query = Query(
+            next(self._ids),
+            present.model_id,
+            1,
+            present.arrival_ns / 1e3,
+            present.deadline_ns / 1e3 if present.deadline_ns else None,
+            present.priority,
+            join_key=present.join_key,
+        )
+        limit_us = present.limit_ns / 1e3 if present.limit_ns else None
+        request = self._enter(Request(query, present.front_end, present.slot, present.sequence, limit_us, begun=True))
+        whole(request)
         return request
 
     def recover(self) -> list[Request]:
@@ -237,6 +252,11 @@ class RequestBook:
     def next_limit_us(self) -> float | None:
         """When `expire` has something to do, at the earliest."""
         return self._limits.next_us
+
+    def _enter(self, request: Request) -> Request:
+        self._known[(request.front_end, request.slot, request.sequence)] = request
+        self._numbered[request.query.query_id] = request
+        return request
 
     def _queue_piece(self, piece: Piece, unit: Unit) -> None:
         """Let a piece of a unit wait for itself. A request that is whole may be split now, but not joined again."""

@@ -4,6 +4,7 @@
 #include <stddef.h>
 
 #include "layout.h"
+#include "reception.h"
 #include "slot.h"
 #include "worker.h"
 
@@ -89,14 +90,15 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
-    PyTypeObject *worker_type;
+    PyTypeObject *worker_type, *reception_type;
     if (module && add_layout(module) && add_functions(module) && add_type(module, &program_type_spec, &program_type) &&
-        add_type(module, &worker_type_spec, &worker_type) &&
+        add_type(module, &worker_type_spec, &worker_type) && add_type(module, &reception_type_spec, &reception_type) &&
         PyModule_AddIntConstant(module, "BELL_BYTES", sizeof(struct bell)) == 0 &&
         PyModule_AddIntConstant(module, "RING_HEADER_BYTES", sizeof(struct ring)) == 0 &&
         PyModule_AddIntConstant(module, "STATUS_BYTES", sizeof(struct worker_status)) == 0 &&
         PyModule_AddIntConstant(module, "LEASE_BYTES", sizeof(struct lease)) == 0 &&
         PyModule_AddIntConstant(module, "MAX_AWAITED", MAX_AWAITED) == 0 &&
+        PyModule_AddIntConstant(module, "ENOUGH_GONE", ENOUGH_GONE) == 0 &&
         PyModule_AddIntConstant(module, "MAX_MEMBERS", MAX_MEMBERS) == 0 &&
         PyModule_AddIntConstant(module, "MAX_MODELS", MAX_MODELS) == 0 &&
         PyModule_AddIntConstant(module, "MAX_PARTS", MAX_PARTS) == 0 &&

@@ -17,11 +17,22 @@ bool ring_send(struct ring *ring, const struct message *message) {
     return true;
 }
 
-bool ring_receive(struct ring *ring, struct message *message) {
+const struct message *ring_peek(struct ring *ring) {
     uint32_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
-    if (head == atomic_load_explicit(&ring->tail, memory_order_acquire)) return false;
-    *message = ring->messages[head & (ring->capacity - 1)];
+    if (head == atomic_load_explicit(&ring->tail, memory_order_acquire)) return NULL;
+    return &ring->messages[head & (ring->capacity - 1)];
+}
+
+void ring_drop(struct ring *ring) {
+    uint32_t head = atomic_load_explicit(&ring->head, memory_order_relaxed);
     atomic_store_explicit(&ring->head, head + 1, memory_order_release);
+}
+
+bool ring_receive(struct ring *ring, struct message *message) {
+    const struct message *oldest = ring_peek(ring);
+    if (!oldest) return false;
+    *message = *oldest;
+    ring_drop(ring);
     return true;
 }
 

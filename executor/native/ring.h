@@ -7,11 +7,13 @@
 void ring_init(struct ring *ring, uint32_t capacity);
 bool ring_send(struct ring *ring, const struct message *message); /* false: full */
 bool ring_receive(struct ring *ring, struct message *message);    /* false: empty */
+const struct message *ring_peek(struct ring *ring);               /* the oldest, which stays until ring_drop; NULL: empty */
+void ring_drop(struct ring *ring);                                /* there is one */
 uint32_t ring_pending(struct ring *ring);
 void ring_discard(struct ring *ring);
 
 void bell_ring(struct bell *bell);
-/* For a message that can wait: not at all while the consumer is patient. It has the message when it wakes up for another reason. */
+/* For a message that can wait: not at all while the consumer is patient. It finds the message when it wakes up for another reason. */
 void bell_ring_unless_patient(struct bell *bell);
 /* For something that is in no ring, but elsewhere: only where there is a letter more need the consumer look there. */
 void bell_ring_for_letter(struct bell *bell);

@@ -76,6 +76,11 @@ class BatchFormer:
         if model is not None and model.joins(query):
             model.rate.arrived(query.arrival_us, query.rows)
 
+    def may_hold(self, model_id: int, cores: int) -> bool:
+        """Whether a lone request of one row may have to wait although one of so many cores is free."""
+        model = self._models.get(model_id)
+        return model is not None and model.may_hold(cores)
+
     def form(
         self,
         waiting: Sequence[Query],

@@ -45,6 +45,10 @@ class BatchModel:
         """Whether a request may be joined with others."""
         return self._joins and query.join_key < NEVER_JOINED
 
+    def may_hold(self, cores: int) -> bool:
+        """Whether a request of one row that waits alone may have to wait on although one of so many cores is free."""
+        return self.keeps_order or (self._joins and (self.max_delay_us is not None or cores == 1))
+
     def see(self, profile: ModelProfile, cores: int) -> None:
         """Take this profile, on a machine of so many cores, for what follows."""
         cores = min(cores, MAX_PARTS)

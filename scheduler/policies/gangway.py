@@ -17,6 +17,7 @@ class Gangway(Policy):
 
     name = "gangway"
     batches = True
+    walk_ins = True
 
     def __init__(self) -> None:
         self._aging = Aging()

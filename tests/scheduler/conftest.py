@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from gangway.artifact.reader import read_manifest
 from gangway.artifact.staging import staging_bytes
+from gangway.executor import _native
 from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import LeaseProgress
@@ -228,6 +229,7 @@ class ScriptedServer(Server):
     """The scheduler is a thread here, so that the test is its policy, too. Workers are processes as ever."""
 
     policy = Script
+    traced = True  # decisions, and the timeline
     _numbers = itertools.count()
 
     def make_former(self, next_id: Callable[[], int], way_back_us: float) -> BatchFormer:
@@ -251,13 +253,21 @@ class ScriptedServer(Server):
             memory.arenas,
             theirs,
             self.script,
-            trace=self.trace,
-            timeline=self.timeline,
+            trace=self.trace if self.traced else None,
+            timeline=self.timeline if self.traced else None,
             make_former=self.make_former,
         )
         self.tell(self.specs[0])
         self._thread = threading.Thread(target=live.run)
         self._thread.start()
+
+    def is_asleep(self, patient: bool) -> bool:
+        """Whether the scheduler waits for its bell, and wants to be woken only for what cannot wait."""
+        control = self.memory.control
+        at = control.layout.scheduler_bell
+        names = ("bell.sleeping", "bell.patient")
+        words = [struct.unpack_from("<I", control.segment.view, at + _native.LAYOUT[name])[0] for name in names]
+        return words == [1, patient]
 
     def ask(self) -> None:
         """Have the policy asked again, by a message that changes nothing."""

@@ -2,11 +2,9 @@
 
 import os
 import signal
-import struct
 from pathlib import Path
 
 import pytest
-from gangway.executor import _native
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler import live
@@ -21,16 +19,6 @@ from tests.tiny_model import TASKS
 def _no_turns_by_the_clock(monkeypatch):
     monkeypatch.setattr(live, "IDLE_WAIT_US", 60_000_000)
     monkeypatch.setattr(live, "WATCH_WAIT_US", 60_000_000)
-
-
-def is_asleep(scripted, patient):
-    control = scripted.memory.control
-    at = control.layout.scheduler_bell
-    words = [
-        struct.unpack_from("<I", control.segment.view, at + _native.LAYOUT[name])[0]
-        for name in ("bell.sleeping", "bell.patient")
-    ]
-    return words == [1, patient]
 
 
 def on_both(snapshot):
@@ -57,12 +45,12 @@ def on_first(snapshot):
 
 def test_patient_while_one_gang_works_and_nobody_waits(scripted):
     scripted.script.answer = on_both
-    scripted.until(lambda: is_asleep(scripted, patient=True))
+    scripted.until(lambda: scripted.is_asleep(patient=True))
     first = scripted.request(hang=1)
     scripted.await_gang(2)
-    scripted.until(lambda: is_asleep(scripted, patient=True))
+    scripted.until(lambda: scripted.is_asleep(patient=True))
     second = scripted.request()
-    scripted.until(lambda: is_asleep(scripted, patient=False))
+    scripted.until(lambda: scripted.is_asleep(patient=False))
     scripted.hurry(first)
     assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
 
@@ -73,7 +61,7 @@ def test_the_end_of_a_query_costs_no_turn_and_is_heard_at_the_next_arrival(scrip
     step = scripted.live.step
     request = scripted.request(hang=1)
     scripted.await_gang(2)
-    scripted.until(lambda: is_asleep(scripted, patient=True))
+    scripted.until(lambda: scripted.is_asleep(patient=True))
     scripted.live.step = lambda: (turns.append(1), step())
     scripted.hurry(request)
     assert scripted.outcome(request).status is SlotStatus.OK
@@ -96,9 +84,9 @@ def test_an_unload_does_not_wait_for_the_clock(scripted):
     scripted.script.answer = on_both
     request = scripted.request(hang=1)
     scripted.await_gang(2)
-    scripted.until(lambda: is_asleep(scripted, patient=True))
+    scripted.until(lambda: scripted.is_asleep(patient=True))
     scripted.tell(slow.UnloadModel(7))
-    scripted.until(lambda: is_asleep(scripted, patient=False))
+    scripted.until(lambda: scripted.is_asleep(patient=False))
     scripted.hurry(request)
     assert scripted.expect(slow.ModelUnloaded).model_id == 7
 
@@ -110,7 +98,7 @@ def test_gangs_that_cannot_grow_leave_the_scheduler_patient(tiny_model):
         requests = [server.request(hang=2) for _ in range(2)]
         for request in requests:
             server.await_running(request)
-        server.until(lambda: is_asleep(server, patient=True))
+        server.until(lambda: server.is_asleep(patient=True))
         for request in requests:
             server.hurry(request)
             assert server.outcome(request).status is SlotStatus.OK
@@ -123,7 +111,7 @@ def test_not_patient_while_another_gang_could_grow(scripted):
     requests = [scripted.request(hang=2) for _ in range(2)]
     for request in requests:
         scripted.await_running(request)
-    scripted.until(lambda: is_asleep(scripted, patient=False))
+    scripted.until(lambda: scripted.is_asleep(patient=False))
     for request in requests:
         scripted.hurry(request)
         assert scripted.outcome(request).status is SlotStatus.OK
@@ -150,7 +138,7 @@ def state(pid):
 
 def test_a_core_is_given_on_at_once_if_something_waits_for_it(scripted, stopped):
     waiting = scripted.request()
-    scripted.until(lambda: is_asleep(scripted, patient=False))
+    scripted.until(lambda: scripted.is_asleep(patient=False))
     scripted.hurry(stopped)
     assert scripted.outcome(waiting).status is SlotStatus.OK, "with the other rank still in the first one's lease"
     os.kill(scripted.workers[1].pid, signal.SIGCONT)
@@ -163,7 +151,7 @@ def test_a_core_that_nobody_waits_for_costs_no_turn(scripted, stopped):
     turns = []
     step = scripted.live.step
     scripted.live.step = lambda: (turns.append(1), step())
-    scripted.until(lambda: is_asleep(scripted, patient=True))
+    scripted.until(lambda: scripted.is_asleep(patient=True))
     scripted.hurry(stopped)
     assert scripted.outcome(stopped).status is SlotStatus.OK
     scripted.until(lambda: scripted.memory.control.quiet(0))

@@ -437,3 +437,26 @@ def test_of_a_long_queue_the_earliest_deadlines_that_can_be_met_are_found() -> N
     pieces = [piece.query_id for piece in formed.units[first.query_id].pieces]
     assert pieces == [each.query_id for each in sorted(hopeful, key=lambda each: each.deadline_us or 0)[:8]]
     assert [1, 2, 3, 4, 5, 6, 7, 8] in batches(formed)
+
+
+def test_who_may_hold_a_lone_request() -> None:
+    for held in (spec(FLAT, preserve_ordering=True), spec(FLAT, max_delay_us=0.0)):
+        assert Former(held).former.may_hold(FLAT, CORES)
+    assert Former(spec(FLAT)).former.may_hold(FLAT, 1)
+    for free in (spec(FLAT), spec(FLAT, max_rows=1, max_delay_us=0.0), spec(LINEAR)):
+        assert not Former(free).former.may_hold(FLAT, CORES)
+
+
+def test_a_lone_request_for_one_core_goes_at_once_if_nothing_may_hold_it() -> None:
+    source = random.Random(1)
+    narrow = {FLAT: replace(MODELS[FLAT], max_ranks=1)}
+    former = Former(spec(FLAT)).former
+    assert not former.may_hold(FLAT, CORES)
+    now_us = 0.0
+    for number in range(500):
+        now_us += source.choice([10.0, 1000.0, 30_000.0])
+        deadline_us = source.choice([None, now_us + 5000.0, now_us + 50_000.0])
+        lone = Query(number, FLAT, 1, now_us, deadline_us)
+        former.arrived(lone)
+        formed = former.form([lone], now_us + 5.0, narrow, CORES, source.randint(1, CORES))
+        assert (list(formed.queries), formed.wake_us) == ([lone], None)

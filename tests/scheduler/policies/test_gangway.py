@@ -326,3 +326,40 @@ def test_a_part_of_a_batch_does_not_ask_for_more_although_it_would_be_late() -> 
     # 80000 on one core, 40000 on two; the other part is to have the second core.
     parts = [replace(query(number, LONG, 0.0), deadline_us=60_000.0, cores=1, formed=True) for number in (1, 2)]
     assert [start.cores for start in decide(0.0, parts, [])] == [(0,), (1,)]
+
+
+def test_a_lone_query_for_one_core_begins_on_the_first_free_one_whatever_else() -> None:
+    """What `walk_ins` says. Nobody else waits, and those at work cannot grow."""
+    source = random.Random(1)
+    for _ in range(2000):
+        now_us, cores = source.uniform(0.0, 1e6), source.randint(1, 6)
+        kinds = [
+            replace(NARROW, model_id=number, qos_us=source.choice([None, 5000.0, 1e5]), measured=source.random() < 0.5)
+            for number in range(3)
+        ]
+        queries = [
+            Query(
+                number,
+                (kind := source.choice(kinds)).model_id,
+                1,
+                arrival_us := now_us - source.choice([0.0, 1e3, 1e5]),
+                kind.qos_us and arrival_us + kind.qos_us,
+                source.choice([0, 0, 1, 2]),
+            )
+            for number in range(cores)
+        ]
+        busy = sorted(source.sample(range(cores), source.randint(0, cores - 1)))
+        blocks = [
+            RunningBlock(of, 20, (core,), now_us - 9.0, source.randint(0, 19), now_us - 5.0, source.random() < 0.2)
+            for of, core in zip(queries, busy, strict=False)
+        ]
+        free = tuple(core for core in range(cores) if core not in busy)
+        models = {kind.model_id: kind for kind in kinds}
+        stretches = {0: source.uniform(1.0, 2.0)}
+        level, leases = source.choice([0.0, 0.5, 3.0]), source.randint(4, 16)
+        policy = Gangway()
+        for of in source.choices(queries, k=3):
+            policy.finished(of, source.uniform(0.0, 2e6))
+        shown = Snapshot(now_us, queries[-1:], blocks, free, cores, models, level, leases, 150.0, stretches)
+        [start] = policy.decide(shown)
+        assert start == Start(queries[-1].query_id, 20, free[:1], (), 1, getattr(start, "reason", ""))

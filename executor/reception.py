@@ -1,0 +1,94 @@
+"""Requests that begin without a decision, while the scheduler waits for others; what is done is native/reception.c."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gangway.executor import _native
+from gangway.executor.control import ControlSegment
+from gangway.executor.slots import SlotTable
+
+DESKS: Final = 2  # of a worker: it computes for one query while the next one is written down
+NO_LEASE: Final = -1
+ENOUGH: Final = _native.ENOUGH_GONE
+
+
+class Gone(NamedTuple):
+    """A request that began and was answered. Times are ns on CLOCK_MONOTONIC; `deadline_ns` 0: none."""
+
+    model_id: int
+    priority: int
+    arrival_ns: int
+    deadline_ns: int
+    joined_ns: int  # a worker began with it
+    end_ns: int  # its last layer ended
+
+
+class Present(NamedTuple):
+    """A request that is under way at a desk of a worker: alone in a lease, all layers, as rank 0.
+
+    Its slot is not to be asked about it: it may have been answered, and be in use again.
+    """
+
+    worker: int
+    desk: int
+    lease: int
+    term: int
+    model_id: int
+    front_end: int
+    slot: int
+    sequence: int
+    priority: int
+    arrival_ns: int
+    deadline_ns: int  # 0: none, as of the next two
+    limit_ns: int
+    join_key: int
+    begun_ns: int
+
+
+class Reception:
+    """Begins requests of one row for models that are open, each on one worker. For the scheduler's process.
+
+    `lease_timeout_us`: as in LeaseSpec. A desk is a lease, which is given for each call, and an arena for each model.
+    """
+
+    def __init__(self, control: ControlSegment, tables: Sequence[SlotTable], lease_timeout_us: int) -> None:
+        layout = control.layout
+        self.desks = layout.workers * DESKS
+        self._native = _native.Reception(
+            control.segment.view,
+            layout.scheduler_bell,
+            tuple((table.view, table.slots, layout.submit_ring(index)) for index, table in enumerate(tables)),
+            tuple(
+                (layout.worker(rank), layout.command_ring(rank), layout.completion_ring(rank))
+                for rank in range(layout.workers)
+            ),
+            layout.lease_table,
+            layout.leases,
+            lease_timeout_us,
+            DESKS,
+        )
+
+    def open(self, model_id: int, layers: int, expected_us: int, arena_stride: int, arenas: Sequence[int]) -> None:
+        """From now on begin this model's requests. `arenas`: offset for each desk, worker after worker.
+
+        `expected_us`: what a request takes, roughly. A worker that has little to do is given more before it is done.
+        """
+        self._native.open(model_id, layers, expected_us, arena_stride, tuple(arenas))
+
+    def close(self, model_id: int) -> None:
+        """Leave the model's requests to the caller."""
+        self._native.close(model_id)
+
+    def attend(
+        self, leases: Sequence[int] | None, letters: int, spin_us: int, timeout_us: int, watch_us: int
+    ) -> tuple[list[Gone], list[Present]]:
+        """Begin what comes until there is something else to do; return what has ended, and what is under way.
+
+        `leases`: of each desk, worker after worker; NO_LEASE: not to be used. None: go on with what is under way.
+        Otherwise whatever was under way after the last call is the caller's, as are the messages in the rings. It
+        returns, too, when ENOUGH have ended, when the bell has other than so many letters, after `timeout_us`, and
+        `watch_us` after the first request has come.
+        """
+        desks = None if leases is None else tuple(leases)
+        gone, present = self._native.attend(desks, letters, spin_us, timeout_us, watch_us)
+        return list(map(Gone._make, gone)), list(map(Present._make, present))

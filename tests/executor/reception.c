@@ -1,0 +1,269 @@
+/* The reception under a sanitizer: threads are front ends and workers, this one is the scheduler.
+ *
+ *   reception SEED REQUESTS WORKERS
+ *
+ * Each front end keeps some requests under way, also such as are not for the reception: of a model that is not open, of two rows, cancelled,
+ * and messages of requests that are over. The scheduler attends, for random times, with random desks; what it then finds under way it waits
+ * for, and it answers the others itself. Each request must be computed once, with an arena of its own, or refused if it is one of the
+ * others, and be told of exactly once. Arenas and tensors are plain memory on purpose. Prints "right" at the end. */
+#include <pthread.h>
+
+#include "../../executor/native/reception.h"
+
+#include "../../executor/native/ring.h"
+#include "../../executor/native/slot.h"
+#include "../../executor/native/wait.h"
+#include "../../executor/native/worker.h"
+#include "stress.h"
+
+enum { PLACES = 6, OPEN = 3, CLOSED = 4, DESK_COUNT = 2, ALL_LEASES = WORKERS * DESK_COUNT * 2, ROW_BYTES = 64, RING_ENTRIES = 256 };
+enum { TABLE_BYTES = PLACES * 1024, SEGMENT_BYTES = TABLE_BYTES + PLACES * 2 * ROW_BYTES };
+
+static struct worker workers[WORKERS];
+static struct worker_status statuses[WORKERS];
+static struct bell bells[WORKERS], scheduler_bell;
+static struct ring *commands[WORKERS], *completions[WORKERS], *submits[FRONT_ENDS];
+static struct lease all_leases[ALL_LEASES];
+static char *segments[FRONT_ENDS], *arenas;
+static uint64_t arena_offsets[WORKERS * DESK_COUNT];
+static uint32_t worker_count, request_total;
+static _Atomic uint32_t finished;
+
+static void compute(char *arena, const char *input, char *output, int32_t begin, int32_t end) {
+    (void)begin, (void)end;
+    int *own = (int *)arena;
+    CHECK(*own == 0, "two requests in one arena");
+    *own = *(const int *)input;
+    for (int spin = *own % 7 * 60; spin > 0; spin--) spin_pause();
+    *(int *)output += *own + 1;
+    *own = 0;
+}
+
+static struct layer only = {.argument_count = 3, .version_count = 1, .max_ranks = 1, .versions = {{.one = {(kernel)compute, 1, 1, 1}}},
+                            .arguments = {{SPACE_ARENA, 0, 0}, {SPACE_INPUT, 0, 0}, {SPACE_OUTPUT, 0, 0}}};
+static struct program copy = {.layer_count = 1, .input_count = 1, .output_count = 1, .arena_bytes = ROW_BYTES, .layers = &only,
+                              .inputs = {{ROW_BYTES, NOT_STAGED}}, .outputs = {{ROW_BYTES, NOT_STAGED}}};
+
+static struct ring *make_ring(void) {
+    struct ring *ring = aligned_alloc(64, sizeof *ring + RING_ENTRIES * sizeof(struct message));
+    ring_init(ring, RING_ENTRIES);
+    return ring;
+}
+
+static uint32_t random_from(uint64_t *state, uint32_t limit) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 33) % limit;
+}
+
+uint32_t random_below(uint32_t limit) { /* for the scheduler alone */
+    static uint64_t state;
+    return random_from(&state, limit);
+}
+
+/* -- front ends and workers */
+
+struct client {
+    uint32_t front_end, sent;
+    uint64_t random_state;
+    bool plain[PLACES];
+    int given[PLACES];
+};
+
+static uint32_t random_of(struct client *client, uint32_t limit) { return random_from(&client->random_state, limit); }
+
+static char *tensor_of(const struct client *client, uint32_t place, uint32_t output) {
+    return segments[client->front_end] + TABLE_BYTES + (place * 2 + output) * ROW_BYTES;
+}
+
+static void submit(struct client *client, uint32_t place, struct slot *slot) {
+    uint32_t kind = random_of(client, 24), sequence = slot_sequence(atomic_load(&slot->word));
+    client->plain[place] = kind > 2;
+    client->given[place] = (int)++client->sent;
+    slot->model_id = kind == 0 ? CLOSED : OPEN;
+    slot->rows = kind == 1 ? 2 : 1;
+    slot->arrival_ns = now_ns();
+    atomic_store(&slot->cancel, kind == 2);
+    slot->input_offset[0] = TABLE_BYTES + place * 2 * ROW_BYTES;
+    slot->output_offset[0] = slot->input_offset[0] + ROW_BYTES;
+    *(int *)tensor_of(client, place, 0) = client->given[place];
+    *(int *)tensor_of(client, place, 1) = 0;
+    slot_change(slot, sequence, 1u << SLOT_FILLING, SLOT_SUBMITTED, STATUS_OK);
+    struct message message = {.request = {SUBMIT, place, sequence}};
+    CHECK(ring_send(submits[client->front_end], &message), "full");
+    if (kind == 3) ring_send(submits[client->front_end], &message); /* a double */
+    bell_ring(&scheduler_bell);
+}
+
+static void check(struct client *client, uint32_t place, struct slot *slot) {
+    uint64_t word = atomic_load(&slot->word);
+    int answer = *(const int *)tensor_of(client, place, 1);
+    if (client->plain[place]) CHECK(slot_status(word) == STATUS_OK && answer == client->given[place] + 1, "answer %d", answer);
+    else CHECK(slot_status(word) == STATUS_UNAVAILABLE && answer == 0, "answer %d to one of the others", answer);
+    CHECK(slot_change(slot, slot_sequence(word), 1u << SLOT_DONE, SLOT_FREE, STATUS_OK), "not done");
+    atomic_fetch_add(&finished, 1);
+}
+
+static void *client_thread(void *argument) {
+    struct client *client = argument;
+    struct slot *slots = (struct slot *)segments[client->front_end];
+    uint32_t under_way = 0;
+    while (client->sent < request_total || under_way) {
+        for (uint32_t place = 0; place < PLACES; place++) {
+            if (slot_state(atomic_load(&slots[place].word)) != SLOT_DONE) continue;
+            check(client, place, &slots[place]);
+            under_way--;
+        }
+        if (client->sent < request_total && under_way < 1 + random_of(client, PLACES)) {
+            uint32_t place = (uint32_t)slot_acquire(slots, PLACES, 0);
+            submit(client, place, &slots[place]);
+            under_way++;
+        } else {
+            nanosleep(&(struct timespec){.tv_nsec = random_of(client, 30000)}, NULL);
+        }
+    }
+    return NULL;
+}
+
+static void *worker_thread(void *worker) {
+    struct message command = worker_loop(worker);
+    CHECK(command.kind == EXIT, "command %u", command.kind);
+    return NULL;
+}
+
+/* -- the scheduler */
+
+static struct reception reception;
+static uint64_t told, refused, taken_over;
+
+/* Random leases, none twice; here and there a worker has none. */
+static void set_desks(void) {
+    uint32_t lease = random_below(ALL_LEASES);
+    for (uint32_t i = 0; i < worker_count; i++) {
+        bool closed = random_below(5) == 0;
+        for (uint32_t k = 0; k < DESK_COUNT; k++) {
+            reception.workers[i].desks[k] = (struct desk){.lease = closed ? NO_LEASE : lease++ % ALL_LEASES};
+        }
+    }
+}
+
+static void await_those_under_way(void) {
+    for (uint32_t i = 0; i < worker_count; i++) {
+        for (uint32_t k = 0; k < DESK_COUNT; k++) {
+            struct desk *desk = &reception.workers[i].desks[k];
+            struct message left;
+            if (!desk->taken) continue;
+            uint64_t end_ns = now_ns() + HANG_S * UINT64_C(1000000000);
+            while (!ring_receive(completions[i], &left)) {
+                bell_wait(&scheduler_bell, bell_seen(&scheduler_bell), 10, 1000); /* it may have been patient when the rank left */
+                CHECK(now_ns() < end_ns, "nobody leaves");
+            }
+            CHECK(left.kind == LEFT && left.gang.reason == LEFT_DONE, "left for reason %u", left.gang.reason);
+            told++;
+            taken_over++;
+        }
+    }
+}
+
+/* Those that are not for the reception. */
+static void refuse(uint32_t front_end) {
+    const struct message *message;
+    while ((message = ring_peek(submits[front_end]))) {
+        struct slot *table = (struct slot *)segments[front_end], *slot = &table[message->request.slot];
+        if (slot->model_id == OPEN && slot->rows == 1 && !atomic_load(&slot->cancel)) return;
+        bool ended = slot_change(slot, message->request.sequence, 1u << SLOT_SUBMITTED, SLOT_DONE, STATUS_UNAVAILABLE);
+        CHECK(ended, "a request that is for nobody was begun");
+        ring_drop(submits[front_end]);
+        refused++;
+    }
+}
+
+static void check_gone(void) {
+    for (uint32_t i = 0; i < reception.gone_count; i++) {
+        const struct walk_in *gone = &reception.gone[i];
+        CHECK(gone->model_id == OPEN && gone->arrival_ns <= gone->begun_ns && gone->begun_ns <= gone->joined_ns, "times");
+        CHECK(gone->joined_ns <= gone->end_ns && gone->end_ns <= now_ns(), "times");
+    }
+    told += reception.gone_count;
+    reception.gone_count = 0;
+}
+
+static void schedule(uint64_t total) {
+    while (told + refused < total) {
+        uint32_t letters = bell_letters(&scheduler_bell);
+        set_desks();
+        do {
+            struct attendance attendance = {letters, 5, random_below(3000), random_below(2000)};
+            reception_attend(&reception, &attendance);
+            check_gone();
+        } while (random_below(2)); /* with what is under way */
+        await_those_under_way();
+        for (uint32_t i = 0; i < FRONT_ENDS; i++) refuse(i);
+    }
+}
+
+static void open_memory(void) {
+    static struct slot_table tables[FRONT_ENDS];
+    static struct receiving_worker receiving[WORKERS];
+    static struct walk_in gone[ENOUGH_GONE + WORKERS * DESK_COUNT];
+    arenas = aligned_alloc(64, WORKERS * DESK_COUNT * ROW_BYTES);
+    memset(arenas, 0, WORKERS * DESK_COUNT * ROW_BYTES);
+    for (uint32_t i = 0; i < FRONT_ENDS; i++) {
+        segments[i] = aligned_alloc(1024, (SEGMENT_BYTES + 1023) / 1024 * 1024);
+        memset(segments[i], 0, SEGMENT_BYTES);
+        submits[i] = make_ring();
+        tables[i] = (struct slot_table){(struct slot *)segments[i], PLACES};
+    }
+    for (uint32_t i = 0; i < worker_count; i++) {
+        commands[i] = make_ring();
+        completions[i] = make_ring();
+        receiving[i] = (struct receiving_worker){.bell = &bells[i], .commands = commands[i], .completions = completions[i]};
+    }
+    for (uint32_t i = 0; i < worker_count * DESK_COUNT; i++) arena_offsets[i] = i * ROW_BYTES;
+    reception = (struct reception){.bell = &scheduler_bell, .submits = submits, .tables = tables, .workers = receiving,
+                                   .leases = all_leases, .front_end_count = FRONT_ENDS, .worker_count = worker_count,
+                                   .lease_count = ALL_LEASES, .desk_count = DESK_COUNT, .gone = gone, .lease_timeout_us = HANG_S * 2000000u};
+    reception.models[OPEN] = (struct open_model){.arena_stride = ROW_BYTES, .arenas = arena_offsets, .layers = 1, .expected_us = 5};
+}
+
+static void start_worker(uint32_t number, pthread_t *thread) {
+    struct worker *worker = &workers[number];
+    *worker = (struct worker){.bell = &bells[number], .scheduler_bell = &scheduler_bell, .status = &statuses[number],
+                              .commands = commands[number], .completions = completions[number], .leases = all_leases,
+                              .lease_count = ALL_LEASES, .io_count = FRONT_ENDS, .spin_us = 5,
+                              .arena = {arenas, WORKERS * DESK_COUNT * ROW_BYTES},
+                              .io = {{segments[0], SEGMENT_BYTES}, {segments[1], SEGMENT_BYTES}}};
+    worker->programs[OPEN] = worker->programs[CLOSED] = &copy;
+    pthread_create(thread, NULL, worker_thread, worker);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 4, "usage: reception SEED REQUESTS WORKERS");
+    uint64_t seed = strtoull(argv[1], NULL, 10);
+    request_total = (uint32_t)atoi(argv[2]);
+    worker_count = (uint32_t)atoi(argv[3]);
+    open_memory();
+    pthread_t threads[WORKERS], client_threads[FRONT_ENDS];
+    static struct client clients[FRONT_ENDS];
+    for (uint32_t i = 0; i < worker_count; i++) start_worker(i, &threads[i]);
+    for (uint32_t i = 0; i < FRONT_ENDS; i++) {
+        clients[i] = (struct client){.front_end = i, .random_state = seed * FRONT_ENDS + i};
+        pthread_create(&client_threads[i], NULL, client_thread, &clients[i]);
+    }
+    schedule((uint64_t)request_total * FRONT_ENDS);
+    for (uint32_t i = 0; i < FRONT_ENDS; i++) pthread_join(client_threads[i], NULL);
+    CHECK(atomic_load(&finished) == request_total * FRONT_ENDS, "%u requests", atomic_load(&finished));
+    for (uint32_t i = 0; i < worker_count; i++) {
+        ring_send(commands[i], &(struct message){.kind = EXIT});
+        bell_ring(&bells[i]);
+        pthread_join(threads[i], NULL);
+        free(commands[i]);
+        free(completions[i]);
+    }
+    for (uint32_t i = 0; i < FRONT_ENDS; i++) {
+        free(segments[i]);
+        free(submits[i]);
+    }
+    free(arenas);
+    printf("right: told %lu refused %lu taken over %lu\n", (unsigned long)told, (unsigned long)refused, (unsigned long)taken_over);
+    return 0;
+}
