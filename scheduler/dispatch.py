@@ -10,6 +10,7 @@ from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Ru
 from gangway.scheduler.requests import RequestBook
 from gangway.scheduler.timeline import Place
 from gangway.scheduler.trace import TraceWriter
+from gangway.scheduler.waiting import WaitingQueries
 from gangway.scheduler.workers import WorkerTable
 
 
@@ -58,7 +59,7 @@ class Dispatcher:
         if woken or waiting or (running and self._workers.free):
             self._decide(waiting, running, now_us)
 
-    def _decide(self, waiting: Sequence[Query], running: Sequence[RunningBlock], now_us: float) -> None:
+    def _decide(self, waiting: WaitingQueries, running: Sequence[RunningBlock], now_us: float) -> None:
         snapshot, units, wake_us = self._snapshot(waiting, running, now_us)
         decisions = self._policy.decide(snapshot)
         if units:
@@ -71,18 +72,19 @@ class Dispatcher:
             self.wake_us = wake_us if self.wake_us is None else min(wake_us, self.wake_us)
 
     def _snapshot(
-        self, waiting: Sequence[Query], running: Sequence[RunningBlock], now_us: float
+        self, queued: WaitingQueries, running: Sequence[RunningBlock], now_us: float
     ) -> tuple[Snapshot, Mapping[int, FormedUnit], float | None]:
         """Return what the policy sees, the batches among it, and when others could be formed."""
         models, gangs = self._models, self._execution.gangs
         workers, times = self._workers, self._execution.times
         units: Mapping[int, FormedUnit] = {}
         wake_us = None
-        if models.any_loading:
+        waiting: Sequence[Query] = queued.in_order
+        if self._former is None and models.any_loading:
             waiting = [query for query in waiting if query.model_id in models.profiles]
-        if self._former is not None and waiting:
+        if self._former is not None and queued:
             formed = self._former.form(
-                waiting,
+                queued,
                 now_us,
                 models.profiles,
                 workers.in_service,

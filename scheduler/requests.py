@@ -12,6 +12,7 @@ from gangway.scheduler.policy import Query
 from gangway.scheduler.timers import Timers
 from gangway.scheduler.unit_queue import UnitQueue
 from gangway.scheduler.units import NOTHING, Piece, Request, Unit, make_batch, separate, whole
+from gangway.scheduler.waiting import WaitingQueries
 
 MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE: it may be what kills workers
 
@@ -31,8 +32,8 @@ class RequestBook:
         self._ids = count(1)
 
     @property
-    def queries(self) -> Sequence[Query]:
-        """The queries of the waiting units in order of arrival. It changes with the queue."""
+    def queries(self) -> WaitingQueries:
+        """The queries of the waiting units. It changes with the queue."""
         return self.waiting.queries
 
     def next_id(self) -> int:

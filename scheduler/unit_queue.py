@@ -1,10 +1,10 @@
 """The units that wait for a gang, in order of arrival."""
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from gangway.scheduler.policy import Query
 from gangway.scheduler.units import Unit
+from gangway.scheduler.waiting import WaitingQueries
 
 
 class UnitQueue:
@@ -12,13 +12,7 @@ class UnitQueue:
 
     def __init__(self) -> None:
         self._units: dict[int, Unit] = {}
-        self._order: list[tuple[float, int]] = []  # the keys of `queries`
-        self._queries: list[Query] = []
-
-    @property
-    def queries(self) -> Sequence[Query]:
-        """The waiting queries in order of arrival. It changes with the queue."""
-        return self._queries
+        self.queries = WaitingQueries()
 
     def __iter__(self) -> Iterator[Unit]:
         return iter(self._units.values())
@@ -35,22 +29,16 @@ class UnitQueue:
 
     def add(self, unit: Unit) -> None:
         """Queue it."""
-        query = unit.query
-        self._units[query.query_id] = unit
-        key = (query.arrival_us, query.query_id)
-        place = bisect_left(self._order, key)
-        self._order.insert(place, key)
-        self._queries.insert(place, query)
+        self._units[unit.query.query_id] = unit
+        self.queries.add(unit.query)
 
     def remove(self, unit: Unit) -> None:
         """Take it out."""
-        query = unit.query
-        del self._units[query.query_id]
-        place = bisect_left(self._order, (query.arrival_us, query.query_id))
-        del self._order[place]
-        del self._queries[place]
+        del self._units[unit.query.query_id]
+        self.queries.take(unit.query.query_id)
 
     def update(self, unit: Unit, query: Query) -> None:
         """Show another query of a waiting unit, with the same number and arrival."""
         unit.query = query
-        self._queries[bisect_left(self._order, (query.arrival_us, query.query_id))] = query
+        self.queries.take(query.query_id)
+        self.queries.add(query)

@@ -15,8 +15,8 @@ from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock
 from gangway.scheduler.timeline import Place
+from gangway.scheduler.waiting import WaitingQueries
 from gangway.simulator.results import Counters
-from gangway.simulator.waiting import WaitingQueue
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Singles:
         """A request has come."""
 
     def form(
-        self, waiting: Sequence[Query], now_us: float, free_cores: int, running: Sequence[RunningBlock]
+        self, waiting: WaitingQueries, now_us: float, free_cores: int, running: Sequence[RunningBlock]
     ) -> Sequence[Query]:
         """Return what the policy shall see of what waits."""
-        return waiting
+        return waiting.in_order
 
-    def begin(self, query_id: int, waiting: WaitingQueue) -> None:
+    def begin(self, query_id: int, waiting: WaitingQueries) -> None:
         """The policy starts this query: if it is one of a batch, the whole batch becomes real."""
 
     def members(self, query: Query) -> Sequence[Query]:
@@ -89,7 +89,7 @@ class Batches(Singles):
         self._former.arrived(request)
 
     def form(
-        self, waiting: Sequence[Query], now_us: float, free_cores: int, running: Sequence[RunningBlock]
+        self, waiting: WaitingQueries, now_us: float, free_cores: int, running: Sequence[RunningBlock]
     ) -> Sequence[Query]:
         """Return what waits, joined and cut."""
         formed = self._former.form(waiting, now_us, self._models, self._core_count, free_cores, running)
@@ -97,7 +97,7 @@ class Batches(Singles):
         self.wake_us = formed.wake_us
         return formed.queries
 
-    def begin(self, query_id: int, waiting: WaitingQueue) -> None:
+    def begin(self, query_id: int, waiting: WaitingQueries) -> None:
         """Requests leave the queue, and units take their places, unless the query is a request or real already."""
         chosen = self._formed.get(query_id)
         if chosen is None or query_id in self._members:

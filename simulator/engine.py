@@ -16,12 +16,12 @@ from gangway.scheduler.lease_count import lease_count
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timers import Timers
+from gangway.scheduler.waiting import WaitingQueries
 from gangway.simulator.batches import Batches, Batching, Singles
 from gangway.simulator.book import Book
 from gangway.simulator.floor import NEVER, Ended, Floor, Observer
 from gangway.simulator.machine import Machine
 from gangway.simulator.results import Counters, Limits, Result
-from gangway.simulator.waiting import WaitingQueue
 from gangway.workload.arrivals import Arrivals
 
 ARRIVALS_AT_ONCE = 4096  # are made Python numbers
@@ -81,7 +81,7 @@ class Simulation:
                 raise ValueError(f"a request of {most} rows, where batches have {batching.max_rows} at most")
             self._requests = Batches(batching, models, machine.cores, len(arrivals), self._counters)
         self._floor = Floor(machine, self._counters, observer)
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueries()
         self._fractions: dict[int, float] = {}  # of the layer in which a query was stopped at once
         self._leases = machine.leases or lease_count(machine.cores)
         self._received: list[tuple[float, int, float, int, int]] = []  # heap: at the scheduler, number, arrival, ...
@@ -245,7 +245,7 @@ class Simulation:
     def _decide(self) -> None:
         floor = self._floor
         running, free_cores = floor.view.at(self._now_us), floor.free.all()
-        waiting = self._requests.form(self._waiting.queries, self._now_us, len(free_cores), running)
+        waiting = self._requests.form(self._waiting, self._now_us, len(free_cores), running)
         self._form_us = NEVER if self._requests.wake_us is None else self._requests.wake_us
         if self._form_us <= self._now_us:
             raise ContractError(

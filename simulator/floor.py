@@ -14,10 +14,10 @@ from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Start, Stop
 from gangway.scheduler.timeline import Place
 from gangway.simulator.block import Block, Goal
+from gangway.simulator.free_cores import FreeCores
 from gangway.simulator.machine import Machine
 from gangway.simulator.results import Counters
 from gangway.simulator.tables import TimeTables
-from gangway.simulator.waiting import FreeCores
 
 NEVER = float("inf")
 

@@ -6,6 +6,7 @@ is. So a change of Packrat's configuration is the next dispatch, and costs nothi
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import merge
 from itertools import count, takewhile
 from operator import attrgetter
 from types import MappingProxyType
@@ -16,13 +17,14 @@ from gangway.scheduler.batching.units import FormedPiece, FormedUnit, units_of, 
 from gangway.scheduler.batching.waves import Part
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policies.gangway_order import LEAST_PLANNED
 from gangway.scheduler.policy import Query, RunningBlock
 from gangway.scheduler.values import value
+from gangway.scheduler.waiting import KIND, WaitingGroup, WaitingQueries
 
 __all__ = ["BatchFormer", "Formed", "FormedPiece", "FormedUnit"]
 
 LEAST_SHOWN = 4  # batches of a kind, or as many as there are cores: more cannot begin now
-_KIND = attrgetter("model_id", "priority", "rejects_late", "join_key", "started", "formed")
 _NO_STRETCHES: Mapping[int, float] = MappingProxyType({})
 
 
@@ -83,7 +85,7 @@ class BatchFormer:
 
     def form(
         self,
-        waiting: Sequence[Query],
+        waiting: WaitingQueries,
         now_us: float,
         models: Mapping[int, ModelProfile],
         core_count: int,
@@ -91,68 +93,91 @@ class BatchFormer:
         running: Sequence[RunningBlock] = (),
         stretches: Mapping[int, float] = _NO_STRETCHES,
     ) -> Formed:
-        """Return what the policy is shown of `waiting`, which is in order of arrival: `waiting` itself if it can be.
+        """Return what the policy is shown of `waiting`: all of it in the very list, if it can be.
 
-        `models` has a profile for each of them; of `core_count` cores in service `free_cores` are idle.
+        `models` has the profiles; who waits for a model without one is not shown. Of `core_count` cores in service
+        `free_cores` are idle. Of a long queue those are shown that the policy may choose (`candidates` of `gangway`):
+        what this costs does not grow with it.
         """
-        if not self._models or not waiting:
-            return Formed(waiting)
-        passing, groups = self._grouped(waiting)
-        shown = _Shown(whose_turn_it_is(passing))
-        for group in groups:
-            model = self._models[group[0].model_id]
-            members = _next_in_order(group, model, waiting, running) if model.keeps_order else group
-            if not members:
+        shown = _Shown([])
+        begun: list[Query] = []
+        in_order: dict[int, list[WaitingGroup]] = {}  # by model that keeps its requests' order
+        for group in waiting.groups:
+            if group.model_id not in models:
                 continue
-            model.see(models[model.model_id], core_count)
-            may_wait = free_cores == core_count and len(members) == len(waiting)
-            self._show(members, model, now_us, may_wait, stretches.get(model.model_id, 1.0), shown)
+            model = self._models.get(group.model_id)
+            if group.started or group.formed:
+                begun += group.in_order
+            elif model is None:
+                shown.queries += _planned(group, now_us, core_count)
+            elif model.keeps_order:
+                in_order.setdefault(group.model_id, []).append(group)
+            else:
+                model.see(models[group.model_id], core_count)
+                may_wait = free_cores == core_count and len(group) == len(waiting)
+                self._show(group, model, now_us, may_wait, stretches.get(group.model_id, 1.0), shown)
+        for model_id, groups in in_order.items():
+            model = self._models[model_id]
+            model.see(models[model_id], core_count)
+            if not _under_way(model_id, waiting, running):
+                may_wait = free_cores == core_count and sum(map(len, groups)) == len(waiting)
+                self._show_next(groups, model, now_us, may_wait, stretches.get(model_id, 1.0), shown)
+        shown.queries += whose_turn_it_is(begun)
         if not shown.units and not shown.planned and len(shown.queries) == len(waiting):
-            return Formed(waiting)
+            return Formed(waiting.in_order)
         shown.queries.sort(key=attrgetter("arrival_us"))
         return Formed(shown.queries, shown.units, shown.wake_us)
 
-    def _grouped(self, waiting: Sequence[Query]) -> tuple[list[Query], list[list[Query]]]:
-        """Return what passes through, and the others by kind: only those of one kind are joined."""
-        passing: list[Query] = []
-        groups: list[list[Query]] = []
-        of_kind: dict[object, list[Query]] = {}  # a kind's, or model's, place among them
-        for query in waiting:
-            kind = _KIND(query)
-            place = of_kind.get(kind)
-            if place is None:
-                model = self._models.get(query.model_id)
-                if model is None or query.started or query.formed:
-                    place = passing
-                elif model.keeps_order and query.model_id in of_kind:
-                    place = of_kind[query.model_id]
-                else:
-                    groups.append(place := [])
-                    of_kind[query.model_id] = place
-                of_kind[kind] = place
-            place.append(query)
-        return passing, groups
-
     def _show(
-        self, members: list[Query], model: BatchModel, now_us: float, may_wait: bool, stretch: float, shown: _Shown
+        self, group: WaitingGroup, model: BatchModel, now_us: float, may_wait: bool, stretch: float, shown: _Shown
     ) -> None:
         """Show the next batches of one kind."""
-        rows = sum(map(attrgetter("rows"), members))
-        joins = model.joins(members[0])
+        rows = group.rows
+        joins = model.joins(group.in_order[0])
         may_wait = may_wait and joins and model.rewarding_gap_us(rows) is not None
         wanted_rows = model.wanted_rows(rows) if joins else 1
         if wanted_rows == 1 and not may_wait:
-            if rows == len(members) and not model.keeps_order:
+            members = _planned(group, now_us, model.cores)
+            if rows == len(group):
                 shown.queries += members
                 return
-            for query in members[:1] if model.keeps_order else members:
+            for query in members:
                 self._show_batch([query], query.deadline_us, model, stretch, shown)
             return
-        most = 1 if model.keeps_order else max(LEAST_SHOWN, model.cores)
-        line = Line(members, rows, (most + 1) * (wanted_rows or rows), model, now_us, self._way_back_us, stretch)
+        most = max(LEAST_SHOWN, model.cores)
+        looked_at = (most + 1) * (wanted_rows or rows)
+        sure_us = now_us + self._way_back_us + model.sure_us
+        members = group.first(sure_us, looked_at, looked_at) if len(group) > 2 * looked_at else group.in_order
+        self._show_line(Line(members, rows, model, now_us, self._way_back_us, stretch), most, may_wait, stretch, shown)
+
+    def _show_next(
+        self,
+        groups: Sequence[WaitingGroup],
+        model: BatchModel,
+        now_us: float,
+        may_wait: bool,
+        stretch: float,
+        shown: _Shown,
+    ) -> None:
+        """Show the next batch of a model that keeps the order of its requests: those of one kind that come first."""
+        ordered = merge(*[group.in_order for group in groups], key=attrgetter("arrival_us", "query_id"))
+        first = next(ordered)
+        members = [first]
+        if model.joins(first):
+            members += takewhile(lambda query: KIND(query) == KIND(first), ordered)
+        rows = sum(query.rows for query in members)
+        may_wait = may_wait and len(groups) == 1 and model.joins(first) and model.rewarding_gap_us(rows) is not None
+        if not model.joins(first) or (model.wanted_rows(rows) == 1 and not may_wait):
+            self._show_batch(members[:1], first.deadline_us, model, stretch, shown)
+            return
+        line = Line(members, rows, model, now_us, self._way_back_us, stretch)
+        self._show_line(line, 1, may_wait, stretch, shown)
+
+    def _show_line(self, line: Line, most: int, may_wait: bool, stretch: float, shown: _Shown) -> None:
+        """Show the next batches of a line, up to so many."""
         batches, held_until_us = line.batches(most, may_wait)
         for begin, end in batches:
-            self._show_batch(line.members[begin:end], line.deadline_us(begin, end), model, stretch, shown)
+            self._show_batch(line.members[begin:end], line.deadline_us(begin, end), line.model, stretch, shown)
         if held_until_us is not None:
             shown.wake_us = held_until_us if shown.wake_us is None else min(shown.wake_us, held_until_us)
 
@@ -176,15 +201,13 @@ def _with_cores(members: Sequence[Query], parts: Sequence[Part]) -> list[Query]:
     return [replace(query, cores=part.cores) for query, part in zip(members, parts, strict=True)]
 
 
-def _next_in_order(
-    members: list[Query], model: BatchModel, waiting: Sequence[Query], running: Sequence[RunningBlock]
-) -> list[Query]:
-    """Return who may be in the next batch of a model that keeps their order; nobody while one is under way."""
-    if any(query.model_id == model.model_id and (query.started or query.formed) for query in waiting):
-        return []
-    if any(block.query.model_id == model.model_id for block in running):
-        return []
-    first = members[0]
-    if not model.joins(first):
-        return members[:1]
-    return list(takewhile(lambda query: _KIND(query) == _KIND(first), members))
+def _planned(group: WaitingGroup, now_us: float, core_count: int) -> Sequence[Query]:
+    """Return those of a kind that the policy would choose from if it saw all of them."""
+    most = max(LEAST_PLANNED, core_count)
+    return group.in_order if len(group) <= 2 * most else group.first(now_us, most, core_count)
+
+
+def _under_way(model_id: int, waiting: WaitingQueries, running: Sequence[RunningBlock]) -> bool:
+    """Whether anything of this model has begun."""
+    begun = any(group.model_id == model_id and (group.started or group.formed) for group in waiting.groups)
+    return begun or any(block.query.model_id == model_id for block in running)

@@ -13,6 +13,7 @@ from gangway.scheduler.policy import Query
 from gangway.scheduler.prediction import efficient_cores
 
 NEVER_LATE = float("inf")
+CHEAP = 0.5  # of the time that they would take alone may rows cost that fill up a batch
 
 
 class BatchModel:
@@ -99,6 +100,16 @@ class BatchModel:
             return self._sizes.next_rows(rows, load) if self._profile.measured else 1
         reached = [size for size in self._preferred or (self.max_rows,) if size <= rows]
         return reached[-1] if reached else 0
+
+    def fills_up(self, rows: int, more_rows: int) -> bool:
+        """Whether a batch of so many rows shall have `more_rows` in all, with rows that are not urgent.
+
+        With a configured delay it shall, as Triton does it.
+        """
+        if self.max_delay_us is not None:
+            return True
+        extra_us = self.latency_us(more_rows) - self.latency_us(rows)
+        return extra_us <= CHEAP * self.latency_us(more_rows - rows)
 
     def rewarding_gap_us(self, rows: int) -> float | None:
         """Return in what time the next request is expected if it pays that so many rows wait for it, else None."""

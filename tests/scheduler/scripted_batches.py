@@ -30,6 +30,7 @@ class ScriptedFormer:
         pass
 
     def form(self, waiting, now_us, models, core_count, free_cores, running, stretches):
+        waiting = waiting.in_order
         fresh = [query for query in waiting if not query.started and not query.formed]
         self.seen += fresh
         alone = [query for query in fresh if query.join_key & NEVER_JOINED]

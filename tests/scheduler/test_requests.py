@@ -51,7 +51,7 @@ def test_pieces_are_numbered_within_their_request(book, table):
     ]  # fmt: skip
     assert (first.parts, second.parts) == (2, 2)
     assert [unit.place.part for unit in units] == [1, 2, 3]
-    assert [query.rows for query in book.queries] == [2, 2, 2]
+    assert [query.rows for query in book.queries.in_order] == [2, 2, 2]
     assert book.fresh_like(first) == 2
     assert book.start(units[1])
     assert book.fresh_like(first) == 0, "both have begun"
@@ -61,8 +61,8 @@ def test_without_memory_for_a_batch_its_pieces_wait_one_by_one(book, table):
     first, second = submit(book, table, 2), submit(book, table, 3)
     (unit, _) = form(book, [(first, 0, 2), (second, 0, 1)], [(second, 1, 2)])
     book.break_up(unit)
-    assert sorted((query.rows, query.formed) for query in book.queries) == [(1, True), (2, False), (2, True)]
-    (whole,) = [query for query in book.queries if not query.formed]
+    assert sorted((query.rows, query.formed) for query in book.queries.in_order) == [(1, True), (2, False), (2, True)]
+    (whole,) = [query for query in book.queries.in_order if not query.formed]
     assert whole.join_key == NEVER_JOINED and whole.query_id == first.query.query_id
     assert len(second.units) == 2
     for waiting in list(book.waiting):
@@ -132,7 +132,7 @@ def test_what_is_withdrawn_leaves_its_units_with_fewer_rows(book, table):
     unit, rest = form(book, [(first, 0, 2), (second, 0, 1)], [(second, 1, 1), (third, 0, 2)])
     assert book.start(unit)
     assert not book.withdraw(second), "a part of it has begun"
-    assert [(query.rows, query.query_id) for query in book.queries] == [(2, rest.query.query_id)]
+    assert [(query.rows, query.query_id) for query in book.queries.in_order] == [(2, rest.query.query_id)]
     assert book.withdraw(third)
     assert not book.queries and third.units == []
     assert book.finish(third, SlotStatus.CANCELLED)

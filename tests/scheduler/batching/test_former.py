@@ -11,10 +11,12 @@ from gangway.scheduler.batching.former import BatchFormer, Formed
 from gangway.scheduler.batching.units import whole_batch
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policies.gangway_order import candidates
 from gangway.scheduler.policy import Query, RunningBlock
+from gangway.scheduler.waiting import WaitingQueries
 
 CORES = 2
-FLAT, LINEAR, WHOLE, CLOSE, STEEP = 1, 2, 3, 4, 5
+FLAT, LINEAR, WHOLE, CLOSE, STEEP, STRANGE = 1, 2, 3, 4, 5, 9
 MAX_ROWS = 8
 
 
@@ -34,7 +36,7 @@ def profile(model_id: int, eight_rows: float, together: float, measured: bool = 
 
 
 # FLAT: eight rows in 11 ms. LINEAR: in 80 ms, or 40 on each core, so that two gangs do it in half the time.
-# CLOSE: two rows in 10.1 ms, or one on each core in 11 ms.
+# CLOSE: two rows in 10.1 ms, or one on each core in 11 ms. STRANGE: the former is never told of it.
 # STEEP: two or four rows take as many times as long as one, eight sixteen times; gangs disturb each other.
 MODELS = {
     FLAT: profile(FLAT, 1.1, 3.0),
@@ -48,6 +50,7 @@ MODELS = {
         rows_factor=((1.0, 2.0, 4.0, 16.0),) * CORES,
         together_factor=((3.0, 6.0, 12.0, 48.0), (1.0, 2.0, 4.0, 16.0)),
     ),
+    STRANGE: profile(STRANGE, 8.0, 1.0),
 }
 
 
@@ -59,6 +62,13 @@ def spec(model_id: int, **changes: object) -> LoadModel:
 def query(query_id: int, model_id: int = FLAT, rows: int = 1, **changes: object) -> Query:
     """Arrives at 100 times its number, best effort."""
     return replace(Query(query_id, model_id, rows, 100.0 * query_id, None), **changes)  # type: ignore[arg-type]
+
+
+def queue(queries: Sequence[Query]) -> WaitingQueries:
+    waiting = WaitingQueries()
+    for each in queries:
+        waiting.add(each)
+    return waiting
 
 
 class Former:
@@ -73,7 +83,7 @@ class Former:
     def form(
         self, waiting: Sequence[Query], now_us: float = 1000.0, free: int = CORES, running: Sequence[RunningBlock] = ()
     ) -> Formed:
-        formed = self.former.form(waiting, now_us, MODELS, CORES, free, running)
+        formed = self.former.form(queue(waiting), now_us, MODELS, CORES, free, running)
         assert list(formed.queries) == sorted(formed.queries, key=lambda shown: shown.arrival_us)
         return formed
 
@@ -166,7 +176,7 @@ def test_where_others_take_the_cores_rows_go_apart_unless_one_gang_gains_much(
 ) -> None:
     former = Former(spec(CLOSE, max_delay_us=0.0)).former
     waiting = [query(1, CLOSE), query(2, CLOSE)]
-    assert batches(former.form(waiting, 1000.0, MODELS, CORES, CORES, stretches={CLOSE: stretch})) == gangs
+    assert batches(former.form(queue(waiting), 1000.0, MODELS, CORES, CORES, stretches={CLOSE: stretch})) == gangs
 
 
 @pytest.mark.parametrize(
@@ -175,7 +185,7 @@ def test_where_others_take_the_cores_rows_go_apart_unless_one_gang_gains_much(
         [],
         [query(1)],
         [query(1, LINEAR)],
-        [query(1, 9), query(2, 9, 8)],  # a model of which the former was not told
+        [query(1, STRANGE), query(2, STRANGE, 8)],
         [query(1), query(2, LINEAR), query(3, WHOLE)],
         [query(1, started=True), query(2, started=True)],
         [query(1, formed=True, cores=1), query(2, formed=True, rows=4)],
@@ -188,7 +198,7 @@ def test_where_others_take_the_cores_rows_go_apart_unless_one_gang_gains_much(
 )
 def test_where_nothing_is_joined_or_split_the_queue_itself_is_shown(waiting: list[Query]) -> None:
     formed = Former(spec(FLAT), spec(LINEAR), spec(WHOLE)).form(waiting)
-    assert formed.queries is waiting
+    assert formed.queries == waiting
     assert not formed.units and formed.wake_us is None
 
 
@@ -207,7 +217,7 @@ def test_what_must_not_be_joined_may_be_split() -> None:
 )
 def test_switched_off(changes: dict[str, object]) -> None:
     waiting = [query(1, LINEAR, 8), query(2, LINEAR), query(3, LINEAR)]
-    assert Former(spec(LINEAR, **changes)).form(waiting).queries is waiting
+    assert Former(spec(LINEAR, **changes)).form(waiting).queries == waiting
 
 
 def test_a_model_with_instances_is_joined_and_not_split() -> None:
@@ -221,7 +231,7 @@ def test_after_it_is_unloaded_a_model_is_let_alone() -> None:
     former = Former(spec(FLAT))
     former.former.remove(FLAT)
     waiting = [query(1), query(2)]
-    assert former.form(waiting).queries is waiting
+    assert former.form(waiting).queries == waiting
 
 
 # -- deadlines
@@ -262,7 +272,7 @@ def test_the_way_back_is_kept() -> None:
     assert batches(former.form(waiting)) == [[1, 2]]
     hasty = BatchFormer(iter(range(9)).__next__, way_back_us=900.0)
     hasty.add(spec(FLAT))
-    assert not hasty.form(waiting, 1000.0, MODELS, CORES, CORES).units
+    assert not hasty.form(queue(waiting), 1000.0, MODELS, CORES, CORES).units
 
 
 def test_what_is_not_measured_is_no_reason_to_think_a_request_late() -> None:
@@ -270,7 +280,29 @@ def test_what_is_not_measured_is_no_reason_to_think_a_request_late() -> None:
     assert batches(Former(spec(WHOLE, max_delay_us=0.0)).form(waiting)) == [list(range(1, 9))]
 
 
+def test_who_waits_for_a_model_that_is_being_loaded_is_not_shown() -> None:
+    assert list(Former(spec(LINEAR)).form([query(1, 77), query(2, LINEAR)]).queries) == [query(2, LINEAR)]
+
+
 # -- long queues
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_a_long_queue_all_are_shown_that_the_policy_would_choose_from(seed: int) -> None:
+    rng = random.Random(seed)
+    waiting = [
+        query(
+            number,
+            rng.choice((LINEAR, STRANGE)),
+            deadline_us=rng.choice((None, rng.uniform(0, 1e5))),
+            priority=rng.choice((0, 0, 0, 1)),
+            started=rng.random() < 0.02,
+        )
+        for number in range(1, 1000)
+    ]
+    shown = Former(spec(LINEAR, joins=False)).form(waiting, now_us=5e4).queries
+    assert len(shown) < len(waiting) / 2
+    assert list(candidates(shown, 5e4, CORES)) == list(candidates(waiting, 5e4, CORES))
 
 
 def test_of_a_long_queue_the_next_batches_are_shown_and_one_of_the_late_ones() -> None:
@@ -317,14 +349,14 @@ def test_a_request_does_not_wait_for_company(waiting: list[Query], free: int) ->
     for number in (1, 2):
         former.former.arrived(query(number))
     formed = former.form(waiting, now_us=210.0, free=free)
-    assert formed.queries is waiting and formed.wake_us is None
+    assert formed.queries == waiting and formed.wake_us is None
 
 
 def test_nobody_waits_for_company_that_can_have_a_core_of_its_own() -> None:
     former = Former(spec(LINEAR))
     for number in (1, 2):
         former.former.arrived(query(number, LINEAR))
-    assert former.form(waiting := [query(2, LINEAR)], now_us=210.0).queries is waiting
+    assert former.form(waiting := [query(2, LINEAR)], now_us=210.0).queries == waiting
 
 
 # -- configured
@@ -393,7 +425,7 @@ def test_batches_are_closed_and_nothing_is_shown_twice(seed: int) -> None:
     waiting = [
         query(
             number,
-            rng.choice((FLAT, LINEAR, WHOLE, 9)),
+            rng.choice((FLAT, LINEAR, WHOLE, STRANGE)),
             rng.randint(1, MAX_ROWS) if rng.random() < 0.5 else 1,
             deadline_us=rng.choice((None, rng.uniform(0, 1e5))),
             priority=rng.choice((0, 0, 1)),
@@ -403,7 +435,6 @@ def test_batches_are_closed_and_nothing_is_shown_twice(seed: int) -> None:
         )
         for number in range(1, rng.randint(2, 60))
     ]
-    MODELS.setdefault(9, MODELS[FLAT])
     formed = former.form(waiting, now_us=3000.0)
     known = {each.query_id: each for each in waiting}
     rows_shown = dict.fromkeys(known, 0)

@@ -1,0 +1,124 @@
+"""The queries that wait, in order of arrival, and by kind: live and simulated.
+
+An overload makes this queue long, and it is looked at in every decision. So what a decision needs of a long queue (the
+next deadlines that can be met, the oldest of the others) is found here without looking at all of it.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Collection
+from itertools import islice
+from operator import attrgetter
+
+from gangway.scheduler.policy import Query
+
+KIND = attrgetter("model_id", "priority", "rejects_late", "join_key", "started", "formed")
+
+
+class _ByArrival:
+    """Queries by arrival, those of one moment by number: so a stopped one finds its place again, and a unit its own."""
+
+    def __init__(self) -> None:
+        self.in_order: list[Query] = []
+        self._places: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.in_order)
+
+    def add(self, query: Query) -> None:
+        """Put a query in its place."""
+        place = (query.arrival_us, query.query_id)
+        if not self._places or self._places[-1] < place:
+            self._places.append(place)
+            self.in_order.append(query)
+        else:
+            index = bisect_left(self._places, place)
+            self._places.insert(index, place)
+            self.in_order.insert(index, query)
+
+    def remove(self, query: Query) -> None:
+        """Take a query out that was added."""
+        index = bisect_left(self._places, (query.arrival_us, query.query_id))
+        del self._places[index], self.in_order[index]
+
+
+class WaitingGroup(_ByArrival):
+    """Queries of one kind: all of those in `KIND` are equal. `in_order`: by arrival. `rows`: of all together."""
+
+    def __init__(self, like: Query) -> None:
+        super().__init__()
+        self.model_id, self.started, self.formed = like.model_id, like.started, like.formed
+        self.rows = 0
+        self._due: list[tuple[float, int, Query]] = []  # those with a deadline, by it
+
+    def add(self, query: Query) -> None:
+        """Put a query in its place."""
+        super().add(query)
+        self.rows += query.rows
+        if query.deadline_us is not None:
+            insort(self._due, (query.deadline_us, query.query_id, query))
+
+    def remove(self, query: Query) -> None:
+        """Take a query out that was added."""
+        super().remove(query)
+        self.rows -= query.rows
+        if query.deadline_us is not None:
+            del self._due[bisect_left(self._due, (query.deadline_us, query.query_id))]
+
+    def first(self, from_us: float, hopeful: int, others: int) -> list[Query]:
+        """Return so many of those with the earliest deadlines that are not before `from_us`, and the oldest others."""
+        begin = bisect_left(self._due, (from_us,))
+        found = [query for _, _, query in self._due[begin : begin + hopeful]]
+        others = min(others, len(self.in_order) - (len(self._due) - begin))
+        behind = (query for query in self.in_order if query.deadline_us is None or query.deadline_us < from_us)
+        return found + list(islice(behind, others))
+
+
+class WaitingQueries(_ByArrival):
+    """Queries by number, arrival and kind.
+
+    `in_order` is the list that policies see. It changes when a decision is applied: a policy must not keep it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_id: dict[int, Query] = {}
+        self._groups: dict[object, WaitingGroup] | None = None  # by kind
+
+    @property
+    def groups(self) -> Collection[WaitingGroup]:
+        """The kinds of which queries wait. Kept from the first time on that somebody asks for them."""
+        if self._groups is None:
+            self._groups = {}
+            for query in self.in_order:
+                self._add_to_group(self._groups, query)
+        return self._groups.values()
+
+    def add(self, query: Query) -> None:
+        """Put a new or a stopped query in its place."""
+        super().add(query)
+        self._by_id[query.query_id] = query
+        if self._groups is not None:
+            self._add_to_group(self._groups, query)
+
+    def find(self, query_id: int) -> Query:
+        """Return a waiting query. Raises KeyError if it does not wait."""
+        return self._by_id[query_id]
+
+    def take(self, query_id: int) -> Query:
+        """Remove a query and return it. Raises KeyError if it does not wait."""
+        query = self._by_id.pop(query_id)
+        super().remove(query)
+        if self._groups is not None:
+            group = self._groups[kind := KIND(query)]
+            group.remove(query)
+            if not group.in_order:
+                del self._groups[kind]
+        return query
+
+    @staticmethod
+    def _add_to_group(groups: dict[object, WaitingGroup], query: Query) -> None:
+        kind = KIND(query)
+        group = groups.get(kind)
+        if group is None:
+            group = groups[kind] = WaitingGroup(query)
+        group.add(query)
