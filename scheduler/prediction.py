@@ -62,7 +62,7 @@ class Work:
 
     __slots__ = (
         "block", "cores", "due_us", "elapsed_us", "fixed", "gang", "grant", "isolated_us", "layer", "level",
-        "margin", "model", "most", "outlook", "query", "slack_us", "table", "tier", "way_back_us", "worth",
+        "margin", "model", "most", "now_us", "outlook", "query", "slack_us", "table", "tier", "way_back_us", "worth",
     )  # fmt: skip
 
     def __init__(self, query: Query, block: RunningBlock | None, snapshot: Snapshot) -> None:
@@ -93,6 +93,7 @@ class Work:
             self.fixed = block.stopping or model.indivisible
         self.worth = 1.0
         self.due_us = 0.0
+        self.now_us = snapshot.now_us
         self.tier = 0  # of `gangway_order`
         self.gang = self.grant = 0
 

@@ -16,8 +16,7 @@ class Aging:
     def __init__(self) -> None:
         self._credit_us = BURST_US
         self._updated_us = 0.0
-        self._served: int | None = None  # the query that is served from the account
-        self._cores_share = 0.0  # of the machine, that it had since then
+        self._served: Work | None = None  # the query that is served from the account, as it was decided
 
     def promote(self, works: Sequence[Work], snapshot: Snapshot) -> None:
         """Let the query that has been behind for longest go first, if the account has time for it.
@@ -27,19 +26,16 @@ class Aging:
         now_us = snapshot.now_us
         passed_us = now_us - self._updated_us
         self._updated_us = now_us
-        self._credit_us = min(BURST_US, self._credit_us + passed_us * (SHARE - self._cores_share))
-        self._cores_share = 0.0
+        served, self._served = self._served, None
+        used_share = served.grant / snapshot.core_count if served else 0.0  # what it was granted after the last look
+        self._credit_us = min(BURST_US, self._credit_us + passed_us * (SHARE - used_share))
         oldest = None
         for work in works:
             if work.tier == BEHIND and work.due_us < now_us and (oldest is None or work.due_us < oldest.due_us):
                 oldest = work
         if oldest is None:
-            self._served = None
             return
-        serving = self._served == oldest.query.query_id
-        if self._credit_us <= (0.0 if serving else BURST_US / 2):
-            self._served = None
-            return
-        self._served = oldest.query.query_id
-        oldest.tier = AGED
-        self._cores_share = oldest.cores / snapshot.core_count
+        serving = served is not None and served.query.query_id == oldest.query.query_id
+        if self._credit_us > (0.0 if serving else BURST_US / 2):
+            self._served = oldest
+            oldest.tier = AGED

@@ -114,7 +114,11 @@ def _fit_in(ordered: Sequence[Work], core_count: int) -> bool:
     A deadline that is lost is no reason to wait for everybody else: mean latency counts, and how late it gets. Longer:
     by rest times isolated latency, since a wait counts by the share of the isolated latency that it is.
     """
-    late = [work for work in ordered if work.tier in (AT_RISK, BEHIND) and work.query.deadline_us is not None]
+    late = [
+        work
+        for work in ordered
+        if work.tier in (AT_RISK, BEHIND) and work.query.deadline_us is not None and work.due_us > work.now_us
+    ]
     if not late:
         return False
     if all(work.tier != IN_TIME for work in ordered):  # nobody can become late by it
