@@ -20,6 +20,7 @@ from gangway.executor.messages import Cancel, Submit
 from gangway.executor.ring import Bell, Ring
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotRequest, SlotStatus, SlotTable
+from gangway.server.door import Door
 from gangway.server.heap import Heap, HeapFullError
 from gangway.server.in_place.elsewhere import NOWHERE, Elsewhere
 from gangway.server.layouts import FrameLayout as FrameLayout  # noqa: PLC0414 - others take these from here
@@ -81,6 +82,7 @@ class Request:
         not for a request whose answer is told by the bell (`DataPlane.answered`). `alone`: it is not joined to others.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
+        self._plane.door.see(priority)
         block, placement, slots = self._block, self._placement, self._plane.slots
         slots.fill(
             self._slot,
@@ -187,6 +189,7 @@ class DataPlane:
         self.slots = slots
         self.spin_us = spin_us
         self.lock = threading.Lock()
+        self.door = Door(slots.slots)
         self.last_wait_ns: dict[int, int] = {}  # by model
         self.heap = Heap(slots.size_bytes, io.size_bytes, io.allocate, io.punch)
         self._ring = submit_ring

@@ -66,6 +66,7 @@ class GrpcFrontEnd:
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(_guarded_stream(streams.serve))
         self._add(INFERENCE_SERVICE, handlers)
         self._threadless = threadless if AVAILABLE else None
+        self._door = inference.execution.plane.door
         self._early = self._early_calls(handlers["ModelInfer"])
         watch: MethodHandler = grpc.unary_stream_rpc_method_handler(health.watch)
         self._add(HEALTH_SERVICE, {"Check": _message_handler(health.check), "Watch": watch})
@@ -106,7 +107,9 @@ class GrpcFrontEnd:
         if self._threadless is None or behaviour is None or not self._gate.lets_all_in("ModelInfer"):
             return None
         path = f"/{INFERENCE_SERVICE}/ModelInfer"
-        return EarlyCalls(self._server, path, self._threadless.begin, behaviour, self._pool, self._gate.arriving)
+        return EarlyCalls(
+            self._server, path, self._threadless.begin, behaviour, self._pool, self._gate.arriving, self._door
+        )
 
 
 def _message_handler(method: AnyMethod) -> MethodHandler:

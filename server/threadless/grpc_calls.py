@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from typing import Any
 
 import grpc
+from gangway.server.door import OVERLOADED, Door
 from gangway.server.stalled_calls import StalledCalls
 from gangway.server.threadless.early_call import Begin, Behaviour, EarlyCall, Returned
 from grpc import _server
@@ -32,7 +33,7 @@ class EarlyCalls:
     """All calls of one method of a server that has not been started. What else has the method's name gets none of them.
 
     `path`: "/SERVICE/METHOD". `begin` deals with messages; `behaviour` with those that it does not want, in a thread of
-    `pool`. `arriving`: calls whose message has not come.
+    `pool`. `arriving`: calls whose message has not come. `door`: says who is received at all.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class EarlyCalls:
         behaviour: Behaviour,
         pool: Executor,
         arriving: StalledCalls,
+        door: Door,
     ) -> None:
-        self.path, self.begin, self.behaviour, self.arriving = path, begin, behaviour, arriving
+        self.path, self.begin, self.arriving, self.door = path, begin, arriving, door
+        self._behaviour = behaviour
         self._pool = pool
         self._server: Any = server._state  # type: ignore[attr-defined]
         self._tag = self._called  # the same object each time
@@ -71,7 +74,9 @@ class EarlyCalls:
                 return self, ()
             limit = server.maximum_concurrent_rpcs
             if limit is not None and len(server.rpc_states) >= limit:
-                self._reject(event)
+                self._reject(event, cygrpc.StatusCode.resource_exhausted, b"Concurrent RPC limit exceeded!")
+            elif not self.door.admits():
+                self._reject(event, cygrpc.StatusCode.unavailable, OVERLOADED.encode())
             else:
                 call = EarlyCall(self, event)
                 server.rpc_states.add(call)
@@ -80,10 +85,10 @@ class EarlyCalls:
                 self._ask_for_call()
         return None, ()
 
-    def _reject(self, event: Any) -> None:
+    def _reject(self, event: Any, code: Any, details: bytes) -> None:
         rejected = inside._RPCState()
         self._server.rpc_states.add(rejected)
-        inside._reject_rpc(event, rejected, cygrpc.StatusCode.resource_exhausted, b"Concurrent RPC limit exceeded!")
+        inside._reject_rpc(event, rejected, code, details)
 
     def give_to_pool(self, call: EarlyCall, event: Any, message: bytes) -> Any:
         """Have a thread deal with a call; return what gRPC knows of it from then on, in its place."""
@@ -97,9 +102,18 @@ class EarlyCalls:
             inside._unary_response_in_pool,
             event,
             state,
-            self.behaviour,
+            self._behave,
             lambda: message,
             None,
             None,
         )
         return state
+
+    def _behave(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        answered = False
+        try:
+            response = self._behaviour(message, context)
+            answered = True
+            return response
+        finally:
+            self.door.leave(answered)
