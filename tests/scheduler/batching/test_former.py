@@ -141,7 +141,7 @@ def test_the_next_wave_is_shown_when_all_of_the_one_before_have_started() -> Non
     assert shown(*parts[2:], other) == [2, 3, 9]
     stopped = replace(parts[0], started=True)
     assert shown(stopped, *parts[2:]) == [0, 2, 3], "one that was stopped has started"
-    assert former.form(last := parts[4:]).queries is last
+    assert former.form(last := parts[4:]).queries == last
 
 
 def test_requests_that_are_joined_and_done_in_waves_have_their_own_deadlines() -> None:
@@ -489,5 +489,5 @@ def test_a_lone_request_for_one_core_goes_at_once_if_nothing_may_hold_it() -> No
         deadline_us = source.choice([None, now_us + 5000.0, now_us + 50_000.0])
         lone = Query(number, FLAT, 1, now_us, deadline_us)
         former.arrived(lone)
-        formed = former.form([lone], now_us + 5.0, narrow, CORES, source.randint(1, CORES))
+        formed = former.form(queue([lone]), now_us + 5.0, narrow, CORES, source.randint(1, CORES))
         assert (list(formed.queries), formed.wake_us) == ([lone], None)
