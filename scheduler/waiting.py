@@ -65,12 +65,17 @@ class WaitingGroup(_ByArrival):
             del self._due[bisect_left(self._due, (query.deadline_us, query.query_id))]
 
     def first(self, from_us: float, hopeful: int, others: int) -> list[Query]:
-        """Return so many of those with the earliest deadlines that are not before `from_us`, and the oldest others."""
+        """Return so many of those with the earliest deadlines that are not before `from_us`, and the oldest others.
+
+        So many of these with an earlier deadline, and as many without one.
+        """
         begin = bisect_left(self._due, (from_us,))
         found = [query for _, _, query in self._due[begin : begin + hopeful]]
-        others = min(others, len(self.in_order) - (len(self._due) - begin))
-        behind = (query for query in self.in_order if query.deadline_us is None or query.deadline_us < from_us)
-        return found + list(islice(behind, others))
+        late = (query for query in self.in_order if query.deadline_us is not None and query.deadline_us < from_us)
+        found += islice(late, min(others, begin))
+        best_effort = (query for query in self.in_order if query.deadline_us is None)
+        found += islice(best_effort, min(others, len(self.in_order) - len(self._due)))
+        return found
 
 
 class WaitingQueries(_ByArrival):

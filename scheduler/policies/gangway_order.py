@@ -51,8 +51,8 @@ def rank(work: Work) -> tuple[int, int, float, int]:
 def candidates(waiting: Sequence[Query], now_us: float, core_count: int) -> Sequence[Query]:
     """Return the waiting queries that are worth planning: all, or of very many those that may be served next.
 
-    These are the ones that have begun, those whose deadlines come first, and of those that are behind the oldest. A
-    higher class comes before a lower one. One pass over the queries, with little work for each.
+    These are the ones that have begun, those whose deadlines come first, the oldest that are late, and the oldest
+    without a deadline. A higher class comes before a lower one. One pass over the queries, with little work for each.
     """
     most = max(LEAST_PLANNED, core_count)
     if len(waiting) <= 2 * most:
@@ -62,8 +62,10 @@ def candidates(waiting: Sequence[Query], now_us: float, core_count: int) -> Sequ
         fresh = [query for query in waiting if query.priority == priority and not query.started]
         hopeful = [query for query in fresh if query.deadline_us is not None and query.deadline_us > now_us]
         found += heapq.nsmallest(most, hopeful, key=_deadline_us)
-        behind = (query for query in fresh if query.deadline_us is None or query.deadline_us <= now_us)
-        found += islice(behind, core_count)
+        found += islice(
+            (query for query in fresh if query.deadline_us is not None and query.deadline_us <= now_us), core_count
+        )
+        found += islice((query for query in fresh if query.deadline_us is None), core_count)
         if len(found) >= most:
             break
     return found
@@ -112,7 +114,8 @@ def _fit_in(ordered: Sequence[Work], core_count: int) -> bool:
     """Let late queries go before longer ones that can spare the time; return whether there were any.
 
     A deadline that is lost is no reason to wait for everybody else: mean latency counts, and how late it gets. Longer:
-    by rest times isolated latency, since a wait counts by the share of the isolated latency that it is.
+    by rest times isolated latency, since a wait counts by the share of the isolated latency that it is. Those that
+    are late for long get what is left: of hundreds, as an overload leaves them, one would always fit.
     """
     late = [
         work

@@ -144,6 +144,8 @@ class ThreadlessInference:
         self._answering.add(request.slot, pending)
         try:
             pending.way.write(request, contents)
+            if not pending.regions:
+                pending.parts = pending.parts._replace(raws=[])  # has been copied; many that wait would hold it twice
             pending.submitted_ns = time.monotonic_ns()
             self._execution.submit(pending.plan, request, pending.call, pending.clock, by_bell=True)
         except Exception:

@@ -56,6 +56,7 @@ def test_the_earliest_deadlines_from_some_time_on_and_the_oldest_others(seed: in
     for group in waiting.groups:
         from_us, hopeful, others = rng.uniform(0, 100), rng.randrange(6), rng.randrange(6)
         in_time = [each for each in group.in_order if each.deadline_us is not None and each.deadline_us >= from_us]
-        behind = [each for each in group.in_order if each not in in_time]
+        late = [each for each in group.in_order if each.deadline_us is not None and each not in in_time]
+        best_effort = [each for each in group.in_order if each.deadline_us is None]
         in_time.sort(key=lambda each: (each.deadline_us or 0, each.query_id))
-        assert group.first(from_us, hopeful, others) == in_time[:hopeful] + behind[:others]
+        assert group.first(from_us, hopeful, others) == in_time[:hopeful] + late[:others] + best_effort[:others]

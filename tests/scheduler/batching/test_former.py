@@ -255,6 +255,15 @@ def test_those_that_can_be_in_time_go_first_and_are_topped_up_with_late_ones() -
     assert (formed.queries[0].deadline_us, formed.queries[0].arrival_us) == (80_000.0, 100.0)
 
 
+def test_where_rows_gain_little_together_late_ones_do_not_fill_up_the_batch_of_others() -> None:
+    late = [query(number, LINEAR, deadline_us=1500.0) for number in range(1, 4)]
+    punctual = [query(4, LINEAR, deadline_us=900_000.0), query(5, LINEAR, deadline_us=800_000.0)]
+    together = batches(Former(spec(LINEAR)).form([*late, *punctual]))
+    assert not any({4, 5} & set(batch) and {1, 2, 3} & set(batch) for batch in together)
+    configured = batches(Former(spec(LINEAR, max_delay_us=0.0)).form([*late, *punctual]))
+    assert any({4, 5} & set(batch) and {1, 2, 3} & set(batch) for batch in configured), "as Triton does it"
+
+
 def test_a_batch_of_late_ones_has_the_earliest_deadline() -> None:
     formed = Former(spec(FLAT)).form([query(1, deadline_us=1500.0), query(2, deadline_us=1200.0), query(3)])
     assert formed.queries[0].deadline_us == 1200.0

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.gangway import Gangway
-from gangway.scheduler.policies.gangway_order import candidates, classify
+from gangway.scheduler.policies.gangway_aging import SHARE
+from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
 from gangway.scheduler.policies.gangway_shares import ask
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, Stop, Wake
 from gangway.scheduler.prediction import MARGIN, Work
@@ -124,6 +125,18 @@ def test_a_late_query_goes_before_a_longer_one_that_can_spare_the_time() -> None
     assert isinstance(start, Start) and start.query_id == 2
 
 
+@pytest.mark.parametrize(("late_since_us", "first"), [(100_000.0, 1), (109_000.0, 2)])
+def test_who_is_late_by_ten_times_the_target_does_not_go_before_others(late_since_us: float, first: int) -> None:
+    # There are hundreds of them in an overload: whoever can spare the time would wait for all of them.
+    now_us = 12_000.0 + late_since_us
+    late, long = query(1, SHORT, 0.0), query(2, LONG, now_us)
+    works = [Work(each, None, Snapshot(now_us, [late, long], [], (0, 1), 2, MODELS)) for each in (late, long)]
+    classify(works)
+    for work in works:
+        ask(work, Snapshot(now_us, [late, long], [], (0, 1), 2, MODELS))
+    assert in_order(works, 2)[0].query.query_id == first
+
+
 def test_a_late_query_takes_the_cores_of_a_longer_one_that_can_spare_the_time() -> None:
     lost, long = query(1, SHORT, 0.0), query(2, LONG, 10_000.0)
     [stop, *_] = decide(13_000.0, [lost], [running(long, 13_000.0, layer=1)])
@@ -171,7 +184,7 @@ def test_what_takes_longer_than_predicted_lately_gets_urgent_earlier() -> None:
     assert wake.at_us == pytest.approx(12_000.0 - 1.5 * 4000.0 - 300.0 - 150.0)
 
 
-def test_nothing_starves() -> None:
+def test_nothing_starves_nor_has_more_than_its_share() -> None:
     # A stream of SHORT that fills the machine, and one LAZY: a driver of one machine, without overheads.
     policy, now_us, served_us = Gangway(), 0.0, 0.0
     lazy = query(0, LAZY, 0.0)
@@ -180,12 +193,11 @@ def test_nothing_starves() -> None:
         short = query(number, SHORT, now_us)
         decisions = decide(now_us, [lazy, short], [], policy)
         [start] = [each for each in decisions if isinstance(each, Start)]
-        ran_us = 4000.0
+        ran_us = 4000.0 * generator.uniform(0.9, 1.1)
         if start.query_id == 0:
-            decide(now_us, [short], [running(lazy, now_us)], policy)
             served_us += ran_us
-        now_us += ran_us * generator.uniform(0.9, 1.1)
-    assert 0.02 < served_us / (now_us - 1e6) < 0.1
+        now_us += ran_us
+    assert served_us / (now_us - 1e6) == pytest.approx(SHARE, rel=0.1)
 
 
 def test_a_model_whose_deadlines_are_missed_is_not_given_up_again() -> None:
