@@ -1,6 +1,7 @@
 """Arenas: where a query under way keeps its activations. A model owns as many as there are leases."""
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gangway.executor.segment import Segment
@@ -9,7 +10,7 @@ from gangway.scheduler.extents import Extents
 PAGE_BYTES = mmap.PAGESIZE
 
 
-@dataclass
+@dataclass(eq=False)
 class _Arena:
     offset: int
     committed_bytes: int = 0  # from its start: pages that exist, so that a worker's store cannot fail with SIGBUS
@@ -36,7 +37,8 @@ class ArenaPool:
     """Hands out arenas by model. An arena is zero when a model gets it, and no other model has it before an unload.
 
     Kernels rely on it: halos are zero at first and each model keeps its own zero. The pool is sparse: an arena costs
-    memory from its first use on, for as many rows as were ever asked of it; the last one used is used again first.
+    memory from its first use on, for as many rows as were ever asked of it. The smallest that suffices is used again
+    first, of equal ones the last one used: so batches of all sizes do not make every arena one for the largest.
     Beyond `kept_bytes` in all, idle arenas give their memory back before another one takes more: those first that were
     used longest ago. Those in use may be more than that.
     """
@@ -96,15 +98,16 @@ class ArenaPool:
         model = self._models[model_id]
         if not model.idle:
             return None
-        arena = model.idle[-1]
         needed = -(-model.row_bytes * rows // PAGE_BYTES) * PAGE_BYTES
+        arena = _fitting(model.idle, needed)
         if needed > arena.committed_bytes:
             self._make_room(needed - arena.committed_bytes, arena)
             self._segment.allocate(arena.offset, needed)
             self._committed_bytes += needed - arena.committed_bytes
             arena.committed_bytes = needed
         self._idle.pop(arena.offset, None)
-        model.busy[arena.offset] = model.idle.pop()
+        model.idle.remove(arena)
+        model.busy[arena.offset] = arena
         return arena.offset
 
     def set_aside(self, model_id: int) -> int | None:
@@ -136,3 +139,16 @@ class ArenaPool:
                 self._committed_bytes -= arena.committed_bytes
                 arena.committed_bytes = 0
                 del self._idle[arena.offset]
+
+
+def _fitting(idle: Sequence[_Arena], needed_bytes: int) -> _Arena:
+    """Return the smallest arena with enough memory, or else the one that lacks least; of equal ones the last."""
+    last = idle[-1]
+    if last.committed_bytes == needed_bytes:
+        return last
+
+    def rank(arena: _Arena) -> tuple[bool, int]:
+        missing = needed_bytes - arena.committed_bytes
+        return missing > 0, abs(missing)
+
+    return min(reversed(idle), key=rank)

@@ -42,10 +42,11 @@ def classify(works: Sequence[Work]) -> None:
             work.tier, work.due_us = IN_TIME, query.deadline_us
 
 
-def rank(work: Work) -> tuple[int, int, float, int]:
-    """Return the key by which queries are served."""
+def rank(work: Work) -> tuple[int, int, bool, float, int]:
+    """Return the key by which queries are served. Of those that are behind who has begun goes on: it holds memory."""
     query = work.query
-    return (query.priority, work.tier, work.due_us, query.query_id)
+    is_new = work.tier == BEHIND and work.block is None and not query.started
+    return (query.priority, work.tier, is_new, work.due_us, query.query_id)
 
 
 def candidates(waiting: Sequence[Query], now_us: float, core_count: int) -> Sequence[Query]:

@@ -98,3 +98,16 @@ def test_an_arena_that_is_set_aside_is_in_use_when_it_has_been_put_to_use(segmen
     pool.release(1, second)
     assert pool.usage(1).in_use == 0
     pool.remove_model(1)
+
+
+def test_small_batches_leave_the_large_arenas_to_large_ones(segment: Segment) -> None:
+    pool = ArenaPool(segment, 64 * PAGE_BYTES)
+    pool.add_model(1, row_bytes=PAGE_BYTES, max_rows=8, count=4)
+    for _ in range(20):
+        taken = [pool.acquire(1, rows) for rows in (1, 8, 2, 1)]
+        for offset in taken:  # the large one is never the last
+            assert offset is not None
+            pool.release(1, offset)
+        assert resident_bytes(segment) == (1 + 8 + 2 + 1) * PAGE_BYTES
+    first = pool.acquire(1, 1)
+    assert first == taken[3], "of equal ones that which was used last"
