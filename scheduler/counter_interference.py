@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -33,10 +33,17 @@ class CounterInterference:
 
     name = "counters of the last-level cache"
 
-    def __init__(self, proxy: InterferenceProxy, rates: Rates, cores: Sequence[int]) -> None:
+    def __init__(
+        self,
+        proxy: InterferenceProxy,
+        rates: Rates,
+        cores: Sequence[int],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._proxy = proxy
         self._rates = rates
         self._cores = cores
+        self._clock_ns = clock_ns
         self._level = 0.0
         self._next_us = 0.0
 
@@ -46,9 +53,9 @@ class CounterInterference:
     def level(self, now_us: float) -> float:
         """Return the level in the last interval in which workers did something."""
         if now_us >= self._next_us:
-            begin_ns = time.monotonic_ns()
+            begin_ns = self._clock_ns()
             rates = self._rates.look(self._cores)
-            look_us = (time.monotonic_ns() - begin_ns) / 1e3
+            look_us = (self._clock_ns() - begin_ns) / 1e3
             self._next_us = now_us + max(INTERVAL_US, look_us / LOOKS_SHARE)
             if rates is not None:
                 self._level = self._proxy.level(rates[0], rates[1])

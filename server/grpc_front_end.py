@@ -66,8 +66,7 @@ class GrpcFrontEnd:
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(_guarded_stream(streams.serve))
         self._add(INFERENCE_SERVICE, handlers)
         self._threadless = threadless if AVAILABLE else None
-        self._door = inference.execution.plane.door
-        self._early = self._early_calls(handlers["ModelInfer"])
+        self._early = self._early_calls(handlers["ModelInfer"], inference)
         watch: MethodHandler = grpc.unary_stream_rpc_method_handler(health.watch)
         self._add(HEALTH_SERVICE, {"Check": _message_handler(health.check), "Watch": watch})
 
@@ -101,14 +100,20 @@ class GrpcFrontEnd:
     def _add(self, name: str, handlers: Handlers) -> None:
         self._server.add_generic_rpc_handlers((GatedService(name, handlers, self._gate, self._pool),))
 
-    def _early_calls(self, handler: MethodHandler) -> EarlyCalls | None:
+    def _early_calls(self, handler: MethodHandler, inference: Inference) -> EarlyCalls | None:
         """Have ModelInfer's messages received early, unless who may call it is restricted."""
         behaviour = self._gate.plain("ModelInfer", handler).unary_unary
         if self._threadless is None or behaviour is None or not self._gate.lets_all_in("ModelInfer"):
             return None
         path = f"/{INFERENCE_SERVICE}/ModelInfer"
         return EarlyCalls(
-            self._server, path, self._threadless.begin, behaviour, self._pool, self._gate.arriving, self._door
+            self._server,
+            path,
+            self._threadless.begin,
+            behaviour,
+            self._pool,
+            self._gate.arriving,
+            inference.execution.plane.door,
         )
 
 

@@ -38,7 +38,7 @@ class Begin(Protocol):
 class EarlyCall:
     """What inference must know of a call, and what gRPC's core calls."""
 
-    __slots__ = ("_answered", "_callbacks", "_calls", "_due", "_entered", "_event", "_in_pool", "_unanswered")
+    __slots__ = ("_callbacks", "_calls", "_due", "_entered", "_event", "_in_pool", "_unanswered")
 
     def __init__(self, calls: "EarlyCalls", event: Any) -> None:
         self._calls = calls
@@ -46,8 +46,7 @@ class EarlyCall:
         self._due = 3  # of the things that core is asked for
         self._callbacks: list[Callable[[], None]] | None = []
         self._unanswered = threading.Lock()  # taken for good by whoever ends the call: the answer, or the client
-        self._entered = False  # the message has come
-        self._answered = False  # with a message
+        self._entered = False  # the message has come, and counts as one that waits for its answer
         self._in_pool: Any = None  # what grpcio keeps of it, from when a thread deals with it
 
     def receive(self) -> None:
@@ -77,7 +76,7 @@ class EarlyCall:
         """Send the answer, unless the client has gone. From any thread, once."""
         if not self._unanswered.acquire(blocking=False):
             return
-        self._answered = isinstance(result, bytes)
+        self._leave(isinstance(result, bytes))
         if isinstance(result, bytes):
             message: tuple[Any, ...] = (cygrpc.SendMessageOperation(result, _FLAGS),)
             status = cygrpc.SendStatusFromServerOperation(None, cygrpc.StatusCode.ok, b"", _FLAGS)
@@ -88,6 +87,11 @@ class EarlyCall:
         headers = cygrpc.SendInitialMetadataOperation(None, _FLAGS)
         self._event.call.start_server_batch((headers, *message, status), self._sent)
 
+    def _leave(self, answered: bool) -> None:
+        """There is an answer, or nobody who waits for it: a client that does not take it keeps nobody out."""
+        if self._entered:
+            self._calls.door.leave(answered)
+
     def _arrived(self, received: Any) -> Returned:
         self._calls.arriving.leave(self)
         self._due -= 1
@@ -96,8 +100,9 @@ class EarlyCall:
             details = _MESSAGE_EXPECTED.format(self._calls.path)
             self.answer(RequestError(grpc.StatusCode.UNIMPLEMENTED, details))
             return self._ended()
-        self._entered = True
-        self._calls.door.enter()
+        if not self._unanswered.locked():
+            self._entered = True
+            self._calls.door.enter()
         if not self._has_begun(message) and self._unanswered.acquire(blocking=False):
             self._in_pool = self._calls.give_to_pool(self, self._event, message)
             return None, ()
@@ -117,6 +122,7 @@ class EarlyCall:
         self._due -= 1
         if event.batch_operations[0].cancelled() and self._unanswered.acquire(blocking=False):
             self._due -= 1  # nothing will be sent
+            self._leave(False)
         return self._ended()
 
     def _sent(self, _event: Any) -> Returned:
@@ -126,7 +132,5 @@ class EarlyCall:
     def _ended(self) -> Returned:
         if self._due:
             return None, ()
-        if self._entered:
-            self._calls.door.leave(self._answered)
         callbacks, self._callbacks = self._callbacks or (), None
         return self, callbacks

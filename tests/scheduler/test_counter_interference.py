@@ -30,7 +30,7 @@ class Script:
 
 def test_the_level_of_the_last_interval() -> None:
     script = Script(None, (0.5, 0.1), None, (0.2, 0.0))
-    level = CounterInterference(PROXY, script, (7, 8)).level
+    level = CounterInterference(PROXY, script, (7, 8), clock_ns=lambda: 0).level
     assert level(1000.0) == 0.0
     assert level(1000.0 + INTERVAL_US - 1) == 0.0 and script.looked == [(7, 8)]
     assert level(1000.0 + INTERVAL_US) == 0.5 + 10 * 0.2
