@@ -109,15 +109,20 @@ class WaitingQueries(_ByArrival):
         """Return a waiting query. Raises KeyError if it does not wait."""
         return self._by_id[query_id]
 
-    def take(self, query_id: int) -> Query:
-        """Remove a query and return it. Raises KeyError if it does not wait."""
-        query = self._by_id.pop(query_id)
+    def remove(self, query: Query) -> None:
+        """Take a query out that was added."""
+        del self._by_id[query.query_id]
         super().remove(query)
         if self._groups is not None:
             group = self._groups[kind := KIND(query)]
             group.remove(query)
             if not group.in_order:
                 del self._groups[kind]
+
+    def take(self, query_id: int) -> Query:
+        """Remove a query and return it. Raises KeyError if it does not wait."""
+        query = self._by_id[query_id]
+        self.remove(query)
         return query
 
     @staticmethod

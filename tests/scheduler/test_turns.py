@@ -91,30 +91,27 @@ def test_an_unload_does_not_wait_for_the_clock(scripted):
     assert scripted.expect(slow.ModelUnloaded).model_id == 7
 
 
+def run_two_beside_each_other(server, patient):
+    server.script.answer = one_core_each
+    requests = [server.request(hang=2) for _ in range(2)]
+    for request in requests:
+        server.await_running(request)
+    server.until(lambda: server.is_asleep(patient=patient))
+    for request in requests:
+        server.hurry(request)
+        assert server.outcome(request).status is SlotStatus.OK
+
+
 def test_gangs_that_cannot_grow_leave_the_scheduler_patient(tiny_model):
     server = ScriptedServer(*tiny_model, max_ranks=1)
     try:
-        server.script.answer = one_core_each
-        requests = [server.request(hang=2) for _ in range(2)]
-        for request in requests:
-            server.await_running(request)
-        server.until(lambda: server.is_asleep(patient=True))
-        for request in requests:
-            server.hurry(request)
-            assert server.outcome(request).status is SlotStatus.OK
+        run_two_beside_each_other(server, patient=True)
     finally:
         server.kill_all()
 
 
 def test_not_patient_while_another_gang_could_grow(scripted):
-    scripted.script.answer = one_core_each
-    requests = [scripted.request(hang=2) for _ in range(2)]
-    for request in requests:
-        scripted.await_running(request)
-    scripted.until(lambda: scripted.is_asleep(patient=False))
-    for request in requests:
-        scripted.hurry(request)
-        assert scripted.outcome(request).status is SlotStatus.OK
+    run_two_beside_each_other(scripted, patient=False)
 
 
 @pytest.fixture

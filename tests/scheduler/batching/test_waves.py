@@ -1,6 +1,5 @@
 """Parts of a batch that run one after the other, against all ways to cut it. Times are microseconds."""
 
-import time
 from dataclasses import replace
 from itertools import product
 
@@ -11,6 +10,7 @@ from gangway.scheduler.batching.split import GANG_US, Instances, Latency, Split,
 from gangway.scheduler.batching.waves import WAVE_US, Part, Plan, PlanTable, known_rows, plan_table
 from gangway.scheduler.model_profile import ModelProfile
 
+from tests.scheduler.batching import largest_table
 from tests.scheduler.batching.test_split import lists_of_gangs, random_times
 
 WELL = 0.001  # what times that are known well must gain
@@ -189,12 +189,5 @@ def test_sizes_of_batches_know_of_waves() -> None:
 
 
 def test_the_largest_table_takes_50_ms() -> None:
-    def latency_us(cores: int, rows: int) -> float:
-        return 1000 * ((20 + 30.0 * rows) * (0.1 + 0.9 / cores) + 10.0)
-
-    taken_ms = []
-    for _ in range(3):
-        begin_ns = time.thread_time_ns()
-        assert len(table(latency_us, latency_us, 64, 1024).best(64, 1024).parts) == 64
-        taken_ms.append((time.thread_time_ns() - begin_ns) / 1e6)
-    assert min(taken_ms) < 50
+    largest, cores, rows = largest_table.latency_us, largest_table.CORES, largest_table.ROWS
+    assert largest_table.least_ms(lambda: len(table(largest, largest, cores, rows).best(cores, rows).parts)) < 50
