@@ -9,18 +9,17 @@ from gangway.executor.reception import Reception
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 
+from tests.executor.sanitized import SANITIZERS, build
+
 HERE = Path(__file__).parent
 NATIVE = HERE.parent.parent / "executor" / "native"
 NAMES = ("gang", "lease", "page", "place", "reception", "region", "ring", "slot", "worker")
 SOURCES = [HERE / "reception.c", *(NATIVE / f"{name}.c" for name in NAMES)]
 
 
-@pytest.fixture(scope="module", params=["thread", "address,undefined"])
+@pytest.fixture(scope="module", params=SANITIZERS)
 def binary(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("reception") / "reception"
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", f"-fsanitize={request.param}", "-fno-sanitize-recover=all"]
-    subprocess.run(["gcc", *flags, *map(str, SOURCES), "-pthread", "-o", str(path)], check=True)
-    return path
+    return build(SOURCES, tmp_path_factory.mktemp("reception") / "reception", request.param)
 
 
 @pytest.mark.parametrize(("seed", "workers"), [(1, 1), (2, 2), (3, 8)])

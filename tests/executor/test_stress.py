@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.executor.sanitized import SANITIZERS, build
+
 HERE = Path(__file__).parent
 NATIVE = HERE.parent.parent / "executor" / "native"
 NAMES = ("gang", "lease", "page", "place", "region", "ring", "slot", "worker")
 SOURCES = [*HERE.glob("stress*.c"), *(NATIVE / f"{name}.c" for name in NAMES)]
 
 
-@pytest.fixture(scope="module", params=["thread", "address,undefined"])
+@pytest.fixture(scope="module", params=SANITIZERS)
 def stress(request, tmp_path_factory):
-    binary = tmp_path_factory.mktemp("stress") / "stress"
-    flags = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", f"-fsanitize={request.param}", "-fno-sanitize-recover=all"]
-    flags += ["-DRANK_COPY_BYTES=512", "-DCOPY_BYTES=512"]  # rows are small here, and are to be copied by several ranks
-    subprocess.run(["gcc", *flags, *map(str, SOURCES), "-pthread", "-o", str(binary)], check=True)
-    return binary
+    flags = ("-DRANK_COPY_BYTES=512", "-DCOPY_BYTES=512")  # rows are small here, and are to be copied by several ranks
+    return build(SOURCES, tmp_path_factory.mktemp("stress") / "stress", request.param, *flags)
 
 
 @pytest.mark.parametrize(("seed", "workers"), [(1, 2), (2, 4), (3, 8)])
