@@ -37,8 +37,9 @@ class ArenaPool:
     """Hands out arenas by model. An arena is zero when a model gets it, and no other model has it before an unload.
 
     Kernels rely on it: halos are zero at first and each model keeps its own zero. The pool is sparse: an arena costs
-    memory from its first use on, for as many rows as were ever asked of it. The smallest that suffices is used again
-    first, of equal ones the last one used: so batches of all sizes do not make every arena one for the largest.
+    memory from its first use on, for as many rows as were ever asked of it, and up to the next power of two of them: so
+    batches of ever other sizes soon find arenas. The smallest that suffices is used again first, of equal ones the last
+    one used: so batches of all sizes do not make every arena one for the largest.
     Beyond `kept_bytes` in all, idle arenas give their memory back before another one takes more: those first that were
     used longest ago. Those in use may be more than that.
     """
@@ -98,7 +99,8 @@ class ArenaPool:
         model = self._models[model_id]
         if not model.idle:
             return None
-        needed = -(-model.row_bytes * rows // PAGE_BYTES) * PAGE_BYTES
+        rows = 1 << (rows - 1).bit_length()
+        needed = min(-(-model.row_bytes * rows // PAGE_BYTES) * PAGE_BYTES, model.arena_bytes)
         arena = _fitting(model.idle, needed)
         if needed > arena.committed_bytes:
             self._make_room(needed - arena.committed_bytes, arena)

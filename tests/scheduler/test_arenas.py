@@ -32,6 +32,15 @@ def test_bounded_reused_and_committed_by_rows(segment: Segment) -> None:
     assert pool.acquire(1, rows=1) == first
 
 
+def test_memory_is_for_the_next_power_of_two_of_rows_but_not_for_more_than_there_can_be(segment: Segment) -> None:
+    pool = ArenaPool(segment, 64 * PAGE_BYTES)
+    pool.add_model(1, row_bytes=PAGE_BYTES, max_rows=6, count=1)
+    for rows, pages in ((1, 1), (2, 2), (3, 4), (4, 4), (5, 6), (6, 6)):
+        offset = pool.acquire(1, rows)
+        assert offset is not None and resident_bytes(segment) == pages * PAGE_BYTES
+        pool.release(1, offset)
+
+
 def test_a_model_finds_zeros_and_unloading_gives_memory_back(segment: Segment) -> None:
     segment.view[:] = b"\xff" * segment.size_bytes
     pool = ArenaPool(segment, 64 * PAGE_BYTES)
