@@ -153,9 +153,11 @@ def test_recovery_begins_when_a_second_of_queries_is_in_time() -> None:
     assert recovery_s(outcomes, [1.0], end_s=10) == math.inf
 
 
-def test_growth_compares_the_last_third_with_the_first() -> None:
-    assert growth([Sample(size, 0) for size in (100, 100, 101, 180, 109, 110, 110)]) == pytest.approx(0.1)
-    assert math.isnan(growth([]))
+def test_growth_compares_the_last_third_with_an_earlier_one() -> None:
+    samples = [Sample(size, 0) for size in (50, 60, 100, 101, 180, 110, 110)]
+    assert growth(samples, 0) == pytest.approx(1.0)
+    assert growth(samples, 1) == pytest.approx(110 / 100.5 - 1)
+    assert math.isnan(growth([], 1))
 
 
 def test_a_trace_after_another_begins_when_that_ends() -> None:
