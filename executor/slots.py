@@ -302,9 +302,9 @@ class SlotTable:
         """How often the request has been started."""
         return int(_WORD.unpack_from(self._view, slot * SLOT_BYTES + _ATTEMPTS_OFFSET)[0])
 
-    def count_attempt(self, slot: int) -> None:
-        """Count another start of a RUNNING request: one of its parts runs again."""
-        _WORD.pack_into(self._view, slot * SLOT_BYTES + _ATTEMPTS_OFFSET, self.attempts(slot) + 1)
+    def count_attempt(self, slot: int, count: int = 1) -> None:
+        """Count another start of a RUNNING request, of which a part runs again; or one less, where nothing was lost."""
+        _WORD.pack_into(self._view, slot * SLOT_BYTES + _ATTEMPTS_OFFSET, self.attempts(slot) + count)
 
     def cancelled(self, slot: int) -> bool:
         """Whether the front end has called `cancel`."""

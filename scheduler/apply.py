@@ -9,11 +9,12 @@ from gangway.executor.reception import Gone, Present
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.accounts import Accounts
 from gangway.scheduler.arenas import ArenaPool
+from gangway.scheduler.backlog import LateBacklog
 from gangway.scheduler.block_times import BlockTimes
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.models import ModelTable
-from gangway.scheduler.policy import Policy, Query, Reject, Resize, Start, Stop
+from gangway.scheduler.policy import Policy, Query, Reject, Resize, Start, StartOver, Stop
 from gangway.scheduler.requests import RequestBook
 from gangway.scheduler.units import Request, Unit
 from gangway.scheduler.workers import WorkerTable
@@ -40,6 +41,7 @@ class Execution:
     ) -> None:
         self.gangs = GangTable(control)
         self.times = BlockTimes(control.server_block.read().cores)
+        self.late_backlog = LateBacklog()
         self.changed = False
         self._requests = requests
         self._workers = workers
@@ -87,7 +89,7 @@ class Execution:
         if gang is None or gang.leaving or gang.indivisible:
             return
         ranks, cores = gang.wanted, resize.cores
-        if len(cores) > ranks and cores[:ranks] == gang.cores and self._are_free(cores[ranks:]):
+        if len(cores) > ranks and cores[:ranks] == gang.cores and self._workers.are_free(cores[ranks:]):
             for core in cores[ranks:]:
                 self._workers.occupy(core, gang.lease)
             self._accounts.grows(gang, len(cores))
@@ -104,6 +106,16 @@ class Execution:
         if unit is not None and unit.query.rejects_late:
             for piece in unit.pieces:
                 self.drop(piece.request, SlotStatus.LATE)
+
+    def start_over(self, decision: StartOver) -> None:
+        """Let a stopped unit give its lease and its arena back."""
+        unit = self._requests.waiting.get(decision.query_id)
+        gang = self.gangs.of_query(decision.query_id)
+        if unit is not None and gang is not None and unit.query.started:
+            self._close(gang)
+            for request in self._requests.start_over(unit):
+                self._finish(request)
+            self.changed = True
 
     # -- without a decision
 
@@ -171,11 +183,11 @@ class Execution:
     def _ended(self, gang: Gang, now_us: float) -> None:
         """All ranks have left: the unit is done, or paused, or must be ended or run again."""
         unit = gang.unit
+        profile = self._models.profiles.get(unit.query.model_id)
         lost, invalid = gang.lost, LeftReason.INVALID in gang.reasons
         kind, next_layer, turned_ns = gang.shared.position()
         if not lost and not invalid:
             self._accounts.ended(gang, next_layer)
-            profile = self._models.profiles.get(unit.query.model_id)
             self.times.finished(gang, profile, next_layer, turned_ns)
             if kind != PhaseKind.END and not unit.dropped:
                 self._requests.pause(unit, next_layer, now_us - gang.started_us)
@@ -191,6 +203,8 @@ class Execution:
             self._leave(unit)
             if kind == PhaseKind.END and not unit.dropped:
                 self._policy.finished(unit.query, turned_ns / 1e3)
+                if profile is not None:
+                    self.late_backlog.answered(unit.query, profile, turned_ns / 1e3, self._workers.in_service)
 
     def _leave(self, unit: Unit) -> None:
         """The unit has ended. A request of which it was the last is answered by now, unless it was dropped."""
@@ -278,13 +292,7 @@ class Execution:
         query = unit.query
         layers = start.end_layer - query.next_layer
         sound = layers > 0 and start.end_layer <= self._spec(unit).layers and len(start.versions) in (0, layers)
-        if not sound or not 0 < len(start.cores) <= MAX_RANKS or not self._are_free(start.cores):
+        if not sound or not 0 < len(start.cores) <= MAX_RANKS or not self._workers.are_free(start.cores):
             _log.error("no such block: %s, next layer %d", start, query.next_layer)
             return False
         return True
-
-    def _are_free(self, cores: tuple[int, ...]) -> bool:
-        free = self._workers.free
-        if len(cores) == 1:
-            return cores[0] in free
-        return len(set(cores)) == len(cores) and all(core in free for core in cores)

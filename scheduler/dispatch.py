@@ -6,7 +6,19 @@ from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer, FormedUnit
 from gangway.scheduler.batching.units import whole_batch
 from gangway.scheduler.models import ModelTable
-from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, RunningBlock, Snapshot, Start, Stop, Wake
+from gangway.scheduler.policy import (
+    Decision,
+    Policy,
+    Query,
+    Reject,
+    Resize,
+    RunningBlock,
+    Snapshot,
+    Start,
+    StartOver,
+    Stop,
+    Wake,
+)
 from gangway.scheduler.requests import RequestBook
 from gangway.scheduler.timeline import Place
 from gangway.scheduler.trace import TraceWriter
@@ -134,5 +146,7 @@ class Dispatcher:
                 self._execution.resize(decision)
             case Reject():
                 self._execution.reject(decision)
+            case StartOver():
+                self._execution.start_over(decision)
             case Wake(at_us):
                 self.wake_us = at_us

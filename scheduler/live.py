@@ -144,6 +144,7 @@ class LiveScheduler:
         self._housekeeping_us = now_us + WATCH_WAIT_US
         self._hear_supervisor()  # or that it is gone: nobody rings for that
         self._report_stuck(now_us)
+        self._refusals.shed(now_us)
         self.accounts.counters.write(now_us)
         self._status.write(now_us)
         if self._trace is not None:

@@ -113,13 +113,24 @@ class Reject:
 
 
 @value(frozen=True, slots=True)
+class StartOver:
+    """Let a stopped query give its lease and memory back: it waits as if it had never run, but is not joined.
+
+    What it has computed is lost. A unit of several requests may be taken apart.
+    """
+
+    query_id: int
+    reason: str = ""
+
+
+@value(frozen=True, slots=True)
 class Wake:
     """Call `decide` again at this time, if nothing happens before. A later decision's Wake takes its place."""
 
     at_us: float
 
 
-Decision = Start | Stop | Resize | Reject | Wake
+Decision = Start | Stop | Resize | Reject | StartOver | Wake
 
 
 class Policy(ABC):

@@ -4,10 +4,13 @@ import time
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Ready, unpack
+from gangway.executor.slots import SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler.blame import Blame
 from gangway.scheduler.live import LiveScheduler
 from gangway.scheduler.packets import PacketSocket
+from gangway.scheduler.requests import MAX_ATTEMPTS, RequestBook
+from gangway.scheduler.units import Request
 
 # Claims last milliseconds; a worker that is not quiet by then, and had a core, hangs or executes an indivisible query.
 # All others would have to wait for that one, so its worker is replaced, too, and the query run again.
@@ -34,10 +37,29 @@ def take_over(scheduler: LiveScheduler, pids: list[int]) -> int:
     for core, pid in enumerate(pids):
         if pid:
             scheduler.worker_ready(core, pid)
-    requests = scheduler.requests.recover()
+    requests = queue_again(scheduler.requests)
     for request in requests:
         scheduler.accept(request)
     return len(requests)
+
+
+def queue_again(book: RequestBook) -> list[Request]:
+    """Queue every request that the tables hold, in order of arrival; return them. Nobody may be running one."""
+    found = []
+    for front_end, table in enumerate(book.tables):
+        for entry in table.scan():
+            found.append((table.terms(entry.slot).arrival_ns, front_end, entry.slot, entry.sequence))
+    requests = []
+    for _, front_end, slot, sequence in sorted(found):
+        table = book.tables[front_end]
+        if table.attempts(slot) >= MAX_ATTEMPTS:
+            table.finish(slot, sequence, SlotStatus.UNAVAILABLE)
+            continue
+        table.requeue(slot, sequence)
+        request = book.admit(front_end, slot, sequence)
+        if request is not None:
+            requests.append(request)
+    return requests
 
 
 def _learn_models(scheduler: LiveScheduler) -> None:

@@ -1,4 +1,5 @@
-"""Refusing what queue policies give up: requests beyond a full queue, and those that are certain to be late."""
+"""Refusing requests: those beyond a full queue, those that are certain to be late, if that is their policy, and of very
+many that are late already those that would wait in vain."""
 
 import time
 from dataclasses import replace
@@ -14,6 +15,7 @@ from gangway.scheduler.workers import WorkerTable
 
 MOST_WAITING = 7 / 8  # of a front end's slots; the others are for newcomers
 ROOM = 1 / 16  # of them is made at once
+LEAST_CROWD = 32  # fewer waiting requests are no crowd, however long they take
 
 
 class Refusals:
@@ -50,6 +52,17 @@ class Refusals:
             request = self._requests.get(number)
             if request is not None:
                 self._execution.drop(request, SlotStatus.QUEUE_FULL)
+
+    def shed(self, now_us: float) -> None:
+        """Refuse requests whose turn would not come: of many that are late, and of best effort beside them."""
+        queries = self._requests.queries
+        if len(queries) < LEAST_CROWD:
+            return
+        backlog, in_service = self._execution.late_backlog, self._workers.in_service
+        for number in backlog.excess(queries.groups, self._models.profiles, now_us, in_service):
+            unit = self._requests.waiting.get(number)
+            for piece in unit.pieces if unit is not None else ():
+                self._execution.drop(piece.request, SlotStatus.QUEUE_FULL)
 
     def watch(self, request: Request) -> None:
         """Refuse the request as soon as it is certain to be late, if that is its policy."""

@@ -1,6 +1,5 @@
 """The scheduler's index of the requests in the slot tables. The tables are the truth; a successor builds this again."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -8,6 +7,7 @@ from itertools import count
 from gangway.executor.reception import Present
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
 from gangway.scheduler.batching.former import FormedUnit
+from gangway.scheduler.fresh import FreshCounts
 from gangway.scheduler.policy import Query
 from gangway.scheduler.timers import Timers
 from gangway.scheduler.unit_queue import UnitQueue
@@ -21,14 +21,13 @@ class RequestBook:
     """Requests by (front end, slot, sequence) and by number, and the units of them that wait."""
 
     def __init__(self, tables: Sequence[SlotTable]) -> None:
-        self._tables = tables
+        self.tables = tables
         self._known: dict[tuple[int, int, int], Request] = {}
         self._numbered: dict[int, Request] = {}
         self.waiting = UnitQueue()
         self._limits = Timers()  # when nobody waits for an answer any more
         self.late = Timers()  # when to look whether a request has become certain to be late
-        self._fresh_like: Counter[tuple[int, int]] = Counter()  # have not begun, by model and priority
-        self._fresh_of: Counter[int] = Counter()  # by front end
+        self._fresh = FreshCounts()
         self._ids = count(1)
 
     @property
@@ -44,7 +43,7 @@ class RequestBook:
 
     def admit(self, front_end: int, slot: int, sequence: int) -> Request | None:
         """Queue what a slot holds; None when the message is stale or a double, or nobody wants the answer any more."""
-        table = self._tables[front_end]
+        table = self.tables[front_end]
         key = (front_end, slot, sequence)
         if not table.is_submitted(slot, sequence) or key in self._known:
             return None
@@ -65,7 +64,7 @@ class RequestBook:
         limit_us = terms.limit_ns / 1e3 if terms.limit_ns else None
         request = self._enter(Request(query, front_end, slot, sequence, limit_us, terms.max_queue))
         self.waiting.add(whole(request))
-        self._count_fresh(request, 1)
+        self._fresh.add(request)
         self._watch_limit(request)
         return request
 
@@ -85,24 +84,6 @@ class RequestBook:
         whole(request)
         return request
 
-    def recover(self) -> list[Request]:
-        """Queue every request that the tables hold, in order of arrival; return them. Nobody may be running one."""
-        found = []
-        for front_end, table in enumerate(self._tables):
-            for entry in table.scan():
-                found.append((table.terms(entry.slot).arrival_ns, front_end, entry.slot, entry.sequence))
-        requests = []
-        for _, front_end, slot, sequence in sorted(found):
-            table = self._tables[front_end]
-            if table.attempts(slot) >= MAX_ATTEMPTS:
-                table.finish(slot, sequence, SlotStatus.UNAVAILABLE)
-                continue
-            table.requeue(slot, sequence)
-            request = self.admit(front_end, slot, sequence)
-            if request is not None:
-                requests.append(request)
-        return requests
-
     # -- looking
 
     def find(self, front_end: int, slot: int, sequence: int) -> Request | None:
@@ -115,15 +96,15 @@ class RequestBook:
 
     def fresh_like(self, request: Request) -> int:
         """Return how many requests of its model and priority have not begun, itself included."""
-        return self._fresh_like[_kind(request)]
+        return self._fresh.like(request)
 
     def slots(self, front_end: int) -> int:
         """Return how many requests a front end can have in flight."""
-        return self._tables[front_end].slots
+        return self.tables[front_end].slots
 
     def fresh_count(self, front_end: int) -> int:
         """Return how many requests of a front end have not begun."""
-        return self._fresh_of[front_end]
+        return self._fresh.of_front_end(front_end)
 
     def fresh_of(self, front_end: int) -> list[Request]:
         """Return the requests of a front end that have not begun, oldest first."""
@@ -163,7 +144,7 @@ class RequestBook:
         """Tell the front ends what has been counted so far. No rank may be working on the unit."""
         for piece in unit.pieces:
             request = piece.request
-            self._tables[request.front_end].count(request.slot, request.counts)
+            self.tables[request.front_end].count(request.slot, request.counts)
 
     def pause(self, unit: Unit, next_layer: int, ran_us: float) -> None:
         """Queue a unit that has begun again, to go on with `next_layer`, after so long on cores; it keeps its place."""
@@ -179,7 +160,7 @@ class RequestBook:
         Nothing happens if a rank had done it before. False if it has been begun too often: it is to be given up.
         """
         request = piece.request
-        table = self._tables[request.front_end]
+        table = self.tables[request.front_end]
         if table.part_done(request.slot, request.sequence, piece.part):
             if not request.units:
                 self._forget(request)
@@ -189,14 +170,28 @@ class RequestBook:
             if request.parts > 1:
                 table.count_attempt(request.slot)
             else:
-                self.leave_batch(request)
-                table.requeue(request.slot, request.sequence)
-                request.begun = False
-                request.counts = NOTHING
-                self._count_fresh(request, 1)
+                self._requeue(request)
             self._queue_piece(piece, unit)
             self._watch_limit(request)
         return True
+
+    def start_over(self, unit: Unit) -> Sequence[Request]:
+        """Let the pieces of a stopped unit wait one by one, from the first layer; it counts as no attempt.
+
+        Return its requests that were dropped and of which nothing is left.
+        """
+        self.waiting.remove(unit)
+        for piece in unit.pieces:
+            request = piece.request
+            request.units.remove(unit)
+            if request.dropped:
+                continue
+            if request.parts == 1:
+                self._requeue(request)
+                self.tables[request.front_end].count_attempt(request.slot, -1)
+            self._queue_piece(piece, unit)
+            self._watch_limit(request)
+        return [piece.request for piece in unit.pieces if piece.request.dropped and not piece.request.units]
 
     def break_up(self, unit: Unit) -> None:
         """Let the pieces of a waiting unit wait one by one."""
@@ -216,9 +211,9 @@ class RequestBook:
         if batch is None or batch.leader is not request:
             return
         batch.leader = None
-        self._tables[request.front_end].lead(request.slot, request.sequence, False)
+        self.tables[request.front_end].lead(request.slot, request.sequence, False)
         for other in batch.requests:
-            if other.batch is batch and other.begun and self._tables[other.front_end].lead(other.slot, other.sequence):
+            if other.batch is batch and other.begun and self.tables[other.front_end].lead(other.slot, other.sequence):
                 batch.leader = other
                 return
 
@@ -241,7 +236,7 @@ class RequestBook:
     def finish(self, request: Request, status: SlotStatus) -> bool:
         """Answer and forget a request of which no unit is left; False if a worker has answered."""
         self._forget(request)
-        return self._tables[request.front_end].finish(request.slot, request.sequence, status)
+        return self.tables[request.front_end].finish(request.slot, request.sequence, status)
 
     def expire(self, now_us: float, end: Callable[[Request, SlotStatus], None]) -> None:
         """Call `end` for every waiting request whose client is gone by now. (The front end cancels one that runs.)"""
@@ -259,6 +254,14 @@ class RequestBook:
         self._numbered[request.query.query_id] = request
         return request
 
+    def _requeue(self, request: Request) -> None:
+        """Let a request of one part that has begun be as one that has not."""
+        self.leave_batch(request)
+        self.tables[request.front_end].requeue(request.slot, request.sequence)
+        request.begun = False
+        request.counts = NOTHING
+        self._fresh.add(request)
+
     def _queue_piece(self, piece: Piece, unit: Unit) -> None:
         """Let a piece of a unit wait for itself. A request that is whole may be split now, but not joined again."""
         request = piece.request
@@ -270,7 +273,7 @@ class RequestBook:
 
     def _begin(self, request: Request) -> bool:
         """Let its slot be RUNNING; False if that has moved on."""
-        table, batch = self._tables[request.front_end], request.batch
+        table, batch = self.tables[request.front_end], request.batch
         if batch is None:
             begun = table.start(request.slot, request.sequence)
         else:
@@ -279,12 +282,8 @@ class RequestBook:
             if batch is not None and batch.leader is None:
                 batch.leader = request
             request.begun = True
-            self._count_fresh(request, -1)
+            self._fresh.remove(request)
         return begun
-
-    def _count_fresh(self, request: Request, change: int) -> None:
-        self._fresh_like[_kind(request)] += change
-        self._fresh_of[request.front_end] += change
 
     def _watch_limit(self, request: Request) -> None:
         if request.limit_us is not None:
@@ -297,8 +296,4 @@ class RequestBook:
         self._limits.discard(request.query.query_id)
         self.late.discard(request.query.query_id)
         if not request.begun:
-            self._count_fresh(request, -1)
-
-
-def _kind(request: Request) -> tuple[int, int]:
-    return request.query.model_id, request.query.priority
+            self._fresh.remove(request)

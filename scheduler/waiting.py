@@ -64,12 +64,26 @@ class WaitingGroup(_ByArrival):
         if query.deadline_us is not None:
             del self._due[bisect_left(self._due, (query.deadline_us, query.query_id))]
 
+    def late(self, now_us: float) -> int:
+        """Return how many of them have a deadline that has passed."""
+        return bisect_left(self._due, (now_us,))
+
+    def late_ones(self, now_us: float) -> list[Query]:
+        """Return those, the earliest deadline first."""
+        return [query for _, _, query in self._due[: self.late(now_us)]]
+
+    def best_effort(self) -> list[Query]:
+        """Return those without a deadline, the oldest first."""
+        if len(self._due) == len(self.in_order):
+            return []
+        return [query for query in self.in_order if query.deadline_us is None]
+
     def first(self, from_us: float, hopeful: int, others: int) -> list[Query]:
         """Return so many of those with the earliest deadlines that are not before `from_us`, and the oldest others.
 
         So many of these with an earlier deadline, and as many without one.
         """
-        begin = bisect_left(self._due, (from_us,))
+        begin = self.late(from_us)
         found = [query for _, _, query in self._due[begin : begin + hopeful]]
         late = (query for query in self.in_order if query.deadline_us is not None and query.deadline_us < from_us)
         found += islice(late, min(others, begin))

@@ -49,6 +49,12 @@ class WorkerTable:
             self._free = tuple([worker.index for worker in idle])
         return self._free
 
+    def are_free(self, cores: tuple[int, ...]) -> bool:
+        """Return whether these are different cores, all of them free."""
+        if len(cores) == 1:
+            return cores[0] in self.free
+        return len(set(cores)) == len(cores) and all(core in self.free for core in cores)
+
     @property
     def in_service(self) -> int:
         """How many workers take part in gangs."""

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 
+from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.lateness import certain_from_us
 from gangway.scheduler.lease_count import lease_count
 from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Snapshot, Start, Stop, Wake
+from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Snapshot, Start, StartOver, Stop, Wake
 from gangway.scheduler.timers import Timers
 from gangway.scheduler.waiting import WaitingQueries
 from gangway.simulator.batches import Batches, Batching, Singles
@@ -283,10 +284,19 @@ class Simulation:
             case Reject(query_id):
                 self._requests.begin(query_id, self._waiting)
                 self._discard(self._waiting.take(query_id))
+            case StartOver(query_id):
+                self._start_over(self._waiting.take(query_id))
             case Wake(at_us):
                 if at_us <= self._now_us:
                     raise ValueError("that time has passed")
                 self._wake_us = at_us
+
+    def _start_over(self, query: Query) -> None:
+        if not query.started:
+            raise ValueError("it has not started")
+        self._leases += 1
+        self._fractions.pop(query.query_id, None)
+        self._waiting.add(replace(query, next_layer=0, started=False, join_key=query.join_key | NEVER_JOINED))
 
     def _start(self, start: Start) -> None:
         self._requests.begin(start.query_id, self._waiting)

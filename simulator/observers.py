@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from gangway.scheduler.policy import Decision, Reject, Resize, Start, Stop, Wake
+from gangway.scheduler.policy import Decision, Reject, Resize, Start, StartOver, Stop, Wake
 from gangway.scheduler.timeline import Stretch, TimelineWriter
 from gangway.simulator.block import Block
 from gangway.simulator.floor import Observer
@@ -54,7 +54,7 @@ def _fields(decision: Decision) -> Sequence[object]:
             return query_id, "", "", "", "", f"at once {reason}" if at_once else reason
         case Resize(query_id, cores, reason):
             return query_id, "", _text(cores), "", "", reason
-        case Reject(query_id, reason):
+        case Reject(query_id, reason) | StartOver(query_id, reason):
             return query_id, "", "", "", "", reason
         case Wake(at_us):
             return "", "", "", "", "", f"at {at_us:.3f}"

@@ -5,7 +5,7 @@ A running query makes room only if that is worth it: see `worth_it`.
 
 from collections.abc import Sequence
 
-from gangway.scheduler.policies.gangway_order import AGED, BEHIND, FITS, IN_TIME
+from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, BEHIND, FITS, IN_TIME, machine_us
 from gangway.scheduler.policy import Decision, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.prediction import Work
 
@@ -65,7 +65,7 @@ def _make_room(ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapsho
             break
         if victim.block is None or victim.fixed or victim.grant >= victim.cores:
             continue
-        if worth_it(first, victim):
+        if worth_it(first, victim) or _saves_several(ordered, victim, snapshot.core_count):
             decisions.append(_yield(victim))
             missing -= victim.cores - victim.grant
     wake_us = min(
@@ -106,6 +106,22 @@ def worth_it(first: Work, victim: Work) -> bool:
         return False
     saves = first.tier != FITS and wait_us + first_us * first.margin > first.slack_us
     return saves or wait_us * victim.isolated_us > delay_us * first.isolated_us
+
+
+def _saves_several(ordered: Sequence[Work], victim: Work, core_count: int) -> bool:
+    """Return whether taking its cores from a query that was given up saves more deadlines than its own.
+
+    Counted are those that are in time by the plan, which is without it, and late if it goes on to its end.
+    """
+    if victim.tier not in (AT_RISK, FITS):
+        return False
+    planned_us = victim.remaining_us(victim.cores) * victim.cores / core_count
+    late = 0
+    for work in ordered:
+        if work.tier == IN_TIME and work.block is None and work.query.priority == victim.query.priority:
+            planned_us += machine_us(work, core_count)
+            late += planned_us > work.slack_us
+    return late > (not victim.is_lost)
 
 
 def _grow(ordered: Sequence[Work], free: tuple[int, ...], decisions: list[Decision]) -> None:

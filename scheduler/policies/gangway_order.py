@@ -96,7 +96,7 @@ def _give_up(ordered: Sequence[Work], core_count: int) -> bool:
     for index, work in enumerate(ordered):
         if work.tier != IN_TIME:
             continue
-        area_us = _area_us(work, core_count)
+        area_us = machine_us(work, core_count)
         if area_us > work.slack_us:
             work.tier = AT_RISK
             found = True
@@ -132,13 +132,13 @@ def _fit_in(ordered: Sequence[Work], core_count: int) -> bool:
     planned_us, spare_us, shortest = 0.0, float("inf"), float("inf")
     for work in ordered:
         if work.tier <= IN_TIME:
-            planned_us += _area_us(work, core_count)
+            planned_us += machine_us(work, core_count)
         if work.tier == IN_TIME:
             spare_us = min(spare_us, work.slack_us - planned_us)
             shortest = min(shortest, _length(work))
     found = False
     for work in sorted(late, key=_length):
-        area_us = _area_us(work, core_count)
+        area_us = machine_us(work, core_count)
         if area_us <= spare_us and _length(work) < shortest:
             spare_us -= area_us
             work.tier = FITS
@@ -150,6 +150,6 @@ def _length(work: Work) -> float:
     return work.least_us * work.isolated_us
 
 
-def _area_us(work: Work, core_count: int) -> float:
+def machine_us(work: Work, core_count: int) -> float:
     """Return how long the whole machine has to do with a query."""
     return work.remaining_us(work.gang) * work.margin * work.gang / core_count

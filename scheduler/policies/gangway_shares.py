@@ -37,17 +37,17 @@ def ask(work: Work, snapshot: Snapshot) -> None:
         work.due_us -= work.remaining_us(gang) * work.margin * (1 - gang / snapshot.core_count)
 
 
-def share_out(ordered: Sequence[Work], snapshot: Snapshot) -> None:
+def share_out(ordered: Sequence[Work], core_count: int, leases: int) -> None:
     """Grant cores in this order, first as many as are asked for, then what is left.
 
     A query that has not started yet and finds no lease gets none. The last leases are for those that can be in time:
     stopped queries hold theirs, and if all did, an urgent one could not begin.
     """
-    left = snapshot.core_count
+    left = core_count
     for work in ordered:
         if work.fixed:
             left -= work.cores
-    able = _able(ordered, snapshot.free_leases)
+    able = _able(ordered, leases)
     for index, work in enumerate(able):
         work.grant = grant = work.gang if work.gang < left else left
         left -= grant

@@ -2,15 +2,16 @@
 
 import random
 
-from gangway.scheduler.policy import Resize, Start, Stop, Wake
+from gangway.scheduler.policy import Resize, Start, StartOver, Stop, Wake
 
 from tests.scheduler.conftest import LAYERS
 
 
 class Chaos:
-    """Starts, stops, grows and shrinks at random, as the contract allows."""
+    """Starts, stops, grows and shrinks at random, as the contract allows; lets queries start over if it may."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, starts_over=False):
+        self.starts_over = starts_over
         self.random = random.Random(seed)
 
     def __call__(self, snapshot):
@@ -29,4 +30,6 @@ class Chaos:
                 cores = tuple(free[: self.random.randint(1, len(free))])
                 free = free[len(cores) :]
                 decisions.append(Start(query.query_id, self.random.randint(query.next_layer + 1, LAYERS), cores))
+            elif query.started and self.starts_over:
+                decisions.append(StartOver(query.query_id))
         return decisions

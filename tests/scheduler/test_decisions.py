@@ -3,11 +3,12 @@
 import itertools
 import json
 import time
+from dataclasses import replace
 
-from gangway.executor.slots import SlotCounts, SlotStatus
+from gangway.executor.slots import NEVER_JOINED, SlotCounts, SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler.counters import Counters
-from gangway.scheduler.policy import Reject, Resize, Start, Stop, Wake
+from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
 from gangway.server.shared_memory import FRONT_END
 
 from tests.scheduler.chaos import Chaos
@@ -239,8 +240,28 @@ def test_without_free_leases_what_has_begun_goes_on(scripted):
         assert is_complete(scripted, request)
 
 
+def test_what_starts_over_gives_its_lease_back(scripted):
+    """It is stopped after its first layer. That has been executed twice in the end, the others once."""
+    scripted.script.answer = lambda snapshot: (
+        [] if any(query.started for query in snapshot.waiting) else begin(snapshot, 1)
+    )
+    request = scripted.request()
+    [stopped] = scripted.await_snapshot(lambda snapshot: any(query.started for query in snapshot.waiting)).waiting
+    leases = len(scripted.memory.control.leases)
+    scripted.script.answer = lambda snapshot: [StartOver(query.query_id) for query in snapshot.waiting if query.started]
+    scripted.ask()
+    fresh = scripted.await_snapshot(lambda snapshot: snapshot.waiting[0].join_key == NEVER_JOINED)
+    assert list(fresh.waiting) == [replace(stopped, next_layer=0, started=False, ran_us=0.0, join_key=NEVER_JOINED)]
+    assert fresh.free_leases == leases
+    scripted.script.answer = begin
+    scripted.ask()
+    outcome = scripted.outcome(request)
+    assert (outcome.status, outcome.attempts) == (SlotStatus.OK, 1)
+    assert list(request.outputs[0].cast("i")) == [2] * TASKS + [1] * TASKS * (LAYERS - 1)
+
+
 def test_any_decisions_while_workers_die(scripted):
-    scripted.script.answer = Chaos(5)
+    scripted.script.answer = Chaos(5, starts_over=True)
     requests = [scripted.request(task_us=50, rows=1 + index % 3) for index in range(40)]
     for victim in (0, 1, 0, 1):
         time.sleep(0.1)  # that much work between two deaths

@@ -3,6 +3,7 @@
 import time
 
 from gangway.executor.slots import SlotStatus
+from gangway.scheduler.control import SetProfile
 from gangway.scheduler.policy import Reject, Start, Stop
 
 LAYERS = 6
@@ -131,3 +132,13 @@ def test_a_successor_refuses_what_its_predecessor_would_have(server):
     server.kill_scheduler()
     assert server.outcome(refused).status is SlotStatus.LATE
     assert [server.outcome(request).status for request in (running, patient)] == [SlotStatus.OK] * 2
+
+
+def test_of_late_requests_that_would_wait_in_vain_the_oldest_are_refused(scripted):
+    """Each takes the machine a second, and five seconds of them may wait: where 32 wait, 4 are left."""
+    scripted.tell(SetProfile(7, isolated_us=1e6))
+    late = [scripted.request(deadline_ns=in_ms(-1)) for _ in range(60)]
+    assert {scripted.outcome(request).status for request in late[:29]} == {SlotStatus.QUEUE_FULL}
+    scripted.script.answer = run_all
+    scripted.ask()
+    assert {scripted.outcome(request).status for request in late[-4:]} == {SlotStatus.OK}

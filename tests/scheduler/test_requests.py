@@ -138,3 +138,38 @@ def test_what_is_withdrawn_leaves_its_units_with_fewer_rows(book, table):
     assert book.finish(third, SlotStatus.CANCELLED)
     assert book.get(third.query.query_id) is None
     assert book.fresh_like(third) == 0
+
+
+def test_requests_of_a_batch_that_starts_over_wait_for_themselves(book, table):
+    first, second, third = (submit(book, table, 1) for _ in range(3))
+    (unit,) = form(book, [(first, 0, 1), (second, 0, 1), (third, 0, 1)])
+    assert book.start(unit)
+    book.pause(unit, 3, 100.0)
+    second.dropped = True
+    assert book.start_over(unit) == [second]
+    waiting = book.queries.in_order
+    assert [(query.query_id, query.next_layer, query.started) for query in waiting] == [
+        (first.query.query_id, 0, False), (third.query.query_id, 0, False)
+    ]  # fmt: skip
+    assert {query.join_key for query in waiting} == {NEVER_JOINED}
+    assert book.fresh_like(first) == book.fresh_count(0) == 2
+    assert leaders(table, first, third) == [False, False]
+    for again in list(book.waiting):
+        assert book.start(again)
+    assert (table.attempts(first.slot), table.attempts(third.slot)) == (1, 1)
+    assert leaders(table, first, third) == [True, True]
+    assert book.fresh_count(0) == 0
+
+
+def test_a_part_that_starts_over_stays_a_part(book, table):
+    request = submit(book, table, 4)
+    unit, other = form(book, [(request, 0, 2)], [(request, 2, 2)])
+    assert book.start(unit) and book.start(other)
+    book.pause(unit, 3, 100.0)
+    assert book.start_over(unit) == []
+    (again,) = book.waiting
+    assert (again.query.rows, again.query.next_layer, again.query.formed, again.pieces[0].part) == (2, 0, True, 0)
+    assert again in request.units and other in request.units
+    assert book.start(again)
+    assert table.attempts(request.slot) == 1
+    assert book.fresh_count(0) == 0

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from gangway.scheduler.policies.registry import make_policy
-from gangway.scheduler.policy import Reject, Resize, Start, Stop, Wake
+from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
 from gangway.simulator.engine import ContractError, simulate
 from gangway.simulator.machine import Machine, Overheads
 from gangway.simulator.results import REFUSED, UNFINISHED, Limits
@@ -156,6 +156,7 @@ def test_refused_and_never_answered():
         ([Start(7, 3, (0,))], "7"),
         ([Start(0, 3, (0,)), Resize(0, (1, 0))], "its cores are"),
         ([Wake(0)], "has passed"),
+        ([StartOver(0)], "has not started"),
     ],
 )
 def test_a_policy_that_breaks_its_contract(decisions, message):
@@ -182,6 +183,15 @@ def test_without_a_lease_a_query_waits():
         make_policy("model_fcfs"), {0: profile([100.0], cores=1)}, trace((0, 0), (0, 0)), Machine(1, leases=1)
     )
     assert result.outcomes.latency_us.tolist() == [100, 200]
+
+
+def test_what_starts_over_gives_its_lease_to_another(ledger):
+    """The first has done its first layer when the other one comes, on a machine of one lease."""
+    steps = {0: [Start(0, 1, (0, 1))], 60: [StartOver(0), Start(1, 3, (0, 1))], 260: [Start(0, 3, (0, 1))]}
+    policy = Scripted(lambda s: steps.get(s.now_us, []))
+    result = simulate(policy, WHOLE, trace((0, 0), (60, 0)), Machine(2, leases=1), ledger)
+    assert result.outcomes.latency_us.tolist() == [460, 200]
+    assert ledger.stretches == [(0, (0, 1), 0, 1, 0, 50), (1, (0, 1), 0, 3, 60, 260), (0, (0, 1), 0, 3, 260, 460)]
 
 
 def test_a_block_runs_the_versions_it_is_told():

@@ -5,7 +5,18 @@ import random
 import pytest
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import POLICIES, make_policy
-from gangway.scheduler.policy import Decision, Query, Reject, Resize, RunningBlock, Snapshot, Start, Stop, Wake
+from gangway.scheduler.policy import (
+    Decision,
+    Query,
+    Reject,
+    Resize,
+    RunningBlock,
+    Snapshot,
+    Start,
+    StartOver,
+    Stop,
+    Wake,
+)
 
 CORES = 8
 
@@ -106,6 +117,8 @@ def check(decisions: list[Decision], state: Snapshot) -> None:
                 assert query_id in running
             case Reject(query_id):
                 assert waiting[query_id].rejects_late
+            case StartOver(query_id):
+                assert waiting[query_id].started
             case Wake(at_us):
                 assert at_us > state.now_us
 

@@ -9,7 +9,7 @@ from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_aging import SHARE
 from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
 from gangway.scheduler.policies.gangway_shares import ask
-from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, Stop, Wake
+from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, StartOver, Stop, Wake
 from gangway.scheduler.prediction import MARGIN, Work
 from gangway.simulator.engine import simulate
 from gangway.simulator.machine import Machine
@@ -100,6 +100,14 @@ def test_nobody_is_stopped_if_that_costs_as_many_deadlines_as_it_saves() -> None
     assert not any(isinstance(each, Stop | Resize) for each in decisions)
 
 
+def test_one_that_was_given_up_yields_if_that_saves_two() -> None:
+    # As before, but two SHORT would be late if they waited for LONG: together they need 8000 of their 12000.
+    late_start = query(1, LONG, -99_000.0, layer=10)
+    both = [query(2, SHORT, 0.0), query(3, SHORT, 0.0)]
+    [stop, *_] = decide(0.0, both, [running(late_start, 0.0, layer=10)])
+    assert isinstance(stop, Stop) and stop.query_id == 1
+
+
 def test_best_effort_yields_to_a_deadline() -> None:
     [stop, *_] = decide(0.0, [query(2, SHORT, 0.0)], [running(query(1, LAZY, -100.0), 0.0)])
     assert isinstance(stop, Stop) and stop.query_id == 1
@@ -123,6 +131,25 @@ def test_a_late_query_goes_before_a_longer_one_that_can_spare_the_time() -> None
     assert isinstance(start, Start) and start.query_id == 1
     [start] = decide(13_000.0, [lost, replace(query(2, LONG, 13_000.0), deadline_us=58_000.0)], [])
     assert isinstance(start, Start) and start.query_id == 2
+
+
+def test_of_many_that_are_late_and_stopped_those_who_have_done_least_start_over() -> None:
+    # Four may keep what they hold, on two cores. A best-effort query and one that can be in time keep it, too.
+    now_us = 200_000.0
+    late = [query(number, LONG, float(number), layer=1 + number) for number in range(1, 7)]
+    others = [query(11, LAZY, 0.0, layer=1), query(12, LONG, 150_000.0, layer=1)]
+    decisions = decide(now_us, [*late, *others], [])
+    assert [each.query_id for each in decisions if isinstance(each, StartOver)] == [1, 2]
+    assert not any(isinstance(each, StartOver) for each in decide(now_us, late[2:] + others, []))
+
+
+def test_their_leases_are_for_those_who_come() -> None:
+    now_us = 200_000.0
+    late = [query(number, LONG, float(number), layer=1 + number) for number in range(1, 6)]
+    state = Snapshot(now_us, [*late, query(9, SHORT, now_us)], [], (0, 1), 2, MODELS, free_leases=0)
+    over, start = Gangway().decide(state)
+    assert isinstance(over, StartOver) and over.query_id == 1
+    assert isinstance(start, Start) and start.query_id == 9
 
 
 @pytest.mark.parametrize(("late_since_us", "first"), [(100_000.0, 1), (109_000.0, 2)])
