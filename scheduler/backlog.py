@@ -54,14 +54,18 @@ class LateBacklog:
         """Return the numbers of the queries that shall not wait any longer, none that has begun.
 
         Of the late ones, if their time is known, the oldest of the lowest class; somewhat more than necessary. While
-        their work is much, best effort beyond `BEST_EFFORT_MOST`, too: the newest, so that old ones are answered.
+        their work is much, best effort beyond `BEST_EFFORT_MOST`, too, that goes before none of them: the newest, so
+        that old ones are answered.
         """
         fresh = [group for group in groups if not group.started]
-        late = [(group, model) for group in fresh if (model := _known(group, models))]
+        late = [(group, model) for group in fresh if group.late(now_us) and (model := _known(group, models))]
         waiting_us = sum(
             group.late(now_us) * work_us(model, group.rows, core_count) / len(group) for group, model in late
         )
-        chosen = _newest(fresh, BEST_EFFORT_MOST) if waiting_us > MUCH_US else []
+        chosen: list[int] = []
+        if waiting_us > MUCH_US:
+            first = min(group.priority for group, _ in late)
+            chosen += _newest([group for group in fresh if group.priority >= first], BEST_EFFORT_MOST)
         most_us = self.most_us(now_us)
         if waiting_us > most_us:
             chosen += _oldest(late, now_us, core_count, waiting_us - (1 - ROOM) * most_us)

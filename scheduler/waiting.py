@@ -46,7 +46,8 @@ class WaitingGroup(_ByArrival):
 
     def __init__(self, like: Query) -> None:
         super().__init__()
-        self.model_id, self.started, self.formed = like.model_id, like.started, like.formed
+        self.model_id, self.priority = like.model_id, like.priority
+        self.started, self.formed = like.started, like.formed
         self.rows = 0
         self._due: list[tuple[float, int, Query]] = []  # those with a deadline, by it
 

@@ -98,3 +98,5 @@ def test_beside_much_late_work_few_of_best_effort_may_wait() -> None:
     started = Query(200, 1, 1, 99.0, None, started=True)
     assert excess(waiting(*best_effort, started, *map(late, range(5)))) == []
     assert excess(waiting(*best_effort, started, *map(late, range(6)))) == [133, 100]
+    lower = [late(number, priority=1) for number in range(6)]
+    assert excess(waiting(*best_effort, started, *lower)) == [], "those of a higher class have their turn before"
