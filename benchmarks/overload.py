@@ -257,9 +257,9 @@ def main() -> int:
             live_server(Path(folder), [f"--scheduler={options.scheduler}"]) as server,
             ProcessPoolExecutor(1, mp_context=mp.get_context("spawn")) as client,
         ):
-            warm_up(server.url, examples)
             placed = inputs_in_region(server.url, examples) if options.shared_memory else nullcontext(examples)
             with placed as asked:
+                warm_up(server.url, asked)
                 overload = Overload(server, client, mix, asked, capacity_per_s(mix, isolated_us))
                 run(report, overload, options.times, options.seconds, options.peak_seconds, options.seed)
     return report.finish(options.json)
