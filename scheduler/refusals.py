@@ -62,7 +62,8 @@ class Refusals:
         for number in backlog.excess(queries.groups, self._models.profiles, now_us, in_service):
             unit = self._requests.waiting.get(number)
             for piece in unit.pieces if unit is not None else ():
-                self._execution.drop(piece.request, SlotStatus.QUEUE_FULL)
+                if not piece.request.begun:  # another part of it may be under way
+                    self._execution.drop(piece.request, SlotStatus.QUEUE_FULL)
 
     def watch(self, request: Request) -> None:
         """Refuse the request as soon as it is certain to be late, if that is its policy."""

@@ -279,6 +279,21 @@ def test_members_that_are_certain_to_be_late_are_refused(batching):
     assert batching.outcome(running).status in (SlotStatus.OK, SlotStatus.LATE)
 
 
+def test_a_late_request_of_which_a_part_runs_does_not_make_room_for_others(batching):
+    """Of 41 late requests those go that have not begun: of the oldest one half hangs, and the other half waits."""
+    batching.tell(slow.SetProfile(7, isolated_us=1e6))
+    batching.script.answer = on_core(0)
+    (split,) = batching.submit(2, cut=(1,), hang=1, deadline_ns=time.monotonic_ns() - 1)
+    batching.await_lease(lambda progress: progress.present)
+    batching.former.count = 0
+    late = [batching.request(deadline_ns=time.monotonic_ns() - 1) for _ in range(40)]
+    assert {batching.outcome(request).status for request in late[:8]} == {SlotStatus.QUEUE_FULL}
+    batching.hurry(split)
+    batching.script.answer = begin
+    batching.ask()
+    assert batching.is_complete(split)
+
+
 def test_a_policy_may_refuse_a_unit(batching):
     batching.script.answer = lambda snapshot: [Reject(query.query_id) for query in snapshot.waiting]
     requests = batching.submit(1, 1, deadline_ns=time.monotonic_ns() + 60_000_000_000, rejects_late=True)
