@@ -44,7 +44,6 @@ WINDOW_S = 1.0
 IN_TIME_AGAIN = 0.9
 PROGRESS_WINDOWS = 6  # in each sixth of the overload some best-effort query must be answered
 SAMPLE_S = 1.0
-ALIGNMENT, PAGE_BYTES = 64, 4096
 TIMEOUT_S = 240  # longer than anything should take: nothing ends because the client lost patience
 MOST_OUTSTANDING = 100_000
 
@@ -150,8 +149,8 @@ def inputs_in_region(url: str, examples: Mapping[str, Example]) -> Iterator[Mapp
     for name, example in examples.items():
         (raw,) = pb.ModelInferRequest.FromString(example.request).raw_input_contents
         placed[name] = dataclasses.replace(example, request=in_region(example.request, ALIGNED + len(contents), 0))
-        contents += raw + bytes(-len(raw) % ALIGNMENT)
-    with raw_channel(url) as channel, region_with(channel, contents, len(contents) + PAGE_BYTES):
+        contents += raw + bytes(-len(raw) % ALIGNED)
+    with raw_channel(url) as channel, region_with(channel, contents, len(contents) + 2 * ALIGNED):
         yield placed
 
 

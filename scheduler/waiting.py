@@ -73,11 +73,11 @@ class WaitingGroup(_ByArrival):
         """Return those, the earliest deadline first."""
         return [query for _, _, query in self._due[: self.late(now_us)]]
 
-    def best_effort(self) -> list[Query]:
-        """Return those without a deadline, the oldest first."""
-        if len(self._due) == len(self.in_order):
-            return []
-        return [query for query in self.in_order if query.deadline_us is None]
+    def best_effort(self, most: int | None = None) -> list[Query]:
+        """Return those without a deadline, the oldest first; so many at most (None: all)."""
+        count = len(self.in_order) - len(self._due)
+        found = (query for query in self.in_order if query.deadline_us is None)
+        return list(islice(found, count if most is None else min(most, count)))
 
     def first(self, from_us: float, hopeful: int, others: int) -> list[Query]:
         """Return so many of those with the earliest deadlines that are not before `from_us`, and the oldest others.
@@ -88,9 +88,7 @@ class WaitingGroup(_ByArrival):
         found = [query for _, _, query in self._due[begin : begin + hopeful]]
         late = (query for query in self.in_order if query.deadline_us is not None and query.deadline_us < from_us)
         found += islice(late, min(others, begin))
-        best_effort = (query for query in self.in_order if query.deadline_us is None)
-        found += islice(best_effort, min(others, len(self.in_order) - len(self._due)))
-        return found
+        return found + self.best_effort(others)
 
 
 class WaitingQueries(_ByArrival):

@@ -6,11 +6,13 @@ from gangway.scheduler.policies.gangway_aging import Aging
 from gangway.scheduler.policies.gangway_moves import moves
 from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
 from gangway.scheduler.policies.gangway_pairing import pair
-from gangway.scheduler.policies.gangway_restarts import start_over
+from gangway.scheduler.policies.gangway_restarts import stopped_in_vain
 from gangway.scheduler.policies.gangway_shares import ask, share_out
 from gangway.scheduler.policies.gangway_worth import Worth
-from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
+from gangway.scheduler.policy import Decision, Policy, Query, Snapshot, StartOver
 from gangway.scheduler.prediction import Work
+
+START_OVER = "too many that are late were stopped"
 
 
 class Gangway(Policy):
@@ -33,9 +35,9 @@ class Gangway(Policy):
         works += [Work(block.query, block, snapshot) for block in snapshot.running]
         classify(works)
         self._aging.promote(works, snapshot)
-        decisions: list[Decision] = []
-        works = start_over(works, snapshot.core_count, decisions)
-        leases = snapshot.free_leases + len(decisions)
+        over = stopped_in_vain(works, snapshot.core_count)
+        if over:
+            works = [work for work in works if work not in over]
         self._worth.appraise(works)
         for work in works:
             ask(work, snapshot)
@@ -43,8 +45,8 @@ class Gangway(Policy):
         if len(works) > 1:
             ordered = in_order(works, snapshot.core_count)
             pair(ordered)
-        share_out(ordered, snapshot.core_count, leases)
-        return decisions + moves(ordered, snapshot)
+        share_out(ordered, snapshot.core_count, snapshot.free_leases + len(over))
+        return [StartOver(work.query.query_id, START_OVER) for work in over] + moves(ordered, snapshot)
 
     def finished(self, query: Query, now_us: float) -> None:
         """Note whether a deadline was met."""
