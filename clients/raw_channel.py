@@ -8,6 +8,7 @@ import select
 import socket
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -26,7 +27,7 @@ from h2.events import (
     StreamReset,
     TrailersReceived,
 )
-from h2.exceptions import ProtocolError
+from h2.exceptions import ProtocolError, StreamClosedError
 
 RECEIVE_BYTES = 1 << 18
 FRAMED_BYTES = 1 << 17  # of bodies, made into frames before the socket takes them: so few that they stay in the cache
@@ -208,7 +209,8 @@ class RawChannel:
             return
         self._forget(number)
         if stream.sent < len(stream.body):  # refused before it had all of it
-            self._http.reset_stream(number, ErrorCodes.CANCEL)
+            with suppress(StreamClosedError):  # the server's own reset came with its answer
+                self._http.reset_stream(number, ErrorCodes.CANCEL)
         ended.append(Ended(stream.call, status, message))
 
     def _forget(self, number: int) -> None:

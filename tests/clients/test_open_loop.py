@@ -20,6 +20,10 @@ from gangway.clients.open_loop import drive, run_open_loop
 from gangway.clients.tensors import infer_request
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import RequestReceived
 
 from benchmarks.live_server import LiveServer, free_port, reserved_port
 
@@ -233,6 +237,30 @@ def test_calls_under_way_end_after_the_servers_goodbye():
             assert entered.wait(10)
             leaving.set()
         assert run.result(10).messages == {}
+
+
+def test_who_is_refused_with_a_reset_before_the_message_has_gone_costs_nobody_else():
+    """As gRPC's core does it: the status, and at once the stream's end; the window lets a part of the message pass."""
+
+    def refuse(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        http = H2Connection(H2Configuration(client_side=False))
+        http.initiate_connection()
+        with connection:
+            connection.sendall(http.data_to_send())
+            while received := connection.recv(1 << 16):
+                for event in http.receive_data(received):
+                    if isinstance(event, RequestReceived):
+                        status = [(":status", "200"), ("grpc-status", "14"), ("grpc-message", "not now")]
+                        http.send_headers(event.stream_id, status, end_stream=True)
+                        http.reset_stream(event.stream_id, ErrorCodes.NO_ERROR)
+                connection.sendall(http.data_to_send())
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        refusing = pool.submit(refuse, listener)
+        run = drive(f"127.0.0.1:{listener.getsockname()[1]}", {"m": bytes(1 << 20)}, evenly(3, 20))
+        refusing.result(10)
+    assert run.messages == {"UNAVAILABLE": "not now"}
 
 
 def test_nobody_listens():
