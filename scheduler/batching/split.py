@@ -254,8 +254,9 @@ def _step(rows: int) -> int:
 def _ascending(latency_us: Latency, cores: int, steps: int, step: int) -> list[list[float]]:
     """Return L by cores and steps of rows: it never falls with rows, and never rises with cores."""
     table: list[list[float]] = []
+    sizes = range(step, step * steps + 1, step)
     for count in range(1, cores + 1):
-        times = list(accumulate((latency_us(count, rows) for rows in range(step, step * steps + 1, step)), max))
+        times = list(accumulate([latency_us(count, rows) for rows in sizes], max))
         table.append(list(map(min, times, table[-1])) if table else times)
     return table
 
@@ -263,20 +264,20 @@ def _ascending(latency_us: Latency, cores: int, steps: int, step: int) -> list[l
 def _optimum(singles: Sequence[list[float]]) -> list[list[float]]:
     """Return opt by cores and steps of rows, from L."""
     best = [singles[0]]
+    steps = len(singles[0])
+    never = [float("inf")] * steps
     for cores in range(2, len(singles) + 1):
         alone = singles[cores - 1]
         bound_us = alone[-1]
         candidates = [alone]
         for part in range(cores // 2, 0, -1):
-            both = _merge(best[part - 1], best[cores - part - 1], bound_us, len(alone))
-            bound_us = min(bound_us, both[-1])
+            left, right = best[part - 1], best[cores - part - 1]
+            both = left[: bisect_right(left, bound_us)] + right[: bisect_right(right, bound_us)]
+            both.sort()  # two runs: one merge
+            if len(both) < steps:  # what is not within the bound
+                both += never[len(both) :]
+            else:
+                bound_us = both[steps - 1]
             candidates.append(both)
-        best.append(list(map(min, *candidates)))
+        best.append(list(map(min, *candidates)))  # as long as the shortest
     return best
-
-
-def _merge(left: list[float], right: list[float], bound_us: float, length: int) -> list[float]:
-    """Return the smallest entries of both in order, as far as they are within the bound; infinite beyond."""
-    both = left[: bisect_right(left, bound_us)] + right[: bisect_right(right, bound_us)]
-    both.sort()  # two runs: one merge
-    return both[:length] + [float("inf")] * (length - len(both))
