@@ -75,7 +75,8 @@ class SlotStatus(IntEnum):
     DEADLINE = 3
     INTERNAL = 4
     LATE = 5  # it was certain to be late, and its queue policy is to refuse it then
-    QUEUE_FULL = 6
+    QUEUE_FULL = 6  # of its model, as its queue policy says
+    CROWDED = 7  # so much waits for the whole server that its turn would not come
 
 
 _STATUSES: Final = tuple(SlotStatus)

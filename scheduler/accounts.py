@@ -12,7 +12,7 @@ from gangway.scheduler.timeline import Stretch, TimelineWriter
 from gangway.scheduler.units import NOTHING
 
 _DEFAULT_VERSION = 1  # as a mask: bit v is version v of a layer
-_REFUSALS = (SlotStatus.LATE, SlotStatus.QUEUE_FULL)
+_REFUSALS = (SlotStatus.LATE, SlotStatus.QUEUE_FULL, SlotStatus.CROWDED)
 _USUAL = SlotCounts(1, 0, 0, _DEFAULT_VERSION)
 
 

@@ -13,11 +13,11 @@ from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query
 from gangway.scheduler.waiting import WaitingGroup
 
-LEAST_US: Final = 5e6  # of the whole machine's time may wait in any case: so a burst is served late, not refused
+LEAST_US: Final = 2e6  # of the whole machine's time may wait in any case: so a burst is served late, not refused
 PATIENCE_US: Final = 60e6  # or as much as will be done in this time, if it goes on as lately, where
 MOSTLY: Final = 0.5  # such a share of the machine's time at least went to late queries: nobody else waits for it
 MEMORY_US: Final = 10e6  # "lately": an answer counts 1/e of what it did so long ago
-MUCH_US: Final = 2.5e6  # of late work: what is best effort waits in vain, too,
+MUCH_US: Final = 1e6  # of late work: what is best effort waits in vain, too,
 BEST_EFFORT_MOST: Final = 32  # beyond so many
 ROOM: Final = 1 / 8  # of what may wait is made at once
 

@@ -51,7 +51,7 @@ class Refusals:
         for number in crowded_out(queries, self._models.profiles, now_us, self._workers.in_service, count):
             request = self._requests.get(number)
             if request is not None:
-                self._execution.drop(request, SlotStatus.QUEUE_FULL)
+                self._execution.drop(request, SlotStatus.CROWDED)
 
     def shed(self, now_us: float) -> None:
         """Refuse requests whose turn would not come: of many that are late, and of best effort beside them."""
@@ -63,7 +63,7 @@ class Refusals:
             unit = self._requests.waiting.get(number)
             for piece in unit.pieces if unit is not None else ():
                 if not piece.request.begun:  # another part of it may be under way
-                    self._execution.drop(piece.request, SlotStatus.QUEUE_FULL)
+                    self._execution.drop(piece.request, SlotStatus.CROWDED)
 
     def watch(self, request: Request) -> None:
         """Refuse the request as soon as it is certain to be late, if that is its policy."""

@@ -115,7 +115,7 @@ class Request:
         if not self._plane.slots.wait(self._slot, timeout_us, spin_us):
             return None
         self._plane.last_wait_ns[self.layout.model_id] = time.monotonic_ns() - begin_ns
-        return self._plane.slots.outcome(self._slot)
+        return self.outcome()
 
     @property
     def slot(self) -> int:
@@ -124,7 +124,10 @@ class Request:
 
     def outcome(self) -> SlotOutcome:
         """Return how the request ended, which must be DONE."""
-        return self._plane.slots.outcome(self._slot)
+        outcome = self._plane.slots.outcome(self._slot)
+        if outcome.status is SlotStatus.CROWDED:
+            self._plane.door.turned_away()
+        return outcome
 
     def cancel(self) -> None:
         """Say that nobody waits for the answer any more; `wait` ends soon. From any thread, at any time, repeatedly."""

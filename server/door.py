@@ -2,9 +2,9 @@
 
 When the queue is full, every further call costs another one its place, whom the scheduler chooses
 (`scheduler/crowding.py`). By then its message has been received. Where messages are large that is most of what a front
-end has to do: the cores that should answer are busy reading what will be refused. So a front end that is full lets in
-as many as it can read in a part of a core's time, and at least nearly as many as are answered. It refuses the others
-before it reads them.
+end has to do: the cores that should answer are busy reading what will be refused. So a front end that is full, or whose
+requests the scheduler turns away, lets in as many as it can read in a part of a core's time, and at least nearly as
+many as are answered. It refuses the others before it reads them.
 """
 
 import logging
@@ -13,8 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from gangway.executor.log_limit import OFTEN
+
 FULL: Final = 7 / 8  # of the room is taken: calls are refused from now on,
-ROOM_AGAIN: Final = 3 / 4  # until there is so much
+ROOM_AGAIN: Final = 3 / 4  # until there is so much, and
+TURNED_AWAY_S: Final = 1.0  # since the scheduler last refused one because of all that waits
 CPU_SHARE: Final = 0.2  # of a core that this process takes then, unless answers let more calls in
 SAVED_S: Final = 0.02  # of CPU at most that may be spent at once
 FOR_EACH_ANSWER: Final = 0.9  # calls are let in: fewer than leave, so that the queue is worked off
@@ -45,7 +48,7 @@ class Door:
         self._looked_s = self._looked_cpu_s = 0.0
         self._budget_s = 0.0  # of CPU
         self._priority = 0
-        self._mixed_until_s = -ONE_CLASS_S
+        self._mixed_until_s = self._turned_away_until_s = -ONE_CLASS_S
         self.is_crowded = False
         self.refused = 0  # so far
 
@@ -54,6 +57,8 @@ class Door:
         if not self.is_crowded or self._now_s() < self._mixed_until_s:
             return True
         with self._lock:
+            if not self._stays_crowded():
+                return True
             if self._allowed >= 1.0:
                 self._allowed -= 1.0
                 return True
@@ -67,10 +72,8 @@ class Door:
         """A message has been received. Whoever sends none takes nobody's place."""
         with self._lock:
             self._inside += 1
-            if self._inside >= self._full and not self.is_crowded:
-                self.is_crowded, self._allowed = True, 0.0
-                self._look()
-                _log.warning("overloaded: %d calls wait, so others are refused unread", self._inside)
+            if self._inside >= self._full:
+                self._crowd()
 
     def leave(self, answered: bool) -> None:
         """The call of a message has ended, with an answer or without."""
@@ -79,13 +82,29 @@ class Door:
             if self.is_crowded:
                 if answered:
                     self._allowed = min(self._allowed + FOR_EACH_ANSWER, MOST_AT_ONCE)
-                self.is_crowded = self._inside > self._room_again
+                self._stays_crowded()
+
+    def turned_away(self) -> None:
+        """The scheduler has refused a request because of all that waits."""
+        with self._lock:
+            self._turned_away_until_s = self._now_s() + TURNED_AWAY_S
+            self._crowd()
 
     def see(self, priority: int) -> None:
         """A request of this class has come."""
         if priority != self._priority:
             self._priority = priority
             self._mixed_until_s = self._now_s() + ONE_CLASS_S
+
+    def _crowd(self) -> None:
+        if not self.is_crowded:
+            self.is_crowded, self._allowed = True, 0.0
+            self._look()
+            _log.warning("overloaded: %d calls wait, so others are refused unread", self._inside, extra=OFTEN)
+
+    def _stays_crowded(self) -> bool:
+        self.is_crowded = self._inside > self._room_again or self._now_s() < self._turned_away_until_s
+        return self.is_crowded
 
     def _look(self) -> None:
         """Bring the account of CPU up to date. It says nothing before it has been looked at twice."""

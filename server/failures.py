@@ -2,6 +2,7 @@
 
 import grpc
 from gangway.executor.slots import SlotStatus
+from gangway.server.door import OVERLOADED
 from gangway.server.errors import RequestError
 
 
@@ -16,6 +17,8 @@ def failure(name: str, status: SlotStatus, max_queue: int) -> RequestError:
         case SlotStatus.QUEUE_FULL:
             message = f"Exceeds maximum queue size: {max_queue} requests wait for model '{name}'"
             return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        case SlotStatus.CROWDED:
+            return RequestError(grpc.StatusCode.UNAVAILABLE, OVERLOADED)
         case SlotStatus.CANCELLED:
             return RequestError(grpc.StatusCode.CANCELLED, f"the request for model '{name}' was cancelled")
         case SlotStatus.UNAVAILABLE:

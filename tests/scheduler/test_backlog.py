@@ -45,23 +45,23 @@ def excess(queue: WaitingQueries, backlog: LateBacklog | None = None) -> list[in
     return (backlog or LateBacklog()).excess(queue.groups, MODELS, NOW_US, CORES)
 
 
-def test_five_seconds_of_the_machine_may_wait_in_any_case() -> None:
-    assert excess(waiting(*map(late, range(10)))) == []
+def test_two_seconds_of_the_machine_may_wait_in_any_case() -> None:
+    assert excess(waiting(*map(late, range(4)))) == []
 
 
 def test_of_more_the_oldest_go_until_there_is_room() -> None:
-    """11 halves of a second are 5.5; until 4.375 remain, 3 have to go."""
-    assert excess(waiting(*map(late, range(11)), *map(hopeful, range(50, 90)))) == [0, 1, 2]
+    """5 halves of a second are 2.5; until 1.75 remain, 2 have to go."""
+    assert excess(waiting(*map(late, range(5)), *map(hopeful, range(50, 90)))) == [0, 1]
 
 
 def test_the_lowest_class_goes_first() -> None:
-    queue = waiting(*(late(number, priority=number % 2) for number in range(11)))
-    assert excess(queue) == [1, 3, 5]
+    queue = waiting(*(late(number, priority=number % 2) for number in range(5)))
+    assert excess(queue) == [1, 3]
 
 
 def test_rows_count() -> None:
-    assert excess(waiting(*(late(number, model_id=2, rows=25) for number in range(2)))) == []
-    assert excess(waiting(*(late(number, model_id=2, rows=26) for number in range(2)))) == [0]
+    assert excess(waiting(*(late(number, model_id=2, rows=10) for number in range(2)))) == []
+    assert excess(waiting(*(late(number, model_id=2, rows=11) for number in range(2)))) == [0]
 
 
 @pytest.mark.parametrize("model_id", [3, 4, 9])
@@ -93,10 +93,10 @@ def test_answers_in_time_say_nothing() -> None:
 
 
 def test_beside_much_late_work_few_of_best_effort_may_wait() -> None:
-    """The oldest of the highest class. Six halves of a second are much, five are not."""
+    """The oldest of the highest class. Three halves of a second are much, two are not."""
     best_effort = [Query(100 + number, 1, 1, float(number), None, priority=number == 0) for number in range(34)]
     started = Query(200, 1, 1, 99.0, None, started=True)
-    assert excess(waiting(*best_effort, started, *map(late, range(5)))) == []
-    assert excess(waiting(*best_effort, started, *map(late, range(6)))) == [133, 100]
-    lower = [late(number, priority=1) for number in range(6)]
+    assert excess(waiting(*best_effort, started, *map(late, range(2)))) == []
+    assert excess(waiting(*best_effort, started, *map(late, range(3)))) == [133, 100]
+    lower = [late(number, priority=1) for number in range(3)]
     assert excess(waiting(*best_effort, started, *lower)) == [], "those of a higher class have their turn before"

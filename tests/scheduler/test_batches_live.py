@@ -287,7 +287,7 @@ def test_a_late_request_of_which_a_part_runs_does_not_make_room_for_others(batch
     batching.await_lease(lambda progress: progress.present)
     batching.former.count = 0
     late = [batching.request(deadline_ns=time.monotonic_ns() - 1) for _ in range(40)]
-    assert {batching.outcome(request).status for request in late[:8]} == {SlotStatus.QUEUE_FULL}
+    assert {batching.outcome(request).status for request in late[:8]} == {SlotStatus.CROWDED}
     batching.hurry(split)
     batching.script.answer = begin
     batching.ask()

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from gangway.server.door import ONE_CLASS_S, Door
+from gangway.server.door import ONE_CLASS_S, TURNED_AWAY_S, Door
 
 ROOM = 64
 FULL = 56
@@ -69,6 +69,24 @@ def test_all_are_let_in_again_when_there_is_room() -> None:
     assert not door.is_crowded
     assert all(come(door) for _ in range(8))
     assert not come(door)
+
+
+def test_the_door_closes_when_the_scheduler_turns_one_away_and_opens_a_second_after_the_last() -> None:
+    clocks = Clocks()
+    door = clocks.door()
+    clocks.cpu_s += 1.0  # there is no more to spend
+    door.turned_away()
+    clocks.now_s += TURNED_AWAY_S / 2
+    clocks.cpu_s += 1.0
+    door.turned_away()
+    for _ in range(2):
+        assert not door.admits()
+        clocks.now_s += TURNED_AWAY_S * 0.4
+        clocks.cpu_s += 1.0
+    door.leave(answered=False)
+    assert door.is_crowded
+    clocks.now_s += TURNED_AWAY_S * 0.4
+    assert door.admits() and not door.is_crowded
 
 
 def test_whoever_sends_no_message_takes_nobodys_place() -> None:

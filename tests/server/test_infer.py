@@ -1,8 +1,10 @@
 """ModelInfer through Triton's public client."""
 
 import queue
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -11,6 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 from gangway.executor.slots import SlotCounts, SlotRequest, SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.options.grpc import GrpcOptions
 from tritonclient.utils import InferenceServerException
 
 Inputs = Callable[..., list[triton.InferInput]]
@@ -219,6 +222,23 @@ def test_what_the_scheduler_says_reaches_the_client(
     with pytest.raises(InferenceServerException, match="simple") as caught:
         server.client.infer("simple", simple_inputs())
     assert caught.value.status() == f"StatusCode.{code}"
+
+
+def test_an_overloaded_server_says_so_and_lets_all_in_again(
+    start_front_end: Callable[[GrpcOptions], Any], simple_inputs: Inputs
+) -> None:
+    server = start_front_end(GrpcOptions())
+    server.scheduler.status = SlotStatus.CROWDED
+    with pytest.raises(InferenceServerException, match="queue size: the server is overloaded") as caught:
+        server.client.infer("simple", simple_inputs())
+    assert caught.value.status() == "StatusCode.UNAVAILABLE"
+    assert server.plane.door.is_crowded
+    server.scheduler.status = SlotStatus.OK
+    until_s = time.monotonic() + 10
+    while server.plane.door.is_crowded and time.monotonic() < until_s:
+        with suppress(InferenceServerException):
+            server.client.infer("simple", simple_inputs())
+    server.client.infer("simple", simple_inputs())
 
 
 def test_too_many_requests_are_refused_at_once(server: Any, simple_inputs: Inputs) -> None:
