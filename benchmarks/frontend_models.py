@@ -20,12 +20,15 @@ class PassModel:
     source: Sequence[int]
     result: Sequence[int]
 
-    def node(self) -> onnx.NodeProto:
-        """Return it as one node of ONNX."""
+    def nodes(self) -> list[onnx.NodeProto]:
+        """Return it as ONNX."""
         if self.source == self.result:
-            return helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])
-        steps = [size // kept for size, kept in zip(self.source[1:], self.result[1:], strict=True)]
-        return helper.make_node("MaxPool", ["INPUT0"], ["OUTPUT0"], kernel_shape=[1, 1], strides=steps)
+            return [helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])]
+        steps = [size // kept for size, kept in zip(self.source, self.result, strict=True)]
+        axes = range(1, 1 + len(steps))
+        slices = {"starts": [0] * len(steps), "ends": self.source, "axes": axes, "steps": steps}
+        constants = [helper.make_node("Constant", [], [name], value_ints=list(of)) for name, of in slices.items()]
+        return [*constants, helper.make_node("Slice", ["INPUT0", *slices], ["OUTPUT0"])]
 
 
 IDENTITY = PassModel("identity", (16,), (16,))
@@ -40,7 +43,7 @@ def write_pass_models(repository: Path) -> None:
             helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", *shape])
             for name, shape in (("INPUT0", model.source), ("OUTPUT0", model.result))
         ]
-        graph = helper.make_graph([model.node()], model.name, infos[:1], infos[1:])
+        graph = helper.make_graph(model.nodes(), model.name, infos[:1], infos[1:])
         onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
         (repository / model.name / "1").mkdir(parents=True)
         onnx.save(onnx_model, repository / model.name / "1" / "model.onnx")
