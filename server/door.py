@@ -10,7 +10,7 @@ many as are answered. It refuses the others before it reads them.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from typing import Final
 
 from gangway.executor.log_limit import OFTEN
@@ -49,8 +49,17 @@ class Door:
         self._budget_s = 0.0  # of CPU
         self._priority = 0
         self._mixed_until_s = self._turned_away_until_s = -ONE_CLASS_S
+        self._refused: MutableSequence[int] | memoryview = [0]
         self.is_crowded = False
-        self.refused = 0  # so far
+
+    def count_in(self, word: memoryview) -> None:
+        """Count those who are refused in this word from now on, on top of what it says."""
+        self._refused = word
+
+    @property
+    def refused(self) -> int:
+        """How many were refused."""
+        return self._refused[0]
 
     def admits(self) -> bool:
         """Return whether the message of a call that has come shall be received; if so, `enter` when it has been."""
@@ -65,7 +74,7 @@ class Door:
             self._look()
             if self._budget_s > 0.0:
                 return True
-            self.refused += 1
+            self._refused[0] += 1
         return False
 
     def enter(self) -> None:

@@ -36,7 +36,7 @@ class Inference:
     ) -> None:
         self.execution = Execution(plane, watch, tracer, mappings)
         self.regions = regions
-        self._tracer = tracer
+        self.tracer = tracer
         self._cache = cache
         self._sequences = sequences or Sequences(plane)
         self._planner = Planner(Models())
@@ -65,9 +65,9 @@ class Inference:
     def take_plain(self, header: bytes, has_raws: bool) -> Plan | None:
         """Return a plan that is known and plain, whose model stays until its `uses` are ended; None if there is none.
 
-        So it is, too, while requests are refused or traced: `infer` sees to that.
+        So it is, too, while requests are refused, or traced with their tensors: `infer` sees to that.
         """
-        if self._refusal or self._tracer.active:
+        if self._refusal or self.tracer.wants_tensors:
             return None
         plan = self._planner.known(header, has_raws)
         return plan if plan is not None and plan.plain_call is not None and plan.model.uses.begin() else None
@@ -111,8 +111,8 @@ class Inference:
         except RequestError as error:
             had_target = plan.terms.target_us > 0
             plan.model.statistics.failed(time.monotonic_ns() - arrival_ns, error.code, had_target)
-            if self._tracer.active:
-                self._tracer.not_executed(plan, request_id, call, arrival_ns, error)
+            if self.tracer.active:
+                self.tracer.not_executed(plan, request_id, call, arrival_ns, error)
             raise
         finally:
             plan.model.uses.end()
@@ -146,8 +146,8 @@ class Inference:
         if response is not None:
             in_time = looked_ns - arrival_ns <= plan.terms.target_us * 1000 if plan.terms.target_us else None
             plan.model.statistics.cache_hit(looked_ns - arrival_ns, looked_ns - begin_ns, in_time)
-            if self._tracer.active:
-                self._tracer.not_executed(plan, request_id, call, arrival_ns)
+            if self.tracer.active:
+                self.tracer.not_executed(plan, request_id, call, arrival_ns)
             return with_id(response, request_id)
         response = self._run(plan, b"", raws, call, arrival_ns)
         answered_ns = time.monotonic_ns()

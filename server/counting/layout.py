@@ -3,7 +3,7 @@
     0       one page: u32 magic, u32 version of this layout, u32 front ends, u32 models that there can be
     4096    a stretch for each front end, which it alone writes and any process reads, without a lock:
 
-      0     one page of gauges: u64 bytes of tensors of its requests in flight
+      0     one page: u64 bytes of tensors of its requests in flight, u64 calls that it has refused unread
       4096  a row of 12 KiB (3 pages) for each model (`ModelReady.statistics_row`)
 
 A row has memory while it is in use: the supervisor takes it, all zeros, when a model (or an ensemble) is announced,
@@ -28,8 +28,10 @@ from gangway.executor import _native
 from gangway.server.histogram import ROW_BOUNDS, TIME_BOUNDS_NS
 
 MAGIC: Final = 0x43574721
-VERSION: Final = 2
+VERSION: Final = 3
 PAGE_BYTES: Final = 4096
+HEAP_BYTES: Final = 0  # words of a stretch's first page
+REFUSED_UNREAD: Final = 1
 WORD_BYTES: Final = 8
 MODELS: Final = _native.MAX_MODELS
 

@@ -19,7 +19,7 @@ class StatisticsTable:
     def __init__(self, segment: Segment, front_ends: int) -> None:
         self.segment = segment
         self.front_ends = front_ends
-        self._gauges = [
+        self._pages = [
             segment.view[offset : offset + layout.PAGE_BYTES].cast("Q")
             for offset in map(layout.stretch_offset, range(front_ends))
         ]
@@ -68,11 +68,20 @@ class StatisticsTable:
 
     def set_heap_bytes(self, front_end: int, size_bytes: int) -> None:
         """Tell how many bytes of tensors the requests of a front end have."""
-        self._gauges[front_end][0] = size_bytes
+        self._pages[front_end][layout.HEAP_BYTES] = size_bytes
 
     def heap_bytes(self, front_end: int) -> int:
         """Return what a front end has told last, or was told of it."""
-        return self._gauges[front_end][0]
+        return self._pages[front_end][layout.HEAP_BYTES]
+
+    def refused_unread_word(self, front_end: int) -> memoryview:
+        """Return the word where a front end counts the calls that it refuses unread."""
+        return self._pages[front_end][layout.REFUSED_UNREAD : layout.REFUSED_UNREAD + 1]
+
+    @property
+    def refused_unread(self) -> int:
+        """How many calls all front ends have refused unread."""
+        return sum(page[layout.REFUSED_UNREAD] for page in self._pages)
 
     def _rows(self, row: int) -> Iterator[Row]:
         return (Row(self.segment.view, offset) for offset in self._offsets(row))

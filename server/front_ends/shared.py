@@ -33,6 +33,8 @@ class Shared:
         self._stretch = options.index - 1  # number 0 is the supervisor, which counts nothing
         self._table = StatisticsTable.attach(options.statistics_fd) if options.statistics_fd >= 0 else None
         tables = tuple(SlotTable(Segment.attach(fd), options.slots) for fd in options.other_io_fds)
+        if self._table is not None:
+            plane.door.count_in(self._table.refused_unread_word(self._stretch))
         stretches = range(self._table.front_ends) if self._table else ()
         self.peers = Peers(tables, self._table, tuple(number for number in stretches if number != self._stretch))
 

@@ -173,6 +173,8 @@ def _of_server(reading: Reading) -> Iterator[str]:
     server = reading.server
     yield single("gangway_request_slots_in_use", "Request slots that are taken", "gauge", reading.slots_in_use)
     yield single("gangway_request_slots", "Requests that can be in flight at once", "gauge", reading.slots)
+    text = "Calls answered UNAVAILABLE before their message was read, because the server was overloaded"
+    yield single("gangway_calls_refused_unread_total", text, "counter", reading.refused_unread)
     text = "Memory for tensors of requests in flight that is taken"
     yield single("gangway_heap_used_bytes", text, "gauge", reading.heap_bytes)
     text = "Memory for tensors of requests in flight that there can be"

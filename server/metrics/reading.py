@@ -47,6 +47,7 @@ class Reading:
     slots_in_use: int
     heap_bytes: int  # in use
     heap_capacity_bytes: int
+    refused_unread: int
     machine: MachineReading | None
 
 
@@ -80,6 +81,7 @@ class Source:
             theirs = Counter(table.in_use())
             states += theirs
             requests += theirs.total()
+        counted = self._peers.statistics
         scheduler = self._control.scheduler_block.read({model_id for model in served for model_id in ids_of(model)})
         return Reading(
             models=tuple([_read_model(model, states, scheduler) for model in served]),
@@ -91,6 +93,7 @@ class Source:
             slots_in_use=requests,
             heap_bytes=usage.heap_bytes + self._peers.heap_bytes,
             heap_capacity_bytes=self._plane.heap.capacity_bytes * front_ends,
+            refused_unread=self._plane.door.refused if counted is None else counted.refused_unread,
             machine=None if self._machine is None else self._machine.read(),
         )
 

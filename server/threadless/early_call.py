@@ -60,6 +60,11 @@ class EarlyCall:
         """Return the seconds until the client's deadline, a huge number without one."""
         return max(float(self._event.call_details.deadline) - time.time(), 0.0)
 
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """Return the call's headers."""
+        metadata: Sequence[tuple[str, str | bytes]] = self._event.invocation_metadata
+        return metadata
+
     def add_callback(self, callback: Callable[[], None]) -> bool:
         """Have `callback` called when the call has ended; False if it has: then it may have been called, too."""
         callbacks = self._callbacks

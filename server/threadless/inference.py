@@ -27,6 +27,7 @@ from gangway.server.plan import Plan
 from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.request_clock import RequestClock
 from gangway.server.threadless.answering import Answering
+from gangway.server.tracing.sampled import Instants
 from gangway.server.wire import MalformedRequestError, SplitRequest, split_request
 
 MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while gRPC's thread copies a tensor
@@ -71,7 +72,7 @@ class ThreadlessInference:
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
-        self._execution = inference.execution
+        self._execution, self._tracer = inference.execution, inference.tracer
         self._answering: Answering[Pending] = Answering(inference.execution.plane, self._ended, self._given_up)
         self.start, self.stop = self._answering.start, self._answering.stop
 
@@ -185,7 +186,10 @@ class ThreadlessInference:
         if response is None:
             status = clock.status_of(outcome.status, finished_ns)
             raise failure(plan.model.name, status, plan.terms.max_queue)
-        count(plan, clock, pending.submitted_ns, finished_ns, outcome)
+        end_ns = count(plan, clock, pending.submitted_ns, finished_ns, outcome)
+        if self._tracer.active:
+            instants = Instants(clock.arrival_ns, pending.submitted_ns, finished_ns, end_ns)
+            self._tracer.answered(plan, pending.parts.request_id, pending.call, instants, outcome, (), response)
         return response
 
     def _again(self, pending: Pending) -> None:
@@ -213,6 +217,9 @@ class ThreadlessInference:
         plan = pending.plan
         total_ns = time.monotonic_ns() - pending.clock.arrival_ns
         plan.model.statistics.failed(total_ns, error.code, plan.terms.target_us > 0)
+        if self._tracer.active:
+            request_id, arrival_ns = pending.parts.request_id, pending.clock.arrival_ns
+            self._tracer.not_executed(plan, request_id, pending.call, arrival_ns, error)
         self._let_go(pending)
         pending.call.answer(error)
 

@@ -89,6 +89,11 @@ class TraceSettings:
         return any(not sampler.off for sampler in self._samplers.values())
 
     @property
+    def wants_tensors(self) -> bool:
+        """Whether any request may be traced with its tensors."""
+        return any(sampler.tensors for sampler in self._samplers.values())
+
+    @property
     def propagates(self) -> bool:
         """Whether a request may say itself that it is traced."""
         return self.config.mode == OPENTELEMETRY

@@ -37,10 +37,13 @@ _log = logging.getLogger(__name__)
 
 
 class Tracer:
-    """`active` says whether any request may be traced. `exporter`: a SOCK_SEQPACKET socket; None: traces are lost."""
+    """`active` says whether any request may be traced, `wants_tensors` whether some are with their tensors.
+
+    `exporter`: a SOCK_SEQPACKET socket; None: traces are lost.
+    """
 
     def __init__(self, config: TraceConfig, exporter: socket.socket | None = None) -> None:
-        self.active = False
+        self.active = self.wants_tensors = False
         self.settings = TraceSettings(config)
         self._exporter = exporter
         self._queue: deque[Sampled] = deque()
@@ -60,7 +63,7 @@ class Tracer:
         self._settle()
 
     def _settle(self) -> None:
-        self.active = self.settings.active
+        self.active, self.wants_tensors = self.settings.active, self.settings.wants_tensors
         if not self.active:
             self._activated.clear()
             return

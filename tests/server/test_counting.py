@@ -14,6 +14,7 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts
 from gangway.server.counting import layout
 from gangway.server.counting.table import StatisticsTable
+from gangway.server.door import Door
 from gangway.server.histogram import TIME_BOUNDS_NS
 from gangway.server.statistics import Statistics, Times
 
@@ -197,3 +198,15 @@ def test_the_heap_of_each_front_end(table: StatisticsTable) -> None:
     table.set_heap_bytes(1, 1 << 40)
     other = StatisticsTable.attach(os.dup(table.segment.fd))
     assert [other.heap_bytes(front_end) for front_end in range(2)] == [0, 1 << 40]
+    assert other.refused_unread == 0
+
+
+def test_who_is_refused_unread_is_counted_for_all_front_ends_and_on_after_a_death(table: StatisticsTable) -> None:
+    for front_end in (0, 1, 1):
+        door = Door(1, lambda: 1.0, lambda: 1.0)
+        door.count_in(table.refused_unread_word(front_end))
+        door.enter()
+        assert not door.admits()
+    assert StatisticsTable.attach(os.dup(table.segment.fd)).refused_unread == 3
+    assert door.refused == 2
+    assert [table.heap_bytes(front_end) for front_end in range(2)] == [0, 0]

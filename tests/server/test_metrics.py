@@ -241,6 +241,17 @@ def test_requests_that_wait_and_run_are_seen(served: Served) -> None:
     assert served.scrape()("gangway_request_slots_in_use") == 0
 
 
+def test_calls_that_an_overloaded_server_refuses_unread_are_counted(served: Served) -> None:
+    assert served.scrape()("gangway_calls_refused_unread_total") == 0
+    sent = [served.send() for _ in range(2 * int(served.scrape()("gangway_request_slots")))]
+    until(lambda: served.scrape()("gangway_calls_refused_unread_total") > 0)
+    for call, _ in sent:
+        call.cancel()
+    for _, end in sent:
+        end.result(TIMEOUT_S)
+    until(lambda: served.scrape()("gangway_request_slots_in_use") == 0)
+
+
 def test_what_scheduler_and_workers_know(served: Served) -> None:
     served.infer("heavy", HEAVY_ROWS)
 

@@ -13,6 +13,7 @@ import tritonclient.utils.shared_memory as shm
 from gangway.executor.slots import SlotStatus
 from gangway.server import request_clock
 from gangway.server.threadless import answering
+from gangway.server.tracing.settings import TraceOverrides
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.raw_connection import RawConnection
@@ -68,6 +69,19 @@ def test_tensors_in_regions(known: Any, segments: Segments) -> None:
     assert not segments.is_open("out")  # no request holds it
     with pytest.raises(InferenceServerException, match="Unable to find shared memory region: 'out'"):
         known.client.infer("simple", inputs_in("in"), outputs=outputs_in("out"))
+
+
+@pytest.mark.parametrize(("level", "threads"), [("TIMESTAMPS", 0), ("TENSORS", 3)])
+def test_traces_cost_threads_only_where_they_have_tensors(
+    known: Any, simple_inputs: Inputs, level: str, threads: int
+) -> None:
+    tracer = known.front_end._tracer
+    before = tasks(known)
+    tracer.override(TraceOverrides("", (level,), rate=2))
+    for _ in range(3):
+        known.client.infer("simple", simple_inputs())
+    tracer.override(TraceOverrides("", ()))
+    assert tasks(known) - before == threads
 
 
 def test_answers_come_as_requests_end(known: Any, simple_inputs: Inputs) -> None:
