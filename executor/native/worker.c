@@ -5,7 +5,7 @@
 #include "ring.h"
 #include "wait.h"
 
-enum { IDLE_US = 60 * 1000 * 1000, FULL_RING_NS = 1000 * 1000 };
+enum { IDLE_US = 60 * 1000 * 1000, FULL_RING_NS = 1000 * 1000, SHORT_WAITS = 4 };
 
 /* A scheduler that has died leaves the completion ring unread; its successor will read it, so waiting is right. */
 static void post(struct worker *worker, const struct message *message) {
@@ -69,6 +69,7 @@ static bool was_nudged(struct worker *worker) { return atomic_load(&worker->nudg
 /* `busy` is raised before a command leaves the ring, so that an empty ring and an idle worker together mean: nothing is under way. */
 struct message worker_loop(struct worker *worker) {
     struct message command;
+    uint64_t waited_ns = 0;
     for (;;) {
         uint32_t seen = bell_seen(worker->bell);
         atomic_store(&worker->status->busy, 1);
@@ -79,6 +80,10 @@ struct message worker_loop(struct worker *worker) {
             run_command(worker, &command);
         }
         if (!worker->background) atomic_store(&worker->status->busy, 0);
-        bell_wait(worker->bell, seen, worker->spin_us, IDLE_US);
+        /* Who spins keeps the core from others: so only if the last wait was about as short, a wake-up included. */
+        bool quick = waited_ns < SHORT_WAITS * worker->spin_us * UINT64_C(1000);
+        uint64_t start_ns = now_ns();
+        bell_wait(worker->bell, seen, quick ? worker->spin_us : 0, IDLE_US);
+        waited_ns = now_ns() - start_ns;
     }
 }
