@@ -1,100 +1,31 @@
 """What a policy is shown of waiting requests. Times are microseconds."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from gangway.executor.slots import NEVER_JOINED
-from gangway.scheduler.batching.former import BatchFormer, Formed
+from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.batching.units import whole_batch
-from gangway.scheduler.control import LoadModel
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.gangway_order import candidates
 from gangway.scheduler.policy import Query, RunningBlock
-from gangway.scheduler.waiting import WaitingQueries
 
-CORES = 2
-FLAT, LINEAR, WHOLE, CLOSE, STEEP, STRANGE = 1, 2, 3, 4, 5, 9
-MAX_ROWS = 8
-
-
-def profile(model_id: int, eight_rows: float, together: float, measured: bool = True) -> ModelProfile:
-    """10 ms for one row on one or two cores; eight take so many times as long, and beside others of their kind."""
-    return ModelProfile(
-        model_id=model_id,
-        name=f"model {model_id}",
-        layers=1,
-        max_ranks=CORES,
-        latency_us=(((10_000.0, 10_000.0),),),
-        rows_factor=((1.0, eight_rows),) * CORES if measured else (),
-        together_factor=((together, together * eight_rows), (1.0, eight_rows)) if measured else (),
-        batches=(1, 8) if measured else (1,),
-        measured=measured,
-    )
-
-
-# FLAT: eight rows in 11 ms. LINEAR: in 80 ms, or 40 on each core, so that two gangs do it in half the time.
-# CLOSE: two rows in 10.1 ms, or one on each core in 11 ms. STRANGE: the former is never told of it.
-# STEEP: two or four rows take as many times as long as one, eight sixteen times; gangs disturb each other.
-MODELS = {
-    FLAT: profile(FLAT, 1.1, 3.0),
-    LINEAR: profile(LINEAR, 8.0, 1.0),
-    WHOLE: profile(WHOLE, 8.0, 1.0, measured=False),
-    CLOSE: profile(CLOSE, 1.1, 1.1),
-    STEEP: replace(
-        profile(STEEP, 1.0, 1.0),
-        latency_us=(((20_000.0, 10_000.0),),),
-        batches=(1, 2, 4, 8),
-        rows_factor=((1.0, 2.0, 4.0, 16.0),) * CORES,
-        together_factor=((3.0, 6.0, 12.0, 48.0), (1.0, 2.0, 4.0, 16.0)),
-    ),
-    STRANGE: profile(STRANGE, 8.0, 1.0),
-}
-
-
-def spec(model_id: int, **changes: object) -> LoadModel:
-    known = LoadModel(model_id, f"model {model_id}", "key", 1, CORES, 64, MAX_ROWS, joins=True)
-    return replace(known, indivisible=model_id == WHOLE, **changes)  # type: ignore[arg-type]
-
-
-def query(query_id: int, model_id: int = FLAT, rows: int = 1, **changes: object) -> Query:
-    """Arrives at 100 times its number, best effort."""
-    return replace(Query(query_id, model_id, rows, 100.0 * query_id, None), **changes)  # type: ignore[arg-type]
-
-
-def queue(queries: Sequence[Query]) -> WaitingQueries:
-    waiting = WaitingQueries()
-    for each in queries:
-        waiting.add(each)
-    return waiting
-
-
-class Former:
-    """A former with models; all cores are free unless something is said of them."""
-
-    def __init__(self, *specs: LoadModel) -> None:
-        ids = count(1000)
-        self.former = BatchFormer(lambda: next(ids))
-        for each in specs:
-            self.former.add(each)
-
-    def form(
-        self, waiting: Sequence[Query], now_us: float = 1000.0, free: int = CORES, running: Sequence[RunningBlock] = ()
-    ) -> Formed:
-        formed = self.former.form(queue(waiting), now_us, MODELS, CORES, free, running)
-        assert list(formed.queries) == sorted(formed.queries, key=lambda shown: shown.arrival_us)
-        return formed
-
-
-def batches(formed: Formed) -> list[list[int]]:
-    """The requests of each unit, or the one request that is shown as it is."""
-    found = []
-    for shown in formed.queries:
-        unit = formed.units.get(shown.query_id)
-        found.append([piece.query_id for piece in unit.pieces] if unit else [shown.query_id])
-    return found
+from tests.scheduler.batching.forming import (
+    CLOSE,
+    CORES,
+    FLAT,
+    LINEAR,
+    MAX_ROWS,
+    MODELS,
+    STEEP,
+    STRANGE,
+    WHOLE,
+    Former,
+    batches,
+    query,
+    queue,
+    spec,
+)
 
 
 def test_waiting_requests_are_joined() -> None:
@@ -331,77 +262,6 @@ def test_no_batch_has_more_rows_or_requests_than_allowed() -> None:
         assert all(shown.rows <= MAX_ROWS for shown in formed.queries)
 
 
-# -- company
-
-
-def test_a_request_waits_for_the_next_one_if_that_pays() -> None:
-    former = Former(spec(FLAT))
-    waiting = [query(number) for number in range(1, 3)]
-    for each in waiting:
-        former.former.arrived(each)
-    held = former.form(waiting[1:], now_us=210.0)
-    assert (list(held.queries), held.wake_us) == ([], 300.0)
-    assert former.form(waiting[1:], now_us=300.0).queries == waiting[1:]
-
-
-@pytest.mark.parametrize(
-    ("waiting", "free"),
-    [
-        ([query(2), query(3, LINEAR)], CORES),  # somebody else wants the cores
-        ([query(2)], CORES - 1),
-        ([query(2, join_key=NEVER_JOINED)], CORES),
-        ([query(2, deadline_us=10_700.0)], CORES),  # it would be late
-    ],
-)
-def test_a_request_does_not_wait_for_company(waiting: list[Query], free: int) -> None:
-    former = Former(spec(FLAT), spec(LINEAR))
-    for number in (1, 2):
-        former.former.arrived(query(number))
-    formed = former.form(waiting, now_us=210.0, free=free)
-    assert formed.queries == waiting and formed.wake_us is None
-
-
-def test_nobody_waits_for_company_that_can_have_a_core_of_its_own() -> None:
-    former = Former(spec(LINEAR))
-    for number in (1, 2):
-        former.former.arrived(query(number, LINEAR))
-    assert former.form(waiting := [query(2, LINEAR)], now_us=210.0).queries == waiting
-
-
-# -- configured
-
-
-def test_whatever_waits_goes_together_without_a_delay() -> None:
-    former = Former(spec(WHOLE, max_delay_us=0.0))
-    waiting = [query(number, WHOLE) for number in range(1, 11)]
-    assert batches(former.form(waiting)) == [list(range(1, 9)), [9, 10]]
-    assert batches(former.form(waiting[:1])) == [[1]]
-
-
-def test_a_delay_is_kept_unless_a_batch_is_full() -> None:
-    former = Former(spec(FLAT, max_delay_us=5000.0))
-    waiting = [query(number) for number in range(1, 12)]
-    held = former.form(waiting[:7], now_us=1000.0)
-    assert (list(held.queries), held.wake_us) == ([], 5100.0)
-    assert batches(former.form(waiting[:7], now_us=5100.0)) == [list(range(1, 8))]
-    full = former.form(waiting, now_us=1200.0)
-    assert (batches(full), full.wake_us) == ([list(range(1, 9))], 5900.0)
-
-
-def test_a_delay_ends_where_a_deadline_begins() -> None:
-    former = Former(spec(FLAT, max_delay_us=50_000.0))
-    held = former.form([query(1, deadline_us=20_000.0), query(2)], now_us=1000.0)
-    assert held.wake_us == pytest.approx(20_000.0 - 1.04 * 10_000.0 * (1 + 0.1 / 7))
-
-
-def test_preferred_sizes() -> None:
-    former = Former(spec(FLAT, max_delay_us=5000.0, preferred_rows=(2, 4)))
-    waiting = [query(number) for number in range(1, 8)]
-    formed = former.form(waiting)
-    assert (batches(formed), formed.wake_us) == ([[1, 2, 3, 4], [5, 6]], 5700.0)
-    assert batches(former.form(waiting, now_us=5700.0)) == [[1, 2, 3, 4], [5, 6], [7]]
-
-
 # -- order
 
 
@@ -477,26 +337,3 @@ def test_of_a_long_queue_the_earliest_deadlines_that_can_be_met_are_found() -> N
     pieces = [piece.query_id for piece in formed.units[first.query_id].pieces]
     assert pieces == [each.query_id for each in sorted(hopeful, key=lambda each: each.deadline_us or 0)[:8]]
     assert [1, 2, 3, 4, 5, 6, 7, 8] in batches(formed)
-
-
-def test_who_may_hold_a_lone_request() -> None:
-    for held in (spec(FLAT, preserve_ordering=True), spec(FLAT, max_delay_us=0.0)):
-        assert Former(held).former.may_hold(FLAT, CORES)
-    assert Former(spec(FLAT)).former.may_hold(FLAT, 1)
-    for free in (spec(FLAT), spec(FLAT, max_rows=1, max_delay_us=0.0), spec(LINEAR)):
-        assert not Former(free).former.may_hold(FLAT, CORES)
-
-
-def test_a_lone_request_for_one_core_goes_at_once_if_nothing_may_hold_it() -> None:
-    source = random.Random(1)
-    narrow = {FLAT: replace(MODELS[FLAT], max_ranks=1)}
-    former = Former(spec(FLAT)).former
-    assert not former.may_hold(FLAT, CORES)
-    now_us = 0.0
-    for number in range(500):
-        now_us += source.choice([10.0, 1000.0, 30_000.0])
-        deadline_us = source.choice([None, now_us + 5000.0, now_us + 50_000.0])
-        lone = Query(number, FLAT, 1, now_us, deadline_us)
-        former.arrived(lone)
-        formed = former.form(queue([lone]), now_us + 5.0, narrow, CORES, source.randint(1, CORES))
-        assert (list(formed.queries), formed.wake_us) == ([lone], None)
