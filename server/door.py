@@ -10,7 +10,7 @@ many as are answered. It refuses the others before it reads them.
 import logging
 import threading
 import time
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable
 from typing import Final
 
 from gangway.executor.log_limit import OFTEN
@@ -49,7 +49,7 @@ class Door:
         self._budget_s = 0.0  # of CPU
         self._priority = 0
         self._mixed_until_s = self._turned_away_until_s = -ONE_CLASS_S
-        self._refused: MutableSequence[int] | memoryview = [0]
+        self._refused = memoryview(bytearray(8)).cast("Q")  # a word of our own, until there is one that others see
         self.is_crowded = False
 
     def count_in(self, word: memoryview) -> None:

@@ -99,13 +99,28 @@ class Execution:
         if plan.model.symbols and plan.sequence is None:
             self._watch.used(plan.model, plan.model.key_of(plan.shapes.sizes))
         queued_ns = submitted_ns - plan.waited_ns  # waiting for its turn is waiting
-        end_ns = count(plan, clock, queued_ns, finished_ns, outcome)
-        if self._tracer.active:
-            instants = Instants(arrival_ns, queued_ns, finished_ns, end_ns)
-            self._tracer.answered(plan, request_id, call, instants, outcome, contents, response)
+        self.note(plan, request_id, contents, call, clock, queued_ns, finished_ns, outcome, response)
         if plan.wants_report:
             response += report_of(outcome, plan.shapes.rows, plan.terms.target_us, placed.count)
         return response
+
+    def note(
+        self,
+        plan: Plan,
+        request_id: bytes,
+        contents: Contents,
+        call: Call,
+        clock: RequestClock,
+        queued_ns: int,
+        finished_ns: int,
+        outcome: SlotOutcome,
+        response: bytes,
+    ) -> None:
+        """Count a request that is answered now, and trace it if it is one to trace."""
+        end_ns = _count(plan, clock, queued_ns, finished_ns, outcome)
+        if self._tracer.active:
+            instants = Instants(clock.arrival_ns, queued_ns, finished_ns, end_ns)
+            self._tracer.answered(plan, request_id, call, instants, outcome, contents, response)
 
     def _answer_ensemble(
         self,
@@ -183,7 +198,7 @@ class Execution:
         request.cancel()
 
 
-def count(plan: Plan, clock: RequestClock, submitted_ns: int, finished_ns: int, outcome: SlotOutcome) -> int:
+def _count(plan: Plan, clock: RequestClock, submitted_ns: int, finished_ns: int, outcome: SlotOutcome) -> int:
     """Count a request that has been answered now, and return when that is."""
     end_ns = time.monotonic_ns()
     infer_ns = int(outcome.compute_us * 1000)

@@ -36,7 +36,7 @@ class Inference:
     ) -> None:
         self.execution = Execution(plane, watch, tracer, mappings)
         self.regions = regions
-        self.tracer = tracer
+        self._tracer = tracer
         self._cache = cache
         self._sequences = sequences or Sequences(plane)
         self._planner = Planner(Models())
@@ -67,7 +67,7 @@ class Inference:
 
         So it is, too, while requests are refused, or traced with their tensors: `infer` sees to that.
         """
-        if self._refusal or self.tracer.wants_tensors:
+        if self._refusal or self._tracer.wants_tensors:
             return None
         plan = self._planner.known(header, has_raws)
         return plan if plan is not None and plan.plain_call is not None and plan.model.uses.begin() else None
@@ -109,15 +109,18 @@ class Inference:
                 return self._remember(self._cache, plan, header, request_id, raws, call, arrival_ns)
             return self._run(plan, request_id, raws, call, arrival_ns)
         except RequestError as error:
-            had_target = plan.terms.target_us > 0
-            plan.model.statistics.failed(time.monotonic_ns() - arrival_ns, error.code, had_target)
-            if self.tracer.active:
-                self.tracer.not_executed(plan, request_id, call, arrival_ns, error)
+            self.note_failure(plan, request_id, call, arrival_ns, error)
             raise
         finally:
             plan.model.uses.end()
             for member in plan.members:
                 member.uses.end()
+
+    def note_failure(self, plan: Plan, request_id: bytes, call: Call, arrival_ns: int, error: RequestError) -> None:
+        """Count a request that has failed, and trace it if it is one to trace."""
+        plan.model.statistics.failed(time.monotonic_ns() - arrival_ns, error.code, plan.terms.target_us > 0)
+        if self._tracer.active:
+            self._tracer.not_executed(plan, request_id, call, arrival_ns, error)
 
     def _take(self, header: bytes, has_raws: bool) -> Plan:
         """Return a plan whose model stays until its `uses` are ended."""
@@ -146,8 +149,8 @@ class Inference:
         if response is not None:
             in_time = looked_ns - arrival_ns <= plan.terms.target_us * 1000 if plan.terms.target_us else None
             plan.model.statistics.cache_hit(looked_ns - arrival_ns, looked_ns - begin_ns, in_time)
-            if self.tracer.active:
-                self.tracer.not_executed(plan, request_id, call, arrival_ns)
+            if self._tracer.active:
+                self._tracer.not_executed(plan, request_id, call, arrival_ns)
             return with_id(response, request_id)
         response = self._run(plan, b"", raws, call, arrival_ns)
         answered_ns = time.monotonic_ns()

@@ -78,10 +78,9 @@ class StatisticsTable:
         """Return the word where a front end counts the calls that it refuses unread."""
         return self._pages[front_end][layout.REFUSED_UNREAD : layout.REFUSED_UNREAD + 1]
 
-    @property
-    def refused_unread(self) -> int:
-        """How many calls all front ends have refused unread."""
-        return sum(page[layout.REFUSED_UNREAD] for page in self._pages)
+    def refused_unread(self, front_end: int) -> int:
+        """Return how many calls a front end has refused unread."""
+        return self._pages[front_end][layout.REFUSED_UNREAD]
 
     def _rows(self, row: int) -> Iterator[Row]:
         return (Row(self.segment.view, offset) for offset in self._offsets(row))

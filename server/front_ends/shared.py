@@ -13,7 +13,10 @@ from gangway.server.statistics import Statistics
 
 @dataclass(frozen=True)
 class Peers:
-    """The requests of other front ends: their slots, and the counters where they say what memory these have."""
+    """The requests of other front ends: their slots, and the counters where they say what memory these have.
+
+    And how many calls they refuse unread.
+    """
 
     tables: tuple[SlotTable, ...] = ()
     statistics: StatisticsTable | None = None
@@ -23,6 +26,11 @@ class Peers:
     def heap_bytes(self) -> int:
         """Bytes of tensors of their requests in flight, as they were within the last second or so."""
         return 0 if self.statistics is None else sum(map(self.statistics.heap_bytes, self.stretches))
+
+    @property
+    def refused_unread(self) -> int:
+        """How many calls they have refused unread."""
+        return 0 if self.statistics is None else sum(map(self.statistics.refused_unread, self.stretches))
 
 
 class Shared:

@@ -81,7 +81,6 @@ class Source:
             theirs = Counter(table.in_use())
             states += theirs
             requests += theirs.total()
-        counted = self._peers.statistics
         scheduler = self._control.scheduler_block.read({model_id for model in served for model_id in ids_of(model)})
         return Reading(
             models=tuple([_read_model(model, states, scheduler) for model in served]),
@@ -93,7 +92,7 @@ class Source:
             slots_in_use=requests,
             heap_bytes=usage.heap_bytes + self._peers.heap_bytes,
             heap_capacity_bytes=self._plane.heap.capacity_bytes * front_ends,
-            refused_unread=self._plane.door.refused if counted is None else counted.refused_unread,
+            refused_unread=self._plane.door.refused + self._peers.refused_unread,
             machine=None if self._machine is None else self._machine.read(),
         )
 

@@ -18,7 +18,7 @@ from gangway.executor.slots import SlotStatus
 from gangway.server.calls import Contents, TensorCall
 from gangway.server.data_plane import PoolExhaustedError, Request
 from gangway.server.errors import RequestError
-from gangway.server.execution import COMPUTED, Call, count
+from gangway.server.execution import COMPUTED, Call
 from gangway.server.failures import failure
 from gangway.server.grpc_gate import FOLLOWED_BYTES
 from gangway.server.in_place.elsewhere import NOWHERE
@@ -27,7 +27,6 @@ from gangway.server.plan import Plan
 from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.request_clock import RequestClock
 from gangway.server.threadless.answering import Answering
-from gangway.server.tracing.sampled import Instants
 from gangway.server.wire import MalformedRequestError, SplitRequest, split_request
 
 MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while gRPC's thread copies a tensor
@@ -72,7 +71,7 @@ class ThreadlessInference:
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
-        self._execution, self._tracer = inference.execution, inference.tracer
+        self._execution = inference.execution
         self._answering: Answering[Pending] = Answering(inference.execution.plane, self._ended, self._given_up)
         self.start, self.stop = self._answering.start, self._answering.stop
 
@@ -186,10 +185,9 @@ class ThreadlessInference:
         if response is None:
             status = clock.status_of(outcome.status, finished_ns)
             raise failure(plan.model.name, status, plan.terms.max_queue)
-        end_ns = count(plan, clock, pending.submitted_ns, finished_ns, outcome)
-        if self._tracer.active:
-            instants = Instants(clock.arrival_ns, pending.submitted_ns, finished_ns, end_ns)
-            self._tracer.answered(plan, pending.parts.request_id, pending.call, instants, outcome, (), response)
+        request_id, submitted_ns = pending.parts.request_id, pending.submitted_ns
+        # Without the contents: what is traced with its tensors goes the ordinary way.
+        self._execution.note(plan, request_id, (), pending.call, clock, submitted_ns, finished_ns, outcome, response)
         return response
 
     def _again(self, pending: Pending) -> None:
@@ -214,12 +212,8 @@ class ThreadlessInference:
         self._fail(pending, failure(plan.model.name, pending.clock.status_at_end, plan.terms.max_queue))
 
     def _fail(self, pending: Pending, error: RequestError) -> None:
-        plan = pending.plan
-        total_ns = time.monotonic_ns() - pending.clock.arrival_ns
-        plan.model.statistics.failed(total_ns, error.code, plan.terms.target_us > 0)
-        if self._tracer.active:
-            request_id, arrival_ns = pending.parts.request_id, pending.clock.arrival_ns
-            self._tracer.not_executed(plan, request_id, pending.call, arrival_ns, error)
+        request_id, arrival_ns = pending.parts.request_id, pending.clock.arrival_ns
+        self._inference.note_failure(pending.plan, request_id, pending.call, arrival_ns, error)
         self._let_go(pending)
         pending.call.answer(error)
 
