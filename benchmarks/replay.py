@@ -1,20 +1,16 @@
 """One trace, live through real gRPC on two cores and simulated: how far the two are apart, and what a request costs.
 
-The simulator is told nothing of the live runs but what a lone request takes on this machine now: layers are the
-measured ones that come with it, stretched to that, and what is left is the way to the scheduler and back. Lone requests
-are sent before and after every run: where they differ the machine's speed has changed (`drift`). The CPU that
+The simulator is told nothing of the live runs but what a lone request takes on this machine now (medians): layers are
+the measured ones that come with it, stretched to that, and what is left is the way to the scheduler and back. Lone
+requests are sent before and after every run: where they differ the machine's speed has changed (`drift`). The CPU that
 front end, scheduler and client take from the workers in a run is counted. The trace runs several times; each query
 counts with its median. `others`: the share of the cores that other processes used meanwhile. Where it is not near zero
 nothing can be compared.
 """
 
-import itertools
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,9 +18,6 @@ import numpy as np
 from gangway.artifact.machine import whole_machine_id
 from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
 from gangway.clients.connection import Connection
-from gangway.clients.inputs import random_tensors
-from gangway.clients.open_loop import OpenLoopRun, drive
-from gangway.clients.tensors import infer_request
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.simulator.engine import simulate
@@ -38,37 +31,16 @@ from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.outcomes import Row, summarise
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.processes import TICKS_PER_S, core_times
+from benchmarks.live_server import live_server
+from benchmarks.replay_live import LiveRun, Lone, Replayed
 from benchmarks.report import add_repository_option, option_parser, start_report
 from benchmarks.repository import compile_model, ensure_zoo
 
 CORES = 2
 MIX = Mix("replayed", (MixModel("mobilenetv2", 6.0), MixModel("resnet50", 1.0)))
 QOS_MULTIPLE = 5
-LONE_REQUESTS = {"mobilenetv2": 12, "resnet50": 5}
 TARGET = "target"
-
-
-@dataclass(frozen=True)
-class Lone:
-    """What a request takes when it is alone: computing, and the way to the scheduler and back."""
-
-    compute_us: float
-    way_us: float
-
-
-@dataclass(frozen=True)
-class LiveRun:
-    """One run of the trace. `overhead_us`: CPU per query that is not the workers'.
-
-    `others`: share of the cores that other processes used. `drift`: by how much lone requests before and after differ.
-    """
-
-    latency_us: np.ndarray
-    overhead_us: float
-    others: float
-    drift: float = 0.0
+TRIES = 3  # for each undisturbed run that is wanted
 
 
 @dataclass(frozen=True)
@@ -90,12 +62,12 @@ def replay(
     policy: str = DEFAULT_POLICY,
     load: float = 0.4,
     queries: int = 80,
-    runs: int = 2,
+    runs: int = 3,
     others_at_most: float = float("inf"),
     drift_at_most: float = float("inf"),
 ) -> Replay | None:
-    """Serve the trace live and simulate it. None if other processes were at work from the start, or every
-    run was disturbed: by what others used or how lone requests differ, not by its result.
+    """Serve the trace live, until `runs` were undisturbed, and simulate it. None if other processes were at work from
+    the start or in too many runs. What others used and how lone requests differ tell, not a run's result.
 
     `artifacts`: compiled models by name, `models`: the repository with their ONNX files, `folder`: an empty one.
     `load`: queries a second, times what a lone one takes on average.
@@ -111,30 +83,33 @@ def replay(
     repository = _repository(folder / "models", models, scaled)
     flags = [f"--cache-dir={cache}", f"--scheduler={policy}", "--cores=0,1"]
     with live_server(repository, flags) as server, Connection(server.url, 10) as connection:
-        live = _Live(server, connection)
+        live = Replayed(server, connection, MIX.names)
         meter = live.meter()
         lone = live.all_lone(scaled)
         if meter.others() > others_at_most:
             return None
         mean_us = float(np.dot(MIX.shares, [lone[name].compute_us + lone[name].way_us for name in MIX.names]))
         arrivals = poisson(MIX, load * 1e6 / mean_us, queries, seed=1)
-        seen_lone, done = [lone], []
-        for _ in range(runs):
-            done.append(live.replay(arrivals))
+        seen_lone = [lone]
+        done: list[LiveRun] = []
+        quiet: list[LiveRun] = []
+        while len(quiet) < runs and len(done) < TRIES * runs:
+            outcomes, run = live.replay(arrivals)
             seen_lone.append(live.all_lone(scaled))
-    pairs = zip(done, itertools.pairwise(seen_lone), strict=True)
-    judged = [replace(run, drift=_drift(before, after)) for (_, run), (before, after) in pairs]
-    quiet = [run for run in judged if run.others <= others_at_most and run.drift <= drift_at_most]
-    if not quiet:
+            done.append(replace(run, drift=_drift(*seen_lone[-2:])))
+            if done[-1].others <= others_at_most and done[-1].drift <= drift_at_most:
+                quiet.append(done[-1])
+    if len(quiet) < runs:
         return None
     lone = _medians(seen_lone)
-    result = _simulate(policy, measured, scaled, lone, arrivals, quiet)
+    way_us = float(np.median([each.way_us for seen in seen_lone for each in seen.values()]))
+    result = _simulate(policy, measured, scaled, lone, way_us, arrivals, quiet)
     targets = {TARGET: [model.qos_us for model in scaled]}
-    seen = replace(done[0][0].outcomes, latency_us=np.median([run.latency_us for run in quiet], axis=0))
+    seen = replace(outcomes, latency_us=np.median([run.latency_us for run in quiet], axis=0))
     return Replay(
         lone,
         load * 1e6 / mean_us,
-        judged,
+        done,
         summarise(seen, targets).total,
         summarise(result.outcomes, targets).total,
         result,
@@ -161,6 +136,7 @@ def _simulate(
     measured: Mapping[str, MeasuredModel],
     scaled: Sequence[ModelProfile],
     lone: Mapping[str, Lone],
+    way_us: float,
     arrivals: Arrivals,
     runs: Sequence[LiveRun],
 ) -> Result:
@@ -168,7 +144,6 @@ def _simulate(
     for index, model in enumerate(scaled):
         factor = lone[model.name].compute_us / _lone_compute_us(policy, model)
         models[index] = scale_model(_stretched(measured[model.name], factor), CORES, index, model.qos_us)
-    way_us = float(np.mean([each.way_us for each in lone.values()]))
     overheads = Overheads(
         submit_us=way_us / 2,
         answer_us=way_us / 2,
@@ -190,81 +165,6 @@ def _lone_compute_us(policy: str, model: ModelProfile) -> float:
 def _stretched(model: MeasuredModel, factor: float) -> MeasuredModel:
     times = tuple(tuple(tuple(t * factor for t in version) for version in layer) for layer in model.latency_us)
     return replace(model, latency_us=times)
-
-
-class _Live:
-    """A server, and requests for it."""
-
-    def __init__(self, server: LiveServer, connection: Connection) -> None:
-        self._server = server
-        self._connection = connection
-        self._requests = {}
-        for name in MIX.names:
-            inputs = connection.model_metadata(name).inputs
-            values = random_tensors(inputs, 1, 0)
-            tensors = {tensor.name: (tensor.datatype, values[tensor.name]) for tensor in inputs}
-            self._requests[name] = infer_request(name, "", tensors).SerializeToString()
-
-    def all_lone(self, models: Sequence[ModelProfile]) -> dict[str, Lone]:
-        """Measure lone requests of every model."""
-        return {model.name: self.lone(model.name, 2.5 * model.isolated_us) for model in models}
-
-    def lone(self, name: str, gap_us: float) -> Lone:
-        """Send some requests, each when the one before is long answered."""
-        count = LONE_REQUESTS[name]
-        arrivals = Arrivals(np.arange(count) * gap_us, np.zeros(count, np.int64))
-        before_ns = self._compute_ns(name)
-        latency_us = drive(self._server.url, {name: self._requests[name]}, arrivals).outcomes.latency_us
-        compute_us = (self._compute_ns(name) - before_ns) / 1000 / count
-        return Lone(compute_us, float(np.median(latency_us)) - compute_us)
-
-    def replay(self, arrivals: Arrivals) -> tuple[OpenLoopRun, LiveRun]:
-        meter = self.meter()
-        run = drive(self._server.url, self._requests, arrivals)
-        serving_s, others = meter.serving_s(), meter.others()
-        if not run.outcomes.answered.all():
-            raise RuntimeError(f"not every query was answered: {run.messages}")
-        return run, LiveRun(run.outcomes.latency_us, (serving_s + run.cpu_s) * 1e6 / len(arrivals), others)
-
-    def meter(self) -> "_Meter":
-        """Begin to measure who uses the CPU."""
-        return _Meter(self._server.pids())
-
-    def _compute_ns(self, name: str) -> int:
-        return int(self._connection.model_statistics(name).model_stats[0].inference_stats.compute_infer.ns)
-
-
-class _Meter:
-    """The CPU that has been used since this was made: by front end and scheduler, by others."""
-
-    def __init__(self, pids: Mapping[str, Sequence[int]]) -> None:
-        self._serving = _used_s([*pids["front end"], *pids["scheduler"]])
-        self._ours = _used_s([os.getpid(), *(pid for same in pids.values() for pid in same)])
-        self._busy_s, self._begin_s = core_times().busy_s, time.monotonic()
-
-    def serving_s(self) -> float:
-        return _since(self._serving)
-
-    def others(self) -> float:
-        """Return the share of the cores that other processes used."""
-        seconds = time.monotonic() - self._begin_s
-        return (core_times().busy_s - self._busy_s - _since(self._ours)) / (seconds * (os.cpu_count() or 1))
-
-
-def _used_s(pids: Sequence[int]) -> dict[int, float]:
-    """Return the CPU of each process that is still there."""
-    used = {}
-    for pid in pids:
-        with suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            used[pid] = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-    return used
-
-
-def _since(before: Mapping[int, float]) -> float:
-    """Return the CPU that these processes have used since."""
-    now = _used_s(list(before))
-    return sum(now[pid] - before[pid] for pid in now)
 
 
 def _repository(folder: Path, source: Path, models: Sequence[ModelProfile]) -> Path:
