@@ -43,7 +43,7 @@ ALLOWED = {"UNAVAILABLE"}
 WINDOW_S = 1.0
 IN_TIME_AGAIN = 0.9
 PROGRESS_WINDOWS = 6  # in each sixth of the overload some best-effort query must be answered
-SAMPLE_S = 1.0
+SAMPLE_S = 2.0  # the kernel looks at all pages for each: a tenth of a second of a core
 TIMEOUT_S = 240  # longer than anything should take: nothing ends because the client lost patience
 MOST_OUTSTANDING = 100_000
 

@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class Execution:
-    """Units on gangs. `changed`: something that a decision may depend on is not as it was at the last one.
+    """Units on gangs. `changed`: something that a decision may depend on is not as it was at the last one;
+    `queue_changed`: who waits for a core.
 
     Decisions about queries that are no longer where the policy saw them are ignored. Times are microseconds on
     CLOCK_MONOTONIC.
@@ -43,6 +44,7 @@ class Execution:
         self.times = BlockTimes(control.server_block.read().cores)
         self.late_backlog = LateBacklog()
         self.changed = False
+        self.queue_changed = False
         self._requests = requests
         self._workers = workers
         self._models = models
@@ -54,6 +56,10 @@ class Execution:
     def could_grow(self) -> bool:
         """Whether a gang could use more cores than it has."""
         return any(gang.wanted < self._most_ranks(gang) for gang in self.gangs.all())
+
+    def settled(self) -> None:
+        """What has changed is decided about."""
+        self.changed = self.queue_changed = False
 
     # -- decisions
 
@@ -142,7 +148,7 @@ class Execution:
         request.dropped = True
         request.drop_status = status
         self._requests.leave_batch(request)
-        self.changed = True
+        self.queue_changed = True
         if self._requests.withdraw(request):
             self._finish(request)
             return
@@ -154,6 +160,7 @@ class Execution:
                 self._requests.waiting.remove(unit)
                 self._close(gang)
                 self._leave(unit)
+                self.changed = True
             elif not gang.stopping:
                 self.gangs.stop(gang)
 

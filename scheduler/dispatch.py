@@ -1,5 +1,6 @@
 """When the policy is asked, and what it is shown."""
 
+import time
 from collections.abc import Mapping, Sequence
 
 from gangway.scheduler.apply import Execution
@@ -25,10 +26,15 @@ from gangway.scheduler.trace import TraceWriter
 from gangway.scheduler.waiting import WaitingQueries
 from gangway.scheduler.workers import WorkerTable
 
+PATIENCE = 4.0  # a decision's times may pass before the next one that is only about who waits for a core
+MOST_PATIENCE_US = 5000.0  # whatever held up the scheduler
+
 
 class Dispatcher:
     """Asks the policy when something has changed, or at the time that it asked for, and has its decisions applied.
 
+    While no core is free, newcomers wait for the next decision if the last one was just now. They could only take cores
+    from others, at the next layer boundary; and in an overload, when decisions take longest, hundreds come in a second.
     With a `former` the policy is shown batches: units that are made of waiting requests when one of them is to start.
     """
 
@@ -51,6 +57,7 @@ class Dispatcher:
         self._former = former
         self._trace = trace
         self._way_back_us = way_back_us
+        self._patient_until_us = 0.0
         self.wake_us: float | None = None  # when policy or former want to be asked, if nothing happens before
 
     def dispatch(self, now_us: float) -> None:
@@ -58,11 +65,15 @@ class Dispatcher:
         execution = self._execution
         woken = self.wake_us is not None and now_us >= self.wake_us
         if not execution.changed and not woken:
-            return
+            if not execution.queue_changed:
+                return
+            if now_us < self._patient_until_us and not self._workers.free:
+                self._wake_at(self._patient_until_us)
+                return
         if execution.gangs.settling(now_us):
             execution.changed = True  # and asked soon, when the policy can see that query, too
             return
-        execution.changed = False
+        execution.settled()
         self.wake_us = None
         if not self._workers.in_service:
             return  # nothing to plan with, until a worker is there
@@ -70,6 +81,8 @@ class Dispatcher:
         running = execution.gangs.running(now_us)
         if woken or waiting or (running and self._workers.free):
             self._decide(waiting, running, now_us)
+            end_us = time.monotonic_ns() / 1e3
+            self._patient_until_us = end_us + min(PATIENCE * (end_us - now_us), MOST_PATIENCE_US)
 
     def _decide(self, waiting: WaitingQueries, running: Sequence[RunningBlock], now_us: float) -> None:
         snapshot, units, wake_us = self._snapshot(waiting, running, now_us)
@@ -81,7 +94,10 @@ class Dispatcher:
         for decision in decisions:
             self._apply(decision, now_us)
         if wake_us is not None:
-            self.wake_us = wake_us if self.wake_us is None else min(wake_us, self.wake_us)
+            self._wake_at(wake_us)
+
+    def _wake_at(self, at_us: float) -> None:
+        self.wake_us = at_us if self.wake_us is None else min(at_us, self.wake_us)
 
     def _snapshot(
         self, queued: WaitingQueries, running: Sequence[RunningBlock], now_us: float

@@ -126,7 +126,7 @@ class LiveScheduler:
         """Wait for something to do; requests about which there is nothing to decide may begin meanwhile."""
         patient, waited = self._is_patient(), False
         while patient and self.walk_ins is not None and self.walk_ins.may_come():
-            self._execution.changed = False  # nobody could begin, and nobody grow: there is nothing to decide
+            self._execution.settled()  # nobody could begin, and nobody grow: there is nothing to decide
             self.walk_ins.attend(self._letters, self._spin_us, self._wait_us(), WATCH_WAIT_US)
             waited = True
             if not self._hear_workers(_now_us()):
@@ -210,7 +210,7 @@ class LiveScheduler:
     def _submit(self, front_end: int, slot: int, sequence: int) -> None:
         request = self.requests.admit(front_end, slot, sequence)
         if request is not None:
-            self._execution.changed = True
+            self._execution.queue_changed = True
             self._refusals.refuse_if_full(request)
             self._refusals.make_room(front_end)
             self.accept(request)

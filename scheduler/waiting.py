@@ -12,6 +12,7 @@ from operator import attrgetter
 from gangway.scheduler.policy import Query
 
 KIND = attrgetter("model_id", "priority", "rejects_late", "join_key", "started", "formed")
+_PLACE = attrgetter("arrival_us", "query_id")
 
 
 class _ByArrival:
@@ -79,16 +80,19 @@ class WaitingGroup(_ByArrival):
         found = (query for query in self.in_order if query.deadline_us is None)
         return list(islice(found, count if most is None else min(most, count)))
 
-    def first(self, from_us: float, hopeful: int, others: int) -> list[Query]:
+    def parted(self, from_us: float, hopeful: int, others: int) -> tuple[list[Query], list[Query]]:
         """Return so many of those with the earliest deadlines that are not before `from_us`, and the oldest others.
 
-        So many of these with an earlier deadline, and as many without one.
+        So many of these with an earlier deadline, and as many without one, in order of arrival.
         """
         begin = self.late(from_us)
         found = [query for _, _, query in self._due[begin : begin + hopeful]]
         late = (query for query in self.in_order if query.deadline_us is not None and query.deadline_us < from_us)
-        found += islice(late, min(others, begin))
-        return found + self.best_effort(others)
+        rest = list(islice(late, min(others, begin)))
+        if len(self.in_order) > len(self._due):
+            rest += self.best_effort(others)
+            rest.sort(key=_PLACE)
+        return found, rest
 
 
 class WaitingQueries(_ByArrival):

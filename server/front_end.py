@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import gangway.server.grpc_environment  # noqa: F401 - before grpc
 from gangway.executor.control import ControlSegment
 from gangway.executor.logs import ProcessLog
-from gangway.executor.process import die_with_parent, take_precedence, take_short_turns
+from gangway.executor.process import die_with_parent, take_short_turns
 from gangway.executor.region_channel import RegionChannel
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
@@ -326,7 +326,6 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
 def main(argv: list[str]) -> int:
     """Run the process."""
     die_with_parent()
-    take_precedence()
     take_short_turns()
     options = FrontEndOptions.parse(argv)
     log = ProcessLog(options.serve.logs.levels)

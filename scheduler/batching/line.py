@@ -16,43 +16,38 @@ from gangway.scheduler.prediction import MARGIN
 class Line:
     """The requests in order; `hopeful` of them, the first ones, have a deadline that they can meet.
 
-    `waiting`, with so many `rows`, is in order of arrival. If the model keeps that order the members are, too, and
-    nobody is sorted out as hopeful. Of a long queue `waiting` are those that come first; `rows` are of all.
-    `stretch`: predictions were exceeded by this lately.
+    If the model keeps the order of arrival nobody is sorted out as hopeful. Of a long queue `members` are those that
+    come first; `rows` are of all. `stretch`: predictions were exceeded by this lately.
     """
 
     def __init__(
         self,
-        waiting: Sequence[Query],
+        members: Sequence[Query],
+        hopeful: int,
         rows: int,
         model: BatchModel,
         now_us: float,
         way_back_us: float,
         stretch: float,
     ) -> None:
-        done_us = now_us + way_back_us
-        self.hopeful = 0
-        timed = [(query, model.time_left_us(query, done_us)) for query in waiting]
-        if not model.keeps_order:
-            timed.sort(key=_urgency)
-            self.hopeful = sum(query.deadline_us is not None and left_us is not None for query, left_us in timed)
-        self.members = [query for query, _ in timed]
-        self._left_us = [left_us for _, left_us in timed]
-        self._before = list(accumulate((query.rows for query in self.members), initial=0))  # rows before a member
+        self.members = members
+        self.hopeful = hopeful
+        self._before = list(accumulate([query.rows for query in members], initial=0))  # rows before a member
         self._rows = rows
         self.model = model
         self._now_us = now_us
+        self._done_us = now_us + way_back_us
         self._margin = max(MARGIN, stretch)
 
-    def batches(self, most: int, may_wait: bool) -> tuple[list[tuple[int, int]], float | None]:
+    def batches(self, most: int, most_late: int, may_wait: bool) -> tuple[list[tuple[int, int]], float | None]:
         """Return the next batches as (begin, end) of members, and until when the others wait for company, if they do.
 
-        At most so many, and one more of those that are late if the others leave them none. `may_wait`: nobody else
-        wants the cores.
+        At most so many; `most_late` if there are any among them who are late, but always one of theirs. `may_wait`:
+        nobody else wants the cores.
         """
         found: list[tuple[int, int]] = []
         begin, end = 0, len(self.members)
-        while begin < end and len(found) < most:
+        while begin < end and len(found) < (most if begin < self.hopeful else min(most, most_late)):
             rows, last = self._wanted(begin)
             if not rows:
                 held_until_us = self._delayed_until_us(begin)
@@ -65,16 +60,17 @@ class Line:
             held_until_us = self._expected_us()
             if held_until_us > self._now_us:
                 return [], held_until_us
-        if begin < self.hopeful < end:
-            rows = self.model.wanted_rows(self._rows - self._before[self.hopeful])
-            found.append((self.hopeful, self._take(self.hopeful, rows, end)))
+        begin = max(begin, self.hopeful)
+        if begin < end and found[-1][0] < self.hopeful:
+            rows = self.model.wanted_rows(self._rows - self._before[begin])
+            found.append((begin, self._take(begin, rows, end)))
         return found, None
 
     def deadline_us(self, begin: int, end: int) -> float | None:
         """Return the earliest deadline of these members that can be met; the earliest at all if none can."""
         known = [
-            (left_us is None, query.deadline_us)
-            for query, left_us in zip(self.members[begin:end], self._left_us[begin:end], strict=True)
+            (self._left_us(query) is None, query.deadline_us)
+            for query in self.members[begin:end]
             if query.deadline_us is not None
         ]
         return min(known)[1] if known else None
@@ -124,16 +120,14 @@ class Line:
 
     def _bound_us(self, index: int) -> float:
         """How long a member's batch may take; any time if the member is late even alone, as things usually go."""
-        left_us = self._left_us[index]
-        if left_us is None or left_us == NEVER_LATE or self._stretched_us(self.members[index].rows) > left_us:
+        query = self.members[index]
+        left_us = self._left_us(query)
+        if left_us is None or left_us == NEVER_LATE or self._stretched_us(query.rows) > left_us:
             return NEVER_LATE
         return left_us
 
+    def _left_us(self, query: Query) -> float | None:
+        return self.model.time_left_us(query, self._done_us)
+
     def _stretched_us(self, rows: int) -> float:
         return self.model.latency_us(rows) * self._margin
-
-
-def _urgency(timed: tuple[Query, float | None]) -> tuple[float, float]:
-    query, left_us = timed
-    deadline_us = NEVER_LATE if query.deadline_us is None or left_us is None else query.deadline_us
-    return deadline_us, query.arrival_us
