@@ -224,7 +224,8 @@ def _planned(group: WaitingGroup, now_us: float, core_count: int) -> Sequence[Qu
 
 def _parted(queries: Sequence[Query], model: BatchModel, done_us: float) -> tuple[list[Query], list[Query]]:
     """Return those that can be in time, by deadline, and the others, by arrival: of different rows not all at once."""
-    hopeful, others = [], []
+    hopeful: list[Query] = []
+    others: list[Query] = []
     for query in sorted(queries, key=_PLACE):
         timed = query.deadline_us is not None and model.time_left_us(query, done_us) is not None
         (hopeful if timed else others).append(query)
