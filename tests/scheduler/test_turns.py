@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import control as slow
-from gangway.scheduler import live
+from gangway.scheduler import dispatch, live
 from gangway.scheduler.policy import Resize, Start
 from gangway.server.shared_memory import SUPERVISOR
 
@@ -112,6 +112,33 @@ def test_gangs_that_cannot_grow_leave_the_scheduler_patient(tiny_model):
 
 def test_not_patient_while_another_gang_could_grow(scripted):
     run_two_beside_each_other(scripted, patient=False)
+
+
+def test_while_no_core_is_free_newcomers_wait_for_the_next_decision(scripted, monkeypatch):
+    monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
+    monkeypatch.setattr(dispatch, "MOST_PATIENCE_US", 60e6)
+    scripted.script.answer = on_both
+    first = scripted.request(hang=1)
+    scripted.await_gang(2)
+    scripted.until(lambda: scripted.is_asleep(patient=True))
+    decisions = len(scripted.script.seen)
+    second = scripted.request()
+    scripted.until(lambda: scripted.is_asleep(patient=False))
+    assert len(scripted.script.seen) == decisions
+    scripted.hurry(first)
+    assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
+
+
+def test_but_not_longer_than_a_few_times_what_a_decision_takes(scripted, monkeypatch):
+    monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
+    monkeypatch.setattr(dispatch, "MOST_PATIENCE_US", 20_000)
+    scripted.script.answer = on_both
+    first = scripted.request(hang=1)
+    scripted.await_gang(2)
+    second = scripted.request()
+    scripted.await_snapshot(lambda snapshot: snapshot.running and snapshot.waiting)
+    scripted.hurry(first)
+    assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
 
 
 @pytest.fixture

@@ -252,6 +252,13 @@ def test_of_a_long_queue_the_next_batches_are_shown_and_one_of_the_late_ones() -
     assert batches(formed) == [list(range(1, 9)), *(list(range(at, at + 8)) for at in (101, 109, 117, 125))]
 
 
+def test_of_many_who_are_late_those_are_shown_who_can_begin() -> None:
+    late = [query(number, deadline_us=500.0) for number in range(1, 33)]
+    assert len(batches(Former(spec(FLAT)).form(late, now_us=1e6))) == 4
+    more = [query(number, deadline_us=500.0) for number in range(33, 101)]
+    assert batches(Former(spec(FLAT)).form([*late, *more], now_us=1e6)) == [list(range(1, 9)), list(range(9, 17))]
+
+
 def test_no_batch_has_more_rows_or_requests_than_allowed() -> None:
     former = Former(spec(FLAT, max_rows=1024))
     assert [len(batch) for batch in batches(former.form([query(number) for number in range(1, 301)]))][:2] == [64, 64]
