@@ -8,12 +8,15 @@ from gangway.executor.segment import Segment
 from gangway.scheduler.extents import Extents
 
 PAGE_BYTES = mmap.PAGESIZE
+REST_US = 10e6  # unused for so long, an arena gives its memory back: what comes that seldom can wait for new memory
 
 
 @dataclass(eq=False)
 class _Arena:
     offset: int
+    owner: "_ModelArenas"
     committed_bytes: int = 0  # from its start: pages that exist, so that a worker's store cannot fail with SIGBUS
+    idle_since_us: float = 0.0
 
 
 @dataclass
@@ -41,12 +44,13 @@ class ArenaPool:
     batches of ever other sizes soon find arenas. The smallest that suffices is used again first, of equal ones the last
     one used: so batches of all sizes do not make every arena one for the largest.
     Beyond `kept_bytes` in all, idle arenas give their memory back before another one takes more: those first that were
-    used longest ago. Those in use may be more than that.
+    used longest ago. Those in use may be more than that. `tend`, called now and then, gives back what is long idle.
     """
 
     def __init__(self, segment: Segment, kept_bytes: int) -> None:
         self._kept_bytes = kept_bytes
         self._committed_bytes = 0
+        self._now_us = 0.0  # of the last look
         self._idle: dict[int, _Arena] = {}  # with memory, by offset; used longest ago first
         self._segment = segment
         self._extents = Extents(segment.size_bytes // PAGE_BYTES * PAGE_BYTES)
@@ -78,7 +82,7 @@ class ArenaPool:
                 raise MemoryError(
                     f"{count} arenas of {arena_bytes} bytes do not fit: {self._extents.free_bytes} bytes are free"
                 )
-            model.idle.append(_Arena(offset))
+            model.idle.append(_Arena(offset, model))
 
     def remove_model(self, model_id: int) -> None:
         """Give the model's memory back to the machine. None of its arenas may be in use."""
@@ -129,7 +133,21 @@ class ArenaPool:
         arena = model.busy.pop(offset)
         model.aside.discard(offset)
         model.idle.append(arena)
+        arena.idle_since_us = self._now_us
         self._idle[offset] = arena
+
+    def tend(self, now_us: float) -> None:
+        """Give back the memory of the arena that has been idle for longest, if that is long; one at a time.
+
+        The last one that a model used stays: a model that is seldom asked has no need to wait for memory each time.
+        """
+        self._now_us = now_us
+        for arena in self._idle.values():
+            if arena.idle_since_us + REST_US > now_us:
+                return
+            if arena.owner.busy or arena is not arena.owner.idle[-1]:
+                self._give_back(arena)
+                return
 
     def _make_room(self, size_bytes: int, keep: _Arena) -> None:
         """Take memory from idle arenas, but from this one, until `size_bytes` more are within what is kept."""
@@ -137,10 +155,13 @@ class ArenaPool:
             if self._committed_bytes + size_bytes <= self._kept_bytes:
                 return
             if arena is not keep:
-                self._segment.punch(arena.offset, arena.committed_bytes)
-                self._committed_bytes -= arena.committed_bytes
-                arena.committed_bytes = 0
-                del self._idle[arena.offset]
+                self._give_back(arena)
+
+    def _give_back(self, arena: _Arena) -> None:
+        self._segment.punch(arena.offset, arena.committed_bytes)
+        self._committed_bytes -= arena.committed_bytes
+        arena.committed_bytes = 0
+        del self._idle[arena.offset]
 
 
 def _fitting(idle: Sequence[_Arena], needed_bytes: int) -> _Arena:

@@ -66,7 +66,7 @@ class LiveScheduler:
         self.workers = WorkerTable(control)
         self._former = make_former(self.requests.next_id, way_back_us) if policy.batches else None
         self._models = ModelTable(control.layout.workers, self._former)
-        pool = ArenaPool(arenas, arenas.size_bytes // KEPT_SHARE)
+        self._arenas = pool = ArenaPool(arenas, arenas.size_bytes // KEPT_SHARE)
         self._trace = trace
         self._set_log = set_log
         self.accounts = Accounts(timeline)
@@ -145,6 +145,7 @@ class LiveScheduler:
         self._hear_supervisor()  # or that it is gone: nobody rings for that
         self._report_stuck(now_us)
         self._refusals.shed(now_us)
+        self._arenas.tend(now_us)
         self.accounts.counters.write(now_us)
         self._status.write(now_us)
         if self._trace is not None:
