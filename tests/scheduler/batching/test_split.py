@@ -156,6 +156,7 @@ def test_what_the_table_does_not_have_is_refused(cores: int, rows: int) -> None:
         table.best(cores, rows)
 
 
+@pytest.mark.alone
 def test_the_largest_table_takes_50_ms() -> None:
     largest, cores, rows = largest_table.latency_us, largest_table.CORES, largest_table.ROWS
     assert largest_table.least_ms(lambda: len(SplitTable(cores, rows, largest, largest).best(cores, rows).gangs)) < 50

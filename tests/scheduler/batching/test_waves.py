@@ -188,6 +188,7 @@ def test_sizes_of_batches_know_of_waves() -> None:
     assert WAVE_US > GANG_US, "else large batches in waves would be as good as small ones"
 
 
+@pytest.mark.alone
 def test_the_largest_table_takes_50_ms() -> None:
     largest, cores, rows = largest_table.latency_us, largest_table.CORES, largest_table.ROWS
     assert largest_table.least_ms(lambda: len(table(largest, largest, cores, rows).best(cores, rows).parts)) < 50
