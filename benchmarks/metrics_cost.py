@@ -4,7 +4,6 @@ The scraper asks many times a second, since what one scrape a second takes away 
 loss is divided by the rate.
 """
 
-import os
 import statistics
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from urllib.request import Request, urlopen
 
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import Load, LoadProcess, run_for
+from benchmarks.processes import process_cpu_ns
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo, onnx_file
@@ -63,12 +63,6 @@ def idle_row(server: LiveServer, models: int) -> Row:
         "CPU ms per scrape": (process_cpu_ns(front_end) - cpu) / 1e6 / IDLE_SCRAPES,
         "scrapes/s": IDLE_SCRAPES / elapsed_ms * 1e3,
     }
-
-
-def process_cpu_ns(pid: int) -> int:
-    """Return nanoseconds that the process has run, threads that have ended included (as each scrape's has)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * (10**9 // os.sysconf("SC_CLK_TCK"))
 
 
 @contextmanager

@@ -42,6 +42,12 @@ def cpu_ns(pid: int) -> int:
     return total
 
 
+def process_cpu_ns(pid: int) -> int:
+    """Return nanoseconds that the process has run, to a tick, threads that have ended included. Raises OSError."""
+    fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * (10**9 // TICKS_PER_S)
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes of a process: private to it, and its proportional share of everything it maps."""

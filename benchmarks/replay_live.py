@@ -1,26 +1,23 @@
 """The live side of `benchmarks/replay.py`: lone requests, the trace, and who used the CPU meanwhile."""
 
 import os
-import select
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from gangway.clients.connection import Connection
 from gangway.clients.grpc_http2 import message_body
-from gangway.clients.inputs import random_tensors
 from gangway.clients.open_loop import INFER_METHOD, drive, sender_precedence
-from gangway.clients.raw_channel import RawChannel
-from gangway.clients.tensors import infer_request
+from gangway.clients.perf.prepare import prepare_requests
+from gangway.clients.raw_channel import RawChannel, call_alone
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes
 
 from benchmarks.live_server import LiveServer
-from benchmarks.processes import TICKS_PER_S, core_times
+from benchmarks.processes import core_times, process_cpu_ns
 
 LONE_REQUESTS = {"mobilenetv2": 15, "resnet50": 9}
 TIMEOUT_S = 30.0  # of a lone request
@@ -53,12 +50,7 @@ class Replayed:
     def __init__(self, server: LiveServer, connection: Connection, names: Sequence[str]) -> None:
         self._server = server
         self._connection = connection
-        self._requests = {}
-        for name in names:
-            inputs = connection.model_metadata(name).inputs
-            values = random_tensors(inputs, 1, 0)
-            tensors = {tensor.name: (tensor.datatype, values[tensor.name]) for tensor in inputs}
-            self._requests[name] = infer_request(name, "", tensors).SerializeToString()
+        self._requests = prepare_requests(connection, names, "random", 0)
 
     def all_lone(self, models: Sequence[ModelProfile]) -> dict[str, Lone]:
         """Measure lone requests of every model."""
@@ -84,9 +76,7 @@ class Replayed:
         body = message_body(self._requests[name])
         before_ns = self._compute_ns(name)
         begin_ns = time.monotonic_ns()
-        channel.start(0, body)
-        while not channel.receive():
-            select.select([channel], [channel] if channel.wants_write else [], [], TIMEOUT_S)
+        call_alone(channel, 0, body, name, TIMEOUT_S)
         latency_ns = time.monotonic_ns() - begin_ns
         compute_ns = self._compute_ns(name) - before_ns
         return Lone(compute_ns / 1000, (latency_ns - compute_ns) / 1000)
@@ -131,8 +121,7 @@ def _used_s(pids: Sequence[int]) -> dict[int, float]:
     used = {}
     for pid in pids:
         with suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            used[pid] = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+            used[pid] = process_cpu_ns(pid) / 1e9
     return used
 
 

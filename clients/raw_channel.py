@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from gangway.clients.errors import UnreachableError
+from gangway.clients.errors import RefusedError, UnreachableError
 from gangway.clients.grpc_http2 import client_connection, request_headers, status_of_headers, status_of_reset
 from gangway.clients.tls import Tls, TlsSocket
 from h2.errors import ErrorCodes
@@ -253,6 +253,29 @@ class RawChannel:
     def _take_frames(self) -> None:
         if frames := self._http.data_to_send():
             self._out.append(memoryview(frames))
+
+
+def call_alone(channel: RawChannel, number: int, body: bytes, what: str, timeout_s: float) -> None:
+    """Make one call while no other is under way, and wait for its answer. `what`: is called, for messages.
+
+    Raises RefusedError, UnreachableError.
+    """
+    until_s = time.monotonic() + timeout_s
+    try:
+        channel.start(number, body)
+        while True:
+            left_s = max(until_s - time.monotonic(), 0)
+            readable, writable, _ = select.select([channel], [channel] if channel.wants_write else [], [], left_s)
+            if writable:
+                channel.flush()
+            for ended in channel.receive() if readable else ():
+                if ended.status != "OK":
+                    raise RefusedError(f"{what}: {ended.status}: {ended.message}")
+                return
+            if time.monotonic() >= until_s:
+                raise UnreachableError(f"{what} did not answer within {timeout_s:g} s")
+    except OSError as error:
+        raise UnreachableError(f"{what}: connection lost: {error}") from error
 
 
 def _secured(plain: socket.socket, tls: Tls, url: str) -> TlsSocket:

@@ -27,14 +27,14 @@ _SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority,
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}  # the C library has no function for it
 
 
-def take_precedence(pid: int = 0) -> None:
+def take_precedence(pid: int = 0, nice: int = SERVING_NICE) -> None:
     """Have a process (0: the calling one) go before those of ordinary priority, where the system lets us.
 
     That is root, CAP_SYS_NICE or RLIMIT_NICE. Who starts a process of ours does this for it: on a busy machine most of
     an outage is what a successor has to import first.
     """
     with contextlib.suppress(PermissionError, ProcessLookupError):
-        os.setpriority(os.PRIO_PROCESS, pid, SERVING_NICE)
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
 
 
 def take_precedence_alone() -> None:
@@ -66,8 +66,7 @@ def take_short_turns() -> None:
     are late. Slices of 0.1 ms gain no more, and cost 12 % of a tiny model's throughput with 32 clients, this one 2 %.
     Threads that the calling one starts do the same. Older kernels do not care for slices.
     """
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, FRONT_END_NICE)
+    take_precedence(nice=FRONT_END_NICE)
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return

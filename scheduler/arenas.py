@@ -139,7 +139,8 @@ class ArenaPool:
     def tend(self, now_us: float) -> None:
         """Give back the memory of the arena that has been idle for longest, if that is long; one at a time.
 
-        The last one that a model used stays: a model that is seldom asked has no need to wait for memory each time.
+        The last one that a model used stays unless another is in use: a model that is seldom asked need not wait for
+        memory each time.
         """
         self._now_us = now_us
         for arena in self._idle.values():

@@ -12,7 +12,7 @@ from operator import attrgetter
 from gangway.scheduler.policy import Query
 
 KIND = attrgetter("model_id", "priority", "rejects_late", "join_key", "started", "formed")
-_PLACE = attrgetter("arrival_us", "query_id")
+BY_ARRIVAL = attrgetter("arrival_us", "query_id")
 
 
 class _ByArrival:
@@ -27,7 +27,7 @@ class _ByArrival:
 
     def add(self, query: Query) -> None:
         """Put a query in its place."""
-        place = (query.arrival_us, query.query_id)
+        place = BY_ARRIVAL(query)
         if not self._places or self._places[-1] < place:
             self._places.append(place)
             self.in_order.append(query)
@@ -38,7 +38,7 @@ class _ByArrival:
 
     def remove(self, query: Query) -> None:
         """Take a query out that was added."""
-        index = bisect_left(self._places, (query.arrival_us, query.query_id))
+        index = bisect_left(self._places, BY_ARRIVAL(query))
         del self._places[index], self.in_order[index]
 
 
@@ -91,7 +91,7 @@ class WaitingGroup(_ByArrival):
         rest = list(islice(late, min(others, begin)))
         if len(self.in_order) > len(self._due):
             rest += self.best_effort(others)
-            rest.sort(key=_PLACE)
+            rest.sort(key=BY_ARRIVAL)
         return found, rest
 
 

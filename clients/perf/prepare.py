@@ -1,7 +1,6 @@
 """What each model is sent, its isolated latency, and its target: found out before the load begins."""
 
 import json
-import select
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -10,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 from gangway.clients.connection import Connection
-from gangway.clients.errors import RefusedError, UnreachableError
+from gangway.clients.errors import RefusedError
 from gangway.clients.grpc_http2 import message_body
 from gangway.clients.inputs import TensorMetadata, concrete_shape, npy_tensors, random_tensors
 from gangway.clients.open_loop import INFER_METHOD, sender_precedence
-from gangway.clients.raw_channel import RawChannel
+from gangway.clients.raw_channel import RawChannel, call_alone
 from gangway.clients.tensors import Array, dtype_of, infer_request
 from gangway.clients.tls import Tls
 from gangway.workload.mix import Mix
@@ -145,25 +144,6 @@ def _isolated_us(url: str, name: str, body: bytes, timeout_s: float, tls: Tls | 
         begin_s = time.monotonic()
         while len(latencies) < FEWEST or (len(latencies) < MOST and time.monotonic() - begin_s < ISOLATED_S):
             sent_s = time.monotonic()
-            _call(channel, len(latencies), body, f"{url}: {name}", timeout_s)
+            call_alone(channel, len(latencies), body, f"{url}: {name}", timeout_s)
             latencies.append((time.monotonic() - sent_s) * 1e6)
     return statistics.median(latencies)
-
-
-def _call(channel: RawChannel, number: int, body: bytes, what: str, timeout_s: float) -> None:
-    until_s = time.monotonic() + timeout_s
-    try:
-        channel.start(number, body)
-        while True:
-            left_s = max(until_s - time.monotonic(), 0)
-            readable, writable, _ = select.select([channel], [channel] if channel.wants_write else [], [], left_s)
-            if writable:
-                channel.flush()
-            for ended in channel.receive() if readable else ():
-                if ended.status != "OK":
-                    raise RefusedError(f"{what}: {ended.status}: {ended.message}")
-                return
-            if time.monotonic() >= until_s:
-                raise UnreachableError(f"{what} did not answer within {timeout_s:g} s")
-    except OSError as error:
-        raise UnreachableError(f"{what}: connection lost: {error}") from error

@@ -20,12 +20,11 @@ from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.gangway_order import LEAST_PLANNED
 from gangway.scheduler.policy import Query, RunningBlock
 from gangway.scheduler.values import value
-from gangway.scheduler.waiting import KIND, WaitingGroup, WaitingQueries
+from gangway.scheduler.waiting import BY_ARRIVAL, KIND, WaitingGroup, WaitingQueries
 
 __all__ = ["BatchFormer", "Formed", "FormedPiece", "FormedUnit"]
 
 LEAST_SHOWN = 4  # batches of a kind, or as many as there are cores: more cannot begin now
-_PLACE = attrgetter("arrival_us", "query_id")
 _query_of: Callable[..., Query] = Query
 _FIELDS = tuple(one.name for one in fields(Query))
 _BEFORE_CORES = attrgetter(*_FIELDS[: _FIELDS.index("cores")])
@@ -115,7 +114,7 @@ class BatchFormer:
             if group.started or group.formed:
                 begun += group.in_order
             elif model is None:
-                shown.queries += _planned(group, now_us, core_count) if shown.crowded else group.in_order
+                shown.queries += _planned(group, now_us, core_count, shown.crowded)
             elif model.keeps_order:
                 in_order.setdefault(group.model_id, []).append(group)
             else:
@@ -143,7 +142,7 @@ class BatchFormer:
         may_wait = may_wait and joins and model.rewarding_gap_us(rows) is not None
         wanted_rows = model.wanted_rows(rows) if joins else 1
         if wanted_rows == 1 and not may_wait:
-            members = _planned(group, now_us, model.cores) if shown.crowded else group.in_order
+            members = _planned(group, now_us, model.cores, shown.crowded)
             if rows == len(group):
                 shown.queries += members
                 return
@@ -156,9 +155,9 @@ class BatchFormer:
         most_late = model.cores if shown.crowded else most
         hopeful, others = group.parted(done_us + model.sure_us, (most + 1) * batch_rows, (most_late + 1) * batch_rows)
         if rows > len(group):
-            hopeful, others = _parted([*hopeful, *others], model, done_us)
+            hopeful, others = _parted(hopeful + others, model, done_us)
         line = Line(hopeful + others, len(hopeful), rows, model, now_us, self._way_back_us, stretch)
-        self._show_line(line, most, may_wait, stretch, shown)
+        self._show_line(line, most, most_late, may_wait, stretch, shown)
 
     def _show_next(
         self,
@@ -170,7 +169,7 @@ class BatchFormer:
         shown: _Shown,
     ) -> None:
         """Show the next batch of a model that keeps the order of its requests: those of one kind that come first."""
-        ordered = merge(*[group.in_order for group in groups], key=_PLACE)
+        ordered = merge(*[group.in_order for group in groups], key=BY_ARRIVAL)
         first = next(ordered)
         members = [first]
         if model.joins(first):
@@ -181,11 +180,11 @@ class BatchFormer:
             self._show_batch(members[:1], first.deadline_us, model, stretch, shown)
             return
         line = Line(members, 0, rows, model, now_us, self._way_back_us, stretch)
-        self._show_line(line, 1, may_wait, stretch, shown)
+        self._show_line(line, 1, 1, may_wait, stretch, shown)
 
-    def _show_line(self, line: Line, most: int, may_wait: bool, stretch: float, shown: _Shown) -> None:
+    def _show_line(self, line: Line, most: int, most_late: int, may_wait: bool, stretch: float, shown: _Shown) -> None:
         """Show the next batches of a line, up to so many."""
-        batches, held_until_us = line.batches(most, line.model.cores if shown.crowded else most, may_wait)
+        batches, held_until_us = line.batches(most, most_late, may_wait)
         for begin, end in batches:
             self._show_batch(line.members[begin:end], line.deadline_us(begin, end), line.model, stretch, shown)
         if held_until_us is not None:
@@ -215,9 +214,9 @@ def _with_cores(members: Sequence[Query], parts: Sequence[Part]) -> list[Query]:
     ]
 
 
-def _planned(group: WaitingGroup, now_us: float, core_count: int) -> Sequence[Query]:
+def _planned(group: WaitingGroup, now_us: float, core_count: int, crowded: bool) -> Sequence[Query]:
     """Return those of a kind that the policy would choose from if it saw all of them."""
-    if len(group) <= 2 * core_count:
+    if not crowded or len(group) <= 2 * core_count:
         return group.in_order  # not worth the trouble
     hopeful, others = group.parted(now_us, max(LEAST_PLANNED, core_count), core_count)
     return hopeful + others
@@ -227,7 +226,7 @@ def _parted(queries: Sequence[Query], model: BatchModel, done_us: float) -> tupl
     """Return those that can be in time, by deadline, and the others, by arrival: of different rows not all at once."""
     hopeful: list[Query] = []
     others: list[Query] = []
-    for query in sorted(queries, key=_PLACE):
+    for query in sorted(queries, key=BY_ARRIVAL):
         timed = query.deadline_us is not None and model.time_left_us(query, done_us) is not None
         (hopeful if timed else others).append(query)
     hopeful.sort(key=attrgetter("deadline_us"))

@@ -29,6 +29,14 @@ def on_both(snapshot):
     )
 
 
+def hang_on_both(server):
+    """Return a request that has all cores until it is told to hurry."""
+    server.script.answer = on_both
+    request = server.request(hang=1)
+    server.await_gang(2)
+    return request
+
+
 def one_core_each(snapshot):
     return [
         Start(query.query_id, LAYERS, (core,))
@@ -81,9 +89,7 @@ def test_the_end_of_a_query_is_heard_by_the_clock(scripted, monkeypatch):
 
 
 def test_an_unload_does_not_wait_for_the_clock(scripted):
-    scripted.script.answer = on_both
-    request = scripted.request(hang=1)
-    scripted.await_gang(2)
+    request = hang_on_both(scripted)
     scripted.until(lambda: scripted.is_asleep(patient=True))
     scripted.tell(slow.UnloadModel(7))
     scripted.until(lambda: scripted.is_asleep(patient=False))
@@ -117,9 +123,7 @@ def test_not_patient_while_another_gang_could_grow(scripted):
 def test_while_no_core_is_free_newcomers_wait_for_the_next_decision(scripted, monkeypatch):
     monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
     monkeypatch.setattr(dispatch, "MOST_PATIENCE_US", 60e6)
-    scripted.script.answer = on_both
-    first = scripted.request(hang=1)
-    scripted.await_gang(2)
+    first = hang_on_both(scripted)
     scripted.until(lambda: scripted.is_asleep(patient=True))
     decisions = len(scripted.script.seen)
     second = scripted.request()
@@ -132,9 +136,7 @@ def test_while_no_core_is_free_newcomers_wait_for_the_next_decision(scripted, mo
 def test_but_not_longer_than_a_few_times_what_a_decision_takes(scripted, monkeypatch):
     monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
     monkeypatch.setattr(dispatch, "MOST_PATIENCE_US", 20_000)
-    scripted.script.answer = on_both
-    first = scripted.request(hang=1)
-    scripted.await_gang(2)
+    first = hang_on_both(scripted)
     second = scripted.request()
     scripted.await_snapshot(lambda snapshot: snapshot.running and snapshot.waiting)
     scripted.hurry(first)
