@@ -51,26 +51,30 @@ class LiveServer:
 
     def busy_slots(self, running: bool = False) -> int:
         """Count the request slots that are not free, or only those of requests that have begun."""
-        states = self._slot_states()
+        states = [state for state, _ in self._slots()]
         return states.count(SlotState.RUNNING) if running else len(states) - states.count(SlotState.FREE)
 
     def waiting_slots(self) -> int:
         """Count the request slots of requests that have not begun."""
-        return self._slot_states().count(SlotState.SUBMITTED)
+        return sum(state is SlotState.SUBMITTED for state, _ in self._slots())
 
-    def _slot_states(self) -> list[SlotState]:
-        """Look into the front ends' shared memory itself."""
-        return [state for front_end in self.pids()["front end"] for state in _slot_states_of(front_end)]
+    def wanted_slots(self) -> int:
+        """Count the request slots that are not free and that their front end has not cancelled."""
+        return sum(state is not SlotState.FREE and not cancelled for state, cancelled in self._slots())
+
+    def _slots(self) -> list[tuple[SlotState, bool]]:
+        """Look into the front ends' shared memory itself: state of each slot, and whether it was cancelled."""
+        return [slot for front_end in self.pids()["front end"] for slot in _slots_of(front_end)]
 
 
-def _slot_states_of(front_end: int) -> list[SlotState]:
+def _slots_of(front_end: int) -> list[tuple[SlotState, bool]]:
     options = dict(re.findall(r'"(io_fd|slots)":(\d+)', command_of(front_end)))
     descriptor = os.open(f"/proc/{front_end}/fd/{options['io_fd']}", os.O_RDWR)
     segment = Segment.attach(descriptor)
     table = SlotTable(segment, int(options["slots"]))
-    states = [table.entry(slot).state for slot in range(table.slots)]
+    slots = [(table.entry(slot).state, table.cancelled(slot)) for slot in range(table.slots)]
     segment.close()
-    return states
+    return slots
 
 
 @contextmanager
