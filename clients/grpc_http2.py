@@ -1,7 +1,7 @@
 """gRPC's part of an HTTP/2 connection (PROTOCOL-HTTP2.md): settings, request headers, message prefix, status. Pure."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from urllib.parse import unquote
 
 import grpc
@@ -10,6 +10,7 @@ from h2.connection import ConnectionInputs, H2Connection, H2ConnectionStateMachi
 from h2.events import Event
 from h2.settings import SettingCodes
 
+DATA = 0x0  # a frame's type
 LARGEST_WINDOW = (1 << 31) - 1
 OUR_SETTINGS: dict[SettingCodes | int, int] = {
     SettingCodes.ENABLE_PUSH: 0,
@@ -48,6 +49,14 @@ def client_connection() -> H2Connection:
 def message_body(message: bytes) -> bytes:
     """Return a serialised message as it travels: with gRPC's prefix (not compressed, length)."""
     return struct.pack(">BI", 0, len(message)) + message
+
+
+def data_frames(stream: int, body: memoryview, largest_bytes: int) -> Iterator[memoryview]:
+    """Yield DATA frames (RFC 9113, 6.1) that do not end the stream: for each its header, and its part of the body."""
+    for begin in range(0, len(body), largest_bytes):
+        part = body[begin : begin + largest_bytes]
+        yield memoryview(struct.pack(">BHBBI", len(part) >> 16, len(part) & 0xFFFF, DATA, 0, stream))
+        yield part
 
 
 def request_headers(url: str, method: str, timeout_s: float, scheme: str = "http") -> Headers:
