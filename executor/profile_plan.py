@@ -8,7 +8,8 @@ from gangway.executor.profile_clock import powers_of_two, version_count
 
 MAX_ROWS: Final = 64
 USUAL_ROWS: Final = 8  # batches up to here are measured if one run of each setting fits into the time,
-LARGE_PART: Final = 0.5  # larger ones if two of each fit into this part: the rest is for many runs of small ones
+LARGE_RUNS: Final = 4  # of larger ones: fewer say nothing of how well a time is known, and so are not believed
+LARGE_PART: Final = 0.75  # of the time, into which those must fit: the rest is for many runs of small ones
 MAX_ROUNDS: Final = 24
 
 
@@ -59,10 +60,9 @@ def batches_that_fit(row_us: float, left_us: float, max_rows: int) -> tuple[int,
 def least_runs(rows: int) -> int:
     """Return how often a setting of so many rows is measured, however long it takes.
 
-    Large batches, whose few runs nothing averages, are worth measuring only with their memory mapped: the first run,
-    in which pages fault, is not counted when there are others.
+    The first run, in which pages fault, is not counted when there are others.
     """
-    return 1 if rows <= USUAL_ROWS else 2
+    return 1 if rows <= USUAL_ROWS else LARGE_RUNS
 
 
 def runs_in_round(number: int, rows: int) -> int:

@@ -51,8 +51,10 @@ def test_batches_follow_the_time() -> None:
     assert batches_that_fit(row_us=1e5, left_us=1e4, max_rows=64) == (1,)
     assert batches_that_fit(row_us=1e5, left_us=1.5e6, max_rows=64) == (1, 2, 4, 8)
     assert batches_that_fit(row_us=1e5, left_us=1.4e6, max_rows=64) == (1, 2, 4)
-    assert batches_that_fit(row_us=1e5, left_us=12.3e6, max_rows=64) == (1, 2, 4, 8), "twice 16 rows, and that again"
-    assert batches_that_fit(row_us=1e5, left_us=12.5e6, max_rows=64) == (1, 2, 4, 8, 16)
+    assert batches_that_fit(row_us=1e5, left_us=16.5e6, max_rows=64) == (1, 2, 4, 8), (
+        "16 rows four times, and a third more"
+    )
+    assert batches_that_fit(row_us=1e5, left_us=16.6e6, max_rows=64) == (1, 2, 4, 8, 16)
     assert batches_that_fit(row_us=1e5, left_us=1e9, max_rows=20) == (1, 2, 4, 8, 16)
     assert batches_that_fit(row_us=1e5, left_us=1e9, max_rows=1) == (1,)
 
