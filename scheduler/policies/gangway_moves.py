@@ -10,7 +10,7 @@ from gangway.scheduler.policy import Decision, Resize, Snapshot, Start, Stop, Wa
 from gangway.scheduler.prediction import Work
 
 SWITCH_US = 300.0  # what it costs to stop a query and to start it again
-PATIENCE = 2.0  # a stopped query waits longer than for one: others come meanwhile
+LONGER = 2.0  # a query that was given up yields to a single one if it still takes so many times as much
 FAR_US = 300.0  # a layer boundary that is farther away is not waited for
 LEAST_GAIN_US = 150.0  # growing must save so much,
 LEAST_GAIN = 0.03  # and such a share of the rest
@@ -88,8 +88,10 @@ def _yield(victim: Work) -> Decision:
 def worth_it(first: Work, victim: Work) -> bool:
     """Return whether taking cores from a running query now is better than waiting for its end.
 
-    For a higher class it always is, and for a query that can be in time if the other cannot. Otherwise it must save
-    more deadlines than it costs; if it costs none, shorter latencies count, each in proportion to the isolated one.
+    For a higher class it always is, and for a query that can be in time if the other is lost. One that was given up
+    may still be in time if it goes on: then it is one deadline for another, and the time counts that the longer one
+    would take from those who come meanwhile. Otherwise it must save more deadlines than it costs; if it costs none,
+    shorter latencies count, each in proportion to the isolated one.
     """
     if first.query.priority != victim.query.priority:
         return first.query.priority < victim.query.priority
@@ -98,13 +100,16 @@ def worth_it(first: Work, victim: Work) -> bool:
         return False
     if first.tier == AGED or victim.tier == BEHIND:
         return victim.tier != AGED
-    if victim.tier != IN_TIME:
+    if victim.tier == AGED:
         return False
     first_us = first.remaining_us(first.grant)
-    delay_us = 0.0 if victim.grant else PATIENCE * (first_us + SWITCH_US)
+    saves = first.tier != FITS and wait_us + first_us * first.margin > first.slack_us
+    if victim.tier != IN_TIME:
+        longer = wait_us * victim.cores / victim.worth > LONGER * first_us * first.grant / first.worth
+        return saves and longer
+    delay_us = 0.0 if victim.grant else first_us + SWITCH_US
     if delay_us + victim.remaining_us(victim.grant or victim.cores) * victim.margin > victim.slack_us:
         return False
-    saves = first.tier != FITS and wait_us + first_us * first.margin > first.slack_us
     return saves or wait_us * victim.isolated_us > delay_us * first.isolated_us
 
 

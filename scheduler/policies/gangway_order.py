@@ -134,7 +134,8 @@ def _fit_in(ordered: Sequence[Work], core_count: int) -> bool:
         if work.tier <= IN_TIME:
             planned_us += machine_us(work, core_count)
         if work.tier == IN_TIME:
-            spare_us = min(spare_us, work.slack_us - planned_us)
+            done_within_us = work.due_us - work.now_us - work.way_back_us  # less than its slack for a narrow gang
+            spare_us = min(spare_us, done_within_us - planned_us)
             shortest = min(shortest, _length(work))
     found = False
     for work in sorted(late, key=_length):

@@ -93,18 +93,25 @@ def test_nobody_is_stopped_who_is_nearly_done() -> None:
 
 
 def test_nobody_is_stopped_if_that_costs_as_many_deadlines_as_it_saves() -> None:
-    # LONG, with half of its work (20000) to do, has 21000 left: 4000 for SHORT make it late.
-    # SHORT has 12000, and would be late if it waited for LONG.
-    late_start = query(1, LONG, -99_000.0, layer=10)
-    decisions = decide(0.0, [query(2, SHORT, 0.0)], [running(late_start, 0.0, layer=10)])
+    # LONG, with 6000 to do, has 7000 left: 4000 for SHORT make it late.
+    # SHORT has 9500, and would be late if it waited for LONG.
+    late_start = query(1, LONG, -113_000.0, layer=17)
+    decisions = decide(0.0, [query(2, SHORT, -2500.0)], [running(late_start, 0.0, layer=17)])
     assert not any(isinstance(each, Stop | Resize) for each in decisions)
 
 
-def test_one_that_was_given_up_yields_if_that_saves_two() -> None:
-    # As before, but two SHORT would be late if they waited for LONG: together they need 8000 of their 12000.
+def test_one_that_was_given_up_yields_to_one_that_takes_far_less() -> None:
+    # LONG, with half of its work (20000) to do, has 21000 left, SHORT 12000 for 4000: one of them will be late.
     late_start = query(1, LONG, -99_000.0, layer=10)
-    both = [query(2, SHORT, 0.0), query(3, SHORT, 0.0)]
-    [stop, *_] = decide(0.0, both, [running(late_start, 0.0, layer=10)])
+    [stop, *_] = decide(0.0, [query(2, SHORT, 0.0)], [running(late_start, 0.0, layer=10)])
+    assert isinstance(stop, Stop) and stop.query_id == 1
+
+
+def test_one_that_was_given_up_yields_if_that_saves_two() -> None:
+    # As first, but two SHORT would be late if they waited for LONG: together they need 8000 of their 9500.
+    late_start = query(1, LONG, -113_000.0, layer=17)
+    both = [query(2, SHORT, -2500.0), query(3, SHORT, -2500.0)]
+    [stop, *_] = decide(0.0, both, [running(late_start, 0.0, layer=17)])
     assert isinstance(stop, Stop) and stop.query_id == 1
 
 
@@ -131,6 +138,15 @@ def test_a_late_query_goes_before_a_longer_one_that_can_spare_the_time() -> None
     assert isinstance(start, Start) and start.query_id == 1
     [start] = decide(13_000.0, [lost, replace(query(2, LONG, 13_000.0), deadline_us=58_000.0)], [])
     assert isinstance(start, Start) and start.query_id == 2
+
+
+@pytest.mark.parametrize(("slack_us", "first"), [(88_000.0, 1), (86_000.0, 2)])
+def test_it_does_not_go_before_one_that_must_begin_on_its_only_core(slack_us: float, first: int) -> None:
+    # LONG takes 80000 there, 83200 with the margin. That is half of the machine's time; SHORT would have all of it.
+    waiting = [query(1, SHORT, 0.0), replace(query(2, LONG, 13_000.0), deadline_us=13_000.0 + slack_us)]
+    state = Snapshot(13_000.0, waiting, [], (0, 1), 2, {**MODELS, LONG: NARROW})
+    start, *_ = Gangway().decide(state)
+    assert isinstance(start, Start) and start.query_id == first
 
 
 def test_of_many_that_are_late_and_stopped_those_who_have_done_least_start_over() -> None:
