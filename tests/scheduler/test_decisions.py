@@ -250,7 +250,7 @@ def test_what_starts_over_gives_its_lease_back(scripted):
     leases = len(scripted.memory.control.leases)
     scripted.script.answer = lambda snapshot: [StartOver(query.query_id) for query in snapshot.waiting if query.started]
     scripted.ask()
-    fresh = scripted.await_snapshot(lambda snapshot: snapshot.waiting[0].join_key == NEVER_JOINED)
+    fresh = scripted.await_snapshot(lambda seen: [query.join_key for query in seen.waiting] == [NEVER_JOINED])
     assert list(fresh.waiting) == [replace(stopped, next_layer=0, started=False, ran_us=0.0, join_key=NEVER_JOINED)]
     assert fresh.free_leases == leases
     scripted.script.answer = begin
