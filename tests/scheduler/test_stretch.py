@@ -36,11 +36,11 @@ def test_steady_times_give_their_ratio() -> None:
     assert stretches.factors == {3: pytest.approx(1.3)}
 
 
-def test_varying_times_give_their_mean() -> None:
+def test_varying_times_give_more_than_their_mean() -> None:
     stretches = Stretches()
     for turn in range(100):
         stretches.finished(3, unit(11_000.0 if turn % 2 else 15_000.0), level=0.0)
-    assert stretches.factors[3] == pytest.approx(1.3, abs=0.02)
+    assert stretches.factors[3] == pytest.approx(1.5, abs=0.05)  # mean 1.3, deviation 0.2
 
 
 def test_what_interference_explains_is_left_out() -> None:
