@@ -17,6 +17,7 @@ from gangway.artifact.files import write_whole
 
 PROFILE_VERSION = 4
 PROFILES_FOLDER = "profiles"
+LEAST_RUNS = 3  # `Profile.runs`: of fewer any may be an outlier, and nobody knows how well the time is known
 LEAST_WHOLE = 0.8  # `Profile.cores_whole`: below it, what several cores gain is not known
 _HEX = re.compile(r"[0-9a-f]+")
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from gangway.artifact.format import Manifest
+from gangway.artifact.profile import LEAST_RUNS
 from gangway.executor.profile_clock import powers_of_two, version_count
 
 MAX_ROWS: Final = 64
 USUAL_ROWS: Final = 8  # batches up to here are measured if one run of each setting fits into the time,
-LARGE_RUNS: Final = 4  # of larger ones: fewer say nothing of how well a time is known, and so are not believed
+LARGE_RUNS: Final = 1 + LEAST_RUNS  # of larger ones: what is not believed is not worth the time
 LARGE_PART: Final = 0.75  # of the time, into which those must fit: the rest is for many runs of small ones
 MAX_ROUNDS: Final = 24
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import Manifest
-from gangway.artifact.profile import LayerProfile, Machine, Profile
+from gangway.artifact.profile import LEAST_RUNS, LayerProfile, Machine, Profile
 from gangway.executor.counter_rates import CounterRates
 from gangway.executor.disturbance import Disturbed, cache_rates, measure_interference
 from gangway.executor.machine import measure_machine
@@ -59,12 +59,12 @@ class Samples:
     def scatter(self) -> float:
         """Return `Profile.scatter`: of all settings together, from half of the runs, so that outliers do not count.
 
-        Where no setting has three runs that count it is not known; USUAL_SCATTER then.
+        Where no setting has LEAST_RUNS that count it is not known; USUAL_SCATTER then.
         """
         away = []
         for setting in self._runs:
             runs, median_us = self._counted(setting), self.total_us(setting)
-            away += [abs(run.total_us / median_us - 1) for run in runs] if len(runs) > 2 and median_us else []
+            away += [abs(run.total_us / median_us - 1) for run in runs] if len(runs) >= LEAST_RUNS and median_us else []
         return statistics.median(away) / HALF_OF_NORMAL if away else USUAL_SCATTER
 
     def layer_us(self, setting: Setting, layer: int) -> float:

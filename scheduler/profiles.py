@@ -6,14 +6,13 @@ from itertools import accumulate
 from math import sqrt
 
 from gangway.artifact.format import Manifest
-from gangway.artifact.profile import Profile
+from gangway.artifact.profile import LEAST_RUNS, Profile
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
 
 _BYTES_PER_US = 40_000.0  # one core of a current server, from its caches
 _LEAST_LAYER_US = 1.0
 _UNKNOWN_LAYER_US = 1000.0
-_LEAST_RUNS = 3
 _WORTH = 1.03  # a model whose time on fewer cores is within this factor of the best has no use for more
 
 
@@ -107,7 +106,7 @@ def _doubt(scatter: float, runs: int) -> float:
 
     That of a median of n normal values is 1.25 / sqrt(n) of theirs. Of one or two runs, either may be an outlier.
     """
-    return 2 * 1.25 * scatter * sqrt(2 / runs) if runs >= _LEAST_RUNS else 1.0
+    return 2 * 1.25 * scatter * sqrt(2 / runs) if runs >= LEAST_RUNS else 1.0
 
 
 def _factors(by_batch: Sequence[Sequence[float]], layers_us: Sequence[float]) -> tuple[tuple[float, ...], ...]:

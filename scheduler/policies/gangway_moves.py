@@ -98,10 +98,10 @@ def worth_it(first: Work, victim: Work) -> bool:
     wait_us = victim.remaining_us(victim.cores)
     if wait_us <= SWITCH_US or first.tier > IN_TIME:
         return False
-    if first.tier == AGED or victim.tier == BEHIND:
-        return victim.tier != AGED
     if victim.tier == AGED:
         return False
+    if first.tier == AGED or victim.tier == BEHIND:
+        return True
     first_us = first.remaining_us(first.grant)
     saves = first.tier != FITS and wait_us + first_us * first.margin > first.slack_us
     if victim.tier != IN_TIME:
