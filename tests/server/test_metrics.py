@@ -255,6 +255,16 @@ def test_calls_that_an_overloaded_server_refuses_unread_are_counted(served: Serv
             until(lambda: served.scrape()("gangway_calls_refused_unread_total") > 0)
             for call in calls:
                 call.cancel()
+
+    def lets_calls_in() -> bool:
+        try:
+            served.infer("quick")
+        except InferenceServerException as refusal:
+            assert "overloaded" in str(refusal)
+            return False
+        return True
+
+    until(lets_calls_in)
     until(lambda: served.scrape()("gangway_request_slots_in_use") == 0)
 
 

@@ -190,7 +190,7 @@ def test_many_random_sequences_leave_nothing() -> None:
         bench.now_us += source.choice((0, 1, 10, 400))
         bench.begun.clear()
         action = source.random()
-        waiting = [ticket for sequence in {*bench.of.values()} for ticket in sequence.waiting]
+        waiting = [ticket for sequence in dict.fromkeys(bench.of.values()) for ticket in sequence.waiting]
         try:
             if action < 0.5:
                 number += 1
@@ -217,12 +217,11 @@ def test_many_random_sequences_leave_nothing() -> None:
         assert len(running) <= 3 and len({*running.values()}) == len(running)
         assert bench.batcher.waiting <= 20 and bench.batcher.sequences <= 3 + 20
     assert most == 3 and len(bench.over) > 300
-    while running:
-        for ticket in list(running):
-            del running[ticket]
-            bench.begun.clear()
+    while bench.batcher.sequences:
+        bench.begun.clear()
+        for ticket in running:
             bench.leave(ticket)
-            running |= {begun: bench.of[begun] for begun in bench.begun}
-    bench.now_us += IDLE_US
-    bench.apply(bench.batcher.end_idle(bench.now_us))
-    assert bench.batcher.sequences == bench.batcher.waiting == 0 and bench.batcher.next_idle_us() is None
+        bench.now_us += IDLE_US
+        bench.apply(bench.batcher.end_idle(bench.now_us))  # whose slots go to those of the backlog
+        running = {ticket: bench.of[ticket] for ticket in bench.begun}
+    assert not running and bench.batcher.waiting == 0 and bench.batcher.next_idle_us() is None
