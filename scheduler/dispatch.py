@@ -28,6 +28,7 @@ from gangway.scheduler.workers import WorkerTable
 
 PATIENCE = 4.0  # a decision's times may pass before the next one that is only about who waits for a core
 MOST_PATIENCE_US = 5000.0  # whatever held up the scheduler
+CALM_US = 50_000.0  # that long may pass until one that is only about those who take no cores from others
 
 
 class Dispatcher:
@@ -35,6 +36,8 @@ class Dispatcher:
 
     While no core is free, newcomers wait for the next decision if the last one was just now. They could only take cores
     from others, at the next layer boundary; and in an overload, when decisions take longest, hundreds come in a second.
+    Those without a deadline, whose class is not above that of anybody who runs, take no cores from others: they wait
+    longer.
     With a `former` the policy is shown batches: units that are made of waiting requests when one of them is to start.
     """
 
@@ -57,8 +60,17 @@ class Dispatcher:
         self._former = former
         self._trace = trace
         self._way_back_us = way_back_us
-        self._patient_until_us = 0.0
+        self._patient_until_us = self._calm_until_us = 0.0
+        self._hurry = False  # somebody came who may take cores from others
         self.wake_us: float | None = None  # when policy or former want to be asked, if nothing happens before
+
+    def came(self, query: Query) -> None:
+        """A query waits from now on."""
+        execution = self._execution
+        execution.queue_changed = True
+        if not self._hurry:
+            above = query.deadline_us is not None
+            self._hurry = above or any(query.priority < gang.unit.query.priority for gang in execution.gangs.all())
 
     def dispatch(self, now_us: float) -> None:
         """Ask the policy if there may be something to decide."""
@@ -67,13 +79,15 @@ class Dispatcher:
         if not execution.changed and not woken:
             if not execution.queue_changed:
                 return
-            if now_us < self._patient_until_us and not self._workers.free:
-                self._wake_at(self._patient_until_us)
+            until_us = self._patient_until_us if self._hurry else self._calm_until_us
+            if now_us < until_us and not self._workers.free:
+                self._wake_at(until_us)
                 return
         if execution.gangs.settling(now_us):
             execution.changed = True  # and asked soon, when the policy can see that query, too
             return
         execution.settled()
+        self._hurry = False
         self.wake_us = None
         if not self._workers.in_service:
             return  # nothing to plan with, until a worker is there
@@ -83,6 +97,7 @@ class Dispatcher:
             self._decide(waiting, running, now_us)
             end_us = time.monotonic_ns() / 1e3
             self._patient_until_us = end_us + min(PATIENCE * (end_us - now_us), MOST_PATIENCE_US)
+            self._calm_until_us = end_us + CALM_US
 
     def _decide(self, waiting: WaitingQueries, running: Sequence[RunningBlock], now_us: float) -> None:
         snapshot, units, wake_us = self._snapshot(waiting, running, now_us)

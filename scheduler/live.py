@@ -211,7 +211,7 @@ class LiveScheduler:
     def _submit(self, front_end: int, slot: int, sequence: int) -> None:
         request = self.requests.admit(front_end, slot, sequence)
         if request is not None:
-            self._execution.queue_changed = True
+            self._dispatcher.came(request.query)
             self._refusals.refuse_if_full(request)
             self._refusals.make_room(front_end)
             self.accept(request)

@@ -14,6 +14,8 @@ from gangway.server.shared_memory import SUPERVISOR
 from tests.scheduler.conftest import LAYERS, ScriptedServer
 from tests.tiny_model import TASKS
 
+LATE_NS = 1 << 62  # a deadline that nobody misses
+
 
 @pytest.fixture(autouse=True)
 def _no_turns_by_the_clock(monkeypatch):
@@ -126,7 +128,7 @@ def test_while_no_core_is_free_newcomers_wait_for_the_next_decision(scripted, mo
     first = hang_on_both(scripted)
     scripted.until(lambda: scripted.is_asleep(patient=True))
     decisions = len(scripted.script.seen)
-    second = scripted.request()
+    second = scripted.request(deadline_ns=LATE_NS)
     scripted.until(lambda: scripted.is_asleep(patient=False))
     assert len(scripted.script.seen) == decisions
     scripted.hurry(first)
@@ -137,10 +139,26 @@ def test_but_not_longer_than_a_few_times_what_a_decision_takes(scripted, monkeyp
     monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
     monkeypatch.setattr(dispatch, "MOST_PATIENCE_US", 20_000)
     first = hang_on_both(scripted)
-    second = scripted.request()
+    second = scripted.request(deadline_ns=LATE_NS)
     scripted.await_snapshot(lambda snapshot: snapshot.running and snapshot.waiting)
     scripted.hurry(first)
     assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
+
+
+@pytest.mark.parametrize("hurried", [{"deadline_ns": LATE_NS}, {"priority": -1}])
+def test_who_can_take_no_cores_from_others_waits_longer(scripted, monkeypatch, hurried):
+    monkeypatch.setattr(dispatch, "PATIENCE", 0.0)
+    monkeypatch.setattr(dispatch, "CALM_US", 60e6)
+    first = hang_on_both(scripted)
+    scripted.until(lambda: scripted.is_asleep(patient=True))
+    decisions = len(scripted.script.seen)
+    second = scripted.request()
+    scripted.until(lambda: scripted.is_asleep(patient=False))
+    assert len(scripted.script.seen) == decisions
+    third = scripted.request(**hurried)
+    scripted.await_snapshot(lambda snapshot: len(snapshot.waiting) == 2)
+    scripted.hurry(first)
+    assert [scripted.outcome(request).status for request in (first, second, third)] == [SlotStatus.OK] * 3
 
 
 @pytest.fixture
