@@ -12,6 +12,7 @@ from gangway.artifact.format import Space
 from gangway.compiler import movement  # noqa: F401 - its placings
 from gangway.compiler.buffers import Buffer, Step
 from gangway.compiler.chains import fuse_chains
+from gangway.compiler.depthwise_chains import fuse_depthwise
 from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Geometry, Layer, Program, geometry_of, sequence
 from gangway.compiler.memory import Memory, datatype, unpack_spec
@@ -40,7 +41,7 @@ def place(program: Program, layers: list[Layer], lanes: int) -> list[Step]:
     for index, name in enumerate(program.graph.outputs):
         _deliver(memory, index, name)
     _settle_halos(memory.steps)
-    return [_with_halos(step) for step in fuse_chains(memory.steps)]
+    return [_with_halos(step) for step in fuse_depthwise(fuse_chains(memory.steps), lanes)]
 
 
 @places(PoolSpec, GlobalPoolSpec)

@@ -5,6 +5,7 @@ code. Nothing here imports TVM.
 """
 
 from gangway.compiler.specs.base import MOST_LANES, Array, BatchPlan, KernelPlan, KernelSpec, PackedWeights, RawWeights
+from gangway.compiler.specs.conv_depthwise import ConvDepthwiseSpec
 from gangway.compiler.specs.images import (
     BlockedElementwiseSpec,
     ConvSpec,
@@ -37,6 +38,7 @@ __all__ = [
     "AttentionSpec",
     "BatchPlan",
     "BlockedElementwiseSpec",
+    "ConvDepthwiseSpec",
     "ConvSpec",
     "CopySpec",
     "ElementwiseOperator",

@@ -4,7 +4,7 @@ A register tile is some pixels of one channel block. Each input vector is loaded
 outputs that it touches. Weights are packed [block][kh][kw][lane].
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -37,15 +37,15 @@ def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     check(spec)
     if spec.out_channels != spec.in_channels or spec.input_planar:
         raise UnsupportedSpecError(f"depthwise convolution with a channel multiplier or planar input: {spec}")
-    widest = _widest(spec, target)
+    most = widest(spec, target)
     height, width = spec.output_size
-    cuts = tile_cuts(widest, partial(cut_rows, height, width))
-    static = min(_priced(spec, target, widest, cut_rows(height, width, widest)), key=lambda item: item[0])
+    cuts = tile_cuts(most, partial(cut_rows, height, width))
+    static = min(_priced(spec, target, most, cut_rows(height, width, most)), key=lambda item: item[0])
     yield static[1]
     yield from spread(static, (item for cut, size in cuts.items() for item in _priced(spec, target, size, cut)))
 
 
-def _widest(spec: ConvSpec, target: TargetSpec) -> int:
+def widest(spec: ConvSpec, target: TargetSpec) -> int:
     """Most pixels a register tile should have."""
     return max(1, min(registers(target) - spec.kernel[1] - 2, 14))
 
@@ -56,7 +56,7 @@ def _priced(spec: ConvSpec, target: TargetSpec, tile_pixels: int, cut: Cut) -> I
     taps = spec.kernel[0] * spec.kernel[1]
     moved = (x.elements + y.elements) * FLOAT_BYTES
     pixels = max(size for size, _ in cut.tiles)
-    price = tile_price(_widest(spec, target), tile_pixels)
+    price = tile_price(widest(spec, target), tile_pixels)
     for tasks in all_tasks(y.blocks, cut.bands):
         if tasks.pixels_first:
             continue  # no two tasks work with the same weights
@@ -100,18 +100,13 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         x, weights, bias, *residual, y = buffers
 
         def tile(block: Expr, row: Expr, column: Expr, width: int) -> None:
-            sums = [Register(lanes, bias[lanes_at(block * lanes, lanes)]) for _ in range(width)]
             origin = x_image.origin - spec.pads[0] * x_image.row - spec.pads[1] * lanes + block * x_image.plane
             origin = origin + row * (spec.stride[0] * x_image.row) + column * (spec.stride[1] * lanes)
-            for kh in range(spec.kernel[0]):
-                taps_at = (block * taps + kh * spec.kernel[1]) * lanes
-                line = [weights[lanes_at(taps_at + kw * lanes, lanes)] for kw in range(spec.kernel[1])]
-                for i, kw in sorted(
-                    product(range(width), range(spec.kernel[1])), key=lambda pair: _column(spec, *pair)
-                ):
-                    pixel = kh * spec.dilation[0] * x_image.row + _column(spec, i, kw) * lanes
-                    sums[i].add(x[lanes_at(origin + pixel, lanes)] * line[kw])
-            for i, total in enumerate(sums):
+
+            def load(kh: int, skipped: int) -> Expr:
+                return x[lanes_at(origin + kh * spec.dilation[0] * x_image.row + skipped * lanes, lanes)]
+
+            for i, total in enumerate(sums(spec, lanes, weights, bias, block, width, load)):
                 value = total.value
                 if residual:
                     added = block * residual_image.plane + residual_image.origin + row * residual_image.row
@@ -128,6 +123,28 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         )
 
     return kernel(symbol, arguments, task)
+
+
+def sums(
+    spec: ConvSpec,
+    lanes: int,
+    weights: Buffer,
+    bias: Buffer,
+    block: Expr,
+    width: int,
+    load: Callable[[int, int], Expr],
+) -> list[Register]:
+    """Compute `width` outputs beside each other, without activation. `load(kh, column)`: an input vector under kernel
+    row `kh`, so many columns from the first output's first tap.
+    """
+    totals = [Register(lanes, bias[lanes_at(block * lanes, lanes)]) for _ in range(width)]
+    rows, columns = spec.kernel
+    for kh in range(rows):
+        taps_at = (block * (rows * columns) + kh * columns) * lanes
+        line = [weights[lanes_at(taps_at + kw * lanes, lanes)] for kw in range(columns)]
+        for i, kw in sorted(product(range(width), range(columns)), key=lambda pair: _column(spec, *pair)):
+            totals[i].add(load(kh, _column(spec, i, kw)) * line[kw])
+    return totals
 
 
 def _column(spec: ConvSpec, pixel: int, kw: int) -> int:

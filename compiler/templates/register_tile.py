@@ -53,7 +53,8 @@ class RegisterTiles:
         down, across = spec.stride[0] * image.row, spec.stride[1] * image.lanes
         return [base + r * down + c * across for r, c in product(range(rows), range(width))]
 
-    def _tile(self, group: Expr, blocks: int, row: Expr, column: Expr, rows: int, width: int) -> None:
+    def sums(self, group: Expr, blocks: int, row: Expr, column: Expr, rows: int, width: int) -> list[list[Register]]:
+        """Compute a tile; return [pixel][channel block], without residual and activation."""
         lanes, first_block = self._lanes, group * self._g.group_blocks
         sums = [
             [Register(lanes, self._bias[lanes_at((first_block + j) * lanes, lanes)]) for j in range(blocks)]
@@ -64,6 +65,11 @@ class RegisterTiles:
             skipped = quotient(first_block, self._g.blocks_per_group) * self._g.plane_channels[0]
             inputs = [pixel + skipped * self._g.input.plane for pixel in inputs]
         self._reduce(sums, group, blocks, inputs, self._kernel_rows(row, rows))
+        return sums
+
+    def _tile(self, group: Expr, blocks: int, row: Expr, column: Expr, rows: int, width: int) -> None:
+        lanes, first_block = self._lanes, group * self._g.group_blocks
+        sums = self.sums(group, blocks, row, column, rows, width)
         output = self._pixels(self._g.output, row, column, rows, width)
         residual = self._pixels(self._g.residual, row, column, rows, width)
         for j, i in product(range(blocks), range(rows * width)):

@@ -17,6 +17,7 @@ from .. import specs
 from ..specs import BatchPlan, ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
 from . import (
     attention,
+    conv_depthwise,
     convolution,
     copying,
     dense_batch,
@@ -62,6 +63,7 @@ _WINOGRAD = _Template(winograd.candidates, winograd.emit, winograd.pack)
 _LAYOUT = _Template(layout.candidates, layout.emit)
 _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.ConvSpec: _Template(convolution.candidates, convolution.emit, convolution.pack),
+    specs.ConvDepthwiseSpec: _Template(conv_depthwise.candidates, conv_depthwise.emit, conv_depthwise.pack),
     specs.PoolSpec: _Template(pooling.candidates, pooling.emit),
     specs.GlobalPoolSpec: _Template(global_pool.candidates, global_pool.emit),
     specs.PackSpec: _LAYOUT,
