@@ -71,6 +71,10 @@ class Bell:
         """Wake the consumer (a system call only if it sleeps)."""
         _native.bell_ring(self._segment.view, self._offset)
 
+    def ring_unless_calm(self) -> None:
+        """Wake the consumer for a message that can wait, if it wants that at present."""
+        _native.bell_ring_unless_calm(self._segment.view, self._offset)
+
     def ring_for_letter(self) -> None:
         """Wake the consumer for something that is in no ring, and was put where it is before."""
         _native.bell_ring_for_letter(self._segment.view, self._offset)
@@ -83,13 +87,16 @@ class Bell:
         """Return the count of strokes so far. To be read BEFORE the rings are looked at, then given to `wait`."""
         return _native.bell_seen(self._segment.view, self._offset)
 
-    def wait(self, seen: int, spin_us: int = 20, timeout_us: int = 1_000_000, patient: bool = False) -> int:
+    def wait(
+        self, seen: int, spin_us: int = 20, timeout_us: int = 1_000_000, patient: bool = False, calm: bool = False
+    ) -> int:
         """Wait until the bell has been rung since `seen`, or the time is up; return the new count. Releases the GIL.
 
-        Who is `patient` is not woken for messages that can wait (native/worker.c says which), and finds them later.
+        Who is `patient` is not woken for messages of workers that can wait (native/worker.c says which), who is `calm`
+        not by `ring_unless_calm`; they find the messages later. One of them at a time: else nothing might wake them.
         """
-        return _native.bell_wait(self._segment.view, self._offset, seen, spin_us, timeout_us, patient)
+        return _native.bell_wait(self._segment.view, self._offset, seen, spin_us, timeout_us, patient, calm)
 
     def take_over(self) -> None:
-        """Be its consumer from now on, in place of one that may have died while it was patient."""
+        """Be its consumer from now on, in place of one that may have died while it was patient or calm."""
         _native.bell_take_over(self._segment.view, self._offset)

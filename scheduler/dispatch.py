@@ -37,7 +37,7 @@ class Dispatcher:
     While no core is free, newcomers wait for the next decision if the last one was just now. They could only take cores
     from others, at the next layer boundary; and in an overload, when decisions take longest, hundreds come in a second.
     Those without a deadline, whose class is not above that of anybody who runs, take no cores from others: they wait
-    longer.
+    longer, and nobody need wake the scheduler for them (`calm_us`).
     With a `former` the policy is shown batches: units that are made of waiting requests when one of them is to start.
     """
 
@@ -71,6 +71,17 @@ class Dispatcher:
         if not self._hurry:
             above = query.deadline_us is not None
             self._hurry = above or any(query.priority < gang.unit.query.priority for gang in execution.gangs.all())
+
+    def calm_us(self, now_us: float) -> float:
+        """Return how long nothing need be heard of newcomers without a deadline, of class 0 or lower; 0: no time.
+
+        Front ends do not ring for them then.
+        """
+        execution = self._execution
+        if execution.changed or self._workers.free or now_us >= self._calm_until_us:
+            return 0.0
+        above_all = all(gang.unit.query.priority <= 0 for gang in execution.gangs.all())
+        return self._calm_until_us - now_us if execution.gangs.count and above_all else 0.0
 
     def dispatch(self, now_us: float) -> None:
         """Ask the policy if there may be something to decide."""

@@ -133,7 +133,9 @@ class LiveScheduler:
                 break  # it is something else; after one of them has left others may come as before
             patient = self._is_patient()
         if not waited:
-            self.control.scheduler_bell.wait(seen, self._spin_us, self._wait_us(), patient)
+            calm_us = 0.0 if patient else self._dispatcher.calm_us(_now_us())
+            wait_us = min(self._wait_us(), int(calm_us)) if calm_us else self._wait_us()
+            self.control.scheduler_bell.wait(seen, self._spin_us, wait_us, patient, calm_us > 0)
 
     def _is_patient(self) -> bool:
         """Whether nobody could use the cores of a query that is answered, and nothing else waits for its gang's end."""

@@ -29,6 +29,8 @@ from gangway.server.layouts import Layout as Layout  # noqa: PLC0414
 from gangway.server.layouts import Placement as Placement  # noqa: PLC0414
 from gangway.server.layouts import TensorLayout as TensorLayout  # noqa: PLC0414
 
+ROOMY = 1 / 2  # of the slots: while fewer are taken the scheduler need not make room for newcomers
+
 
 class PoolExhaustedError(Exception):
     """No slot, or not enough memory for the tensors: too many requests at once. Clients see UNAVAILABLE."""
@@ -103,7 +105,8 @@ class Request:
             ),
         )
         self._sequence = slots.submit(self._slot)
-        if not self._plane.send(Submit(self._slot, self._sequence).pack()):
+        can_wait = priority >= 0 and not (deadline_ns or max_queue)
+        if not self._plane.submit(Submit(self._slot, self._sequence).pack(), can_wait):
             slots.finish(self._slot, self._sequence, SlotStatus.UNAVAILABLE)
             raise PoolExhaustedError("the scheduler does not keep up")
 
@@ -257,6 +260,19 @@ class DataPlane:
         for block in blocks:
             block.uses -= 1
             self._free_unused(block)
+
+    def submit(self, message: bytes, can_wait: bool) -> bool:
+        """Send a request to the scheduler; False if the ring is full.
+
+        Wake it, unless the request `can_wait` and it does not want to be woken for such. Where slots run out it must
+        make room (`scheduler/refusals.py`), so then nobody can wait.
+        """
+        sent = self._ring.send(message)
+        if sent and can_wait and self._taken < ROOMY * self.slots.slots:
+            self._bell.ring_unless_calm()
+        else:
+            self._bell.ring()
+        return sent
 
     def send(self, message: bytes) -> bool:
         """Send to the scheduler and wake it; False if the ring is full."""

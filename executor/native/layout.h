@@ -55,6 +55,7 @@ struct bell {
     _Atomic uint32_t sleeping;                     /* the consumer is in the kernel, or about to be */
     _Atomic uint32_t patient; /* the consumer does not want to be woken for what can wait (ring.c) */
     _Atomic uint32_t letters; /* so many times it was rung for something that is in no ring */
+    _Atomic uint32_t calm;    /* as `patient`, for requests that can wait */
 };
 
 struct worker_status {

@@ -55,6 +55,7 @@ static const struct { const char *name; size_t value; } layout[] = {
     {"slot.output_offset", offsetof(struct slot, output_offset)},
     {"bell.sleeping", offsetof(struct bell, sleeping)},
     {"bell.patient", offsetof(struct bell, patient)},
+    {"bell.calm", offsetof(struct bell, calm)},
     {"worker_status.pid", offsetof(struct worker_status, pid)},
     {"worker_status.busy", offsetof(struct worker_status, busy)},
     {"worker_status.lease", offsetof(struct worker_status, lease)},

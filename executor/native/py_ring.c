@@ -116,6 +116,7 @@ FUNCTION(py_ring_discard) {
     }
 
 BELL_ACTION(bell_ring)
+BELL_ACTION(bell_ring_unless_calm)
 BELL_ACTION(bell_ring_for_letter)
 BELL_ACTION(bell_take_over)
 BELL_COUNT(bell_seen)
@@ -125,13 +126,13 @@ FUNCTION(py_bell_wait) {
     Py_ssize_t offset;
     unsigned int seen, spin_us;
     unsigned long long timeout_us;
-    int patient;
-    PARSE("nIIKp", &offset, &seen, &spin_us, &timeout_us, &patient);
+    int patient, calm;
+    PARSE("nIIKpp", &offset, &seen, &spin_us, &timeout_us, &patient, &calm);
     struct bell *bell = locate(&buffer, offset, sizeof *bell);
     if (bell) {
         uint32_t strokes;
         Py_BEGIN_ALLOW_THREADS
-        strokes = patient ? bell_wait_patiently(bell, seen, spin_us, timeout_us) : bell_wait(bell, seen, spin_us, timeout_us);
+        strokes = (patient ? bell_wait_patiently : calm ? bell_wait_calmly : bell_wait)(bell, seen, spin_us, timeout_us);
         Py_END_ALLOW_THREADS
         result = PyLong_FromUnsignedLong(strokes);
     }
@@ -146,6 +147,7 @@ PyMethodDef ring_methods[] = {
     METHOD(ring_pending),
     METHOD(ring_discard),
     METHOD(bell_ring),
+    METHOD(bell_ring_unless_calm),
     METHOD(bell_seen),
     METHOD(bell_ring_for_letter),
     METHOD(bell_letters),

@@ -53,11 +53,15 @@ void bell_ring(struct bell *bell) {
     if (atomic_load(&bell->sleeping)) futex_wake_all(&bell->strokes);
 }
 
-/* Both sides change this word, so that there is an order: either the consumer becomes impatient first, and we ring, or it does so after
+/* Both sides change such a word, so that there is an order: either the consumer becomes impatient first, and we ring, or it does so after
  * us, and finds our message when it looks at its rings, which it does after that. */
-void bell_ring_unless_patient(struct bell *bell) {
-    if (!atomic_fetch_or(&bell->patient, 0)) bell_ring(bell);
+static void ring_unless(struct bell *bell, _Atomic uint32_t *word) {
+    if (!atomic_fetch_or(word, 0)) bell_ring(bell);
 }
+
+void bell_ring_unless_patient(struct bell *bell) { ring_unless(bell, &bell->patient); }
+
+void bell_ring_unless_calm(struct bell *bell) { ring_unless(bell, &bell->calm); }
 
 void bell_ring_for_letter(struct bell *bell) {
     atomic_fetch_add(&bell->letters, 1);
@@ -66,7 +70,10 @@ void bell_ring_for_letter(struct bell *bell) {
 
 uint32_t bell_letters(struct bell *bell) { return atomic_load(&bell->letters); }
 
-void bell_take_over(struct bell *bell) { atomic_exchange(&bell->patient, 0); }
+void bell_take_over(struct bell *bell) {
+    atomic_exchange(&bell->patient, 0);
+    atomic_exchange(&bell->calm, 0);
+}
 
 uint32_t bell_seen(struct bell *bell) { return atomic_load(&bell->strokes); }
 
@@ -90,9 +97,17 @@ uint32_t bell_wait(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t 
     return strokes;
 }
 
-uint32_t bell_wait_patiently(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
-    atomic_store(&bell->patient, 1);
+static uint32_t wait_with(struct bell *bell, _Atomic uint32_t *word, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
+    atomic_store(word, 1);
     uint32_t strokes = bell_wait(bell, seen, spin_us, timeout_us);
-    atomic_exchange(&bell->patient, 0);
+    atomic_exchange(word, 0);
     return strokes;
+}
+
+uint32_t bell_wait_patiently(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
+    return wait_with(bell, &bell->patient, seen, spin_us, timeout_us);
+}
+
+uint32_t bell_wait_calmly(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
+    return wait_with(bell, &bell->calm, seen, spin_us, timeout_us);
 }

@@ -86,9 +86,10 @@ def test_a_rank_that_was_stopped_wakes_also_a_patient_scheduler(harness, slot):
     os.kill(harness.executor.workers[1].pid, signal.SIGCONT)
 
 
-def test_a_successor_is_not_as_patient_as_its_predecessor(harness):
+@pytest.mark.parametrize("name", ["bell.patient", "bell.calm"])
+def test_a_successor_is_not_as_patient_as_its_predecessor(harness, name):
     control = harness.executor.control
-    at = control.layout.scheduler_bell + _native.LAYOUT["bell.patient"]
+    at = control.layout.scheduler_bell + _native.LAYOUT[name]
     struct.pack_into("<I", control.segment.view, at, 1)
     control.scheduler_bell.take_over()
-    assert word(control, "bell.patient") == 0
+    assert word(control, name) == 0

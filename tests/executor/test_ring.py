@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from gangway.executor import _native
 from gangway.executor.ring import BELL_BYTES, Bell, Ring, ring_bytes
 from gangway.executor.segment import Segment
 
@@ -91,6 +92,24 @@ def test_nothing_is_lost_between_processes_that_sleep(segment):
             seen = mine.wait(seen, 0, 10_000_000)
         assert raw == sent
     assert child.wait(10) == 0
+
+
+def test_who_is_calm_is_not_woken_for_what_can_wait(segment):
+    bell = Bell(segment, 0)
+    words = {name: _native.LAYOUT[f"bell.{name}"] for name in ("sleeping", "calm")}
+    seen = bell.seen()
+    bell.ring_unless_calm()
+    assert bell.wait(seen, 0, 20_000_000, calm=True) == seen + 1, "it was rung before"
+    waiter = threading.Thread(target=bell.wait, args=(seen + 1, 0, 20_000_000), kwargs={"calm": True})
+    waiter.start()
+    while [struct.unpack_from("<I", segment.view, at) for at in words.values()] != [(1,)] * 2:
+        time.sleep(0.001)
+    bell.ring_unless_calm()
+    assert bell.seen() == seen + 1
+    bell.ring()
+    waiter.join(10)
+    assert not waiter.is_alive()
+    assert struct.unpack_from("<I", segment.view, words["calm"]) == (0,), "only as long as it waits"
 
 
 def test_wait_ends_with_the_time_and_releases_the_gil(segment):

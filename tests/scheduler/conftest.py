@@ -261,13 +261,16 @@ class ScriptedServer(Server):
         self._thread = threading.Thread(target=live.run)
         self._thread.start()
 
-    def is_asleep(self, patient: bool) -> bool:
-        """Whether the scheduler waits for its bell, and wants to be woken only for what cannot wait."""
+    def is_asleep(self, patient: bool = False, calm: bool = False) -> bool:
+        """Whether the scheduler waits for its bell, and wants to be woken only for what cannot wait.
+
+        `patient`: with what workers say, `calm`: with requests that take no cores from others.
+        """
         control = self.memory.control
         at = control.layout.scheduler_bell
-        names = ("bell.sleeping", "bell.patient")
+        names = ("bell.sleeping", "bell.patient", "bell.calm")
         words = [struct.unpack_from("<I", control.segment.view, at + _native.LAYOUT[name])[0] for name in names]
-        return words == [1, patient]
+        return words == [1, patient, calm]
 
     def ask(self) -> None:
         """Have the policy asked again, by a message that changes nothing."""

@@ -9,6 +9,7 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler import dispatch, live
 from gangway.scheduler.policy import Resize, Start
+from gangway.server import data_plane
 from gangway.server.shared_memory import SUPERVISOR
 
 from tests.scheduler.conftest import LAYERS, ScriptedServer
@@ -153,12 +154,63 @@ def test_who_can_take_no_cores_from_others_waits_longer(scripted, monkeypatch, h
     scripted.until(lambda: scripted.is_asleep(patient=True))
     decisions = len(scripted.script.seen)
     second = scripted.request()
-    scripted.until(lambda: scripted.is_asleep(patient=False))
+    scripted.until(lambda: scripted.is_asleep(calm=True))
     assert len(scripted.script.seen) == decisions
     third = scripted.request(**hurried)
     scripted.await_snapshot(lambda snapshot: len(snapshot.waiting) == 2)
     scripted.hurry(first)
     assert [scripted.outcome(request).status for request in (first, second, third)] == [SlotStatus.OK] * 3
+
+
+def calm(server, monkeypatch):
+    """Return two requests: one has all cores, and the scheduler does not want to hear of others like the other one."""
+    monkeypatch.setattr(dispatch, "CALM_US", 60e6)
+    requests = [hang_on_both(server)]
+    server.until(lambda: server.is_asleep(patient=True))
+    requests.append(server.request())
+    server.until(lambda: server.is_asleep(calm=True))
+    return requests
+
+
+def test_who_can_wait_wakes_nobody(scripted, monkeypatch):
+    requests = calm(scripted, monkeypatch)
+    bell = scripted.memory.control.scheduler_bell
+    strokes = bell.seen()
+    requests.append(scripted.request())
+    assert bell.seen() == strokes
+    assert scripted.is_asleep(calm=True)
+    scripted.hurry(requests[0])
+    assert [scripted.outcome(request).status for request in requests] == [SlotStatus.OK] * 3
+
+
+@pytest.mark.parametrize("terms", [{"deadline_ns": LATE_NS}, {"priority": -1}, {"max_queue": 5}])
+def test_who_cannot_wait_wakes_the_scheduler(scripted, monkeypatch, terms):
+    requests = calm(scripted, monkeypatch)
+    requests.append(scripted.request(**terms))
+    scripted.until(lambda: scripted.live.requests.queries.in_order[-1].query_id == 2)
+    scripted.hurry(requests[0])
+    assert [scripted.outcome(request).status for request in requests] == [SlotStatus.OK] * 3
+
+
+def test_where_slots_run_out_nobody_waits(scripted, monkeypatch):
+    requests = calm(scripted, monkeypatch)
+    monkeypatch.setattr(data_plane, "ROOMY", 0.0)
+    requests.append(scripted.request())
+    scripted.until(lambda: not scripted.is_asleep(calm=True) or len(scripted.live.requests.queries) == 2)
+    scripted.hurry(requests[0])
+    assert [scripted.outcome(request).status for request in requests] == [SlotStatus.OK] * 3
+
+
+def test_nobody_waits_behind_a_lower_class(scripted, monkeypatch):
+    monkeypatch.setattr(dispatch, "CALM_US", 60e6)
+    scripted.script.answer = on_both
+    first = scripted.request(hang=1, priority=1)
+    scripted.await_gang(2)
+    scripted.until(lambda: scripted.is_asleep(patient=True))
+    second = scripted.request(priority=1)
+    scripted.until(scripted.is_asleep)
+    scripted.hurry(first)
+    assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
 
 
 @pytest.fixture
