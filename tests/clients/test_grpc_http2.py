@@ -1,7 +1,9 @@
 """Frames of the load generator's own making, read by the library that makes the others."""
 
 import pytest
-from gangway.clients.grpc_http2 import data_frames
+from gangway.clients.grpc_http2 import FORGET_EVERY, client_connection, data_frames, request_headers
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 from hyperframe.frame import DataFrame, Frame
 
 
@@ -19,3 +21,18 @@ def test_data_frames(size_bytes: int, largest_bytes: int) -> None:
         found += frame.data
         wire = wire[9 + length :]
     assert found == body
+
+
+def test_a_connection_forgets_streams_that_have_ended_and_keeps_those_that_are_open() -> None:
+    client, server = client_connection(), H2Connection(H2Configuration(client_side=False))
+    server.initiate_connection()
+    headers = request_headers("localhost:1", "/service/Method", 1.0)
+    still_open = 1
+    for number in range(still_open, 10 * FORGET_EVERY, 2):
+        client.send_headers(number, headers, end_stream=True)
+        server.receive_data(client.data_to_send())
+        if number != still_open:
+            server.send_headers(number, [(":status", "200"), ("grpc-status", "0")], end_stream=True)
+        client.receive_data(server.data_to_send())
+        assert len(client.streams) <= FORGET_EVERY + 1
+    assert still_open in client.streams
