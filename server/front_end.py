@@ -279,7 +279,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
         return tell(supervisor, to_json(message))
 
     shared = Shared(options, plane)
-    memory = MemoryKeeper(shared.heap_bytes)
+    memory = MemoryKeeper(shared.heap_bytes, plane.give_back_idle)
     tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
     try:
         mappings = make_mappings(options, control)

@@ -4,7 +4,8 @@ Two levels. Freed blocks wait in a list per size class and the last one freed is
 a few warm pages. Behind it lie the free ranges, in address order and merged with their neighbours; when a class has
 nothing and no range is large enough, all waiting blocks go back to the ranges. So no sequence of sizes wastes memory
 for good. What is carved from a range is taken from the system first, and what goes back to one is given back to it: so
-the memory of a long queue does not stay when the queue has gone.
+the memory of a long queue does not stay when the queue has gone. Nor does that of a record: what has waited for long
+goes back, too (`give_back_idle`).
 """
 
 from bisect import bisect_left
@@ -39,6 +40,7 @@ class Heap:
         self._ranges: list[tuple[int, int]] = [(begin, end)] if begin < end else []  # ascending, never touching
         self._waiting: dict[int, list[int]] = {}  # size class -> offsets, the warmest last
         self._waiting_bytes = 0
+        self._idle: dict[int, int] = {}  # size class -> so many of its first ones have waited since the last look
         self._take = take
         self._give_back = give_back
         self._kept_bytes = kept_bytes
@@ -57,6 +59,8 @@ class Heap:
         if waiting := self._waiting.get(size):
             offset = waiting.pop()
             self._waiting_bytes -= size
+            if len(waiting) < self._idle.get(size, 0):
+                self._idle[size] = len(waiting)
         else:
             offset = self._carve(size)
         self._sizes[offset] = size
@@ -72,6 +76,25 @@ class Heap:
         else:
             self._waiting.setdefault(size, []).append(offset)
             self._waiting_bytes += size
+
+    def give_back_idle(self, most: int) -> int:
+        """Give back up to so many blocks that have waited since the last call that found none; return how many.
+
+        One of each size stays: who comes seldom need not wait for memory each time.
+        """
+        count = 0
+        for size, offsets in self._waiting.items():
+            idle = min(self._idle.get(size, 0) - 1, most - count)
+            if idle > 0:
+                for offset in offsets[:idle]:
+                    self._return(offset, size)
+                del offsets[:idle]
+                self._idle[size] -= idle
+                self._waiting_bytes -= idle * size
+                count += idle
+        if not count:
+            self._idle = {size: len(offsets) for size, offsets in self._waiting.items()}
+        return count
 
     def _carve(self, size: int) -> int:
         offset = self._first_fit(size)
@@ -102,6 +125,7 @@ class Heap:
             for offset in offsets:
                 self._return(offset, size)
         self._waiting.clear()
+        self._idle.clear()
         self._waiting_bytes = 0
 
     def _return(self, offset: int, size: int) -> None:

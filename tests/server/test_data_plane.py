@@ -1,5 +1,6 @@
 """Slots and buffers come back, whatever happens to a request."""
 
+import os
 import threading
 import time
 from typing import Any
@@ -154,6 +155,18 @@ def test_a_full_ring_gives_everything_back(bench: Bench) -> None:
     with bench.plane.open(LAYOUT, 1) as request, pytest.raises(PoolExhaustedError, match="does not keep up"):
         request.submit()
     assert bench.plane.usage() == Usage(0, 0)
+
+
+def test_memory_that_no_request_has_needed_for_long_goes_back_to_the_system() -> None:
+    bench = Bench(1 << 20)
+    blocks = [bench.plane.hold(64 * 1024) for _ in range(10)]
+    for block in blocks:
+        bench.plane.drop(block)
+    held = os.fstat(bench.io.fd).st_blocks * 512
+    assert not bench.plane.give_back_idle()  # nothing yet: they have just been needed
+    while bench.plane.give_back_idle():
+        pass
+    assert os.fstat(bench.io.fd).st_blocks * 512 == held - 9 * 64 * 1024
 
 
 def test_threads_share_the_plane(bench: Bench) -> None:

@@ -66,6 +66,25 @@ def test_the_memory_of_a_long_queue_is_given_back() -> None:
     assert len(system.held) * 64 == 2048
 
 
+def test_what_has_waited_for_long_is_given_back_and_one_of_each_size_stays() -> None:
+    system = System()
+    heap = make_heap(0, 1 << 20, system=system)
+    many = [heap.allocate(1024) for _ in range(10)]
+    other = heap.allocate(4096)
+    for offset in [*many, other]:
+        heap.free(offset)
+    assert heap.give_back_idle(100) == 0  # from now on
+    warm = [heap.allocate(1024) for _ in range(3)]
+    for offset in warm:
+        heap.free(offset)
+    assert [heap.give_back_idle(4), heap.give_back_idle(4), heap.give_back_idle(4)] == [4, 2, 0]
+    assert system.held == {at for offset in [many[6], *warm, other] for at in range(offset, offset + 1024, 64)} | set(
+        range(other, other + 4096, 64)
+    )
+    assert heap.allocate(1024) == warm[-1]
+    assert heap.give_back_idle(100) == 2  # all but the one in use and the last one
+
+
 def test_what_the_system_refuses_is_free_again() -> None:
     heap = make_heap(0, 4096, system=System(limit=32))
     heap.allocate(1024)
@@ -111,6 +130,12 @@ class HeapMachine(RuleBasedStateMachine):
         offset = data.draw(st.sampled_from(sorted(self.blocks)))
         self.heap.free(offset)
         del self.blocks[offset]
+
+    @rule(most=st.integers(0, 5))
+    def give_back_idle(self, most: int) -> None:
+        held = len(self.system.held)
+        count = self.heap.give_back_idle(most)
+        assert count <= most and (held == len(self.system.held)) == (count == 0)
 
     @invariant()
     def blocks_are_apart(self) -> None:
