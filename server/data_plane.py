@@ -245,13 +245,12 @@ class DataPlane:
             self._release_aside()
             return Usage(self._taken, self.heap.bytes_in_use)
 
-    def give_back_idle(self) -> bool:
-        """Give back some memory that no request has needed since this last returned False; return whether there was.
-
-        Call it every ten seconds or so, until it returns False.
-        """
-        with self.lock:
-            return self.heap.give_back_idle(BLOCKS_AT_ONCE) > 0
+    def give_back_idle(self) -> None:
+        """Give back the memory that no request has needed since the last call, with the lock held for short times."""
+        given = BLOCKS_AT_ONCE
+        while given:
+            with self.lock:
+                given = self.heap.give_back_idle(BLOCKS_AT_ONCE)
 
     def hold(self, size_bytes: int) -> HeldBlock:
         """Return memory that outlives requests; `drop` it. Raises PoolExhaustedError, at once."""

@@ -19,10 +19,10 @@ GONE = 1 / 8  # of the most since the last time
 class MemoryKeeper:
     """`in_flight_bytes` tells how many bytes of tensors requests have at the moment.
 
-    `give_back_idle` returns some memory for tensors that was not needed since it was last called to no effect.
+    `give_back_idle` gives back what none has needed since the last call.
     """
 
-    def __init__(self, in_flight_bytes: Callable[[], int], give_back_idle: Callable[[], bool]) -> None:
+    def __init__(self, in_flight_bytes: Callable[[], int], give_back_idle: Callable[[], None]) -> None:
         self._in_flight_bytes = in_flight_bytes
         self._give_back_idle = give_back_idle
         self._most_bytes = 0
@@ -33,8 +33,7 @@ class MemoryKeeper:
             for _ in range(IDLE_PERIODS):
                 time.sleep(PERIOD_S)
                 self.look()
-            while self._give_back_idle():
-                pass
+            self._give_back_idle()
 
     def look(self) -> bool:
         """Return memory to the system if much of it is not needed any more; say whether that was so."""

@@ -18,7 +18,7 @@ keep_freed_memory()
 pairs = [(b"1" * 600_000, b"1" * 5_000) for _ in range(600)]
 held, pins = [list(column) for column in zip(*pairs)]  # pins stay, so that freeing the others does not shorten the heap
 del pairs
-keeper = MemoryKeeper(lambda: 600_000 * len(held), bool)
+keeper = MemoryKeeper(lambda: 600_000 * len(held), lambda: None)
 assert not keeper.look()
 held.clear()
 before = resident_bytes()
@@ -33,7 +33,7 @@ def test_the_memory_of_a_long_queue_goes_back() -> None:
 
 def test_it_is_returned_once_and_only_if_it_is_much() -> None:
     in_flight = 0
-    keeper = MemoryKeeper(lambda: in_flight, bool)
+    keeper = MemoryKeeper(lambda: in_flight, lambda: None)
     in_flight = WORTH_BYTES - 1
     assert not keeper.look()
     in_flight = 0
