@@ -1,5 +1,6 @@
 """What all templates share: errors, plans, images in memory."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gangway.artifact.format import TargetSpec
@@ -74,3 +75,8 @@ def balanced(total: int, limit: int) -> tuple[tuple[int, int, int], ...]:
     size, larger = divmod(total, parts)
     runs = [(0, larger, size + 1), (larger * (size + 1), parts - larger, size)]
     return tuple(run for run in runs if run[1])
+
+
+def balanced_sizes(totals: Iterable[int], limit: int) -> list[int]:
+    """Every size of a part when each total is cut into as few equal parts of at most `limit` as possible."""
+    return sorted({size for total in totals for _, _, size in balanced(total, limit)})

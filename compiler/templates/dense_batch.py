@@ -16,7 +16,7 @@ from gangway.artifact.format import TargetSpec
 
 from ..specs import BatchPlan, ConvSpec
 from .activate import activate
-from .base import FLOAT_BYTES
+from .base import FLOAT_BYTES, balanced_sizes
 from .builder import (
     Argument,
     Buffer,
@@ -113,7 +113,7 @@ class _Tiles:
         most = _tile_rows(self._g)
         tiles = bind(quotient(self._rows + (most - 1), most))
         last = -(-self._g.reduction // BLOCK_CHANNELS) - 1
-        sizes = _balanced_sizes(self._most_rows, most)
+        sizes = balanced_sizes(range(1, self._most_rows + 1), most)
 
         def turn(block: Expr, index: Expr) -> None:
             first = bind(quotient(index * self._rows, tiles))
@@ -180,9 +180,3 @@ class _Tiles:
             store(self._y, place, activate(value, self._g.spec.activation, lanes), lanes)
 
         self._each(tile, vector)
-
-
-def _balanced_sizes(rows: int, most: int) -> list[int]:
-    """Every size of a part when up to `rows` are cut into as few equal parts of at most `most` as possible."""
-    cuts = [(total, -(-total // most)) for total in range(1, rows + 1)]
-    return sorted({size for total, parts in cuts for size in (total // parts, -(-total // parts))})

@@ -37,6 +37,7 @@ from . import (
     softmax,
     tensor_program,
     winograd,
+    winograd_batch,
 )
 from .base import UnsupportedSpecError
 
@@ -58,6 +59,16 @@ class _Template:
     pack: Pack = _no_weights
 
 
+@dataclass(frozen=True)
+class _BatchTemplate:
+    """Code for several rows of one kind of spec: the plan, if there is one; its kernel."""
+
+    plan: Callable[[Any, TargetSpec], BatchPlan | None]
+    emit: Callable[[BatchPlan, TargetSpec, str], Any]
+
+
+_DENSE_BATCH = _BatchTemplate(dense_batch.plan, dense_batch.emit)
+_WINOGRAD_BATCH = _BatchTemplate(winograd_batch.plan, winograd_batch.emit)
 _DEPTHWISE = _Template(depthwise.candidates, depthwise.emit, depthwise.pack)
 _WINOGRAD = _Template(winograd.candidates, winograd.emit, winograd.pack)
 _LAYOUT = _Template(layout.candidates, layout.emit)
@@ -87,7 +98,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
 def _template(spec: KernelSpec, target: TargetSpec) -> _Template:
     if isinstance(spec, ConvSpec) and spec.groups == spec.in_channels > 1:
         return _DEPTHWISE
-    if isinstance(spec, ConvSpec) and winograd.pays(spec, target):
+    if isinstance(spec, ConvSpec) and winograd.best_work(spec, target):
         return _WINOGRAD
     if type(spec) not in _TEMPLATES:
         raise UnsupportedSpecError(f"no template for {type(spec).__name__}")
@@ -115,9 +126,16 @@ def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights
     return _template(plan.spec, target).pack(plan.spec, target, raw)
 
 
+def _batch_template(spec: KernelSpec, target: TargetSpec) -> _BatchTemplate | None:
+    if not isinstance(spec, ConvSpec):
+        return None
+    return _WINOGRAD_BATCH if _template(spec, target) is _WINOGRAD else _DENSE_BATCH
+
+
 def batch_plan(spec: KernelSpec, target: TargetSpec) -> BatchPlan | None:
     """The kernel for several rows in one call that all plans of a spec share; None where rows have nothing to share."""
-    return dense_batch.plan(spec, target) if isinstance(spec, ConvSpec) else None
+    template = _batch_template(spec, target)
+    return template.plan(spec, target) if template else None
 
 
 def emit(plan: KernelPlan | BatchPlan, target: TargetSpec, symbol: str) -> Any:
@@ -126,5 +144,7 @@ def emit(plan: KernelPlan | BatchPlan, target: TargetSpec, symbol: str) -> Any:
     That of a batch plan has one argument more, `batch`; see `artifact.format.BatchKernel`.
     """
     if isinstance(plan, BatchPlan):
-        return dense_batch.emit(plan, target, symbol)
+        template = _batch_template(plan.spec, target)
+        assert template is not None  # it has made the plan
+        return template.emit(plan, target, symbol)
     return _template(plan.spec, target).emit(plan, target, symbol)

@@ -17,13 +17,13 @@ from gangway.artifact.format import TargetSpec
 
 from ..specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
 from .base import FLOAT_BYTES, knob, make_plan
-from .builder import Argument, Buffer, Expr, either, kernel
+from .builder import Argument, Buffer, Expr, at_most, bind, either, kernel, repeat
 from .cost import CLAIM_US, PEAK_FLOPS_PER_US, layer_us
 from .geometry import Geometry, check
 from .spread import spread
 from .tiling import Tasks, all_tasks
 from .winograd_scheme import Scheme
-from .winograd_tiles import Writer
+from .winograd_tiles import Multiply, Span, Writer
 
 SCRATCH_BYTES = 640 << 10  # of a task, on the stack and in the second level cache
 MOST_WEIGHT_BYTES = 40 << 20
@@ -39,26 +39,35 @@ _GANGS = (1, 2, 2, 4, 8)  # to be balanced for; every task transforms its inputs
 
 @dataclass(frozen=True)
 class Work:
-    """A convolution cut into Winograd's tiles. A *band* is as many tiles as one register tile takes."""
+    """A convolution cut into Winograd's tiles. A *band* is as many tiles as one register tile takes.
+
+    Tiles of several rows of a batch follow each other, so that a band may have some of one row and some of the next.
+    """
 
     geometry: Geometry
     scheme: Scheme
+    rows: int = 1
 
     @cached_property
     def grid(self) -> tuple[int, int]:
-        """Tiles of the output, down and across; the last ones overlap their neighbours rather than the edge."""
+        """Tiles of a row's output, down and across; the last ones overlap their neighbours rather than the edge."""
         height, width = self.geometry.spec.output_size
         return -(-height // self.scheme.outputs), -(-width // self.scheme.outputs)
 
     @cached_property
     def tiles(self) -> int:
         """Number of tiles."""
-        return self.grid[0] * self.grid[1]
+        return self.rows * self.grid[0] * self.grid[1]
 
     @cached_property
     def band(self) -> int:
         """Tiles of a full band."""
-        return -(-self.tiles // -(-self.tiles // min(self.geometry.tile_pixels, 14)))
+        return -(-self.tiles // -(-self.tiles // self.most_tiles))
+
+    @property
+    def most_tiles(self) -> int:
+        """Tiles that a band could have."""
+        return min(self.geometry.tile_pixels, 14)
 
     @cached_property
     def bands(self) -> int:
@@ -90,7 +99,7 @@ class Work:
         return max(arithmetic + _UNHIDDEN * streamed, streamed) + inputs + outputs
 
     def cost_us(self, tasks: Tasks) -> float:
-        """Mean time of the layer over the gang sizes, in microseconds of one core."""
+        """Mean time of the layer, for all rows, over the gang sizes, in microseconds of one core."""
         each = self.task_us(tasks) + CLAIM_US
         displaced = self.weight_elements * FLOAT_BYTES / _DISPLACED_BYTES_PER_US
         return displaced + sum(-(-tasks.count // ranks) * ranks * each for ranks in _GANGS) / len(_GANGS)
@@ -105,14 +114,9 @@ class Work:
         return sorted(fitting, key=self.cost_us)
 
 
-def pays(spec: ConvSpec, target: TargetSpec) -> bool:
-    """Whether a convolution is estimated to be faster this way than directly."""
-    return _best(spec, target) is not None
-
-
 @lru_cache
-def _best(spec: ConvSpec, target: TargetSpec) -> Work | None:
-    """The better of the two schemes, if either beats the direct form."""
+def best_work(spec: ConvSpec, target: TargetSpec) -> Work | None:
+    """The better of the two schemes, if either is estimated to be faster than the direct form."""
     if (spec.kernel, spec.stride, spec.dilation, spec.groups) != ((3, 3), (1, 1), (1, 1), 1) or spec.input_planar:
         return None
     geometry = Geometry(spec, target)
@@ -130,7 +134,7 @@ def _best(spec: ConvSpec, target: TargetSpec) -> Work | None:
 def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
     """The static choice, then all other sizes and orders of tasks. They share packed weights."""
     check(spec)
-    work = _best(spec, target)
+    work = best_work(spec, target)
     assert work is not None  # the registry has asked
     ranked = work.cuts()
     static = work.cost_us(ranked[0]), _plan(work, ranked[0])
@@ -154,7 +158,7 @@ def _plan(work: Work, tasks: Tasks) -> KernelPlan:
 
 def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
     """Transformed weights and bias in the kernel's order, padded with zeros."""
-    work = _best(spec, target)
+    work = best_work(spec, target)
     assert work is not None
     g, lanes = work.geometry, target.lanes
     width = g.group_blocks * lanes
@@ -185,20 +189,29 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         *([Argument("residual", geometry.residual.elements)] if plan.spec.residual else []),
         Argument("y", geometry.output.elements),
     ]
-    full, rest = divmod(geometry.output.blocks, geometry.group_blocks)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
         _, first_band = tasks.first(number)
-        writer = Writer(geometry, work.scheme, work.grid, work.band, first_band, tasks.bands_per_task, buffers)
+        writer = Writer(geometry, work.scheme, work.grid, _span(work, bind(first_band), tasks.bands_per_task), buffers)
         writer.transform_inputs()
-
-        def group(index: Expr, _: Expr) -> None:
-            either(
-                index < full if rest else True,
-                lambda: writer.group(index, geometry.group_blocks),
-                lambda: writer.group(full, rest),
-            )
-
-        tasks.each_group(number, group)
+        tasks.each_group(number, lambda group, _: writer.group(group))
 
     return kernel(symbol, arguments, task)
+
+
+def _span(work: Work, first_band: Expr, count: int) -> Span:
+    """Up to `count` bands; the last one of the image may have fewer tiles."""
+    full, rest = divmod(work.tiles, work.band)
+
+    def each(multiply: Multiply) -> None:
+        def band(index: Expr) -> None:
+            either(
+                first_band + index < full if rest else True,
+                lambda: multiply(index * work.band, work.band),
+                lambda: multiply(index * work.band, rest),
+            )
+
+        repeat(at_most(count, work.bands - first_band), band)
+
+    first, capacity = bind(first_band * work.band), count * work.band
+    return Span(first, at_most(capacity, work.tiles - first), capacity, each)

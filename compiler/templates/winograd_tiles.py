@@ -5,6 +5,8 @@ Scratch memory, on the stack, T = tiles of a full task, L = lanes:
   sums of products     [point][block of the group][T][L]
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -32,28 +34,63 @@ from .geometry import UNROLLED_CHANNELS, Geometry
 from .register_tile import PREFETCHED_ELEMENTS
 from .winograd_scheme import Scheme
 
+PADDING = 1  # vectors between the numbers of two points, which else would often lie in the same set of a cache
+Multiply = Callable[[Expr, int], None]
+"""Of the tiles from this one of the task on, so many: a register tile."""
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Numbers from a tensor of one row of the batch to that of the next."""
+
+    x: Expr
+    residual: Expr
+    y: Expr
+
+
+ONE_ROW = Strides(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Span:
+    """The tiles of a task: `count`, at most `capacity`, from number `first` on. Rows of a batch follow each other.
+
+    `each` calls its argument for every register tile.
+    """
+
+    first: Expr
+    count: Expr
+    capacity: int
+    each: Callable[[Multiply], None]
+    strides: Strides = ONE_ROW
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Row and column of a tile's outputs, how many of them a neighbour writes already, and the row of the batch."""
+
+    row: Expr
+    column: Expr
+    done_rows: Expr
+    done_columns: Expr
+    of_batch: Expr
+
 
 class Writer:
-    """Writes the code of one task: up to `count` bands of `band` tiles each, from band `first_band` on."""
+    """Writes the code of one task; `grid`: tiles of an image, down and across."""
 
     def __init__(
-        self,
-        geometry: Geometry,
-        scheme: Scheme,
-        grid: tuple[int, int],
-        band: int,
-        first_band: Expr,
-        count: int,
-        buffers: tuple[Buffer, ...],
+        self, geometry: Geometry, scheme: Scheme, grid: tuple[int, int], span: Span, buffers: tuple[Buffer, ...]
     ):
-        self._g, self._scheme, self._grid, self._band, self._count = geometry, scheme, grid, band, count
+        self._g, self._scheme, self._grid, self._span = geometry, scheme, grid, span
         self._x, self._weights, self._bias, *self._residual, self._y = buffers
-        self._lanes, self._capacity = geometry.target.lanes, band * count
-        self._first_band, self._first_tile = bind(first_band), bind(first_band * band)
-        self._tiles = at_most(self._capacity, grid[0] * grid[1] - self._first_tile)
+        self._lanes, self._capacity = geometry.target.lanes, span.capacity
         points, lanes = scheme.products, self._lanes
-        self._inputs = local(points * geometry.input.blocks * self._capacity * lanes)
-        self._sums = local(points * geometry.group_blocks * self._capacity * lanes)
+        self._input_pitch, self._sum_pitch = (
+            blocks * self._capacity + PADDING for blocks in (geometry.input.blocks, geometry.group_blocks)
+        )
+        self._inputs = local(points * self._input_pitch * lanes)
+        self._sums = local(points * self._sum_pitch * lanes)
 
     def transform_inputs(self) -> None:
         """Fill the transformed inputs of all the task's tiles."""
@@ -62,8 +99,8 @@ class Writer:
         origin = image.origin - top * image.row - left * image.lanes
 
         def tile(index: Expr) -> None:
-            row, column, _, _ = self._place(index)
-            base = bind(origin + row * image.row + column * image.lanes)
+            place = self._place(index)
+            base = bind(place.of_batch * self._span.strides.x + (origin + place.row * image.row) + place.column * lanes)
 
             def block(plane: Expr) -> None:
                 start = bind(base + plane * image.plane)
@@ -79,45 +116,47 @@ class Writer:
 
             repeat(image.blocks, block)
 
-        repeat(self._tiles, tile)
+        repeat(self._span.count, tile)
 
-    def group(self, group: Expr, blocks: int) -> None:
-        """Compute all tiles of one group of channel blocks."""
-        full, rest = divmod(self._grid[0] * self._grid[1], self._band)
+    def group(self, group: Expr) -> None:
+        """Compute all tiles of one group of channel blocks; the last group may have fewer."""
+        full, rest = divmod(self._g.output.blocks, self._g.group_blocks)
+        either(
+            group < full if rest else True,
+            lambda: self._group(group, self._g.group_blocks),
+            lambda: self._group(full, rest),
+        )
+
+    def _group(self, group: Expr, blocks: int) -> None:
         panel = self._g.input.blocks * self._lanes  # input channels
         base = group * (self._scheme.products * panel * self._g.group_blocks * self._lanes)
 
         def point(number: Expr) -> None:
             weights = bind(base + number * (panel * blocks * self._lanes))
-
-            def band(index: Expr) -> None:
-                either(
-                    self._first_band + index < full if rest else True,
-                    lambda: self._multiply(number, weights, index * self._band, self._band, blocks),
-                    lambda: self._multiply(number, weights, index * self._band, rest, blocks),
-                )
-
-            repeat(at_most(self._count, full + (rest > 0) - self._first_band), band)
+            self._span.each(lambda first, tiles: self._multiply(number, weights, first, tiles, blocks))
 
         repeat(self._scheme.products, point)
         for j in range(blocks):
             self._transform_outputs(group * self._g.group_blocks + j, j)
 
     def _input_index(self, point: Expr, plane: Expr, tile: Expr) -> Expr:
-        return ((point * self._g.input.blocks + plane) * self._capacity + tile) * self._lanes
+        return (point * self._input_pitch + plane * self._capacity + tile) * self._lanes
 
     def _sum_index(self, point: Expr, block: int, tile: Expr) -> Expr:
-        return ((point * self._g.group_blocks + block) * self._capacity + tile) * self._lanes
+        return (point * self._sum_pitch + block * self._capacity + tile) * self._lanes
 
-    def _place(self, index: Expr) -> tuple[Expr, Expr, Expr, Expr]:
-        """Row and column of the outputs of one of the task's tiles, and how many of them a neighbour writes already."""
-        tile, outputs = self._first_tile + index, self._scheme.outputs
+    def _place(self, index: Expr) -> _Place:
+        """Where one of the task's tiles lies."""
+        number, tiles, outputs = self._span.first + index, self._grid[0] * self._grid[1], self._scheme.outputs
+        of_batch: Expr = 0
+        if self._span.strides is not ONE_ROW:
+            of_batch, number = bind(quotient(number, tiles)), bind(remainder(number, tiles))
         height, width = self._g.spec.output_size
-        down, across = bind(quotient(tile, self._grid[1])), bind(remainder(tile, self._grid[1]))
+        down, across = bind(quotient(number, self._grid[1])), bind(remainder(number, self._grid[1]))
         row, column = (
             bind(at_most(place * outputs, size - outputs)) for place, size in ((down, height), (across, width))
         )
-        return row, column, bind(down * outputs - row), bind(across * outputs - column)
+        return _Place(row, column, bind(down * outputs - row), bind(across * outputs - column), of_batch)
 
     def _multiply(self, point: Expr, weights: Expr, first: Expr, tiles: int, blocks: int) -> None:
         """Sum up one point's products of `tiles` tiles: a register tile."""
@@ -150,7 +189,7 @@ class Writer:
         bias = bind(self._bias[lanes_at(block * lanes, lanes)])
 
         def tile(index: Expr) -> None:
-            row, column, done_rows, done_columns = self._place(index)
+            place = self._place(index)
             sums = [
                 [bind(self._sums[lanes_at(self._sum_index(r * size + c, j, index), lanes)]) for c in range(size)]
                 for r in range(size)
@@ -160,30 +199,27 @@ class Writer:
                 self._scheme.output_line([line[c] for line in across], lanes) for c in range(self._scheme.outputs)
             ]
             for r in range(self._scheme.outputs):
-                self._store_row([line[r] + bias for line in columns], block, row, column, r, done_rows, done_columns)
+                self._store_row([line[r] + bias for line in columns], block, place, r)
 
-        repeat(self._tiles, tile)
+        repeat(self._span.count, tile)
 
-    def _store_row(
-        self, values: list[Expr], block: Expr, row: Expr, column: Expr, r: int, done_rows: Expr, done_columns: Expr
-    ) -> None:
+    def _store_row(self, values: list[Expr], block: Expr, place: _Place, r: int) -> None:
         """Write those outputs of a tile's row that no other tile writes: tasks must not write the same memory."""
-        lanes = self._lanes
+        lanes, strides = self._lanes, self._span.strides
+
+        def pixel(image: Image, stride: Expr, c: int) -> Expr:
+            plane = place.of_batch * stride + (image.origin + block * image.plane)
+            return plane + (place.row + r) * image.row + (place.column + c) * lanes
 
         def put(c: int) -> None:
             value = values[c]
             if self._residual:
-                at = self._pixel(self._g.residual, block, row + r, column + c)
-                value = value + self._residual[0][lanes_at(at, lanes)]
+                value = value + self._residual[0][lanes_at(pixel(self._g.residual, strides.residual, c), lanes)]
             value = activate(value, self._g.spec.activation, lanes)
-            store(self._y, self._pixel(self._g.output, block, row + r, column + c), value, lanes)
+            store(self._y, pixel(self._g.output, strides.y, c), value, lanes)
 
         def whole_row() -> None:
             for c in range(self._scheme.outputs):
-                when(c >= done_columns, partial(put, c))
+                when(c >= place.done_columns, partial(put, c))
 
-        when(r >= done_rows, whole_row)
-
-    @staticmethod
-    def _pixel(image: Image, block: Expr, row: Expr, column: Expr) -> Expr:
-        return image.origin + block * image.plane + row * image.row + column * image.lanes
+        when(r >= place.done_rows, whole_row)
