@@ -14,7 +14,7 @@ a second kernel, for several rows in one call.
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 ALIGNMENT_BYTES = 64
 
 MANIFEST_FILE = "manifest.json"
@@ -150,6 +150,8 @@ class Manifest:
     engine: Engine = Engine.NATIVE
     fallback_reason: str = ""  # why it was not compiled; empty unless the engine is onnxruntime
     phase_us: dict[str, int] = field(default_factory=dict)  # how long each phase of the compilation took
+    pass_layers: int = 0  # so many layers a batch computes pass by pass (compiler/passes.py)
+    pass_rows: int = 1  # of a pass, for each core
     parameters: int = 0  # numbers of the model's weights
     compiler_version: str = ""
     format_version: int = FORMAT_VERSION

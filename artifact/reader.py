@@ -78,6 +78,8 @@ def _check(manifest: Manifest) -> None:
     _require(manifest.arena_bytes >= 0, "negative arena")
     _require(manifest.arena_bytes % ALIGNMENT_BYTES == 0, "arena rows would not be aligned")
     _require(1 <= len(manifest.layers) <= MAX_LAYERS, f"{len(manifest.layers)} layers")
+    _require(0 <= manifest.pass_layers <= len(manifest.layers), f"passes of {manifest.pass_layers} layers")
+    _require(1 <= manifest.pass_rows < 1 << 32, f"passes of {manifest.pass_rows} rows")
     for side in (manifest.inputs, manifest.outputs):
         _require(1 <= len(side) <= MAX_TENSORS, f"{len(side)} inputs or outputs")
         for tensor in side:

@@ -10,7 +10,7 @@ from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.artifact.reader import read_manifest
 from gangway.clients.tensors import Array, dtype_of
 from gangway.executor.frame_requests import read_answer, write_request
-from gangway.executor.leases import LeaseSpec, Member
+from gangway.executor.leases import LeaseSpec, Member, passes_for
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SLOT_BYTES, SlotOutcome, SlotRequest, SlotStatus
 
@@ -122,6 +122,8 @@ def _whole_model(model: LoadedModel, slot: int, sequence: int, rows: int, ranks:
         first_layer=0,
         end_layer=len(model.manifest.layers),
         wanted=ranks,
+        pass_layers=model.manifest.pass_layers,
+        passes=passes_for(model.manifest.pass_layers, model.manifest.pass_rows, rows, ranks),
     )
 
 

@@ -37,6 +37,7 @@ from gangway.compiler.kernels import (
 from gangway.compiler.key import NO_DIMENSIONS, compiler_version, model_key
 from gangway.compiler.layout import place
 from gangway.compiler.lowering import lower_model
+from gangway.compiler.passes import Passes, choose_passes
 from gangway.compiler.pipeline import Progress
 from gangway.compiler.specs import KernelPlan
 
@@ -87,7 +88,7 @@ class Job:
                     for step, plan, weights in zip(steps, plans, offsets, strict=True)
                 )
                 parameters = sum(array.size for step in steps for array in step.weights.values())
-                return writer.commit(self._manifest(graph, layers, arena_bytes, parameters))
+                return writer.commit(self._manifest(graph, layers, choose_passes(steps), arena_bytes, parameters))
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -96,7 +97,9 @@ class Job:
         yield
         self._phase_us[name] = (time.monotonic_ns() - start_ns) // 1000
 
-    def _manifest(self, graph: Graph, layers: tuple[Layer, ...], arena_bytes: int, parameters: int) -> Manifest:
+    def _manifest(
+        self, graph: Graph, layers: tuple[Layer, ...], passes: Passes, arena_bytes: int, parameters: int
+    ) -> Manifest:
         return Manifest(
             key=self._key,
             model_name=self._model_name,
@@ -108,6 +111,8 @@ class Job:
             target=self._target,
             files={},  # the writer knows them
             phase_us=self._phase_us,
+            pass_layers=passes.layers,
+            pass_rows=passes.rows,
             parameters=parameters,
             compiler_version=compiler_version(),
         )

@@ -7,8 +7,10 @@ BELL_BYTES: int
 ENOUGH_GONE: int
 LEASE_BYTES: int
 MAX_AWAITED: int
+MAX_LAYERS: int
 MAX_MEMBERS: int
 MAX_MODELS: int
+MAX_PAGES: int
 MAX_PARTS: int
 MAX_RANKS: int
 MAX_REGIONS: int
@@ -56,13 +58,15 @@ def lease_initialise(
     versions: bytes,
     wanted: int,
     timeout_us: int,
+    pass_layers: int,
+    passes: int,
     /,
 ) -> int: ...
 def lease_resume(view: memoryview, offset: int, end_layer: int, wanted: int, versions: bytes, /) -> None: ...
 def lease_set_control(view: memoryview, offset: int, control: int, /) -> None: ...
 def lease_set_wanted(view: memoryview, offset: int, wanted: int, /) -> None: ...
 def lease_abort(view: memoryview, offset: int, /) -> None: ...
-def lease_progress(view: memoryview, offset: int, /) -> tuple[int, int, int, int, bool]: ...
+def lease_progress(view: memoryview, offset: int, /) -> tuple[int, int, int, int, int, bool]: ...
 def counters_add(view: memoryview, offset: int, words: int, latest: int, /, *pairs: int) -> None:
     """Add to 64-bit words of a record of so many; `pairs` are the number of a word and what is added. Keeps the GIL.
 

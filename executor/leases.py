@@ -14,6 +14,7 @@ from gangway.executor.segment import Segment
 LEASE_BYTES: Final = _native.LEASE_BYTES
 MAX_RANKS: Final = _native.MAX_RANKS
 MAX_MEMBERS: Final = _native.MAX_MEMBERS  # of one lease
+_MOST_PASS_PAGES: Final = _native.MAX_PAGES - _native.MAX_LAYERS
 
 
 class Control(IntEnum):
@@ -53,6 +54,9 @@ class LeaseSpec(NamedTuple):
     least the model's `arena_bytes`, with several members those and its `staging_bytes`. `versions` has one byte per
     layer of the model (empty: version 0 of each). `timeout_us`: a waiting rank aborts the lease after so long (up to
     twice that) without progress of any other rank.
+
+    The first `pass_layers` layers are computed in `passes`, each for some of the rows (`page_step` in layout.h): then
+    the layers of all calls here are *steps*, of which there are as many. See `passes_for`.
     """
 
     model_id: int
@@ -64,6 +68,15 @@ class LeaseSpec(NamedTuple):
     versions: bytes = b""
     wanted: int = 1
     timeout_us: int = 2_000_000
+    pass_layers: int = 0
+    passes: int = 1
+
+
+def passes_for(pass_layers: int, pass_rows: int, rows: int, ranks: int) -> int:
+    """Return how many passes suit a lease: each rank shall have `pass_rows` rows in its caches at a time."""
+    if not pass_layers:
+        return 1
+    return max(1, min(-(-rows // (pass_rows * ranks)), _MOST_PASS_PAGES // pass_layers))
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,8 @@ class LeaseProgress:
 
     kind: PhaseKind
     next_layer: int
-    finished_tasks: int  # of next_layer
+    page: int  # what is computed next, or now: grows with each layer of each pass
+    finished_tasks: int  # of that
     present: int  # bit r: rank r is in
     aborted: bool
 
@@ -110,8 +124,8 @@ class Lease:
 
     def progress(self) -> LeaseProgress:
         """Read how far the gang is."""
-        kind, next_layer, finished, present, aborted = _native.lease_progress(self._view, self._offset)
-        return LeaseProgress(PhaseKind(kind), next_layer, finished, present, aborted)
+        kind, next_layer, page, finished, present, aborted = _native.lease_progress(self._view, self._offset)
+        return LeaseProgress(PhaseKind(kind), next_layer, page, finished, present, aborted)
 
     def position(self) -> tuple[int, int, int]:
         """Return kind (a PhaseKind) and number of the present layer, and when it began (ns; 0: nobody has come yet)."""

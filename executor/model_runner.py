@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import Manifest, TensorSpec
-from gangway.executor.leases import LeaseSpec, Member
+from gangway.executor.leases import LeaseSpec, Member, passes_for
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus
 
@@ -144,6 +144,8 @@ class ModelRunner(LocalExecutor):
             end_layer=len(self.manifest.layers),
             versions=versions,
             wanted=ranks,
+            pass_layers=self.manifest.pass_layers,
+            passes=passes_for(self.manifest.pass_layers, self.manifest.pass_rows, rows, ranks),
         )
 
 

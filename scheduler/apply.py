@@ -81,7 +81,7 @@ class Execution:
             self._workers.occupy(core, gang.lease)
         self._accounts.begins(gang, start)
         self._requests.count(unit)
-        self.gangs.send(gang, start, self._spec(unit).arena_bytes, now_us)
+        self.gangs.send(gang, start, self._spec(unit), now_us)
 
     def stop(self, stop: Stop) -> None:
         """Take a running unit off its cores."""

@@ -20,6 +20,7 @@ class LoadModel:
     `joins`: its requests may be joined to batches of up to `max_rows` rows; `preferred_rows`: only so many (empty: any
     number) unless the oldest has waited for `max_delay_us` (None: as long as it is predicted to pay).
     `preserve_ordering`: its batches run one after the other, in order of arrival. `splits`: batches may be cut.
+    `pass_layers` are computed pass by pass, `pass_rows` rows for each core (`executor/leases.py`).
     """
 
     model_id: int
@@ -39,6 +40,8 @@ class LoadModel:
     max_delay_us: float | None = None
     preserve_ordering: bool = False
     splits: bool = True
+    pass_layers: int = 0
+    pass_rows: int = 1
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind
+from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind, passes_for
 from gangway.executor.messages import Left, LeftReason, pack_run
 from gangway.executor.reception import Present
+from gangway.scheduler.control import LoadModel
 from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.units import Unit
 
@@ -148,11 +149,11 @@ class GangTable:
         del self._by_query[gang.unit.query.query_id]
         self._free.append(gang.lease)
 
-    def send(self, gang: Gang, start: Start, arena_stride: int, now_us: float) -> None:
+    def send(self, gang: Gang, start: Start, model: LoadModel, now_us: float) -> None:
         """Let the gang run a block of its unit on the decision's cores."""
         ranks = len(start.cores)
         if gang.term == 0:
-            gang.term = gang.shared.initialise(_lease_spec(gang, start, arena_stride))
+            gang.term = gang.shared.initialise(_lease_spec(gang, start, model))
         else:
             gang.shared.resume(start.end_layer, ranks, bytes(start.versions))
         gang.end_layer = start.end_layer
@@ -256,8 +257,18 @@ class GangTable:
                 raise RuntimeError(f"the command ring of worker {gang.cores[rank]} is full")
 
 
-def _lease_spec(gang: Gang, start: Start, arena_stride: int) -> LeaseSpec:
-    model_id, members = gang.unit.query.model_id, gang.unit.members()
-    versions, wanted = bytes(start.versions), len(start.cores)
-    end = start.end_layer
-    return LeaseSpec(model_id, members, gang.arena_offset, arena_stride, 0, end, versions, wanted, RANKS_WAIT_US)
+def _lease_spec(gang: Gang, start: Start, model: LoadModel) -> LeaseSpec:
+    ranks = len(start.cores)
+    return LeaseSpec(
+        model_id=model.model_id,
+        members=gang.unit.members(),
+        arena_offset=gang.arena_offset,
+        arena_stride=model.arena_bytes,
+        first_layer=0,
+        end_layer=start.end_layer,
+        versions=bytes(start.versions),
+        wanted=ranks,
+        timeout_us=RANKS_WAIT_US,
+        pass_layers=model.pass_layers,
+        passes=passes_for(model.pass_layers, model.pass_rows, gang.unit.query.rows, ranks),
+    )

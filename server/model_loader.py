@@ -232,6 +232,8 @@ class ModelLoader:
             indivisible=manifest.engine is Engine.ONNXRUNTIME,
             layer_us=estimated_layer_us(manifest),
             layer_ranks=tuple(layer.max_ranks for layer in manifest.layers),
+            pass_layers=manifest.pass_layers,
+            pass_rows=manifest.pass_rows,
         )
 
     def _lost(self, model_id: int, reason: str) -> None:

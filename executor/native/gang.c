@@ -79,27 +79,26 @@ static void answer(struct lease *lease, const struct query *query, uint64_t end_
     }
 }
 
-/* What comes after a page: the first layer after packing, one layer after the other, unpacking, the end. No gang stops between its last
+/* What comes after a page: the first layer after packing, one page after the other, unpacking, the end. No gang stops between its last
  * layer and unpacking: it would not be known from one that is to run that layer again. */
 static struct phase next_phase(const struct rank *rank, const struct page *page, uint32_t ranks) {
     struct lease *lease = rank->lease;
     const struct query *query = rank->query;
-    uint32_t layer_count = query->program->layer_count;
-    struct phase next = {.tag = page->tag + 1, .layer = page->layer + 1, .parts = 1, .kind = PHASE_OPEN};
+    struct phase next = {.tag = page->tag + 1, .number = page->number + 1, .parts = 1, .kind = PHASE_OPEN};
     if (page->kind == PHASE_PACK) {
-        next.layer = page->layer;
-    } else if (next.layer == layer_count) {
+        next.number = page->number;
+    } else if (next.number == step_page(lease, query->program->layer_count)) {
         if (page->kind == PHASE_UNPACK || !query_copies(query, PHASE_UNPACK)) {
             next.kind = PHASE_END;
             return next;
         }
         next.kind = PHASE_UNPACK;
-        next.layer = page->layer;
+        next.number = page->number;
     }
-    bool stop = next.layer >= lease->end_layer || atomic_load(&lease->control) != CONTROL_RUN;
+    bool stop = page_step(lease, next.number) >= lease->end_layer || atomic_load(&lease->control) != CONTROL_RUN;
     if (stop && next.kind == PHASE_OPEN) next.kind = PHASE_STOPPED;
-    next.version = lease->versions[next.layer];
-    struct page opened = page_open(query, &next);
+    next.version = lease->versions[page_layer(lease, next.number)];
+    struct page opened = page_open(lease, query, &next);
     ranks = minimum(minimum(ranks, atomic_load(&lease->wanted)), page_most_ranks(query, &opened));
     next.parts = ranks ? ranks : 1;
     return next;
@@ -109,7 +108,10 @@ static struct phase next_phase(const struct rank *rank, const struct page *page,
 static void turn_page(const struct rank *rank, const struct page *page) {
     struct lease *lease = rank->lease;
     uint64_t end_ns = now_ns();
-    if (page->kind != PHASE_PACK) atomic_store_explicit(&lease->layer_end_ns[page->layer], end_ns, memory_order_relaxed);
+    uint32_t step = page_step(lease, page->number);
+    if (page->kind != PHASE_PACK && page_step(lease, page->number + 1) != step) {
+        atomic_store_explicit(&lease->layer_end_ns[step], end_ns, memory_order_relaxed);
+    }
 
     uint32_t ranks = (uint32_t)__builtin_popcountll(atomic_load(&lease->present));
     if (ranks > atomic_load_explicit(&lease->most_ranks, memory_order_relaxed)) {
@@ -192,9 +194,9 @@ static enum left_reason run(const struct rank *rank) {
         if (phase.kind == PHASE_STOPPED) return LEFT_STOPPED;
         if (rank->number >= atomic_load_explicit(&lease->wanted, memory_order_acquire)) return LEFT_SHRUNK;
 
-        if (phase.layer >= rank->query->program->layer_count) return LEFT_INVALID;
+        if (phase.number >= step_page(lease, rank->query->program->layer_count)) return LEFT_INVALID;
 
-        struct page page = page_open(rank->query, &phase);
+        struct page page = page_open(lease, rank->query, &phase);
         switch (work(rank, &page)) {
             case PAGE_TURNED: break;
             case PAGE_LEAVE: return atomic_load(&lease->aborted) ? LEFT_ABORTED : LEFT_STOPPED;

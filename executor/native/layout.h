@@ -20,6 +20,7 @@ enum {
     MAX_VERSIONS = 5,
     MAX_MODELS = 1024,
     MAX_TASKS = 1 << 22, /* of one layer, all rows together */
+    MAX_PAGES = 1 << 16, /* of one lease, without those that copy */
     MAX_REGIONS = 128,   /* of clients' memory, mapped into the workers at a time */
     REGION_SHIFT = 48,   /* see place_region */
     REGION_ALIGNMENT = 4 /* kernels ask for no more than their elements do: of those that may be there, floats */
@@ -132,6 +133,7 @@ struct lease {
     /* Written by the scheduler while no rank is in; constant after that. */
     _Alignas(CACHE_LINE) _Atomic uint32_t term; /* grows with every use of the lease */
     uint32_t model_id, member_count, end_layer, timeout_us;
+    uint32_t pass_layers, passes; /* see `page_step` */
     uint64_t arena_offset, arena_stride;
     struct member members[MAX_MEMBERS];
 
@@ -148,16 +150,17 @@ struct lease {
     _Atomic uint32_t most_ranks;                   /* largest gang at a page turn */
 
     struct range ranges[MAX_RANKS];
-    _Alignas(CACHE_LINE) _Atomic uint64_t layer_end_ns[MAX_LAYERS];
+    _Alignas(CACHE_LINE) _Atomic uint64_t layer_end_ns[MAX_LAYERS]; /* by step */
     uint8_t versions[MAX_LAYERS];
 };
 
-/* What `lease.phase` says. A *page* is one layer in progress, or rows being copied; `tag` numbers the pages. `poke` changes when sleeping
- * ranks shall look at control, wanted and abort. 18 bits of tag never wrap within the life of a stale reader: a rank in a lease pins its
- * term, and a term has at most MAX_LAYERS + 2 pages. */
+/* What `lease.phase` says. A *page* is one layer in progress, or rows being copied; `tag` tells pages apart, `number` is the page's place
+ * in the order of pages (`page_step`; rows are packed with the number of the first page, unpacked with that of the last one). `poke`
+ * changes when sleeping ranks shall look at control, wanted and abort. 18 bits of tag never wrap within the life of a stale reader: a
+ * rank in a lease pins its term, and a term has at most MAX_PAGES + 2 pages. */
 struct phase {
     uint32_t tag;     /* bits 14-31 */
-    uint32_t layer;   /* bits 32-47 */
+    uint32_t number;  /* bits 32-47 */
     uint32_t parts;   /* bits 48-55: into how many parts the tasks are cut */
     uint32_t version; /* bits 56-59: of this layer */
     uint32_t kind;    /* bits 60-63 */
@@ -170,16 +173,31 @@ enum { POKE_BITS = 14, TAG_BITS = 18, TASK_BITS = 23 };
 
 static inline uint64_t phase_pack(struct phase phase) {
     return (uint64_t)phase.kind << 60 | (uint64_t)phase.version << 56 | (uint64_t)phase.parts << 48 |
-           (uint64_t)phase.layer << 32 | (uint64_t)(phase.tag & TAG_MASK) << POKE_BITS;
+           (uint64_t)phase.number << 32 | (uint64_t)(phase.tag & TAG_MASK) << POKE_BITS;
 }
 static inline struct phase phase_unpack(uint64_t word) {
     return (struct phase){
         .tag = word >> POKE_BITS & TAG_MASK,
-        .layer = word >> 32 & 0xffff,
+        .number = word >> 32 & 0xffff,
         .parts = word >> 48 & 0xff,
         .version = word >> 56 & 0xf,
         .kind = word >> 60,
     };
+}
+
+/* The order of pages. A lease computes its first `pass_layers` layers in `passes`, each of them for some of the rows, so that what a layer
+ * writes is still in the caches when the next one reads it; then layer after layer for all rows. Who is not in the gang needs not know:
+ * for them a lease has as many *steps* as layers. Of the passes each step is as many pages as there are passes. */
+static inline uint32_t page_step(const struct lease *lease, uint32_t number) {
+    uint32_t head = lease->pass_layers * lease->passes;
+    return number < head ? number / lease->passes : number - head + lease->pass_layers;
+}
+static inline uint32_t step_page(const struct lease *lease, uint32_t step) { /* its first one */
+    uint32_t head = lease->pass_layers * lease->passes;
+    return step < lease->pass_layers ? step * lease->passes : step - lease->pass_layers + head;
+}
+static inline uint32_t page_layer(const struct lease *lease, uint32_t number) {
+    return number < lease->pass_layers * lease->passes ? number % lease->pass_layers : page_step(lease, number);
 }
 
 /* What `range.word` says: tasks [begin, end) of the part are not yet claimed, if `tag` is the page's. */
@@ -195,6 +213,6 @@ _Static_assert(sizeof(struct slot) == 1024, "a slot is 1 KiB");
 _Static_assert(MAX_PARTS <= 64, "parts have a bit each");
 _Static_assert(sizeof(struct worker_status) == 64, "a worker's status is one cache line");
 _Static_assert(2 * TASK_BITS + TAG_BITS == 64 && POKE_BITS + TAG_BITS == 32, "words are full");
-_Static_assert(MAX_TASKS < 1 << TASK_BITS && MAX_LAYERS < 1 << 16 && MAX_LAYERS < 1 << (TAG_BITS - 2), "fields hold their values");
+_Static_assert(MAX_TASKS < 1 << TASK_BITS && MAX_PAGES <= 1 << 16 && MAX_PAGES < 1 << (TAG_BITS - 1), "fields hold their values");
 
 #endif

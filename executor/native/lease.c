@@ -5,8 +5,8 @@
 #include "wait.h"
 
 static void forget_times(struct lease *lease, uint32_t first, uint32_t end) {
-    for (uint32_t layer = first; layer < end; layer++) {
-        atomic_store_explicit(&lease->layer_end_ns[layer], 0, memory_order_relaxed);
+    for (uint32_t step = first; step < end; step++) {
+        atomic_store_explicit(&lease->layer_end_ns[step], 0, memory_order_relaxed);
     }
 }
 
@@ -18,6 +18,8 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     memcpy(lease->members, spec->members, spec->member_count * sizeof *spec->members);
     lease->end_layer = spec->end_layer;
     lease->timeout_us = spec->timeout_us;
+    lease->pass_layers = spec->pass_layers;
+    lease->passes = spec->passes;
     lease->arena_offset = spec->arena_offset;
     lease->arena_stride = spec->arena_stride;
     memset(lease->versions, 0, sizeof lease->versions);
@@ -37,9 +39,9 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     atomic_store(&lease->most_ranks, 0);
     struct phase first = {
         .tag = phase.tag + 1,
-        .layer = spec->first_layer,
+        .number = step_page(lease, spec->first_layer),
         .parts = spec->wanted,
-        .version = lease->versions[spec->first_layer],
+        .version = lease->versions[page_layer(lease, step_page(lease, spec->first_layer))],
         .kind = spec->member_count > 1 ? PHASE_PACK : PHASE_OPEN,
     };
     atomic_store(&lease->phase, phase_pack(first));
@@ -50,19 +52,17 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
 /* Ranges and `finished` stay as they are: after STOP_NOW the page goes on with what is left, after a boundary it is untouched. */
 void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, const uint8_t *versions, uint32_t version_count) {
     struct phase phase = phase_unpack(atomic_load(&lease->phase));
-    for (uint32_t layer = phase.layer; layer < end_layer; layer++) {
-        uint32_t index = layer - phase.layer;
-        lease->versions[layer] = index < version_count ? versions[index] : 0;
-    }
-    if (phase.kind != PHASE_STOPPED) lease->versions[phase.layer] = (uint8_t)phase.version;
-    forget_times(lease, phase.layer, end_layer);
+    uint32_t step = page_step(lease, phase.number), layer = page_layer(lease, phase.number);
+    for (uint32_t i = step; i < end_layer; i++) lease->versions[i] = i - step < version_count ? versions[i - step] : 0;
+    if (phase.kind != PHASE_STOPPED) lease->versions[layer] = (uint8_t)phase.version;
+    forget_times(lease, step, end_layer);
     lease->end_layer = end_layer;
     atomic_store(&lease->control, CONTROL_RUN);
     atomic_store(&lease->wanted, wanted);
     if (phase.kind == PHASE_STOPPED) {
         phase.kind = PHASE_OPEN;
         phase.parts = wanted;
-        phase.version = lease->versions[phase.layer];
+        phase.version = lease->versions[layer];
         atomic_store(&lease->phase, phase_pack(phase));
     }
 }

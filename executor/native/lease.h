@@ -11,11 +11,12 @@ struct lease_spec {
     uint32_t member_count; /* 1 to MAX_MEMBERS */
     const uint8_t *versions; /* of layer 0 and on; layers beyond `version_count` use version 0 */
     uint32_t version_count;
+    uint32_t pass_layers, passes; /* how the rows share the first layers (page_step in layout.h); 1 pass: as all others */
 };
 
 /* Both only while no rank is in the lease, that is, while every Run has been answered (or its worker is dead). */
 uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec); /* returns the new term */
-/* `versions`: one for each layer from the one that comes next; layers of the block beyond `version_count` use version 0. A layer in whose
+/* `versions`: one for each layer from the step that comes next; layers of the block beyond `version_count` use version 0. A layer in whose
  * middle the gang was stopped keeps its version. */
 void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, const uint8_t *versions, uint32_t version_count);
 

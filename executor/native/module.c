@@ -101,6 +101,8 @@ PyMODINIT_FUNC PyInit__native(void) {
         PyModule_AddIntConstant(module, "MAX_AWAITED", MAX_AWAITED) == 0 &&
         PyModule_AddIntConstant(module, "ENOUGH_GONE", ENOUGH_GONE) == 0 &&
         PyModule_AddIntConstant(module, "MAX_MEMBERS", MAX_MEMBERS) == 0 &&
+        PyModule_AddIntConstant(module, "MAX_LAYERS", MAX_LAYERS) == 0 &&
+        PyModule_AddIntConstant(module, "MAX_PAGES", MAX_PAGES) == 0 &&
         PyModule_AddIntConstant(module, "MAX_MODELS", MAX_MODELS) == 0 &&
         PyModule_AddIntConstant(module, "MAX_PARTS", MAX_PARTS) == 0 &&
         PyModule_AddIntConstant(module, "MAX_RANKS", MAX_RANKS) == 0 &&

@@ -74,17 +74,17 @@ static char *address(const struct query *query, const struct piece *piece, const
 }
 
 /* The first row of a group: groups differ by one row at most. */
-static uint32_t first_row(const struct query *query, const struct page *page, uint32_t group) {
-    return page->batch ? (uint32_t)((uint64_t)group * query->rows / page->groups) : group;
+static uint32_t first_row(const struct page *page, uint32_t group) {
+    return page->first_row + (page->batch ? (uint32_t)((uint64_t)group * page->rows / page->groups) : group);
 }
 
 /* One call: tasks [begin, end) of one group of rows. */
 static void execute_group(const struct query *query, const struct page *page, uint32_t group, uint32_t begin, uint32_t end) {
     const struct layer *layer = &query->program->layers[page->layer];
-    uint32_t count = layer->argument_count, row = first_row(query, page, group);
+    uint32_t count = layer->argument_count, row = first_row(page, group);
     const struct piece *piece = piece_of(query, row);
     void *arguments[MAX_ARGUMENTS + 1];
-    uint64_t batch[MAX_ARGUMENTS + 1] = {first_row(query, page, group + 1) - row};
+    uint64_t batch[MAX_ARGUMENTS + 1] = {first_row(page, group + 1) - row};
     for (uint32_t i = 0; i < count; i++) arguments[i] = address(query, piece, &layer->arguments[i], row, &batch[i + 1]);
     if (page->batch) arguments[count++] = batch;
     call(page->run, count, arguments, (int32_t)begin, (int32_t)end);
@@ -139,9 +139,9 @@ static struct page open_copies(const struct query *query, struct page page) {
 static struct page open_layer(const struct query *query, struct page page, uint32_t number) {
     const struct layer *layer = &query->program->layers[page.layer];
     const struct version *version = &layer->versions[minimum(number, layer->version_count - 1)];
-    page.batch = is_batch(version, query->rows);
+    page.batch = is_batch(version, page.rows);
     const struct implementation *chosen = page.batch ? &version->batch : &version->one;
-    page.groups = query->program->whole ? 1 : row_groups(version, query->rows);
+    page.groups = query->program->whole ? 1 : row_groups(version, page.rows);
     page.group_tasks = chosen->tasks;
     page.tasks = chosen->tasks * page.groups;
     page.chunk = chosen->chunk;
@@ -149,16 +149,27 @@ static struct page open_layer(const struct query *query, struct page page, uint3
     return page;
 }
 
-struct page page_open(const struct query *query, const struct phase *phase) {
+/* Which rows: of the passes each has as many, but for one. */
+static void choose_rows(const struct lease *lease, const struct query *query, struct page *page) {
+    page->rows = query->rows;
+    if (page->number >= lease->pass_layers * lease->passes) return;
+    uint64_t pass = page->number / lease->pass_layers;
+    page->first_row = (uint32_t)(pass * query->rows / lease->passes);
+    page->rows = (uint32_t)((pass + 1) * query->rows / lease->passes) - page->first_row;
+}
+
+struct page page_open(const struct lease *lease, const struct query *query, const struct phase *phase) {
     struct page page = {
         .kind = phase->kind,
         .tag = phase->tag,
-        .layer = phase->layer,
+        .number = phase->number,
+        .layer = page_layer(lease, phase->number),
         .parts = phase->parts ? minimum(phase->parts, MAX_RANKS) : 1,
     };
     bool copies = (page.kind == PHASE_PACK || page.kind == PHASE_UNPACK) && query_copies(query, page.kind);
     if (copies) return open_copies(query, page);
     page.kind = PHASE_OPEN;
+    choose_rows(lease, query, &page);
     return open_layer(query, page, phase->version);
 }
 
@@ -168,7 +179,7 @@ uint32_t page_most_ranks(const struct query *query, const struct page *page) {
     if (page->kind == PHASE_OPEN) {
         const struct layer *layer = &query->program->layers[page->layer];
         least = layer->max_ranks;
-        worth = query->rows > 1 ? (uint64_t)query->rows * layer->row_ns / RANK_NS : 0;
+        worth = page->rows > 1 ? (uint64_t)page->rows * layer->row_ns / RANK_NS : 0;
     } else {
         worth = query->rows * copied_bytes(query->program, page->kind) / RANK_COPY_BYTES;
     }

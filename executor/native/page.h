@@ -10,7 +10,8 @@
 
 struct page {
     enum phase_kind kind; /* PHASE_OPEN: a layer; PHASE_PACK or PHASE_UNPACK: there are rows to copy */
-    uint32_t tag, layer, parts;
+    uint32_t tag, number, layer, parts;
+    uint32_t first_row, rows;    /* of the lease */
     uint32_t groups;             /* of rows, one call each */
     uint32_t group_tasks, tasks; /* of one group, of all */
     uint32_t chunk;
@@ -22,7 +23,7 @@ struct page {
 bool query_copies(const struct query *query, enum phase_kind kind);
 /* What the phase says, which is of a layer of the program. A lease of several members begins with PHASE_PACK in any case: without anything to
  * pack that is the page of its layer. */
-struct page page_open(const struct query *query, const struct phase *phase);
+struct page page_open(const struct lease *lease, const struct query *query, const struct phase *phase);
 /* Beyond how many ranks the page gets slower. */
 uint32_t page_most_ranks(const struct query *query, const struct page *page);
 /* Runs tasks [begin, end). */

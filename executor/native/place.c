@@ -57,6 +57,13 @@ static bool place_member(struct worker *worker, const struct program *program, s
            place_tensors(worker, io, slot->output_offset, program->outputs, program->output_count, &member, piece->outputs);
 }
 
+/* No pass is without a row, and pages can be numbered. */
+static bool passes_fit(const struct lease *lease, const struct query *query) {
+    uint32_t layers = query->program->layer_count, passes = lease->passes, head = lease->pass_layers;
+    if (head > layers || passes == 0 || passes > query->rows || passes > MAX_PAGES) return false;
+    return passes == 1 || (head > 0 && (uint64_t)head * passes + (layers - head) <= MAX_PAGES);
+}
+
 static bool tasks_fit(const struct program *program, uint32_t rows) {
     if (rows > MAX_TASKS) return false;
     for (uint32_t i = 0; i < program->layer_count; i++) {
@@ -94,5 +101,5 @@ bool place_lease(struct worker *worker, const struct lease *lease, struct query 
         if (!place_member(worker, program, lease->members[i], piece)) return false;
         if (__builtin_add_overflow(query->rows, piece->rows, &query->rows)) return false;
     }
-    return tasks_fit(program, query->rows) && place_arena(worker, lease, query);
+    return passes_fit(lease, query) && tasks_fit(program, query->rows) && place_arena(worker, lease, query);
 }

@@ -13,6 +13,10 @@ static bool spec_is_sound(const struct lease_spec *spec) {
     bool layers = spec->first_layer < spec->end_layer && spec->end_layer <= MAX_LAYERS;
     bool ranks = spec->wanted >= 1 && spec->wanted <= MAX_RANKS;
     layers = layers && versions_are_sound(spec->versions, spec->version_count);
+    if (spec->passes == 0 || spec->pass_layers > MAX_LAYERS || (uint64_t)spec->pass_layers * spec->passes > MAX_PAGES) {
+        PyErr_Format(PyExc_ValueError, "no such lease: %u passes of %u layers", spec->passes, spec->pass_layers);
+        return false;
+    }
     if (!layers || !ranks) {
         PyErr_Format(PyExc_ValueError, "no such lease: layers [%u, %u), %u ranks", spec->first_layer, spec->end_layer, spec->wanted);
     }
@@ -51,8 +55,8 @@ FUNCTION(py_lease_initialise) {
     PyObject *tuples;
     unsigned long long arena_offset, arena_stride;
     const char *versions;
-    PARSE("nIO!KKIIy#II", &offset, &spec.model_id, &PyTuple_Type, &tuples, &arena_offset, &arena_stride, &spec.first_layer,
-          &spec.end_layer, &versions, &version_count, &spec.wanted, &spec.timeout_us);
+    PARSE("nIO!KKIIy#IIII", &offset, &spec.model_id, &PyTuple_Type, &tuples, &arena_offset, &arena_stride, &spec.first_layer,
+          &spec.end_layer, &versions, &version_count, &spec.wanted, &spec.timeout_us, &spec.pass_layers, &spec.passes);
     spec.arena_offset = arena_offset;
     spec.arena_stride = arena_stride;
     spec.versions = (const uint8_t *)versions;
@@ -71,7 +75,7 @@ FUNCTION(py_lease_resume) {
     PARSE("nIIy#", &offset, &end_layer, &wanted, &versions, &version_count);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
     const uint8_t *numbers = (const uint8_t *)versions;
-    bool sound = lease && phase_unpack(atomic_load(&lease->phase)).layer < end_layer && end_layer <= MAX_LAYERS;
+    bool sound = lease && page_step(lease, phase_unpack(atomic_load(&lease->phase)).number) < end_layer && end_layer <= MAX_LAYERS;
     sound = sound && wanted >= 1 && wanted <= MAX_RANKS;
     if (lease && !(sound && versions_are_sound(numbers, (size_t)version_count))) {
         PyErr_Format(PyExc_ValueError, "cannot resume to layer %u with %u ranks and %zd versions", end_layer, wanted, version_count);
@@ -125,7 +129,7 @@ FUNCTION(py_lease_progress) {
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
     if (lease) {
         struct phase phase = phase_unpack(atomic_load(&lease->phase));
-        result = Py_BuildValue("IIIKN", phase.kind, phase.layer, atomic_load(&lease->finished),
+        result = Py_BuildValue("IIIIKN", phase.kind, page_step(lease, phase.number), phase.number, atomic_load(&lease->finished),
                                (unsigned long long)atomic_load(&lease->present), PyBool_FromLong(atomic_load(&lease->aborted)));
     }
     FINISH;
@@ -147,16 +151,17 @@ FUNCTION(py_lease_start_ns) {
     FINISH;
 }
 
-/* (kind, layer, when that layer began: 0 if no rank has come yet) */
+/* (kind, step, when that step began: 0 if no rank has come yet) */
 FUNCTION(py_lease_position) {
     Py_ssize_t offset;
     PARSE("n", &offset);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
     if (lease) {
         struct phase phase = phase_unpack(atomic_load(&lease->phase));
-        uint32_t before = phase.layer < MAX_LAYERS ? phase.layer : MAX_LAYERS;
+        uint32_t step = page_step(lease, phase.number);
+        uint32_t before = step < MAX_LAYERS ? step : MAX_LAYERS;
         uint64_t began_ns = before ? atomic_load(&lease->layer_end_ns[before - 1]) : atomic_load(&lease->start_ns);
-        result = Py_BuildValue("IIK", phase.kind, phase.layer, (unsigned long long)began_ns);
+        result = Py_BuildValue("IIK", phase.kind, step, (unsigned long long)began_ns);
     }
     FINISH;
 }

@@ -84,6 +84,7 @@ static void begin(struct reception *reception, struct receiving_worker *worker, 
         .arena_stride = model->arena_stride,
         .members = &member,
         .member_count = 1,
+        .passes = 1,
     };
     desk->taken = true;
     desk->walk_in = *walk_in;

@@ -118,15 +118,17 @@ class BatchFormer:
             elif model.keeps_order:
                 in_order.setdefault(group.model_id, []).append(group)
             else:
-                model.see(models[group.model_id], core_count)
+                stretch = stretches.get(group.model_id, 1.0)
+                model.see(models[group.model_id], core_count, stretch)
                 may_wait = free_cores == core_count and len(group) == len(waiting)
-                self._show(group, model, now_us, may_wait, stretches.get(group.model_id, 1.0), shown)
+                self._show(group, model, now_us, may_wait, stretch, shown)
         for model_id, groups in in_order.items():
             model = self._models[model_id]
-            model.see(models[model_id], core_count)
+            stretch = stretches.get(model_id, 1.0)
+            model.see(models[model_id], core_count, stretch)
             if not _under_way(model_id, waiting, running):
                 may_wait = free_cores == core_count and sum(map(len, groups)) == len(waiting)
-                self._show_next(groups, model, now_us, may_wait, stretches.get(model_id, 1.0), shown)
+                self._show_next(groups, model, now_us, may_wait, stretch, shown)
         shown.queries += whose_turn_it_is(begun)
         if not shown.units and not shown.planned and len(shown.queries) == len(waiting):
             return Formed(waiting.in_order)
@@ -183,27 +185,42 @@ class BatchFormer:
         self._show_line(line, 1, 1, may_wait, stretch, shown)
 
     def _show_line(self, line: Line, most: int, most_late: int, may_wait: bool, stretch: float, shown: _Shown) -> None:
-        """Show the next batches of a line, up to so many."""
+        """Show the next batches of a line, up to so many.
+
+        What is left over at its end, of those who have no target to meet, waits for company while others can take all
+        cores: a policy that prefers what is short would always choose it, and never a batch of the best size. With a
+        configured delay everybody has waited for company already.
+        """
         batches, held_until_us = line.batches(most, most_late, may_wait)
+        gangs = before_rows = 0
         for begin, end in batches:
-            self._show_batch(line.members[begin:end], line.deadline_us(begin, end), line.model, stretch, shown)
+            rows = line.rows(begin, end)
+            is_left_over = begin >= line.hopeful and rows < before_rows and line.model.max_delay_us is None
+            if is_left_over and gangs >= line.model.cores:
+                break
+            gangs += self._show_batch(line.members[begin:end], line.deadline_us(begin, end), line.model, stretch, shown)
+            before_rows = rows
         if held_until_us is not None:
             shown.wake_us = held_until_us if shown.wake_us is None else min(shown.wake_us, held_until_us)
 
     def _show_batch(
         self, members: Sequence[Query], deadline_us: float | None, model: BatchModel, stretch: float, shown: _Shown
-    ) -> None:
-        """Show a batch as a query of each gang that can begin; requests that are a part each remain what they are."""
+    ) -> int:
+        """Show a batch as a query of each gang that can begin; requests that are a part each remain what they are.
+
+        Return how many gangs there are.
+        """
         parts = model.parts(sum(query.rows for query in members), len(members), stretch)
         apart = [query.rows for query in members] == [part.rows for part in parts]
         if apart and not (model.keeps_order and len(members) > 1):
             planned = len(parts) > 1
             shown.planned |= planned
             shown.queries += _with_cores(members, parts) if planned else members
-            return
+            return len(parts)
         for unit in units_of(members, parts, deadline_us, next(self._batches), self._next_id):
             shown.units[unit.query.query_id] = unit
             shown.queries.append(unit.query)
+        return len(parts)
 
 
 def _with_cores(members: Sequence[Query], parts: Sequence[Part]) -> list[Query]:

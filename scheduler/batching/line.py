@@ -66,6 +66,10 @@ class Line:
             found.append((begin, self._take(begin, rows, end)))
         return found, None
 
+    def rows(self, begin: int, end: int) -> int:
+        """Return how many rows these members have."""
+        return self._before[end] - self._before[begin]
+
     def deadline_us(self, begin: int, end: int) -> float | None:
         """Return the earliest deadline of these members that can be met; the earliest at all if none can."""
         known = [

@@ -33,6 +33,7 @@ class BatchModel:
         self._joins = spec.joins and spec.max_rows > 1
         self._preferred = tuple(sorted(rows for rows in spec.preferred_rows if 0 < rows <= spec.max_rows))
         self._profile: ModelProfile | None = None
+        self._stretch = 1.0
         self.cores = 0  # that a batch may be split over
         self._sizes: BatchSizes
         self._table: PlanTable
@@ -50,9 +51,10 @@ class BatchModel:
         """Whether a request of one row that waits alone may have to wait on although one of so many cores is free."""
         return self.keeps_order or (self._joins and (self.max_delay_us is not None or cores == 1))
 
-    def see(self, profile: ModelProfile, cores: int) -> None:
-        """Take this profile, on a machine of so many cores, for what follows."""
+    def see(self, profile: ModelProfile, cores: int, stretch: float = 1.0) -> None:
+        """Take this profile, on a machine of so many cores, for what follows. `stretch`: of its blocks lately."""
         cores = min(cores, MAX_PARTS)
+        self._stretch = stretch
         if profile is not self._profile or cores != self.cores:
             self._profile, self.cores = profile, cores
             self._table = plan_table(profile, cores, self.max_rows)
@@ -96,7 +98,7 @@ class BatchModel:
         """
         assert self._profile is not None
         if self.max_delay_us is None:
-            load = self.rate.rows_per_us * self._sizes.row_us
+            load = self.rate.rows_per_us * self._sizes.row_us * self._stretch
             return self._sizes.next_rows(rows, load) if self._profile.measured else 1
         reached = [size for size in self._preferred or (self.max_rows,) if size <= rows]
         return reached[-1] if reached else 0

@@ -97,7 +97,7 @@ def batch_sizes(
     known: BatchSizes | None = profile.derived.get(key)
     if known is None:
         table = plan_table(profile, cores, max_rows)
-        measured_us = table.latency_us if splits else table.fat_us
+        measured_us = table.apart_us if splits else table.fat_us
 
         @cache  # asked some fifty times for a decision with a hundred waiting, of few sizes
         def latency_us(rows: int) -> float:

@@ -125,6 +125,12 @@ class SplitTable:
             self._apart[key] = found
         return found
 
+    def apart_us(self, cores: int, rows: int) -> float:
+        """Return the time of `apart` where nothing is stretched, without making the split. Raises ValueError."""
+        time_us = self.latency_us(cores, rows)
+        beside = self._beside(cores, rows) if time_us == self.fat_us(cores, rows) else None
+        return beside.latency_us if beside and time_us > (1 - WIDE_GAIN) * beside.latency_us else time_us
+
     def latency_us(self, cores: int, rows: int) -> float:
         """Return how long a batch takes in the gangs that are best for it. Raises ValueError."""
         fat_us = self.fat_us(cores, rows)

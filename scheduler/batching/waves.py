@@ -25,7 +25,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from gangway.executor.slots import MAX_PARTS
-from gangway.scheduler.batching.split import Gain, Split, SplitTable, least_gain, split_table, wide_steps
+from gangway.scheduler.batching.split import Gain, Latency, Split, SplitTable, least_gain, split_table, wide_steps
 from gangway.scheduler.model_profile import ModelProfile
 
 WAVE_US = 250.0  # from the end of a part until the next one begins on its cores: the scheduler has a turn meanwhile
@@ -105,7 +105,11 @@ class PlanTable:
 
     def latency_us(self, cores: int, rows: int) -> float:
         """Return how long a batch takes as it is best done. Raises ValueError."""
-        return self._in_waves_us(cores, rows, self._count(cores, rows))
+        return self._in_waves_us(cores, rows, self._count(cores, rows), self._splits.latency_us)
+
+    def apart_us(self, cores: int, rows: int) -> float:
+        """Return how long rows take that are requests of their own. Raises ValueError."""
+        return self._in_waves_us(cores, rows, self._count(cores, rows), self._splits.apart_us)
 
     def fat_us(self, cores: int, rows: int) -> float:
         """Return how long it takes in one gang of at most so many cores, alone. Raises ValueError."""
@@ -135,7 +139,7 @@ class PlanTable:
         while count <= rows and self._known_rows:
             largest = -(-rows // count)
             if largest <= self._known_rows and count * self._most_gangs(cores, largest) <= MAX_PARTS:
-                time_us = self._in_waves_us(cores, rows, count)
+                time_us = self._in_waves_us(cores, rows, count, self._splits.latency_us)
                 if time_us < (1 - self._gain_between(largest, found_rows)) * found_us:
                     found, found_us, found_rows = count, time_us, largest
             count *= 2
@@ -145,10 +149,11 @@ class PlanTable:
         """Return by what share the times of two sizes must differ."""
         return sqrt((self._least_gain(rows) ** 2 + self._least_gain(other_rows) ** 2) / 2)
 
-    def _in_waves_us(self, cores: int, rows: int, count: int) -> float:
+    @staticmethod
+    def _in_waves_us(cores: int, rows: int, count: int, wave_us: Latency) -> float:
         least, more = divmod(rows, count)
-        time_us = (count - more) * self._splits.latency_us(cores, least) + (count - 1) * WAVE_US
-        return time_us + more * self._splits.latency_us(cores, least + 1) if more else time_us
+        time_us = (count - more) * wave_us(cores, least) + (count - 1) * WAVE_US
+        return time_us + more * wave_us(cores, least + 1) if more else time_us
 
     def _most_gangs(self, cores: int, rows: int) -> int:
         """Return how many gangs a wave may have."""

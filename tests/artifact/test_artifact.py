@@ -97,7 +97,7 @@ def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"format_version": 1}, "format version 1 instead of 6"),
+        ({"format_version": 1}, "format version 1 instead of 7"),
         ({"key": "../../etc"}, "hex"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"arena_bytes": "64"}, "manifest.arena_bytes is not an integer"),
@@ -114,6 +114,9 @@ def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
         ({"files": {}}, "files"),
         ({"target": {"name": "avx2"}}, "no field"),
         ({"outputs": None}, "list"),
+        ({"pass_layers": -1}, "passes of -1 layers"),
+        ({"pass_layers": 1 << 12}, "passes of 4096 layers"),
+        ({"pass_rows": 0}, "passes of 0 rows"),
     ],
 )
 def test_a_wrong_manifest_is_refused(tmp_path: Path, fields: dict[str, Any], word: str) -> None:

@@ -6,7 +6,8 @@
  * work at the same time. While they run the scheduler stops them (both ways), resumes, grows, shrinks and aborts them at random; a part of
  * a request may run twice. While it waits for all to leave it is patient or not: who leaves an answered request need ring only in the
  * second case. Afterwards every task of a gang must have been executed exactly once since its last abort, each layer after the whole of the one before, on the rows of the right requests, and each request must have its own outputs.
- * Layers have versions, chosen anew with each block. Some have a batch kernel, which must be used for two rows and more, with groups
+ * A gang may compute the first layers in passes: then a layer of a pass comes after the layer before of the same rows, and a pass after
+ * the one before. Layers have versions, chosen anew with each block. Some have a batch kernel, which must be used for two rows and more, with groups
  * of rows that cover each row once, at one stride. Some programs are one call for all rows; it must be begun once, and what it says of
  * each request must become the answer.
  * Cells and tensors are plain memory on purpose: ThreadSanitizer reports them if the protocol does not order their accesses. */
@@ -22,7 +23,7 @@ static uint32_t worker_count;
 static char *arena;
 static uint64_t random_state;
 static uint32_t to_ring; /* so many messages had to be rung for in any case */
-static unsigned aborts, stops, grown, shrunk, repeated, packs, unpacks, left_counts[LEFT_STALE + 1];
+static unsigned aborts, stops, grown, shrunk, repeated, packs, unpacks, passes, left_counts[LEFT_STALE + 1];
 
 uint32_t random_below(uint32_t limit) {
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
@@ -82,8 +83,8 @@ static void wait_until_empty(void) {
         for (uint32_t i = 0; i < gang_count; i++) {
             struct lease *lease = gangs[i].lease;
             struct phase phase = phase_unpack(atomic_load(&lease->phase));
-            fprintf(stderr, "inside %lx present %lx layer %u kind %u finished %u control %u aborted %u wanted %u\n", (long)gangs[i].inside,
-                    (long)lease->present, phase.layer, phase.kind, lease->finished, lease->control, lease->aborted, lease->wanted);
+            fprintf(stderr, "inside %lx present %lx page %u kind %u finished %u control %u aborted %u wanted %u\n", (long)gangs[i].inside,
+                    (long)lease->present, phase.number, phase.kind, lease->finished, lease->control, lease->aborted, lease->wanted);
         }
         CHECK(false, "hangs");
     }
@@ -102,8 +103,12 @@ static void begin(struct gang *gang) {
     struct lease_spec spec = {.model_id = MODEL, .members = gang->members, .member_count = gang->member_count,
                               .end_layer = 1 + random_below(program.layer_count), .wanted = gang->wanted,
                               .timeout_us = HANG_S * 2000000u, .arena_offset = (uint64_t)(gang - gangs) * LINE * STRIDE,
-                              .arena_stride = STRIDE, .versions = versions, .version_count = program.whole ? 0 : LAYERS};
+                              .arena_stride = STRIDE, .versions = versions, .version_count = program.whole ? 0 : LAYERS,
+                              .pass_layers = program.whole ? 0 : random_below(program.layer_count + 1), .passes = 1};
+    if (spec.pass_layers) spec.passes = 1 + random_below(gang->rows);
+    passes += spec.passes > 1;
     memset(gang->cells, 0, sizeof gang->cells);
+    for (int i = 0; i < LAYERS * LINE; i++) gang->tasks[i / LINE][i % LINE] = 0;
     gang->term = lease_initialise(gang->lease, &spec);
     send_ranks(gang);
 }
@@ -112,13 +117,16 @@ static void begin(struct gang *gang) {
 static void resume(struct gang *gang) {
     struct phase before = phase_unpack(atomic_load(&gang->lease->phase));
     uint8_t chosen[LAYERS];
-    uint32_t chosen_count = program.whole ? 0 : random_below(LAYERS + 1), next = before.layer;
+    uint32_t chosen_count = program.whole ? 0 : random_below(LAYERS + 1);
+    uint32_t next = page_step(gang->lease, before.number), layer = page_layer(gang->lease, before.number), end;
     for (uint32_t i = 0; i < LAYERS; i++) chosen[i] = (uint8_t)random_below(VERSIONS);
     gang->wanted = 1 + random_below(worker_count);
-    lease_resume(gang->lease, next + 1 + random_below(program.layer_count - next), gang->wanted, chosen, chosen_count);
+    end = next + 1 + random_below(program.layer_count - next);
+    uint32_t expected = gang->lease->versions[layer]; /* also of a layer in its middle, and one that the block has not as a step */
+    if (before.kind == PHASE_STOPPED && layer >= next && layer < end) expected = layer - next < chosen_count ? chosen[layer - next] : 0;
+    lease_resume(gang->lease, end, gang->wanted, chosen, chosen_count);
     struct phase phase = phase_unpack(atomic_load(&gang->lease->phase));
     bool stopped = before.kind == PHASE_STOPPED;
-    uint32_t expected = !stopped ? before.version : chosen_count ? chosen[0] : 0;
     CHECK(phase.kind == (stopped ? PHASE_OPEN : before.kind) && phase.version == expected, "kind %u version %u", phase.kind, phase.version);
     packs += phase.kind == PHASE_PACK;
     unpacks += phase.kind == PHASE_UNPACK;
@@ -127,7 +135,7 @@ static void resume(struct gang *gang) {
 
 /* One random act of the scheduler upon a running lease. A stop in its last layer finds it before unpacking, if it has that. */
 static void disturb(struct gang *gang) {
-    bool last = phase_unpack(atomic_load(&gang->lease->phase)).layer + 1 == program.layer_count && gang->member_count > 1;
+    bool last = page_step(gang->lease, phase_unpack(atomic_load(&gang->lease->phase)).number) + 1 == program.layer_count && gang->member_count > 1;
     switch (last && random_below(2) ? 0 : random_below(8)) {
         case 0:
             lease_set_control(gang->lease, !last && random_below(2) ? CONTROL_STOP : CONTROL_STOP_NOW);
@@ -251,8 +259,8 @@ int main(int argc, char **argv) {
     CHECK(bell_seen(&scheduler_bell) >= to_ring, "rung %u times for %u messages", bell_seen(&scheduler_bell), to_ring);
     for (int i = 0; i < FRONT_ENDS; i++) free(io[i]);
     free(arena);
-    printf("rounds %d aborts %u stops %u grown %u shrunk %u joined %u split %u repeated %u packs %u unpacks %u left", rounds, aborts, stops,
-           grown, shrunk, joined, split, repeated, packs, unpacks);
+    printf("rounds %d aborts %u stops %u grown %u shrunk %u joined %u split %u repeated %u packs %u unpacks %u passes %u left", rounds, aborts, stops,
+           grown, shrunk, joined, split, repeated, packs, unpacks, passes);
     for (int reason = 0; reason <= LEFT_STALE; reason++) printf(" %u", left_counts[reason]);
     putchar('\n');
     return 0;

@@ -37,7 +37,12 @@ struct gang {
     uint64_t inside;      /* bit r: rank r has been sent in and has not left */
     uint32_t term, wanted;
     bool ended, aborted;
-    struct { int runs; } cells[LAYERS][LINE * TASKS];
+    struct { int runs; } cells[LAYERS][LINE][TASKS];
+    _Atomic uint32_t tasks[LAYERS][LINE]; /* of the kernel that computed the row; 0: none has yet */
+};
+
+struct span {
+    uint32_t first, end;
 };
 
 extern struct program program;
@@ -54,7 +59,7 @@ uint32_t random_below(uint32_t limit);
 
 /* stress_model.c */
 void make_program(void);
-uint32_t tasks_of(const struct gang *gang, uint32_t layer);
+void check_row(const struct gang *gang, uint32_t layer, uint32_t row); /* every task of the layer was executed once */
 
 /* stress_batch.c */
 uint32_t make_batch(void);

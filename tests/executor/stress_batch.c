@@ -84,13 +84,14 @@ void check_parts(const struct gang *gang, bool done) {
     }
 }
 
-/* Every task exactly once. */
+/* Every task exactly once, and each step has ended after the one before. */
 void check_gang(const struct gang *gang) {
-    uint32_t rows = program.whole ? 1 : gang->rows; /* one task for all */
+    uint64_t before_ns = gang->lease->start_ns;
+    if (program.whole) CHECK(gang->cells[0][0][0].runs == 1, "called %d times", gang->cells[0][0][0].runs);
     for (uint32_t layer = 0; layer < program.layer_count; layer++) {
-        for (uint32_t task = 0; task < tasks_of(gang, layer) * rows; task++) {
-            CHECK(gang->cells[layer][task].runs == 1, "layer %u task %u ran %d times", layer, task, gang->cells[layer][task].runs);
-        }
+        for (uint32_t row = 0; row < gang->rows && !program.whole; row++) check_row(gang, layer, row);
+        CHECK(gang->lease->layer_end_ns[layer] >= before_ns, "step %u ended early", layer);
+        before_ns = gang->lease->layer_end_ns[layer];
     }
 }
 
@@ -118,7 +119,8 @@ void check_request(const struct request *request, uint32_t rows, bool failed) {
         uint32_t in_line = request->first + row;
         const int *output = (const int *)(request->output + row * OUTPUT_ROW);
         for (uint32_t layer = 0; layer < program.layer_count; layer++) {
-            for (uint32_t task = 0; task < tasks_of(gang_of(in_line), layer); task++) {
+            const struct gang *gang = gang_of(in_line);
+            for (uint32_t task = 0; task < gang->tasks[layer][in_line - gang->first]; task++) {
                 CHECK(output[layer * TASKS + task] == (int)in_line + 1, "row %u layer %u task %u", in_line, layer, task);
             }
         }

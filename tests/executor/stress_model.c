@@ -7,53 +7,77 @@ struct program program = {.layers = layers, .weights = (char *)numbers, .arena_b
                           .joins = true};
 uint32_t fails;
 
-/* Tasks of each row; a batch kernel's task is one of every row in the group. */
-uint32_t tasks_of(const struct gang *gang, uint32_t layer) {
-    const struct version *version = &layers[layer].versions[gang->lease->versions[layer]];
-    return is_batch(version, gang->rows) ? version->batch.tasks : version->one.tasks;
+/* The rows of the gang that go through the layer with this one. */
+static struct span pass_of(const struct gang *gang, uint32_t layer, uint32_t row) {
+    const struct lease *lease = gang->lease;
+    uint32_t pass = 0;
+    if (layer >= lease->pass_layers) return (struct span){0, gang->rows};
+    while ((pass + 1) * gang->rows / lease->passes <= row) pass++;
+    return (struct span){pass * gang->rows / lease->passes, (pass + 1) * gang->rows / lease->passes};
+}
+
+void check_row(const struct gang *gang, uint32_t layer, uint32_t row) {
+    uint32_t tasks = gang->tasks[layer][row];
+    CHECK(tasks > 0, "layer %u: row %u was not computed", layer, row);
+    for (uint32_t task = 0; task < TASKS; task++) {
+        int runs = gang->cells[layer][row][task].runs;
+        CHECK(runs == (task < tasks), "layer %u row %u task %u ran %d times", layer, row, task, runs);
+    }
+}
+
+/* What a layer of these rows comes after: the layer before, or the whole of the pass before. */
+static void check_order(const struct gang *gang, uint32_t layer, uint32_t row) {
+    struct span pass = pass_of(gang, layer, row);
+    for (uint32_t before = pass.first; layer > 0 && before < pass.end; before++) check_row(gang, layer - 1, before);
+    for (uint32_t before = 0; layer == 0 && before < pass.first; before++) check_row(gang, gang->lease->pass_layers - 1, before);
 }
 
 /* The row of the line is written in each row's input, its place in the gang in each row's arena. `strides` are of weights, arena, input
  * and output. An output row has a number for each task. */
-static void run_tasks(int layer, const char *row, const char *input, char *output, int64_t rows, const int64_t *strides, int32_t begin,
-                      int32_t end) {
+static void run_tasks(uint32_t layer, uint32_t tasks, const char *row, const char *input, char *output, int64_t rows,
+                      const int64_t *strides, int32_t begin, int32_t end) {
     struct gang *gang = &gangs[((const int *)row)[0]];
-    uint32_t tasks = tasks_of(gang, (uint32_t)layer);
     for (int32_t task = begin; task < end; task++) {
-        if (layer > 0) {
-            for (uint32_t before = 0; before < tasks_of(gang, (uint32_t)layer - 1) * gang->rows; before++) {
-                CHECK(gang->cells[layer - 1][before].runs == 1, "layer %d began early", layer);
-            }
-        }
+        check_order(gang, layer, (uint32_t)((const int *)row)[1]);
         for (int64_t i = 0; i < rows; i++) {
             int number = ((const int *)(row + i * strides[1]))[1], in_line = *(const int *)(input + i * strides[2]);
             CHECK((uint32_t)in_line == gang->first + (uint32_t)number, "row %d of a gang from %u has row %d", number, gang->first, in_line);
-            gang->cells[layer][(uint32_t)number * tasks + (uint32_t)task].runs++;
+            atomic_store_explicit(&gang->tasks[layer][number], tasks, memory_order_relaxed);
+            gang->cells[layer][number][task].runs++;
             ((int *)(output + i * strides[3]))[layer * TASKS + task] = in_line + 1;
         }
-        for (int spin = (task * 7 + layer) % 5 * 40; spin > 0; spin--) spin_pause();
+        for (int spin = (task * 7 + (int)layer) % 5 * 40; spin > 0; spin--) spin_pause();
         if (task % 13 == 12) nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL); /* so that others fall asleep */
     }
 }
 
+static const struct version *version_of(const struct gang *gang, int layer) {
+    return &layers[layer].versions[gang->lease->versions[layer]];
+}
+
 static void kernel_of_layer(int *number, char *row, char *input, char *output, int32_t begin, int32_t end) {
-    run_tasks(*number, row, input, output, 1, (int64_t[4]){0}, begin, end);
+    const struct gang *gang = &gangs[((const int *)row)[0]];
+    const struct version *version = version_of(gang, *number);
+    struct span pass = pass_of(gang, (uint32_t)*number, (uint32_t)((const int *)row)[1]);
+    CHECK(!is_batch(version, pass.end - pass.first), "a row alone");
+    run_tasks((uint32_t)*number, version->one.tasks, row, input, output, 1, (int64_t[4]){0}, begin, end);
 }
 
 static void batch_kernel_of_layer(int *number, char *row, char *input, char *output, const int64_t *batch, int32_t begin, int32_t end) {
     const struct gang *gang = &gangs[((const int *)row)[0]];
-    const struct implementation *kernel = &layers[*number].versions[gang->lease->versions[*number]].batch;
+    const struct implementation *kernel = &version_of(gang, *number)->batch;
+    struct span pass = pass_of(gang, (uint32_t)*number, (uint32_t)((const int *)row)[1]);
     bool together = gang->member_count > 1;
-    CHECK(gang->rows > 1 && batch[0] >= 1 && batch[0] <= kernel->rows, "%ld rows", (long)batch[0]);
+    CHECK(pass.end - pass.first > 1 && batch[0] >= 1 && batch[0] <= kernel->rows, "%ld rows", (long)batch[0]);
     CHECK(batch[1] == 0 && batch[2] == STRIDE, "strides %ld %ld", (long)batch[1], (long)batch[2]);
     CHECK(batch[3] == (together ? STRIDE : INPUT_ROW), "stride of inputs %ld", (long)batch[3]);
     CHECK(batch[4] == (together ? STRIDE : OUTPUT_ROW), "stride of outputs %ld", (long)batch[4]);
-    run_tasks(*number, row, input, output, batch[0], batch + 1, begin, end);
+    run_tasks((uint32_t)*number, kernel->tasks, row, input, output, batch[0], batch + 1, begin, end);
 }
 
 static void call_whole(void *context, struct query *query) {
     CHECK(context == numbers && query->rows == gangs[0].rows && query->piece_count == request_count, "wrong query");
-    gangs[0].cells[0][0].runs++;
+    gangs[0].cells[0][0][0].runs++;
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     for (uint32_t i = 0; i < request_count; i++) query->pieces[i].failed = fails >> i & 1;
 }

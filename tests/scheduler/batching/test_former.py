@@ -22,6 +22,7 @@ from tests.scheduler.batching.forming import (
     WHOLE,
     Former,
     batches,
+    profile,
     query,
     queue,
     spec,
@@ -108,6 +109,31 @@ def test_where_others_take_the_cores_rows_go_apart_unless_one_gang_gains_much(
     former = Former(spec(CLOSE, max_delay_us=0.0)).former
     waiting = [query(1, CLOSE), query(2, CLOSE)]
     assert batches(former.form(queue(waiting), 1000.0, MODELS, CORES, CORES, stretches={CLOSE: stretch})) == gangs
+
+
+def test_what_is_left_over_waits_while_others_can_take_all_cores() -> None:
+    former = Former(spec(CLOSE))
+    waiting = [query(number, CLOSE) for number in range(1, 12)]
+    assert batches(former.form(waiting)) == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert batches(former.form(waiting[8:])) == [[9, 10, 11]]
+    in_time = [replace(one, deadline_us=1e6) for one in waiting]
+    assert batches(former.form(in_time)) == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]]
+    configured = Former(spec(CLOSE, max_delay_us=0.0))
+    assert batches(configured.form(waiting)) == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]]
+
+
+def test_rows_that_take_longer_than_predicted_are_a_higher_load() -> None:
+    former = Former(spec(FLAT)).former
+    arrived = [query(number, arrival_us=16_000.0 * number) for number in range(400)]
+    for one in arrived:
+        former.arrived(one)
+    waiting = queue(arrived[-6:])
+    models = {FLAT: profile(FLAT, 6.6, 3.0)}  # in batches of eight a row takes 8.25 ms: a load of 0.52
+
+    def first(stretch: float) -> int:
+        return len(batches(former.form(waiting, 7e6, models, CORES, CORES, stretches={FLAT: stretch}))[0])
+
+    assert (first(1.0), first(1.5)) == (3, 4)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,9 @@ def test_requests_of_one_row_each_stay_apart_unless_one_gang_gains_much() -> Non
     assert table(0.0).apart(4, 7).instances == (Instances(1, 1, 7),), "no equal gangs"
     assert table(-0.5).apart(4, 8) == table(-0.5).best(4, 8), "a split that gains is what it was"
     assert SplitTable(4, 8, lambda cores, rows: 1.0, None).apart(4, 8).instances == (Instances(1, 1, 8),)
+    for gain in (-0.5, 0.0, 0.8 * WIDE_GAIN, 1.2 * WIDE_GAIN, 0.2):
+        times = [(table(gain).apart_us(4, rows), table(gain).apart(4, rows).latency_us) for rows in range(1, 9)]
+        assert all(found_us == pytest.approx(time_us, abs=4 * GANG_US) for found_us, time_us in times)
 
 
 def test_one_gang_has_no_more_cores_than_help() -> None:

@@ -1,0 +1,78 @@
+"""Which layers a batch computes pass by pass, and that its answers are those of onnxruntime."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from gangway.artifact.cache import Cache
+from gangway.compiler.passes import Passes, passes_of
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from gangway.executor.cores import available_cores
+from gangway.executor.leases import passes_for
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.gang_runner import GangRunner
+
+MB = 1 << 20
+ROWS = (2, 3, 5, 8)
+node = helper.make_node
+
+
+@pytest.mark.parametrize(
+    ("activations", "weights", "passes"),
+    [
+        ([4, 4, 2, 1], [0, 1, 4, 9], Passes(2, 1)),
+        ([4, 1, 4, 1], [0, 2, 1, 9], Passes(3, 1)),  # what the second loses the third makes up for
+        ([4, 1, 4, 1], [0, 5, 1, 9], Passes(0, 1)),  # one layer is no pass
+        ([1, 1, 1], [2, 2, 2], Passes(0, 1)),
+        ([1, 1, 1], [0, 0, 0], Passes(3, 1)),
+    ],
+)
+def test_the_layers_are_those_that_save_most(activations: list[int], weights: list[int], passes: Passes) -> None:
+    assert passes_of([MB * one for one in activations], [MB * one for one in weights]) == passes
+
+
+def test_a_pass_has_the_rows_that_stay_in_the_cache() -> None:
+    assert passes_of([MB // 8, MB // 16], [0, 0]) == Passes(2, 8)
+
+
+def save_network(path: Path) -> Path:
+    """Two convolutions of a large image -> pooling -> a dense layer with many weights."""
+    random = np.random.default_rng(6)
+    sizes = {"c": (16, 3, 3, 3), "d": (16, 16, 3, 3), "w": (16 * 16 * 16, 500)}
+    nodes = [
+        node("Conv", ["x", "c"], ["a"], pads=[1, 1, 1, 1]),
+        node("Relu", ["a"], ["b"]),
+        node("Conv", ["b", "d"], ["e"], pads=[1, 1, 1, 1]),
+        node("MaxPool", ["e"], ["f"], kernel_shape=[10, 10], strides=[10, 10]),
+        node("Flatten", ["f"], ["g"]),
+        node("MatMul", ["g", "w"], ["y"]),
+    ]
+    numbers = {name: (random.standard_normal(size) * 0.1).astype(np.float32) for name, size in sizes.items()}
+    constants = [numpy_helper.from_array(value, name) for name, value in numbers.items()]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 160, 160])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 500])
+    graph = helper.make_graph(nodes, "passes", [x], [y], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_answers_match_onnxruntime(tmp_path: Path) -> None:
+    network = save_network(tmp_path / "model.onnx")
+    folder = compile_model(network, "passes", Cache(tmp_path), detect(), lambda *_: None).folder
+    session = onnxruntime.InferenceSession(str(network))
+    random = np.random.default_rng(7)
+    with GangRunner(folder.parent, available_cores()[:2]) as runner:
+        model = runner.open_model(folder, max(ROWS))
+        layers, rows = model.manifest.pass_layers, model.manifest.pass_rows
+        assert 2 <= layers < len(model.manifest.layers)
+        assert passes_for(layers, rows, max(ROWS), 1) == max(ROWS), "a row of it fills the cache"
+        for ranks in {1, min(2, len(available_cores()))}:
+            for count in ROWS:
+                x = random.standard_normal((count, 3, 160, 160), np.float32)
+                (expected,) = session.run(["y"], {"x": x})
+                answer = runner.run(model, {"x": x}, ranks).outputs["y"]
+                np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
