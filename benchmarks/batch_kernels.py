@@ -1,9 +1,10 @@
-"""What one call for several rows would gain: convolutions and products of transformers, on one core.
+"""What one call for several rows gains, or would gain: convolutions and products of transformers, on one core.
 
-"row by row" is how a batch is executed: all tasks of a row, then those of the next. "task by task": each part of the
-weights for all rows, then the next part. "joined": the kernel that the compiler makes of an image as high, or a
-sequence as long, as all rows together, which is what a kernel for several rows could do. Times over that of row by row,
-for the same number of operations.
+"row by row" is how a batch without a kernel for several rows is executed: all tasks of a row, then those of the next.
+"batch": the kernel for several rows, where the compiler makes one. "task by task": each part of the weights for all
+rows, then the next part. "joined": the kernel that the compiler makes of an image as high, or a sequence as long, as
+all rows together, which is what a kernel for several rows could do. Times over that of row by row, for the same number
+of operations.
 """
 
 import sys
@@ -13,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
-from gangway.compiler.specs import ConvSpec
+from gangway.compiler.specs import BatchPlan, ConvSpec
 from gangway.compiler.target import detect
 from gangway.compiler.templates import registry
-from gangway.compiler.trial import Library
+from gangway.compiler.trial import Array, Library, aligned
 
 from benchmarks.kernel_gap import random_arguments
 from benchmarks.report import Row, option_parser, start_report
@@ -48,8 +50,10 @@ CASES = {
     "GPT-2 64 tokens, first of the MLP": dense(768, 64, 3072),
     "GPT-2 64 tokens, second of the MLP": dense(3072, 64, 768),
     "ResNet-50 stage 1, 256x56x56 -> 64 k1": image(256, 56, 64),
+    "ResNet-50 stage 2, 128x28x28 -> 128 k3": image(128, 28, 128, 3),
     "ResNet-50 stage 2, 512x28x28 -> 128 k1": image(512, 28, 128),
     "ResNet-50 stage 3, 1024x14x14 -> 256 k1": image(1024, 14, 256),
+    "ResNet-50 stage 3, 256x14x14 -> 256 k3": image(256, 14, 256, 3),
     "ResNet-50 stage 3, 256x14x14 -> 1024 k1": image(256, 14, 1024),
     "ResNet-50 stage 4, 1024x14x14 -> 2048 k1 s2": image(1024, 14, 2048, 1, 2),
     "ResNet-50 stage 4, 512x14x14 -> 512 k3 s2": image(512, 14, 512, 3, 2),
@@ -61,9 +65,10 @@ CASES = {
 
 @dataclass(frozen=True)
 class Ways:
-    """One layer, ready to be computed in three ways."""
+    """One layer, ready to be computed in these ways."""
 
     rows: Call
+    batch: Call | None
     tasks: Call
     joined: Call
     plans: tuple[str, str]  # of one row, and joined
@@ -79,9 +84,8 @@ def joined_spec(spec: ConvSpec, rows: int) -> ConvSpec:
 def make_ways(spec: ConvSpec, rows: int, target: TargetSpec, path: Path) -> Ways:
     """Compile a layer, and what it would be joined. Rows have images of their own and share the weights."""
     one, many = registry.plan(spec, target), registry.plan(joined_spec(spec, rows), target)
-    codegen.build_library(
-        {"one": registry.emit(one, target, "one"), "many": registry.emit(many, target, "many")}, target, path
-    )
+    plans = {"one": one, "many": many} | ({"batch": batch} if (batch := registry.batch_plan(spec, target)) else {})
+    codegen.build_library({name: registry.emit(plan, target, name) for name, plan in plans.items()}, target, path)
     library = Library(path)
     first, *others = (random_arguments(one, target) for _ in range(rows))
     alone = [first, *([x, *first[1:-1], y] for x, *_, y in others)]
@@ -99,9 +103,27 @@ def make_ways(spec: ConvSpec, rows: int, target: TargetSpec, path: Path) -> Ways
             for call in calls:
                 call(begin, min(begin + part, one.tasks))
 
+    in_groups = bind_batch(library, batch, first, rows) if batch else None
     share = many.spec.flops / (rows * spec.flops)
-    plans = (one.description, many.description)
-    return Ways(row_by_row, task_by_task, lambda: together(0, many.tasks), plans, share, (alone, all_rows))
+    names = (one.description, many.description)
+    return Ways(row_by_row, in_groups, task_by_task, lambda: together(0, many.tasks), names, share, (alone, all_rows))
+
+
+def bind_batch(library: Library, plan: BatchPlan, one: Sequence[Array], rows: int) -> Call:
+    """Return what computes so many rows with the kernel for several, as few calls as possible."""
+    counts = [len(group) for group in np.array_split(np.arange(rows), -(-rows // plan.rows))]
+    groups = []
+    for count in counts:
+        x, y = (aligned(np.stack([tensor] * count)) for tensor in (one[0], one[-1]))
+        batch = np.array([count, x.strides[0], *[0] * (len(one) - 2), y.strides[0]], np.int64)
+        arguments = [x, *one[1:-1], y, batch]
+        groups.append((library.bind("batch", arguments), arguments))
+
+    def in_groups() -> None:
+        for call, _ in groups:
+            call(0, plan.tasks)
+
+    return in_groups
 
 
 def lower_quartiles(calls: Sequence[Call], rounds: int) -> list[float]:
@@ -118,11 +140,13 @@ def lower_quartiles(calls: Sequence[Call], rounds: int) -> list[float]:
 def measure(name: str, spec: ConvSpec, rows: int, rounds: int, target: TargetSpec, path: Path) -> Row:
     """Return a layer's line of the table."""
     ways = make_ways(spec, rows, target, path)
-    alone_s, tasks_s, joined_s = lower_quartiles([ways.rows, ways.tasks, ways.joined], rounds)
+    calls = [ways.rows, ways.tasks, ways.joined, *([ways.batch] if ways.batch else [])]
+    alone_s, tasks_s, joined_s, *batch_s = lower_quartiles(calls, rounds)
     return {
         "layer": name,
         "ms a row": alone_s / rows * 1e3,
         "GFLOP/s": rows * spec.flops / alone_s / 1e9,
+        "batch": batch_s[0] / alone_s if batch_s else "",
         "task by task": tasks_s / alone_s,
         "joined": joined_s / alone_s / ways.share,
         "kernel": ways.plans[0],
