@@ -65,6 +65,16 @@ def test_the_load_is_that_of_some_tens_of_requests_and_a_burst_is_none() -> None
     assert bursts.rows_per_us == pytest.approx(1e-3, rel=0.2)
 
 
+def test_the_first_requests_load_is_known_after_some_tens() -> None:
+    rate = ArrivalRate()
+    for _ in range(32):
+        rate.arrived(0.0, 1)
+    assert rate.rows_per_us < 50e-6
+    for number in range(32):
+        rate.arrived(24_000.0 * number, 1)
+    assert rate.rows_per_us == pytest.approx(1 / 24_000, rel=0.3)
+
+
 def test_a_pause_is_soon_forgotten_and_time_never_runs_backwards() -> None:
     rate = ArrivalRate()
     for at_us in (0.0, 100.0, 1e12, 1e12 - 5.0):
