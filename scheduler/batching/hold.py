@@ -44,7 +44,7 @@ class ArrivalRate:
             return
         gap_us = min(max(arrival_us - self._latest_us, 0.0), LONGEST_GAP_US)
         self.gap_us = gap_us if self.gap_us is None else self.gap_us + GAIN * (gap_us - self.gap_us)
-        self._gaps += 1  # of the first ones it is the mean, so that it takes tens of requests to know a load, not hundreds
+        self._gaps += 1  # of the first ones it is the mean: a load is known after tens of requests
         self._steady_gap_us += max(STEADY_GAIN, 1 / self._gaps) * (gap_us - self._steady_gap_us)
         self._rows += GAIN * (rows - self._rows)
         self._latest_us = max(arrival_us, self._latest_us)
