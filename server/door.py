@@ -5,6 +5,9 @@ When the queue is full, every further call costs another one its place, whom the
 end has to do: the cores that should answer are busy reading what will be refused. So a front end that is full, or whose
 requests the scheduler turns away, lets in as many as it can read in a part of a core's time, and at least nearly as
 many as are answered. It refuses the others before it reads them.
+
+Answers that come in time let in more: who can still be in time goes before all that wait, so while there are many
+answers like that there should be more to choose from. If too many come, fewer of them are in time, and let fewer in.
 """
 
 import logging
@@ -21,6 +24,7 @@ TURNED_AWAY_S: Final = 1.0  # since the scheduler last refused one because of al
 CPU_SHARE: Final = 0.2  # of a core that this process takes then, unless answers let more calls in
 SAVED_S: Final = 0.02  # of CPU at most that may be spent at once
 FOR_EACH_ANSWER: Final = 0.9  # calls are let in: fewer than leave, so that the queue is worked off
+MORE_FOR_EACH_IN_TIME: Final = 3.0  # if the answer met its target
 MOST_AT_ONCE: Final = 8.0  # after many answers in a row
 ONE_CLASS_S: Final = 10.0  # as long ago requests of several priorities must be for calls to be refused unseen
 OVERLOADED: Final = "Exceeds maximum queue size: the server is overloaded"
@@ -90,8 +94,14 @@ class Door:
             self._inside -= 1
             if self.is_crowded:
                 if answered:
-                    self._allowed = min(self._allowed + FOR_EACH_ANSWER, MOST_AT_ONCE)
+                    self._allow(FOR_EACH_ANSWER)
                 self._stays_crowded()
+
+    def in_time(self) -> None:
+        """A request is being answered, before its target."""
+        if self.is_crowded:
+            with self._lock:
+                self._allow(MORE_FOR_EACH_IN_TIME)
 
     def turned_away(self) -> None:
         """The scheduler has refused a request because of all that waits."""
@@ -104,6 +114,9 @@ class Door:
         if priority != self._priority:
             self._priority = priority
             self._mixed_until_s = self._now_s() + ONE_CLASS_S
+
+    def _allow(self, calls: float) -> None:
+        self._allowed = min(self._allowed + calls, MOST_AT_ONCE)
 
     def _crowd(self) -> None:
         if not self.is_crowded:

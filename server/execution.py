@@ -118,6 +118,8 @@ class Execution:
     ) -> None:
         """Count a request that is answered now, and trace it if it is one to trace."""
         end_ns = _count(plan, clock, queued_ns, finished_ns, outcome)
+        if clock.is_met(end_ns):
+            self.plane.door.in_time()
         if self._tracer.active:
             instants = Instants(clock.arrival_ns, queued_ns, finished_ns, end_ns)
             self._tracer.answered(plan, request_id, call, instants, outcome, contents, response)
@@ -141,7 +143,9 @@ class Execution:
             response = way.answer(request_id, results, regions)
         spans, end_ns = run.spans, time.monotonic_ns()
         outcome = outcome_of(spans, clock.arrival_ns)
-        in_time = end_ns <= clock.deadline_ns if clock.deadline_ns else None
+        in_time = clock.is_met(end_ns)
+        if in_time:
+            self.plane.door.in_time()
         times = times_of(spans, end_ns - clock.arrival_ns)
         plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts)
         count_inner(way.graph, spans)
@@ -209,6 +213,6 @@ def _count(plan: Plan, clock: RequestClock, submitted_ns: int, finished_ns: int,
         compute_infer=infer_ns,
         compute_output=end_ns - finished_ns,
     )
-    in_time = end_ns <= clock.deadline_ns if clock.deadline_ns else None
+    in_time = clock.is_met(end_ns)
     plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts, outcome.batch_rows, outcome.leads)
     return end_ns

@@ -49,6 +49,20 @@ def test_fewer_are_let_in_than_are_answered() -> None:
     assert 0.8 < admitted / answers < 0.95
 
 
+def test_answers_in_time_let_in_more_than_late_ones() -> None:
+    def admitted(share_in_time: float) -> int:
+        door, admitted = crowded(1024), 0
+        for turn in range(100):
+            if turn < 100 * share_in_time:
+                door.in_time()
+            door.leave(answered=True)
+            admitted += come(door) + come(door) + come(door) + come(door)
+        return admitted
+
+    assert admitted(0.0) == pytest.approx(90, abs=2)
+    assert admitted(0.5) == pytest.approx(90 + 150, abs=5)
+
+
 def test_whoever_leaves_without_an_answer_lets_nobody_in() -> None:
     door = crowded()
     door.leave(answered=False)
