@@ -160,6 +160,7 @@ class Dispatcher:
             gangs.free,
             self._way_back_us,
             times.stretches.factors,
+            times.stretches.wide_stretch,
         )
         return snapshot, units, wake_us
 

@@ -62,6 +62,7 @@ class Snapshot:
     free_leases: int = 1_000_000  # so many queries that have not started yet can be started now
     way_back_us: float = 150.0  # from the last layer's end until the client has the answer, when the machine is busy
     stretches: Mapping[int, float] = field(default_factory=dict)  # by model: blocks lately took so much longer
+    wide_stretch: float = 1.0  # so much more gangs of several cores lately exceeded predictions than gangs of one
 
 
 @value(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from gangway.scheduler.policy import Snapshot
 from gangway.scheduler.prediction import Work
 
 EFFICIENCY = 0.8  # of each core of a gang, against one alone, while others want cores
+EFFICIENCY_STEP = 0.02  # what follows from an efficiency is remembered
 IDLE_EFFICIENCY = 0.3  # while nobody does
 SQUEEZED = 4  # so many queries without cores are looked at
 RESERVED_LEASES = 2  # for queries that can be in time
@@ -29,12 +30,17 @@ def ask(work: Work, snapshot: Snapshot) -> None:
         return
     gang = work.query.cores
     if not gang:
-        gang = work.outlook.efficient_cores(EFFICIENCY)
+        gang = work.outlook.efficient_cores(efficiency_to_ask_for(snapshot.wide_stretch))
         if work.tier == IN_TIME and gang < work.most and work.remaining_us(gang) * work.margin > work.slack_us:
             gang = max(gang, work.fewest_cores(work.slack_us / work.margin))
     work.gang = gang = gang if gang < work.most else work.most
     if work.tier == IN_TIME:
         work.due_us -= work.remaining_us(gang) * work.margin * (1 - gang / snapshot.core_count)
+
+
+def efficiency_to_ask_for(wide_stretch: float) -> float:
+    """Return what each core of a gang must do by the profile, if gangs of several cores exceed it by so much more."""
+    return min(1.0, round(EFFICIENCY * wide_stretch / EFFICIENCY_STEP) * EFFICIENCY_STEP)
 
 
 def share_out(ordered: Sequence[Work], core_count: int, leases: int) -> None:

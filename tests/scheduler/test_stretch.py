@@ -43,6 +43,22 @@ def test_varying_times_give_more_than_their_mean() -> None:
     assert stretches.factors[3] == pytest.approx(1.5, abs=0.05)  # mean 1.3, deviation 0.2
 
 
+def of_width(cores: int, time_us: float) -> Unit:
+    return Unit(model(), 0, 10, cores, 1, (), time_us)
+
+
+def test_gangs_of_several_cores_may_lose_more_than_those_of_one() -> None:
+    stretches = Stretches()
+    assert stretches.wide_stretch == 1.0
+    for _ in range(200):
+        stretches.finished(3, of_width(1, 12_000.0), level=0.0)
+        stretches.finished(4, of_width(2, 18_000.0), level=0.0)
+    assert stretches.wide_stretch == pytest.approx(1.5, abs=0.02)
+    for _ in range(200):
+        stretches.finished(4, of_width(2, 10_000.0), level=0.0)
+    assert stretches.wide_stretch == 1.0
+
+
 def test_what_interference_explains_is_left_out() -> None:
     stretches = Stretches()
     stretches.finished(3, unit(15_000.0), level=1.0)

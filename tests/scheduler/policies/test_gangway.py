@@ -418,3 +418,13 @@ def test_a_lone_query_for_one_core_begins_on_the_first_free_one_whatever_else() 
         shown = Snapshot(now_us, queries[-1:], blocks, free, cores, models, level, leases, 150.0, stretches)
         [start] = policy.decide(shown)
         assert start == Start(queries[-1].query_id, 20, free[:1], (), 1, getattr(start, "reason", ""))
+
+
+def test_gangs_are_narrow_where_those_of_several_cores_lose_more() -> None:
+    # Two cores do 1.8 times the work of one. If they wait for each other so that it takes a third longer, 1.35 times.
+    grid = (1000.0, 1000.0 / 1.8)
+    almost = replace(MODELS[LAZY], latency_us=((grid,),) * 8, layers=8, isolated_us=8 * grid[1])
+    waiting = [query(1, LAZY, 0.0), query(2, LAZY, 0.0)]
+    for wide_stretch, cores in ((1.0, [(0, 1)]), (1.33, [(0,), (1,)])):
+        state = Snapshot(0.0, waiting, [], (0, 1), 2, {LAZY: almost}, wide_stretch=wide_stretch)
+        assert [start.cores for start in Gangway().decide(state) if isinstance(start, Start)] == cores
