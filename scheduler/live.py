@@ -55,16 +55,17 @@ class LiveScheduler:
         policy: Policy,
         spin_us: int = 0,
         way_back_us: float = 0.0,
+        dispatch_us: float = 0.0,
         trace: TraceWriter | None = None,
         timeline: TimelineWriter | None = None,
         set_log: Callable[[LogLevels], None] = lambda levels: None,
-        make_former: Callable[[Callable[[], int], float], BatchFormer] = BatchFormer,
+        make_former: Callable[[Callable[[], int], float, float], BatchFormer] = BatchFormer,
     ) -> None:
         self.control = control
         self.supervisor = supervisor
         self.requests = RequestBook(tables)
         self.workers = WorkerTable(control)
-        self._former = make_former(self.requests.next_id, way_back_us) if policy.batches else None
+        self._former = make_former(self.requests.next_id, way_back_us, dispatch_us) if policy.batches else None
         self._models = ModelTable(control.layout.workers, self._former)
         self._arenas = pool = ArenaPool(arenas, arenas.size_bytes // KEPT_SHARE)
         self._trace = trace

@@ -38,6 +38,7 @@ class SchedulerPlan:
     policy: str
     spin_us: int = 0
     way_back_us: int = 0  # of an answer, from the last layer's end to the client, when the machine is busy
+    dispatch_us: int = 0  # of the workers' cores, what each dispatch takes
     trace: str = ""  # file for decisions; empty: none
     timeline: str = ""  # file for Perfetto; empty: none
     log_levels: int = LogLevels().to_number()
@@ -54,6 +55,7 @@ def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subproce
         "policy": plan.policy,
         "spin-us": plan.spin_us,
         "way-back-us": plan.way_back_us,
+        "dispatch-us": plan.dispatch_us,
         "trace": plan.trace,
         "timeline": plan.timeline,
         "log-levels": plan.log_levels,
@@ -69,7 +71,8 @@ def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subproce
 def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
     """Read the command line that `start_scheduler` wrote."""
     parser = argparse.ArgumentParser(prog="gangway.scheduler.process")
-    for name in ("control-fd", "arena-fd", "supervisor-fd", "slots", "spin-us", "way-back-us", "log-levels"):
+    numbers = ("control-fd", "arena-fd", "supervisor-fd", "slots", "spin-us", "way-back-us", "dispatch-us", "log-levels")
+    for name in numbers:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--io-fds", type=lambda text: tuple(map(int, text.split(","))), required=True)
     for name in ("policy", "trace", "timeline"):
@@ -88,9 +91,8 @@ def serve(plan: SchedulerPlan, log: ProcessLog) -> None:
     with contextlib.ExitStack() as files:
         trace, timeline = _open_files(plan, control.layout.workers, files)
         policy = make_policy(plan.policy)
-        scheduler = LiveScheduler(
-            control, tables, arenas, supervisor, policy, plan.spin_us, plan.way_back_us, trace, timeline, log.set
-        )
+        costs = (plan.spin_us, plan.way_back_us, plan.dispatch_us)
+        scheduler = LiveScheduler(control, tables, arenas, supervisor, policy, *costs, trace, timeline, log.set)
         requests = take_over(scheduler, pids)
         supervisor.send(slow.Recovered(requests))
         gc.freeze()  # what lives now lives on: a collection need not look at it

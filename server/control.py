@@ -47,6 +47,7 @@ class SchedulerControl:
             SLOTS,
             policy,
             way_back_us=placement.way_back_us,
+            dispatch_us=placement.dispatch_us,
             trace=str(trace or ""),
             timeline=str(timeline or ""),
         )

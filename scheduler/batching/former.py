@@ -58,18 +58,20 @@ class _Shown:
 class BatchFormer:
     """Call `arrived` for each request, `form` before each decision.
 
-    `next_id` gives numbers for queries that stand for a part of a batch. `way_back_us`: as in Snapshot.
+    `next_id` gives numbers for queries that stand for a part of a batch. `way_back_us`: as in Snapshot. `dispatch_us`:
+    what of one of the workers' cores each dispatch takes.
     """
 
-    def __init__(self, next_id: Callable[[], int], way_back_us: float = 0.0) -> None:
+    def __init__(self, next_id: Callable[[], int], way_back_us: float = 0.0, dispatch_us: float = 0.0) -> None:
         self._next_id = next_id
         self._way_back_us = way_back_us
+        self._dispatch_us = dispatch_us
         self._models: dict[int, BatchModel] = {}
         self._batches = count(1)
 
     def add(self, spec: LoadModel) -> None:
         """A model is loaded."""
-        model = BatchModel(spec)
+        model = BatchModel(spec, self._dispatch_us)
         if not model.is_plain:
             self._models[spec.model_id] = model
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gangway.executor.slots import MAX_PARTS, NEVER_JOINED
 from gangway.scheduler.batching.hold import ArrivalRate, pays
 from gangway.scheduler.batching.size import BatchSizes, batch_sizes
+from gangway.scheduler.batching.split import GANG_US
 from gangway.scheduler.batching.waves import Part, PlanTable, plan_table
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.model_profile import ModelProfile
@@ -19,10 +20,11 @@ CHEAP = 0.5  # of the time that they would take alone may rows cost that fill up
 class BatchModel:
     """A model whose requests are joined or split. Call `see` before anything that has to do with time.
 
-    `limited`: it has only so many instances, and each gang counts as one; so nothing is split.
+    `limited`: it has only so many instances, and each gang counts as one; so nothing is split. `dispatch_us`: what of a
+    core each dispatch takes.
     """
 
-    def __init__(self, spec: LoadModel) -> None:
+    def __init__(self, spec: LoadModel, dispatch_us: float = 0.0) -> None:
         self.model_id = spec.model_id
         self.splits = spec.splits and spec.max_rows > 1 and not spec.indivisible and not spec.limits
         self.keeps_order = spec.preserve_ordering
@@ -32,6 +34,7 @@ class BatchModel:
         self.sure_us = 0.0  # one row takes at least so long; 0: not known
         self._joins = spec.joins and spec.max_rows > 1
         self._preferred = tuple(sorted(rows for rows in spec.preferred_rows if 0 < rows <= spec.max_rows))
+        self._dispatch_us = dispatch_us
         self._profile: ModelProfile | None = None
         self._stretch = 1.0
         self.cores = 0  # that a batch may be split over
@@ -58,7 +61,8 @@ class BatchModel:
         if profile is not self._profile or cores != self.cores:
             self._profile, self.cores = profile, cores
             self._table = plan_table(profile, cores, self.max_rows)
-            self._sizes = batch_sizes(profile, cores, self.max_rows, self._preferred, self.splits)
+            batch_us = GANG_US + self._dispatch_us / cores
+            self._sizes = batch_sizes(profile, cores, self.max_rows, self._preferred, self.splits, batch_us)
             self.sure_us = self.latency_us(1) if profile.measured and not profile.varies else 0.0
 
     def latency_us(self, rows: int) -> float:

@@ -33,14 +33,14 @@ class BatchSizes:
     """The best next batch for each number of waiting rows, found when it is first asked for.
 
     `latency_us(rows)`: L. `allowed`: numbers of rows that a batch may have, ascending; the last ones of a queue that
-    are fewer than any go together. Empty: all up to `max_rows`.
+    are fewer than any go together. Empty: all up to `max_rows`. `batch_us`: what a batch costs beside its execution.
     """
 
     def __init__(
         self, latency_us: Callable[[int], float], max_rows: int, allowed: Sequence[int] = (), batch_us: float = GANG_US
     ) -> None:
         self._latency_us = latency_us
-        self._batch_us = batch_us  # what a batch costs beside its execution
+        self._batch_us = batch_us
         self._allowed = tuple(rows for rows in allowed if rows <= max_rows) or tuple(range(1, max_rows + 1))
         self._times_us: list[float] = []  # of the allowed sizes, as far as they were needed
         self._cost_us = [0.0]  # by waiting rows
@@ -90,10 +90,15 @@ class BatchSizes:
 
 
 def batch_sizes(
-    profile: ModelProfile, cores: int, max_rows: int, allowed: Sequence[int] = (), splits: bool = True
+    profile: ModelProfile,
+    cores: int,
+    max_rows: int,
+    allowed: Sequence[int] = (),
+    splits: bool = True,
+    batch_us: float = GANG_US,
 ) -> BatchSizes:
     """Return the sizes for a model on so many cores, made once for a profile. `splits`: batches may be split."""
-    key = (batch_sizes, cores, max_rows, tuple(allowed), splits)
+    key = (batch_sizes, cores, max_rows, tuple(allowed), splits, batch_us)
     known: BatchSizes | None = profile.derived.get(key)
     if known is None:
         table = plan_table(profile, cores, max_rows)
@@ -105,5 +110,5 @@ def batch_sizes(
             apart_us, time_us = rows * measured_us(cores, 1), measured_us(cores, rows)
             return apart_us if (1 - least_gain(profile, rows)) * apart_us < time_us < apart_us else time_us
 
-        known = profile.derived[key] = BatchSizes(latency_us, max_rows, allowed)
+        known = profile.derived[key] = BatchSizes(latency_us, max_rows, allowed, batch_us)
     return known

@@ -232,9 +232,9 @@ class ScriptedServer(Server):
     traced = True  # decisions, and the timeline
     _numbers = itertools.count()
 
-    def make_former(self, next_id: Callable[[], int], way_back_us: float) -> BatchFormer:
+    def make_former(self, next_id: Callable[[], int], *costs_us: float) -> BatchFormer:
         """Return what forms batches, if the policy is shown such."""
-        return BatchFormer(next_id, way_back_us)
+        return BatchFormer(next_id, *costs_us)
 
     def start_scheduler(self) -> None:
         self.script = self.policy()

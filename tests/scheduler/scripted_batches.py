@@ -79,8 +79,8 @@ class BatchingServer(ScriptedServer):
     def __init__(self, cache_dir, key):
         super().__init__(cache_dir, key, max_rows=16)
 
-    def make_former(self, next_id, way_back_us):
-        self.former = ScriptedFormer(next_id, way_back_us)
+    def make_former(self, next_id, *costs_us):
+        self.former = ScriptedFormer(next_id, *costs_us)
         return self.former
 
     def submit(self, *rows, cut=(), **fields):
@@ -95,8 +95,8 @@ class BatchingServer(ScriptedServer):
 class ChaosFormer(ScriptedFormer):
     """Joins some of what waits and cuts it anywhere."""
 
-    def __init__(self, next_id, way_back_us):
-        super().__init__(next_id, way_back_us)
+    def __init__(self, next_id, *costs_us):
+        super().__init__(next_id, *costs_us)
         self.random = random.Random(7)
 
     def _cut(self, joined):
@@ -108,6 +108,6 @@ class ChaosFormer(ScriptedFormer):
 class ChaosServer(BatchingServer):
     """Forms batches at random."""
 
-    def make_former(self, next_id, way_back_us):
-        self.former = ChaosFormer(next_id, way_back_us)
+    def make_former(self, next_id, *costs_us):
+        self.former = ChaosFormer(next_id, *costs_us)
         return self.former

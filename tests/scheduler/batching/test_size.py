@@ -49,6 +49,13 @@ def test_a_short_queue_goes_one_by_one_and_a_long_one_together() -> None:
     assert (found[0], found[1], found[-1]) == (1, 1, 8)
 
 
+def test_what_a_batch_costs_beside_its_execution_makes_batches_of_a_long_queue() -> None:
+    # Rows gain nothing together, but each dispatch takes a quarter of a row's time.
+    sizes = BatchSizes(lambda rows: 1000.0 * rows, 8, batch_us=250.0)
+    assert [sizes.next_rows(rows) for rows in (1, 2, 3)] == [1, 1, 1]
+    assert sizes.next_rows(8, load=0.95) > sizes.next_rows(8) > 1
+
+
 def test_rows_that_gain_nothing_together_go_one_by_one() -> None:
     sizes = BatchSizes(lambda rows: 1000.0 * rows, 64, batch_us=0.0)
     assert {sizes.next_rows(rows) for rows in (1, 2, 3, 64, 65, 1000)} == {1}
