@@ -71,8 +71,8 @@ def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subproce
 def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
     """Read the command line that `start_scheduler` wrote."""
     parser = argparse.ArgumentParser(prog="gangway.scheduler.process")
-    numbers = ("control-fd", "arena-fd", "supervisor-fd", "slots", "spin-us", "way-back-us", "dispatch-us", "log-levels")
-    for name in numbers:
+    descriptors = ("control-fd", "arena-fd", "supervisor-fd")
+    for name in (*descriptors, "slots", "spin-us", "way-back-us", "dispatch-us", "log-levels"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--io-fds", type=lambda text: tuple(map(int, text.split(","))), required=True)
     for name in ("policy", "trace", "timeline"):
