@@ -66,6 +66,11 @@ class WaitingGroup(_ByArrival):
         if query.deadline_us is not None:
             del self._due[bisect_left(self._due, (query.deadline_us, query.query_id))]
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether any of them has a deadline."""
+        return bool(self._due)
+
     def late(self, now_us: float) -> int:
         """Return how many of them have a deadline that has passed."""
         return bisect_left(self._due, (now_us,))

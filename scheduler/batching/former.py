@@ -121,13 +121,13 @@ class BatchFormer:
                 in_order.setdefault(group.model_id, []).append(group)
             else:
                 stretch = stretches.get(group.model_id, 1.0)
-                model.see(models[group.model_id], core_count, stretch)
+                model.see(models[group.model_id], core_count, stretch, group.is_timed)
                 may_wait = free_cores == core_count and len(group) == len(waiting)
                 self._show(group, model, now_us, may_wait, stretch, shown)
         for model_id, groups in in_order.items():
             model = self._models[model_id]
             stretch = stretches.get(model_id, 1.0)
-            model.see(models[model_id], core_count, stretch)
+            model.see(models[model_id], core_count, stretch, any(group.is_timed for group in groups))
             if not _under_way(model_id, waiting, running):
                 may_wait = free_cores == core_count and sum(map(len, groups)) == len(waiting)
                 self._show_next(groups, model, now_us, may_wait, stretch, shown)

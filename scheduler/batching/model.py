@@ -37,6 +37,7 @@ class BatchModel:
         self._dispatch_us = dispatch_us
         self._profile: ModelProfile | None = None
         self._stretch = 1.0
+        self._timed = False
         self.cores = 0  # that a batch may be split over
         self._sizes: BatchSizes
         self._table: PlanTable
@@ -54,14 +55,18 @@ class BatchModel:
         """Whether a request of one row that waits alone may have to wait on although one of so many cores is free."""
         return self.keeps_order or (self._joins and (self.max_delay_us is not None or cores == 1))
 
-    def see(self, profile: ModelProfile, cores: int, stretch: float = 1.0) -> None:
-        """Take this profile, on a machine of so many cores, for what follows. `stretch`: of its blocks lately."""
+    def see(self, profile: ModelProfile, cores: int, stretch: float = 1.0, timed: bool = False) -> None:
+        """Take this profile, on a machine of so many cores, for what follows. `stretch`: of its blocks lately.
+
+        `timed`: it is about requests with a target. For them batches are not made larger to save dispatches: who waits
+        for a longer batch of others may be late by it.
+        """
         cores = min(cores, MAX_PARTS)
         self._stretch = stretch
-        if profile is not self._profile or cores != self.cores:
-            self._profile, self.cores = profile, cores
+        if profile is not self._profile or cores != self.cores or timed != self._timed:
+            self._profile, self.cores, self._timed = profile, cores, timed
             self._table = plan_table(profile, cores, self.max_rows)
-            batch_us = GANG_US + self._dispatch_us / cores
+            batch_us = GANG_US if timed else GANG_US + self._dispatch_us / cores
             self._sizes = batch_sizes(profile, cores, self.max_rows, self._preferred, self.splits, batch_us)
             self.sure_us = self.latency_us(1) if profile.measured and not profile.varies else 0.0
 

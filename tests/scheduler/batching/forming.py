@@ -69,9 +69,9 @@ def queue(queries: Sequence[Query]) -> WaitingQueries:
 class Former:
     """A former with models; all cores are free unless something is said of them."""
 
-    def __init__(self, *specs: LoadModel) -> None:
+    def __init__(self, *specs: LoadModel, dispatch_us: float = 0.0) -> None:
         ids = count(1000)
-        self.former = BatchFormer(lambda: next(ids))
+        self.former = BatchFormer(lambda: next(ids), dispatch_us=dispatch_us)
         for each in specs:
             self.former.add(each)
 

@@ -40,6 +40,17 @@ def test_waiting_requests_are_joined() -> None:
     assert (unit.batch_rows, unit.batch) == (5, 1)
 
 
+def test_dispatches_are_saved_for_requests_without_a_target() -> None:
+    # Rows of LINEAR gain nothing together; but each dispatch takes as long as a row.
+    def rows(dispatch_us: float, deadline_us: float | None = None) -> int:
+        waiting = [query(number, LINEAR, deadline_us=deadline_us) for number in range(16)]
+        return max(shown.rows for shown in Former(spec(LINEAR), dispatch_us=dispatch_us).form(waiting).queries)
+
+    assert rows(0.0) == 1
+    assert rows(20_000.0) > 1
+    assert rows(20_000.0, deadline_us=1e9) == 1
+
+
 def test_a_large_request_is_split() -> None:
     formed = Former(spec(LINEAR)).form([query(1, LINEAR, 7)])
     assert [(shown.query_id, shown.rows, shown.cores) for shown in formed.queries] == [(1, 4, 1), (1000, 3, 1)]
