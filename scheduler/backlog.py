@@ -3,6 +3,7 @@
 Late queries are served with what others leave, and in an overload that is next to nothing. There would be ever more of
 them, with the memory of their tensors, until no request slot is left; and each would hear only then that it waited for
 nothing. So what may wait is what is likely to be served before long. The same for best effort, as long as that is so.
+A burst is no overload yet: until late ones have had to be refused more of them may wait.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,11 +14,13 @@ from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query
 from gangway.scheduler.waiting import WaitingGroup
 
-LEAST_US: Final = 2e6  # of the whole machine's time may wait in any case: so a burst is served late, not refused
+BURST_US: Final = 2e6  # of the whole machine's time may wait in any case: so a burst is served late, not refused;
+OVERLOAD_US: Final = 0.5e6  # only so much
+OVERLOADED_US: Final = 10e6  # until so long after the last one was refused
 PATIENCE_US: Final = 60e6  # or as much as will be done in this time, if it goes on as lately, where
 MOSTLY: Final = 0.5  # such a share of the machine's time at least went to late queries: nobody else waits for it
 MEMORY_US: Final = 10e6  # "lately": an answer counts 1/e of what it did so long ago
-MUCH_US: Final = 1e6  # of late work: what is best effort waits in vain, too,
+MUCH: Final = 1 / 2  # of what may wait of late work: what is best effort waits in vain, too,
 BEST_EFFORT_MOST: Final = 32  # beyond so many
 ROOM: Final = 1 / 8  # of what may wait is made at once
 
@@ -33,6 +36,7 @@ class LateBacklog:
     def __init__(self) -> None:
         self._served_us = 0.0
         self._updated_us = 0.0
+        self._overloaded_until_us = 0.0
 
     def answered(self, query: Query, model: ModelProfile, now_us: float, core_count: int) -> None:
         """A query has been answered."""
@@ -43,7 +47,10 @@ class LateBacklog:
     def most_us(self, now_us: float) -> float:
         """Return how much of the machine's time may wait for late queries now."""
         share = min(1.0, self._faded(now_us) / MEMORY_US)
-        return share * PATIENCE_US if share >= MOSTLY else LEAST_US
+        return share * PATIENCE_US if share >= MOSTLY else self._least_us(now_us)
+
+    def _least_us(self, now_us: float) -> float:
+        return OVERLOAD_US if now_us < self._overloaded_until_us else BURST_US
 
     def _faded(self, now_us: float) -> float:
         return self._served_us * exp(-max(0.0, now_us - self._updated_us) / MEMORY_US)
@@ -63,11 +70,12 @@ class LateBacklog:
             group.late(now_us) * work_us(model, group.rows, core_count) / len(group) for group, model in late
         )
         chosen: list[int] = []
-        if waiting_us > MUCH_US:
+        if waiting_us > MUCH * self._least_us(now_us):
             first = min(group.priority for group, _ in late)
             chosen += _newest([group for group in fresh if group.priority >= first], BEST_EFFORT_MOST)
         most_us = self.most_us(now_us)
         if waiting_us > most_us:
+            self._overloaded_until_us = now_us + OVERLOADED_US
             chosen += _oldest(late, now_us, core_count, waiting_us - (1 - ROOM) * most_us)
         return chosen
 

@@ -1,7 +1,7 @@
 """How many late and best-effort queries may wait in an overload, worked out by hand."""
 
 import pytest
-from gangway.scheduler.backlog import LEAST_US, MEMORY_US, PATIENCE_US, LateBacklog
+from gangway.scheduler.backlog import BURST_US, MEMORY_US, OVERLOAD_US, OVERLOADED_US, PATIENCE_US, LateBacklog
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query
 from gangway.scheduler.waiting import WaitingQueries
@@ -54,6 +54,16 @@ def test_of_more_the_oldest_go_until_there_is_room() -> None:
     assert excess(waiting(*map(late, range(5)), *map(hopeful, range(50, 90)))) == [0, 1]
 
 
+def test_when_some_had_to_go_only_half_a_second_may_wait_for_some_time() -> None:
+    backlog = LateBacklog()
+    assert excess(waiting(*map(late, range(4))), backlog) == []
+    assert backlog.most_us(NOW_US) == BURST_US
+    assert excess(waiting(*map(late, range(5))), backlog) == [0, 1]
+    assert excess(waiting(*map(late, range(2, 5))), backlog) == [2, 3, 4]
+    assert backlog.most_us(NOW_US + OVERLOADED_US - 1) == OVERLOAD_US
+    assert backlog.most_us(NOW_US + OVERLOADED_US) == BURST_US
+
+
 def test_the_lowest_class_goes_first() -> None:
     queue = waiting(*(late(number, priority=number % 2) for number in range(5)))
     assert excess(queue) == [1, 3]
@@ -77,19 +87,19 @@ def test_more_may_wait_where_late_ones_are_most_of_what_is_served() -> None:
     """Half of the machine's time for so long as is remembered: half a minute of work may wait."""
     backlog = LateBacklog()
     for number in range(int(MEMORY_US / SECOND_US)):
-        assert backlog.most_us(NOW_US) == LEAST_US
+        assert backlog.most_us(NOW_US) == BURST_US
         backlog.answered(late(number), MODELS[1], NOW_US, CORES)
     assert backlog.most_us(NOW_US) == pytest.approx(PATIENCE_US / 2)
     assert excess(waiting(*map(late, range(60))), backlog) == []
     assert excess(waiting(*map(late, range(61))), backlog)[0] == 0
-    assert backlog.most_us(NOW_US + 10 * MEMORY_US) == LEAST_US
+    assert backlog.most_us(NOW_US + 10 * MEMORY_US) == BURST_US
 
 
 def test_answers_in_time_say_nothing() -> None:
     backlog = LateBacklog()
     for number in range(100):
         backlog.answered(hopeful(number), MODELS[1], NOW_US, CORES)
-    assert backlog.most_us(NOW_US) == LEAST_US
+    assert backlog.most_us(NOW_US) == BURST_US
 
 
 def test_beside_much_late_work_few_of_best_effort_may_wait() -> None:
