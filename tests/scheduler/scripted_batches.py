@@ -15,7 +15,7 @@ class ScriptedFormer:
     `cut`: rows of each unit but the last, which takes what is left.
     """
 
-    def __init__(self, next_id, way_back_us):
+    def __init__(self, next_id, *costs_us):
         self.next_id = next_id
         self.count, self.cut, self.batches = 1, (), 0
         self.seen = []
