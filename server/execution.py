@@ -117,9 +117,7 @@ class Execution:
         response: bytes,
     ) -> None:
         """Count a request that is answered now, and trace it if it is one to trace."""
-        end_ns = _count(plan, clock, queued_ns, finished_ns, outcome)
-        if clock.is_met(end_ns):
-            self.plane.door.in_time()
+        end_ns = self._count(plan, clock, queued_ns, finished_ns, outcome)
         if self._tracer.active:
             instants = Instants(clock.arrival_ns, queued_ns, finished_ns, end_ns)
             self._tracer.answered(plan, request_id, call, instants, outcome, contents, response)
@@ -143,10 +141,8 @@ class Execution:
             response = way.answer(request_id, results, regions)
         spans, end_ns = run.spans, time.monotonic_ns()
         outcome = outcome_of(spans, clock.arrival_ns)
-        in_time = clock.is_met(end_ns)
-        if in_time:
-            self.plane.door.in_time()
         times = times_of(spans, end_ns - clock.arrival_ns)
+        in_time = self._in_time(clock, end_ns)
         plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts)
         count_inner(way.graph, spans)
         if self._tracer.active:
@@ -201,18 +197,24 @@ class Execution:
         self._calls.discard(request)
         request.cancel()
 
+    def _count(self, plan: Plan, clock: RequestClock, submitted_ns: int, finished_ns: int, outcome: SlotOutcome) -> int:
+        """Count a request that has been answered now, and return when that is."""
+        end_ns = time.monotonic_ns()
+        infer_ns = int(outcome.compute_us * 1000)
+        times = Times(
+            total=end_ns - clock.arrival_ns,
+            queue=max(0, finished_ns - submitted_ns - infer_ns),
+            compute_input=submitted_ns - clock.arrival_ns,
+            compute_infer=infer_ns,
+            compute_output=end_ns - finished_ns,
+        )
+        in_time, leads = self._in_time(clock, end_ns), outcome.leads
+        plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts, outcome.batch_rows, leads)
+        return end_ns
 
-def _count(plan: Plan, clock: RequestClock, submitted_ns: int, finished_ns: int, outcome: SlotOutcome) -> int:
-    """Count a request that has been answered now, and return when that is."""
-    end_ns = time.monotonic_ns()
-    infer_ns = int(outcome.compute_us * 1000)
-    times = Times(
-        total=end_ns - clock.arrival_ns,
-        queue=max(0, finished_ns - submitted_ns - infer_ns),
-        compute_input=submitted_ns - clock.arrival_ns,
-        compute_infer=infer_ns,
-        compute_output=end_ns - finished_ns,
-    )
-    in_time = clock.is_met(end_ns)
-    plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts, outcome.batch_rows, outcome.leads)
-    return end_ns
+    def _in_time(self, clock: RequestClock, end_ns: int) -> bool | None:
+        """Return whether an answer now meets the target (None: there is none); one that does lets calls in."""
+        is_met = clock.is_met(end_ns)
+        if is_met:
+            self.plane.door.in_time()
+        return is_met
