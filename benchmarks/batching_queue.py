@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from gangway.scheduler.batching.hold import ArrivalRate
+from gangway.scheduler.arrival_rate import ArrivalRate
 from gangway.workload.arrivals import Floats
 
 BatchTime = Callable[[int], float]  # microseconds of a batch of so many rows

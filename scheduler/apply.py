@@ -127,6 +127,7 @@ class Execution:
 
     def take_over(self, unit: Unit, present: Present, arena_offset: int) -> None:
         """Let a unit that is under way without a decision be a gang's from now on."""
+        self._policy.arrived(unit.query)
         spec = self._spec(unit)
         gang = self.gangs.take_over(unit, present, arena_offset, spec.layers, spec.indivisible, spec.name)
         self._workers.occupy(present.worker, present.lease)
@@ -134,6 +135,7 @@ class Execution:
 
     def walked_through(self, query: Query, spec: LoadModel, gone: Gone) -> None:
         """Note a query that was begun without a decision, and is answered."""
+        self._policy.arrived(query)
         self._accounts.walked_through(spec.name, spec.layers)
         self.times.walked_through(self._models.profiles.get(spec.model_id), gone.joined_ns, gone.end_ns)
         self._policy.finished(query, gone.end_ns / 1e3)

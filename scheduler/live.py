@@ -70,6 +70,7 @@ class LiveScheduler:
         self._arenas = pool = ArenaPool(arenas, arenas.size_bytes // KEPT_SHARE)
         self._trace = trace
         self._set_log = set_log
+        self._policy = policy
         self.accounts = Accounts(timeline)
         self._execution = Execution(control, self.requests, self.workers, self._models, pool, policy, self.accounts)
         self.walk_ins: WalkIns | None = None
@@ -218,8 +219,10 @@ class LiveScheduler:
             self._refusals.refuse_if_full(request)
             self._refusals.make_room(front_end)
             self.accept(request)
-            if self._former is not None and not request.dropped:
-                self._former.arrived(request.query)
+            if not request.dropped:
+                self._policy.arrived(request.query)
+                if self._former is not None:
+                    self._former.arrived(request.query)
 
     def accept(self, request: Request) -> None:
         """Answer UNAVAILABLE to a request for a model that is not there any more; keep an eye on others."""

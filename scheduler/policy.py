@@ -151,5 +151,8 @@ class Policy(ABC):
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Return what to do now."""
 
+    def arrived(self, query: Query) -> None:  # noqa: B027 - most policies learn nothing from it
+        """Note that a request has come. It is shown when there is something to decide, perhaps in a batch."""
+
     def finished(self, query: Query, now_us: float) -> None:  # noqa: B027 - most policies learn nothing from it
         """Note that a query was answered."""

@@ -151,6 +151,7 @@ class Simulation:
         model = self._models[model_id]
         deadline_us = None if model.qos_us is None else arrival_us + model.qos_us
         request = Query(number, model_id, rows, arrival_us, deadline_us, rejects_late=model.rejects_late)
+        self._policy.arrived(request)
         self._requests.arrived(request)
         self._waiting.add(request)
         if model.rejects_late and not self._watch(request, ((request, None),)):

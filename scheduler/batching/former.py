@@ -24,6 +24,7 @@ from gangway.scheduler.waiting import BY_ARRIVAL, KIND, WaitingGroup, WaitingQue
 
 __all__ = ["BatchFormer", "Formed", "FormedPiece", "FormedUnit"]
 
+NO_CLASS = float("-inf")  # above all
 LEAST_SHOWN = 4  # batches of a kind, or as many as there are cores: more cannot begin now
 _query_of: Callable[..., Query] = Query
 _FIELDS = tuple(one.name for one in fields(Query))
@@ -46,13 +47,24 @@ class Formed:
 
 @dataclass(slots=True)
 class _Shown:
-    """What a `Formed` is made of. `crowded`: so many wait that of those who are late only who can begin is shown."""
+    """What a `Formed` is made of.
+
+    In a crowd not all of those who will be late are shown: of each kind as many as could begin. That is one on each
+    free core, but a class above that of somebody who runs may have any core.
+    """
 
     crowded: bool
+    free_cores: int
+    core_count: int
+    lowest: float  # class of those that run
     queries: list[Query] = field(default_factory=list)
     units: dict[int, FormedUnit] = field(default_factory=dict)
     planned: bool = False  # requests have cores planned for them
     wake_us: float | None = None
+
+    def late(self, priority: int) -> int:
+        """Return how many of a kind of this class are shown who will be late."""
+        return self.core_count if priority < self.lowest else self.free_cores
 
 
 class BatchFormer:
@@ -106,7 +118,8 @@ class BatchFormer:
         `free_cores` are idle. Of a long queue those are shown that the policy may choose (`candidates` of `gangway`):
         what this costs does not grow with it.
         """
-        shown = _Shown(len(waiting) > LEAST_PLANNED)
+        lowest = max([block.query.priority for block in running], default=NO_CLASS)
+        shown = _Shown(len(waiting) > LEAST_PLANNED, free_cores, core_count, lowest)
         begun: list[Query] = []
         in_order: dict[int, list[WaitingGroup]] = {}  # by model that keeps its requests' order
         for group in waiting.groups:
@@ -116,7 +129,7 @@ class BatchFormer:
             if group.started or group.formed:
                 begun += group.in_order
             elif model is None:
-                shown.queries += _planned(group, now_us, core_count, shown.crowded)
+                shown.queries += _planned(group, now_us, shown)
             elif model.keeps_order:
                 in_order.setdefault(group.model_id, []).append(group)
             else:
@@ -131,7 +144,7 @@ class BatchFormer:
             if not _under_way(model_id, waiting, running):
                 may_wait = free_cores == core_count and sum(map(len, groups)) == len(waiting)
                 self._show_next(groups, model, now_us, may_wait, stretch, shown)
-        shown.queries += whose_turn_it_is(begun)
+        shown.queries += _begun(whose_turn_it_is(begun), now_us, shown)
         if not shown.units and not shown.planned and len(shown.queries) == len(waiting):
             return Formed(waiting.in_order)
         shown.queries.sort(key=attrgetter("arrival_us"))
@@ -146,7 +159,7 @@ class BatchFormer:
         may_wait = may_wait and joins and model.rewarding_gap_us(rows) is not None
         wanted_rows = model.wanted_rows(rows) if joins else 1
         if wanted_rows == 1 and not may_wait:
-            members = _planned(group, now_us, model.cores, shown.crowded)
+            members = _planned(group, now_us, shown)
             if rows == len(group):
                 shown.queries += members
                 return
@@ -156,8 +169,10 @@ class BatchFormer:
         most = max(LEAST_SHOWN, model.cores)
         batch_rows = wanted_rows or rows
         done_us = now_us + self._way_back_us
-        most_late = model.cores if shown.crowded else most
+        most_late = min(model.cores, shown.late(group.priority)) if shown.crowded else most
         hopeful, others = group.parted(done_us + model.sure_us, (most + 1) * batch_rows, (most_late + 1) * batch_rows)
+        if not (hopeful or most_late):
+            return
         if rows > len(group):
             hopeful, others = _parted(hopeful + others, model, done_us)
         line = Line(hopeful + others, len(hopeful), rows, model, now_us, self._way_back_us, stretch)
@@ -233,12 +248,27 @@ def _with_cores(members: Sequence[Query], parts: Sequence[Part]) -> list[Query]:
     ]
 
 
-def _planned(group: WaitingGroup, now_us: float, core_count: int, crowded: bool) -> Sequence[Query]:
+def _planned(group: WaitingGroup, now_us: float, shown: _Shown) -> Sequence[Query]:
     """Return those of a kind that the policy would choose from if it saw all of them."""
-    if not crowded or len(group) <= 2 * core_count:
-        return group.in_order  # not worth the trouble
-    hopeful, others = group.parted(now_us, max(LEAST_PLANNED, core_count), core_count)
+    if not shown.crowded:
+        return group.in_order
+    hopeful, others = group.parted(now_us, max(LEAST_PLANNED, shown.core_count), shown.late(group.priority))
     return hopeful + others
+
+
+def _begun(queries: list[Query], now_us: float, shown: _Shown) -> list[Query]:
+    """Return the stopped queries, and of units that have been made but have not started those to choose from."""
+    if not shown.crowded:
+        return queries
+    found: list[Query] = []
+    late = 0
+    for query in queries:
+        if not query.started and (query.deadline_us is None or query.deadline_us <= now_us):
+            late += 1
+            if late > shown.late(query.priority):
+                continue
+        found.append(query)
+    return found
 
 
 def _parted(queries: Sequence[Query], model: BatchModel, done_us: float) -> tuple[list[Query], list[Query]]:

@@ -61,7 +61,7 @@ class Line:
             if held_until_us > self._now_us:
                 return [], held_until_us
         begin = max(begin, self.hopeful)
-        if begin < end and found[-1][0] < self.hopeful:
+        if begin < end and most_late and found[-1][0] < self.hopeful:
             rows = self.model.wanted_rows(self._rows - self._before[begin])
             found.append((begin, self._take(begin, rows, end)))
         return found, None

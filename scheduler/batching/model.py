@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from gangway.executor.slots import MAX_PARTS, NEVER_JOINED
-from gangway.scheduler.batching.hold import ArrivalRate, pays
+from gangway.scheduler.arrival_rate import ArrivalRate
+from gangway.scheduler.batching.hold import pays
 from gangway.scheduler.batching.size import BatchSizes, batch_sizes
 from gangway.scheduler.batching.split import GANG_US
 from gangway.scheduler.batching.waves import Part, PlanTable, plan_table

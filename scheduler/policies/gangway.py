@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gangway.scheduler.policies.gangway_aging import Aging
+from gangway.scheduler.policies.gangway_foresight import Foresight
 from gangway.scheduler.policies.gangway_moves import moves
 from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
 from gangway.scheduler.policies.gangway_pairing import pair
@@ -24,6 +25,7 @@ class Gangway(Policy):
 
     def __init__(self) -> None:
         self._aging = Aging()
+        self._foresight = Foresight()
         self._worth = Worth()
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
@@ -34,6 +36,7 @@ class Gangway(Policy):
         works = [Work(query, None, snapshot) for query in waiting]
         works += [Work(block.query, block, snapshot) for block in snapshot.running]
         classify(works)
+        self._foresight.give_up(works, snapshot)
         self._aging.promote(works, snapshot)
         over = stopped_in_vain(works, snapshot.core_count)
         if over:
@@ -47,6 +50,10 @@ class Gangway(Policy):
             pair(ordered)
         share_out(ordered, snapshot.core_count, snapshot.free_leases + len(over))
         return [StartOver(work.query.query_id, START_OVER) for work in over] + moves(ordered, snapshot)
+
+    def arrived(self, query: Query) -> None:
+        """Note how much is asked for."""
+        self._foresight.arrived(query)
 
     def finished(self, query: Query, now_us: float) -> None:
         """Note whether a deadline was met."""

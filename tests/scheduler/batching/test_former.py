@@ -296,6 +296,31 @@ def test_of_many_who_are_late_those_are_shown_who_can_begin() -> None:
     assert batches(Former(spec(FLAT)).form([*late, *more], now_us=1e6)) == [list(range(1, 9)), list(range(9, 17))]
 
 
+def test_of_many_who_are_late_as_many_are_shown_as_cores_are_free() -> None:
+    late = [query(number, deadline_us=500.0) for number in range(1, 101)]
+    punctual = query(101, deadline_us=2e6)
+    former = Former(spec(FLAT))
+    filled_up, next_ones = [101, *range(1, 8)], list(range(8, 16))
+    assert batches(former.form([*late, punctual], now_us=1e6, free=1)) == [filled_up, next_ones]
+    assert batches(former.form([*late, punctual], now_us=1e6, free=0)) == [filled_up]
+    assert batches(former.form(late, now_us=1e6, free=0)) == []
+
+
+def test_of_units_that_have_not_started_as_many_late_ones_are_shown_as_cores_are_free() -> None:
+    stopped = query(1, started=True, deadline_us=500.0)
+    units = [query(number, formed=True, batch=number, deadline_us=500.0) for number in range(2, 50)]
+    punctual = query(50, formed=True, batch=50, deadline_us=2e6)
+    for free, shown in ((0, [[1], [50]]), (1, [[1], [2], [50]])):
+        assert batches(Former(spec(FLAT)).form([stopped, *units, punctual], now_us=1e6, free=free)) == shown
+
+
+def test_who_is_late_is_shown_if_somebody_of_a_lower_class_can_make_room() -> None:
+    late = [query(number, deadline_us=500.0) for number in range(1, 101)]
+    blocks = [RunningBlock(query(200, LINEAR, priority=1), 1, (0, 1), 0.0)]
+    shown = batches(Former(spec(FLAT)).form(late, now_us=1e6, free=0, running=blocks))
+    assert shown == [list(range(1, 9)), list(range(9, 17))]
+
+
 def test_no_batch_has_more_rows_or_requests_than_allowed() -> None:
     former = Former(spec(FLAT, max_rows=1024))
     assert [len(batch) for batch in batches(former.form([query(number) for number in range(1, 301)]))][:2] == [64, 64]
