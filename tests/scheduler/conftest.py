@@ -214,12 +214,16 @@ class Script(Policy):
     def __init__(self) -> None:
         self.seen: list[Snapshot] = []
         self.answer: Callable[[Snapshot], Sequence[Decision]] = lambda snapshot: []
+        self.came: list[int] = []
         self.done: list[int] = []
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         kept = replace(snapshot, waiting=list(snapshot.waiting), models=dict(snapshot.models))
         self.seen.append(kept)
         return self.answer(kept)
+
+    def arrived(self, query: Query) -> None:
+        self.came.append(query.query_id)
 
     def finished(self, query: Query, now_us: float) -> None:
         self.done.append(query.query_id)

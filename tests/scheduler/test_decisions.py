@@ -51,7 +51,7 @@ def test_a_query_runs_in_blocks_and_waits_between_them(scripted):
     assert queries[2].ran_us > queries[1].ran_us > 2 * 24 * 2 * 20
     assert queries[0].arrival_us == queries[2].arrival_us
     scripted.await_ends(20)
-    assert scripted.script.done == [queries[0].query_id + index for index in range(20)]
+    assert scripted.script.came == scripted.script.done == [queries[0].query_id + index for index in range(20)]
 
 
 def await_stopping(scripted):

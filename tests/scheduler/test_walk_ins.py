@@ -49,6 +49,7 @@ def test_nobody_is_asked_about_them_but_all_is_noted(host):
     host.ask()
     host.until(lambda: len(host.script.done) == 100)
     assert not host.script.seen
+    assert host.script.came == host.script.done
     counters = host.live.accounts.counters.of("tiny")
     assert (counters.blocks, counters.layers) == (100, 100 * LAYERS)
 
@@ -76,6 +77,7 @@ def test_who_has_to_wait_longer_is_decided_about_and_what_is_under_way_is_seen(h
         host.hurry(request)
         assert host.outcome(request).status is SlotStatus.OK
     host.await_ends(3)
+    assert sorted(host.script.came) == sorted(host.script.done)
 
 
 @pytest.mark.parametrize("fields", [{"rows": 2}, {"rejects_late": 1, "deadline_ns": 2**62}])

@@ -71,10 +71,14 @@ class Scripted(Policy):
 
     def __init__(self, script: Callable[[Snapshot], Sequence[Decision]]) -> None:
         self._script = script
+        self.came: list[int] = []
         self.answered: list[tuple[int, float]] = []
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         return self._script(snapshot)
+
+    def arrived(self, query):
+        self.came.append(query.query_id)
 
     def finished(self, query, now_us):
         self.answered.append((query.query_id, now_us))

@@ -125,7 +125,7 @@ def test_blocks_that_share_memory_slow_each_other_down():
     assert result.outcomes.latency_us == pytest.approx([first_us, first_us - 80 + 300 - done])
 
 
-def test_policies_learn_of_the_level_and_of_answers():
+def test_policies_learn_of_the_level_of_requests_and_of_answers():
     models = {0: profile([100.0], memory=0.5)}
     levels = []
 
@@ -136,6 +136,7 @@ def test_policies_learn_of_the_level_and_of_answers():
     policy = Scripted(decide)
     simulate(policy, models, trace((0, 0), (10, 0)), Machine(2, level_per_demand=0.8))
     assert levels[:2] == [0, 0.4]
+    assert policy.came == [0, 1]
     assert [query_id for query_id, _ in policy.answered] == [0, 1]
 
 
