@@ -62,12 +62,8 @@ class Foresight:
         if not self._is_full:
             return
         for work in works:
-            if work.tier == IN_TIME and self._needed_us(work, snapshot.core_count) > self._left_us(work):
+            if work.tier == IN_TIME and _needed_us(work, snapshot.core_count) > self._left_us(work):
                 work.tier = AT_RISK
-
-    def _needed_us(self, work: Work, core_count: int) -> float:
-        """Return how long the whole machine has to do with a query that has all cores that it can use."""
-        return work.least_us * work.margin * work.most / core_count
 
     def _left_us(self, work: Work) -> float:
         """Return how much of its slack the machine has, but for what will come meanwhile and go first."""
@@ -89,6 +85,11 @@ class Foresight:
             for (model_id, priority), kind in self._kinds.items()
         ]
         self._is_full = sum(load.share for load in self._loads) >= FULL
+
+
+def _needed_us(work: Work, core_count: int) -> float:
+    """Return how long the whole machine has to do with a query that has all cores that it can use."""
+    return work.least_us * work.margin * work.most / core_count
 
 
 def _row_us(model_id: int, snapshot: Snapshot) -> float:
