@@ -118,8 +118,9 @@ class BatchFormer:
         `free_cores` are idle. Of a long queue those are shown that the policy may choose (`candidates` of `gangway`):
         what this costs does not grow with it.
         """
-        lowest = max([block.query.priority for block in running], default=NO_CLASS)
-        shown = _Shown(len(waiting) > LEAST_PLANNED, free_cores, core_count, lowest)
+        crowded = len(waiting) > LEAST_PLANNED
+        classes = [block.query.priority for block in running] if crowded else ()
+        shown = _Shown(crowded, free_cores, core_count, max(classes, default=NO_CLASS))
         begun: list[Query] = []
         in_order: dict[int, list[WaitingGroup]] = {}  # by model that keeps its requests' order
         for group in waiting.groups:
