@@ -26,9 +26,12 @@ from gangway.scheduler.trace import TraceWriter
 from gangway.scheduler.waiting import WaitingQueries
 from gangway.scheduler.workers import WorkerTable
 
-PATIENCE = 4.0  # a decision's times may pass before the next one that is only about who waits for a core
+PATIENCE = 4.0  # a decision's times may pass before the next one that is only about who waits for a core,
+HURRIED = 1.0  # or so many, if somebody who runs may yield
 MOST_PATIENCE_US = 5000.0  # whatever held up the scheduler
+MOST_REST_US = 20_000.0  # whatever the policy says of those that run
 CALM_US = 50_000.0  # that long may pass until one that is only about those who take no cores from others
+CALM, TIMED, ABOVE = range(3)  # newcomers: without a deadline, with one, of a class above somebody who runs
 
 
 class Dispatcher:
@@ -36,8 +39,9 @@ class Dispatcher:
 
     While no core is free, newcomers wait for the next decision if the last one was just now. They could only take cores
     from others, at the next layer boundary; and in an overload, when decisions take longest, hundreds come in a second.
-    Those without a deadline, whose class is not above that of anybody who runs, take no cores from others: they wait
-    longer, and nobody need wake the scheduler for them (`calm_us`).
+    They wait longer while the policy knows that nobody who runs would yield, and hardly at all if somebody would. Those
+    without a deadline, whose class is not above that of anybody who runs, take no cores from others: they wait longest,
+    and nobody need wake the scheduler for them (`calm_us`).
     With a `former` the policy is shown batches: units that are made of waiting requests when one of them is to start.
     """
 
@@ -60,17 +64,19 @@ class Dispatcher:
         self._former = former
         self._trace = trace
         self._way_back_us = way_back_us
-        self._patient_until_us = self._calm_until_us = 0.0
-        self._hurry = False  # somebody came who may take cores from others
+        self._next_us = [0.0, 0.0, 0.0]  # when to decide about newcomers of each kind, if nothing happens before
+        self._came = CALM  # those who may change most of those who have come since the last decision
         self.wake_us: float | None = None  # when policy or former want to be asked, if nothing happens before
 
     def came(self, query: Query) -> None:
         """A query waits from now on."""
         execution = self._execution
         execution.queue_changed = True
-        if not self._hurry:
-            above = query.deadline_us is not None
-            self._hurry = above or any(query.priority < gang.unit.query.priority for gang in execution.gangs.all())
+        if self._came < ABOVE:
+            if any(query.priority < gang.unit.query.priority for gang in execution.gangs.all()):
+                self._came = ABOVE
+            elif query.deadline_us is not None:
+                self._came = TIMED
 
     def calm_us(self, now_us: float) -> float:
         """Return how long nothing need be heard of newcomers without a deadline, of class 0 or lower; 0: no time.
@@ -78,10 +84,11 @@ class Dispatcher:
         Front ends do not ring for them then.
         """
         execution = self._execution
-        if execution.changed or self._workers.free or now_us >= self._calm_until_us:
+        calm_until_us = self._next_us[CALM]
+        if execution.changed or self._workers.free or now_us >= calm_until_us:
             return 0.0
         above_all = all(gang.unit.query.priority <= 0 for gang in execution.gangs.all())
-        return self._calm_until_us - now_us if execution.gangs.count and above_all else 0.0
+        return calm_until_us - now_us if execution.gangs.count and above_all else 0.0
 
     def dispatch(self, now_us: float) -> None:
         """Ask the policy if there may be something to decide."""
@@ -90,7 +97,7 @@ class Dispatcher:
         if not execution.changed and not woken:
             if not execution.queue_changed:
                 return
-            until_us = self._patient_until_us if self._hurry else self._calm_until_us
+            until_us = self._next_us[self._came]
             if now_us < until_us and not self._workers.free:
                 self._wake_at(until_us)
                 return
@@ -98,7 +105,7 @@ class Dispatcher:
             execution.changed = True  # and asked soon, when the policy can see that query, too
             return
         execution.settled()
-        self._hurry = False
+        self._came = CALM
         self.wake_us = None
         if not self._workers.in_service:
             return  # nothing to plan with, until a worker is there
@@ -106,9 +113,7 @@ class Dispatcher:
         running = execution.gangs.running(now_us)
         if woken or waiting or (running and self._workers.free):
             self._decide(waiting, running, now_us)
-            end_us = time.monotonic_ns() / 1e3
-            self._patient_until_us = end_us + min(PATIENCE * (end_us - now_us), MOST_PATIENCE_US)
-            self._calm_until_us = end_us + CALM_US
+            self._be_patient(now_us, time.monotonic_ns() / 1e3)
 
     def _decide(self, waiting: WaitingQueries, running: Sequence[RunningBlock], now_us: float) -> None:
         snapshot, units, wake_us = self._snapshot(waiting, running, now_us)
@@ -121,6 +126,15 @@ class Dispatcher:
             self._apply(decision, now_us)
         if wake_us is not None:
             self._wake_at(wake_us)
+
+    def _be_patient(self, begin_us: float, end_us: float) -> None:
+        """Set until when newcomers wait, after a decision that took so long."""
+        yields_from_us = None if self._workers.free else self._policy.yields_from_us()
+        times = PATIENCE if yields_from_us is None else HURRIED
+        patient_until_us = timed_until_us = end_us + min(times * (end_us - begin_us), MOST_PATIENCE_US)
+        if yields_from_us is not None:
+            timed_until_us = max(patient_until_us, min(yields_from_us, end_us + MOST_REST_US))
+        self._next_us = [end_us + CALM_US, timed_until_us, patient_until_us]
 
     def _wake_at(self, at_us: float) -> None:
         self.wake_us = at_us if self.wake_us is None else min(at_us, self.wake_us)

@@ -151,6 +151,14 @@ class Policy(ABC):
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Return what to do now."""
 
+    def yields_from_us(self) -> float | None:
+        """Return from when on somebody who runs might make room for a newcomer that has a deadline, of no higher class.
+
+        As things are after the last decision, if no core is free. A driver for which decisions take time asks the
+        sooner. None: not known.
+        """
+        return None
+
     def arrived(self, query: Query) -> None:  # noqa: B027 - most policies learn nothing from it
         """Note that a request has come. It is shown when there is something to decide, perhaps in a batch."""
 

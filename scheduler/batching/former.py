@@ -216,7 +216,12 @@ class BatchFormer:
             is_left_over = begin >= line.hopeful and rows < before_rows and line.model.max_delay_us is None
             if is_left_over and gangs >= line.model.cores:
                 break
-            gangs += self._show_batch(line.members[begin:end], line.deadline_us(begin, end), line.model, stretch, shown)
+            if rows == 1:
+                shown.queries.append(line.members[begin])
+                gangs += 1
+            else:
+                members, deadline_us = line.members[begin:end], line.deadline_us(begin, end)
+                gangs += self._show_batch(members, deadline_us, line.model, stretch, shown)
             before_rows = rows
         if held_until_us is not None:
             shown.wake_us = held_until_us if shown.wake_us is None else min(shown.wake_us, held_until_us)

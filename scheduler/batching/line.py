@@ -96,13 +96,18 @@ class Line:
 
         Nobody who would be in time alone becomes late by the batch.
         """
-        bound_us = self._bound_us(begin)
-        for end in range(begin + 1, min(last, begin + MAX_MEMBERS)):
+        last = min(last, begin + MAX_MEMBERS)
+        bound_us = NEVER_LATE
+        for end in range(begin + 1, last):
             rows = self._before[end + 1] - self._before[begin]
-            bound_us = min(bound_us, self._bound_us(end))
-            if rows > wanted_rows or (bound_us < NEVER_LATE and self._stretched_us(rows) > bound_us):
+            if rows > wanted_rows:
                 return end
-        return min(last, begin + MAX_MEMBERS)
+            if end == begin + 1:
+                bound_us = self._bound_us(begin)
+            bound_us = min(bound_us, self._bound_us(end))
+            if bound_us < NEVER_LATE and self._stretched_us(rows) > bound_us:
+                return end
+        return last
 
     def _delayed_until_us(self, begin: int) -> float:
         """When the configured delay of the oldest of the rest is over."""
@@ -125,10 +130,10 @@ class Line:
     def _bound_us(self, index: int) -> float:
         """How long a member's batch may take; any time if the member is late even alone, as things usually go."""
         query = self.members[index]
-        left_us = self._left_us(query)
-        if left_us is None or left_us == NEVER_LATE or self._stretched_us(query.rows) > left_us:
+        if query.deadline_us is None or not self.model.sure_us:
             return NEVER_LATE
-        return left_us
+        left_us = query.deadline_us - self._done_us
+        return left_us if self._stretched_us(query.rows) <= left_us else NEVER_LATE
 
     def _left_us(self, query: Query) -> float | None:
         return self.model.time_left_us(query, self._done_us)

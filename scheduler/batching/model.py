@@ -1,6 +1,6 @@
 """What the former knows of one model: its settings, how often it is asked, how long its batches take. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gangway.executor.slots import MAX_PARTS, NEVER_JOINED
 from gangway.scheduler.arrival_rate import ArrivalRate
@@ -37,9 +37,10 @@ class BatchModel:
         self._preferred = tuple(sorted(rows for rows in spec.preferred_rows if 0 < rows <= spec.max_rows))
         self._dispatch_us = dispatch_us
         self._profile: ModelProfile | None = None
-        self._stretch = 1.0
         self._timed = False
+        self._load = 0.0  # the part of the machine's time that its requests take
         self.cores = 0  # that a batch may be split over
+        self.latency_us: Callable[[int], float]  # how long a batch takes on all cores, as it will be split
         self._sizes: BatchSizes
         self._table: PlanTable
 
@@ -63,17 +64,14 @@ class BatchModel:
         for a longer batch of others may be late by it.
         """
         cores = min(cores, MAX_PARTS)
-        self._stretch = stretch
         if profile is not self._profile or cores != self.cores or timed != self._timed:
             self._profile, self.cores, self._timed = profile, cores, timed
             self._table = plan_table(profile, cores, self.max_rows)
             batch_us = GANG_US if timed else GANG_US + self._dispatch_us / cores
             self._sizes = batch_sizes(profile, cores, self.max_rows, self._preferred, self.splits, batch_us)
+            self.latency_us = self._sizes.latency_us
             self.sure_us = self.latency_us(1) if profile.measured and not profile.varies else 0.0
-
-    def latency_us(self, rows: int) -> float:
-        """Return how long a batch takes on all cores, as it will be split."""
-        return self._sizes.latency_us(rows)
+        self._load = self.rate.rows_per_us * self._sizes.row_us * stretch
 
     def parts(self, rows: int, requests: int = 1, stretch: float = 1.0) -> Sequence[Part]:
         """Return what gangs do of a batch of so many requests.
@@ -108,8 +106,7 @@ class BatchModel:
         """
         assert self._profile is not None
         if self.max_delay_us is None:
-            load = self.rate.rows_per_us * self._sizes.row_us * self._stretch
-            return self._sizes.next_rows(rows, load) if self._profile.measured else 1
+            return self._sizes.next_rows(rows, self._load) if self._profile.measured else 1
         reached = [size for size in self._preferred or (self.max_rows,) if size <= rows]
         return reached[-1] if reached else 0
 

@@ -39,7 +39,7 @@ class BatchSizes:
     def __init__(
         self, latency_us: Callable[[int], float], max_rows: int, allowed: Sequence[int] = (), batch_us: float = GANG_US
     ) -> None:
-        self._latency_us = latency_us
+        self.latency_us = latency_us
         self._batch_us = batch_us
         self._allowed = tuple(rows for rows in allowed if rows <= max_rows) or tuple(range(1, max_rows + 1))
         self._times_us: list[float] = []  # of the allowed sizes, as far as they were needed
@@ -59,7 +59,7 @@ class BatchSizes:
     @cached_property
     def row_us(self) -> float:
         """The least time of a row, in the batches with the most rows a second."""
-        return min((self._latency_us(size) + self._batch_us) / size for size in self._allowed)
+        return min((self.latency_us(size) + self._batch_us) / size for size in self._allowed)
 
     def _first_of(self, rows: int) -> int:
         while len(self._next) <= rows:
@@ -71,20 +71,16 @@ class BatchSizes:
         pairs = zip(self._times_us, self._allowed[: bisect_right(self._allowed, rows)], strict=False)
         return min(((time_us / size, size) for time_us, size in pairs), default=(0.0, rows))[1]
 
-    def latency_us(self, rows: int) -> float:
-        """Return L."""
-        return self._latency_us(rows)
-
     def _extend(self) -> None:
         rows = len(self._next)
         known = bisect_right(self._allowed, rows)
         for size in self._allowed[len(self._times_us) : known]:
-            self._times_us.append(self._latency_us(size) + self._batch_us)
+            self._times_us.append(self.latency_us(size) + self._batch_us)
         if known:
             pairs = zip(self._times_us, self._allowed, strict=False)
             cost_us, best = min((rows * time_us + self._cost_us[rows - size], size) for time_us, size in pairs)
         else:
-            cost_us, best = rows * (self._latency_us(rows) + self._batch_us), rows
+            cost_us, best = rows * (self.latency_us(rows) + self._batch_us), rows
         self._cost_us.append(cost_us)
         self._next.append(best)
 

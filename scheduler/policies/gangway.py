@@ -10,6 +10,7 @@ from gangway.scheduler.policies.gangway_pairing import pair
 from gangway.scheduler.policies.gangway_restarts import stopped_in_vain
 from gangway.scheduler.policies.gangway_shares import ask, share_out
 from gangway.scheduler.policies.gangway_worth import Worth
+from gangway.scheduler.policies.gangway_yielding import rest_us
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot, StartOver
 from gangway.scheduler.prediction import Work
 
@@ -27,9 +28,12 @@ class Gangway(Policy):
         self._aging = Aging()
         self._foresight = Foresight()
         self._worth = Worth()
+        self._now_us = 0.0
+        self._ordered: Sequence[Work] = ()  # as decided last
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Order all queries, share out the cores in this order, and move from what is to what should be."""
+        self._now_us, self._ordered = snapshot.now_us, ()
         if not snapshot.waiting and (not snapshot.free_cores or not snapshot.running):
             return ()
         waiting = candidates(snapshot.waiting, snapshot.now_us, snapshot.core_count)
@@ -49,7 +53,12 @@ class Gangway(Policy):
             ordered = in_order(works, snapshot.core_count)
             pair(ordered)
         share_out(ordered, snapshot.core_count, snapshot.free_leases + len(over))
+        self._ordered = ordered
         return [StartOver(work.query.query_id, START_OVER) for work in over] + moves(ordered, snapshot)
+
+    def yields_from_us(self) -> float | None:
+        """Return from when on one of those that run might make room for a newcomer with a deadline."""
+        return self._now_us + rest_us(self._ordered) if self._ordered else None
 
     def arrived(self, query: Query) -> None:
         """Note how much is asked for."""

@@ -42,6 +42,7 @@ def _starts(
         gang, free = free[: work.grant], free[work.grant :]
         if gang:
             decisions.append(_start(work, gang))
+            work.cores = len(gang)
         if len(gang) < work.grant:
             short.append(work)
     return free, short
@@ -67,6 +68,7 @@ def _make_room(ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapsho
             continue
         if worth_it(first, victim) or _saves_several(ordered, victim, snapshot.core_count):
             decisions.append(_yield(victim))
+            victim.fixed = True
             missing -= victim.cores - victim.grant
     wake_us = min(
         (work.slack_us - work.least_us * work.margin - SWITCH_US for work in short if work.tier == IN_TIME),
@@ -107,10 +109,15 @@ def worth_it(first: Work, victim: Work) -> bool:
     if victim.tier != IN_TIME:
         longer = wait_us * victim.cores / victim.worth > LONGER * first_us * first.grant / first.worth
         return saves and longer
-    delay_us = 0.0 if victim.grant else first_us + SWITCH_US
-    if delay_us + victim.remaining_us(victim.grant or victim.cores) * victim.margin > victim.slack_us:
+    if not can_spare(victim, first_us, victim.grant):
         return False
-    return saves or wait_us * victim.isolated_us > delay_us * first.isolated_us
+    return saves or victim.grant > 0 or wait_us * victim.isolated_us > (first_us + SWITCH_US) * first.isolated_us
+
+
+def can_spare(victim: Work, first_us: float, cores: int) -> bool:
+    """Return whether a running query is in time if it goes on with so many cores; none: later, after `first_us`."""
+    delay_us = 0.0 if cores else first_us + SWITCH_US
+    return delay_us + victim.remaining_us(cores or victim.cores) * victim.margin <= victim.slack_us
 
 
 def _saves_several(ordered: Sequence[Work], victim: Work, core_count: int) -> bool:

@@ -146,6 +146,48 @@ def test_but_not_longer_than_a_few_times_what_a_decision_takes(scripted, monkeyp
     assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
 
 
+def decided_about(server, first, newcomer):
+    """Return whether there is a decision about a newcomer before the one that has all cores has ended."""
+    decisions = len(server.script.seen)
+    second = server.request(**newcomer)
+    server.until(lambda: len(server.live.requests.queries) == 1 and server.is_asleep(patient=False))
+    decided = len(server.script.seen) > decisions
+    server.hurry(first)
+    assert [server.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
+    return decided
+
+
+@pytest.mark.parametrize(
+    ("yields_in_us", "newcomer", "decided"),
+    [
+        (-1.0, {"deadline_ns": LATE_NS}, True),
+        (60e6, {"deadline_ns": LATE_NS}, False),
+        (60e6, {"priority": -1}, True),
+    ],
+)
+def test_a_policy_that_knows_who_yields_is_asked_when_that_matters(
+    scripted, monkeypatch, yields_in_us, newcomer, decided
+):
+    monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
+    monkeypatch.setattr(dispatch, "HURRIED", 0.0)
+    monkeypatch.setattr(dispatch, "MOST_REST_US", 60e6)
+    scripted.script.yields_in_us = yields_in_us
+    first = hang_on_both(scripted)
+    scripted.until(lambda: scripted.is_asleep(patient=True))
+    assert decided_about(scripted, first, newcomer) == decided
+
+
+def test_however_long_nobody_yields_newcomers_wait_only_for_a_while(scripted, monkeypatch):
+    monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
+    monkeypatch.setattr(dispatch, "MOST_REST_US", 20_000)
+    scripted.script.yields_in_us = 60e6
+    first = hang_on_both(scripted)
+    second = scripted.request(deadline_ns=LATE_NS)
+    scripted.await_snapshot(lambda snapshot: snapshot.running and snapshot.waiting)
+    scripted.hurry(first)
+    assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
+
+
 @pytest.mark.parametrize("hurried", [{"deadline_ns": LATE_NS}, {"priority": -1}])
 def test_who_can_take_no_cores_from_others_waits_longer(scripted, monkeypatch, hurried):
     monkeypatch.setattr(dispatch, "PATIENCE", 0.0)
