@@ -65,18 +65,20 @@ class Dispatcher:
         self._trace = trace
         self._way_back_us = way_back_us
         self._next_us = [0.0, 0.0, 0.0]  # when to decide about newcomers of each kind, if nothing happens before
-        self._came = CALM  # those who may change most of those who have come since the last decision
+        self._came = CALM  # those who may change most of those who have come since the last decision,
+        self._highest = float("inf")  # and their highest class
         self.wake_us: float | None = None  # when policy or former want to be asked, if nothing happens before
 
     def came(self, query: Query) -> None:
         """A query waits from now on."""
         execution = self._execution
         execution.queue_changed = True
-        if self._came < ABOVE:
+        if self._came < TIMED and query.deadline_us is not None:
+            self._came = TIMED
+        if query.priority < self._highest:  # no need to compare others like it
+            self._highest = query.priority
             if any(query.priority < gang.unit.query.priority for gang in execution.gangs.all()):
                 self._came = ABOVE
-            elif query.deadline_us is not None:
-                self._came = TIMED
 
     def calm_us(self, now_us: float) -> float:
         """Return how long nothing need be heard of newcomers without a deadline, of class 0 or lower; 0: no time.
@@ -105,7 +107,7 @@ class Dispatcher:
             execution.changed = True  # and asked soon, when the policy can see that query, too
             return
         execution.settled()
-        self._came = CALM
+        self._came, self._highest = CALM, float("inf")
         self.wake_us = None
         if not self._workers.in_service:
             return  # nothing to plan with, until a worker is there

@@ -216,7 +216,7 @@ class BatchFormer:
             is_left_over = begin >= line.hopeful and rows < before_rows and line.model.max_delay_us is None
             if is_left_over and gangs >= line.model.cores:
                 break
-            if rows == 1:
+            if rows == 1:  # as it came: most of those that are in a hurry
                 shown.queries.append(line.members[begin])
                 gangs += 1
             else:

@@ -4,6 +4,7 @@ Those that can be in time come first, by deadline; then the others, by arrival. 
 late already where this costs little, but nobody is made late by them.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -96,16 +97,14 @@ class Line:
 
         Nobody who would be in time alone becomes late by the batch.
         """
-        last = min(last, begin + MAX_MEMBERS)
-        bound_us = NEVER_LATE
+        with_enough_rows = bisect_right(self._before, self._before[begin] + wanted_rows) - 1
+        last = min(last, begin + MAX_MEMBERS, with_enough_rows)
+        if last <= begin + 1:
+            return begin + 1
+        bound_us = self._bound_us(begin)
         for end in range(begin + 1, last):
-            rows = self._before[end + 1] - self._before[begin]
-            if rows > wanted_rows:
-                return end
-            if end == begin + 1:
-                bound_us = self._bound_us(begin)
             bound_us = min(bound_us, self._bound_us(end))
-            if bound_us < NEVER_LATE and self._stretched_us(rows) > bound_us:
+            if bound_us < NEVER_LATE and self._stretched_us(self.rows(begin, end + 1)) > bound_us:
                 return end
         return last
 

@@ -71,7 +71,8 @@ class BatchModel:
             self._sizes = batch_sizes(profile, cores, self.max_rows, self._preferred, self.splits, batch_us)
             self.latency_us = self._sizes.latency_us
             self.sure_us = self.latency_us(1) if profile.measured and not profile.varies else 0.0
-        self._load = self.rate.rows_per_us * self._sizes.row_us * stretch
+        if profile.measured and self.max_delay_us is None:
+            self._load = self.rate.rows_per_us * self._sizes.row_us * stretch
 
     def parts(self, rows: int, requests: int = 1, stretch: float = 1.0) -> Sequence[Part]:
         """Return what gangs do of a batch of so many requests.

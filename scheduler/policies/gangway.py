@@ -28,12 +28,11 @@ class Gangway(Policy):
         self._aging = Aging()
         self._foresight = Foresight()
         self._worth = Worth()
-        self._now_us = 0.0
         self._ordered: Sequence[Work] = ()  # as decided last
 
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:
         """Order all queries, share out the cores in this order, and move from what is to what should be."""
-        self._now_us, self._ordered = snapshot.now_us, ()
+        self._ordered = ()
         if not snapshot.waiting and (not snapshot.free_cores or not snapshot.running):
             return ()
         waiting = candidates(snapshot.waiting, snapshot.now_us, snapshot.core_count)
@@ -58,7 +57,7 @@ class Gangway(Policy):
 
     def yields_from_us(self) -> float | None:
         """Return from when on one of those that run might make room for a newcomer with a deadline."""
-        return self._now_us + rest_us(self._ordered) if self._ordered else None
+        return self._ordered[0].now_us + rest_us(self._ordered) if self._ordered else None
 
     def arrived(self, query: Query) -> None:
         """Note how much is asked for."""
