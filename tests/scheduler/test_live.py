@@ -197,8 +197,8 @@ def test_a_worker_that_waits_for_a_core_is_let_be(server):
     server.await_gang(2)
     worker = server.workers[1].pid
     (core,) = os.sched_getaffinity(worker)
-    spin = f"import os\nos.sched_setaffinity(0, {{{core}}})\n"
-    spin += "[os.fork() for _ in range(3)]\nprint(flush=True)\nwhile True: pass"
+    spin = f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nend_s = time.monotonic() + 20\n"
+    spin += "[os.fork() for _ in range(3)]\nprint(flush=True)\nwhile time.monotonic() < end_s: pass"
     with subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE, start_new_session=True) as others:
         for _ in range(8):
             others.stdout.readline()
