@@ -11,7 +11,7 @@ from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes, summarise
 from google.protobuf import text_format
 
-from benchmarks.overload import Sample, chained, growth, recovery_s
+from benchmarks.overload import Sample, chained, recovery_s, thirds
 from benchmarks.reference import symbolic_dimensions
 from benchmarks.report import Report
 from benchmarks.serving_points import (
@@ -153,11 +153,9 @@ def test_recovery_begins_when_a_second_of_queries_is_in_time() -> None:
     assert recovery_s(outcomes, [1.0], end_s=10) == math.inf
 
 
-def test_growth_compares_the_last_third_with_an_earlier_one() -> None:
-    samples = [Sample(size, 0) for size in (50, 60, 100, 101, 180, 110, 110)]
-    assert growth(samples, 0) == pytest.approx(1.0)
-    assert growth(samples, 1) == pytest.approx(110 / 100.5 - 1)
-    assert math.isnan(growth([], 1))
+def test_memory_is_compared_by_medians_of_thirds() -> None:
+    samples = [Sample(size, 0) for size in (50, 60, 55, 100, 999, 110, 1, 120, 115)]
+    assert thirds(samples) == [55, 110, 115]
 
 
 def test_a_trace_after_another_begins_when_that_ends() -> None:
