@@ -2,35 +2,25 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from gangway.executor.cores import available_cores
 from gangway.scheduler.blame import LEAST_LOOKS, LOOK_EVERY_US, Blame, activity_of
 
+from tests.company import SPIN, company
+
 LIMIT_US = 4 * LOOK_EVERY_US
-SPIN = "print(flush=True)\nwhile True: pass"
-SLEEP = "print(flush=True)\nimport time\ntime.sleep(60)"
-BEHIND = "print(flush=True)\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+SLEEP = "import time\ntime.sleep(60)"
+BEHIND = f"os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n{SPIN}"
 DEADLINE_S = 20.0
 NOBODY = 1 << 30  # no process has such a number
 
 
-@contextmanager
 def running(script):
     """A process on the first core that runs a script, which has begun."""
-    core = available_cores()[0]
-    command = [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {{{core}}})\n{script}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
-            process.stdout.readline()
-            yield process.pid
-        finally:
-            process.kill()
+    return company(available_cores()[0], script)
 
 
 def await_state(pid, state):

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -11,6 +9,7 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler import control as slow
 from gangway.server.shared_memory import FRONT_END
 
+from tests.company import company
 from tests.pace import back_within_s
 from tests.tiny_model import TASKS
 
@@ -197,16 +196,11 @@ def test_a_worker_that_waits_for_a_core_is_let_be(server):
     server.await_gang(2)
     worker = server.workers[1].pid
     (core,) = os.sched_getaffinity(worker)
-    spin = f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nend_s = time.monotonic() + 20\n"
-    spin += "[os.fork() for _ in range(3)]\nprint(flush=True)\nwhile time.monotonic() < end_s: pass"
-    with subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE, start_new_session=True) as others:
-        for _ in range(8):
-            others.stdout.readline()
+    with company(core, count=8):
         os.sched_setscheduler(worker, os.SCHED_IDLE, os.sched_param(0))
         time.sleep(0.3)  # it has lost the core
         server.hurry(running)
         time.sleep(3.5)  # more than ranks gave each other once
-        os.killpg(others.pid, signal.SIGKILL)
     outcome = server.outcome(running)
     assert (outcome.status, outcome.attempts) == (SlotStatus.OK, 1)
     assert [process.poll() for process in server.workers] == [None, None]
