@@ -7,6 +7,7 @@ isolated latency of onnxruntime on two cores; capacity is 1 / its mean.
 """
 
 import dataclasses
+import math
 import multiprocessing as mp
 import sys
 import tempfile
@@ -105,9 +106,11 @@ def recovery_s(outcomes: Outcomes, targets_us: Sequence[float | None], end_s: fl
 
 
 def thirds(samples: Sequence[Sample]) -> list[float]:
-    """Return the median memory in each third of the time, in bytes [3]; at least three samples."""
-    parts = np.array_split([one.memory_bytes for one in samples], 3)
-    return [float(np.median(part)) for part in parts]
+    """Return the median memory in each third of the time, in bytes [3]; NaN without samples."""
+    sizes = [one.memory_bytes for one in samples]
+    third = max(1, len(sizes) // 3)
+    parts = (sizes[:third], sizes[third:][:third], sizes[-third:])
+    return [float(np.median(part)) if part else math.nan for part in parts]
 
 
 def chained(first: Arrivals, seconds: float, then: Arrivals) -> Arrivals:
@@ -196,7 +199,7 @@ def run(report: Report, overload: Overload, times: float, seconds: float, peak_s
         "first third": first,
         "second": second,
         "last": last,
-        "most": max(one.memory_bytes for one in samples),
+        "most": max(one.memory_bytes for one in (before, *samples, after)),
         "after": after.memory_bytes,
     }
     report.table("memory of all processes, MB", [{name: size / 1e6 for name, size in sizes.items()}])

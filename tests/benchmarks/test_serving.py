@@ -154,8 +154,11 @@ def test_recovery_begins_when_a_second_of_queries_is_in_time() -> None:
 
 
 def test_memory_is_compared_by_medians_of_thirds() -> None:
-    samples = [Sample(size, 0) for size in (50, 60, 55, 100, 999, 110, 1, 120, 115)]
-    assert thirds(samples) == [55, 110, 115]
+    samples = [Sample(size, 0) for size in (50, 60, 100, 101, 180, 110, 110)]
+    first, second, last = thirds(samples)
+    assert last / first - 1 == pytest.approx(1.0)
+    assert last / second - 1 == pytest.approx(110 / 100.5 - 1)
+    assert all(math.isnan(third) for third in thirds([]))
 
 
 def test_a_trace_after_another_begins_when_that_ends() -> None:
