@@ -1,8 +1,8 @@
 """The segments that all processes share, made once by the supervisor."""
 
-import os
 from dataclasses import dataclass
 
+from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
@@ -31,7 +31,7 @@ class SharedMemory:
         """Make all segments. Raises OSError when the system refuses."""
         submitters = FRONT_END + front_ends
         control = ControlSegment.create(ControlLayout(workers, submitters, lease_count(workers)))
-        arenas = Segment.create(16 * _memory_bytes(), "arenas")  # address space: few arenas are ever used at once
+        arenas = Segment.create(16 * memory_limit_bytes(), "arenas")  # address space: few arenas are ever used at once
         io = tuple(Segment.create(SLOTS * SLOT_BYTES + HEAP_BYTES, f"io{index}") for index in range(submitters))
         tables = tuple(SlotTable(segment, SLOTS) for segment in io)
         for segment, table in zip(io, tables, strict=True):
@@ -48,7 +48,3 @@ class SharedMemory:
         """Return the supervisor's own way to submit requests."""
         ring = self.control.submit_rings[SUPERVISOR]
         return DataPlane(self.io[SUPERVISOR], self.tables[SUPERVISOR], ring, self.control.scheduler_bell)
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

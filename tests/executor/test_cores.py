@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from gangway.executor.cores import available_cores, cpu_quota
+from gangway.executor.cores import available_cores
 
 ALL = sorted(os.sched_getaffinity(0))
 
@@ -13,27 +13,6 @@ def group(tmp_path, files):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("files", "membership", "quota"),
-    [
-        ({}, "0::/", None),
-        ({"cpu.max": "max 100000\n"}, "0::/", None),
-        ({"cpu.max": "150000 100000\n"}, "0::/", 1.5),
-        ({"a/cpu.max": "400000 100000\n", "a/b/cpu.max": "max 100000\n"}, "0::/a/b", 4.0),
-        ({"cpu.max": "50000 100000\n"}, "0::/outside/of/this/mount", 0.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "3:cpu,cpuacct:/", None),
-        (
-            {"cpu,cpuacct/x/cpu.cfs_quota_us": "250000", "cpu,cpuacct/x/cpu.cfs_period_us": "100000"},
-            "3:cpu,cpuacct:/x",
-            2.5,
-        ),
-        ({"cpuset/cpu.cfs_quota_us": "1", "cpuset/cpu.cfs_period_us": "1"}, "3:cpuset:/", None),
-    ],
-)
-def test_quota(tmp_path, files, membership, quota):
-    assert cpu_quota(group(tmp_path, files), membership) == quota
 
 
 def test_quota_limits_the_cores_but_leaves_one(tmp_path):

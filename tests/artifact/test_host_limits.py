@@ -1,0 +1,73 @@
+"""Limits of cgroups, both versions, and rlimits are found."""
+
+import os
+import resource
+
+import pytest
+from gangway.artifact.host_limits import cpu_quota, memory_limit_bytes, process_limit
+
+MACHINE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def group(tmp_path, files):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "quota"),
+    [
+        ({}, "0::/", None),
+        ({"cpu.max": "max 100000\n"}, "0::/", None),
+        ({"cpu.max": "150000 100000\n"}, "0::/", 1.5),
+        ({"a/cpu.max": "400000 100000\n", "a/b/cpu.max": "max 100000\n"}, "0::/a/b", 4.0),
+        ({"cpu.max": "50000 100000\n"}, "0::/outside/of/this/mount", 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "3:cpu,cpuacct:/", None),
+        (
+            {"cpu,cpuacct/x/cpu.cfs_quota_us": "250000", "cpu,cpuacct/x/cpu.cfs_period_us": "100000"},
+            "3:cpu,cpuacct:/x",
+            2.5,
+        ),
+        ({"cpuset/cpu.cfs_quota_us": "1", "cpuset/cpu.cfs_period_us": "1"}, "3:cpuset:/", None),
+    ],
+)
+def test_quota(tmp_path, files, membership, quota):
+    assert cpu_quota(group(tmp_path, files), membership) == quota
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "limit"),
+    [
+        ({}, "0::/", MACHINE_BYTES),
+        ({"memory.max": "max\n"}, "0::/", MACHINE_BYTES),
+        ({"a/memory.max": "3000000\n", "a/b/memory.max": "5000000\n"}, "0::/a/b", 3000000),
+        ({"memory/x/memory.limit_in_bytes": "4000000\n"}, "4:memory:/x", 4000000),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "4:memory:/", MACHINE_BYTES),
+        ({"memory/memory.limit_in_bytes": "6000000\n"}, "4:memory:/outside/of/this/mount", 6000000),
+    ],
+)
+def test_memory_limit(tmp_path, files, membership, limit):
+    assert memory_limit_bytes(group(tmp_path, files), membership) == limit
+
+
+def test_address_space_bounds_memory(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (MACHINE_BYTES // 2, before[1]))
+        assert memory_limit_bytes(tmp_path, "0::/") == MACHINE_BYTES // 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "limit"),
+    [
+        ({"pids.max": "70\n"}, "0::/", 70),
+        ({"unified/a/pids.max": "80\n"}, "8:pids:/\n0::/a", 80),
+        ({"pids/a/pids.max": "max\n", "pids/pids.max": "90\n"}, "8:pids:/a", 90),
+    ],
+)
+def test_process_limit(tmp_path, files, membership, limit):
+    assert process_limit(group(tmp_path, files), membership) == limit
