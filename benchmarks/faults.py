@@ -1,4 +1,4 @@
-"""kill -9 under load, again and again: are answers right or UNAVAILABLE, how soon is the service back, what leaks?"""
+"""kill -9 under load, limits, hangs and hostile clients: who notices, how soon is the service back, what leaks?"""
 
 import math
 import os
@@ -69,14 +69,14 @@ class Trial:
     def outages_s(self) -> list[float]:
         """Return, for each kill, the longest time without a right answer that began before the next kill."""
         right_ns = [outcome.end_ns for outcome in self.outcomes if outcome.result == RIGHT]
-        ends_ns = [*(kill.at_ns for kill in self.kills[1:]), self.outcomes[-1].end_ns]
+        ends_ns = [*(kill.at_ns for kill in self.kills[1:]), self.kills[-1].at_ns + int(BACK_WITHIN_S * 1e9)]
         return [longest_gap_s(right_ns, kill.at_ns, end) for kill, end in zip(self.kills, ends_ns, strict=True)]
 
 
 def longest_gap_s(right_ns: Sequence[int], begin_ns: int, end_ns: int) -> float:
     """Return the longest time from `begin`, or a right answer before `end`, to the next right answer (inf: none)."""
-    marks = [begin_ns, *(ns for ns in right_ns if ns > begin_ns)]
-    return max((later - earlier for earlier, later in pairwise(marks) if earlier < end_ns), default=math.inf) / 1e9
+    marks = [begin_ns, *(ns for ns in right_ns if ns > begin_ns), math.inf]
+    return max(later - earlier for earlier, later in pairwise(marks) if earlier < end_ns) / 1e9
 
 
 def try_kills(
@@ -93,7 +93,7 @@ def try_kills(
         done = [_kill_one(server, victim, number, pause_s, answering) for number in range(kills)]
         time.sleep(max(0.0, BACK_WITHIN_S - pause_s))  # the last kill is given as long as the service may be away
         outcomes = process.stop().outcomes
-    after = _settled(server, before)
+    after = settled(server, before)
     return Trial(victim, done, outcomes, before, after)
 
 
@@ -107,7 +107,7 @@ def resources_of(server: LiveServer) -> Resources:
     )
 
 
-def _settled(server: LiveServer, before: Resources) -> Resources:
+def settled(server: LiveServer, before: Resources) -> Resources:
     """Return what the server holds when it holds no more than before, or for long: what stays is a leak."""
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     while (after := resources_of(server)).exceed(before) and time.monotonic() < deadline:
@@ -196,15 +196,26 @@ def main() -> int:
     parser = option_parser(__doc__ or "")
     add_repository_option(parser)
     parser.add_argument("--model", default="mobilenetv2", help="model to ask")
-    parser.add_argument("--victims", nargs="+", default=list(VICTIMS), choices=VICTIMS, help="roles to kill")
+    parser.add_argument("--victims", nargs="*", default=list(VICTIMS), choices=VICTIMS, help="roles to kill")
+    parser.add_argument(
+        "--surroundings",
+        nargs="*",
+        default=[""],
+        metavar="TEXT",
+        help="only situations whose names contain one of these",
+    )
     parser.add_argument("--kills", type=int, default=20, help="kills of each role, in a row")
     parser.add_argument("--clients", type=int, default=16, help="requests under way at any time")
     parser.add_argument("--pause-s", type=float, default=1.0, help="time between a replacement and the next kill")
     options = parser.parse_args()
-    report = start_report("Faults: kill -9 under load")
+    from benchmarks.surroundings import report_surroundings  # noqa: PLC0415 - it imports this module
+
+    report = start_report("Faults")
     repository = ensure_zoo(options.repository)
-    trials = run(repository, options.model, options.victims, options.kills, options.clients, options.pause_s)
-    report_trials(report, trials)
+    if options.victims:
+        trials = run(repository, options.model, options.victims, options.kills, options.clients, options.pause_s)
+        report_trials(report, trials)
+    report_surroundings(report, repository, options.surroundings)
     return report.finish(options.json)
 
 

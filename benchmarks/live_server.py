@@ -79,9 +79,14 @@ def _slots_of(front_end: int) -> list[tuple[SlotState, bool]]:
 
 @contextmanager
 def live_server(
-    repository: Path, flags: Sequence[str] = (), credentials: grpc.ChannelCredentials | None = None
+    repository: Path,
+    flags: Sequence[str] = (),
+    credentials: grpc.ChannelCredentials | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[LiveServer]:
     """Serve a repository on a free port until the block ends; `credentials` if the flags ask for TLS.
+
+    `prefix`: words before the command, of a program that becomes it.
 
     Raises RuntimeError with the log's end if it fails.
     """
@@ -95,7 +100,7 @@ def live_server(
         options += [f"--http-address={address}", f"--http-port={http_port}"]
         options += ["--no-profile", *flags]  # nothing shall begin in the background unless it is asked for
         begin = time.monotonic()
-        process = subprocess.Popen([*GANGWAY, "serve", *options], stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([*prefix, *GANGWAY, "serve", *options], stdout=log, stderr=subprocess.STDOUT)
         try:
             wait_until_ready(url, process, Path(log.name), credentials)
             metrics_url = f"http://{address}:{metrics_port}/metrics"

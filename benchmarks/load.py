@@ -35,6 +35,7 @@ class Load:
     expected: Mapping[str, Array]
     clients: int
     timeout_s: float = 10
+    pause_s: float = 0.0  # between an answer and the next request
 
 
 @dataclass(frozen=True)
@@ -172,3 +173,5 @@ def _client(
         right = response == known or is_right(response, load.expected)
         known = response if right else known
         outcomes.append(Outcome(begin_ns, end_ns, RIGHT if right else WRONG))
+        if load.pause_s:
+            stopping.wait(load.pause_s)

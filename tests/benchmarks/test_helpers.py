@@ -23,6 +23,7 @@ def test_the_longest_gap_begins_before_the_end_and_lasts_until_the_next_answer()
     assert longest_gap_s(answers, begin_ns=0, end_ns=5 * SECOND_NS) == 3
     assert longest_gap_s(answers, begin_ns=3 * SECOND_NS, end_ns=5 * SECOND_NS) == 2
     assert longest_gap_s(answers, begin_ns=3 * SECOND_NS, end_ns=7 * SECOND_NS) == 10
+    assert longest_gap_s(answers, begin_ns=5 * SECOND_NS, end_ns=17 * SECOND_NS) == float("inf")
     assert longest_gap_s(answers, begin_ns=17 * SECOND_NS, end_ns=18 * SECOND_NS) == float("inf")
 
 
