@@ -84,6 +84,11 @@ class Restrictions:
         """Return what a caller of this category must satisfy, if anything."""
         return next((group for group in self.groups if category in group.categories), None)
 
+    @property
+    def categories(self) -> frozenset[Category]:
+        """All that is restricted."""
+        return frozenset(category for group in self.groups for category in group.categories)
+
     def twice(self) -> Category | None:
         """Return a category that is named more than once, if any."""
         named = [category for group in self.groups for category in group.categories]

@@ -1,5 +1,6 @@
 """All values of the command line of `gangway serve`, by group."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gangway.server.logs.settings import LogSettings
@@ -30,4 +31,15 @@ class ServeOptions:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the log shall say once: flags that were given and have no effect."""
-        return (*self.compatibility.warnings, *self.grpc.warnings)
+        return (*self.compatibility.warnings, *self.grpc.warnings, *self._open_elsewhere())
+
+    def _open_elsewhere(self) -> Iterator[str]:
+        """Yield a sentence for each protocol that leaves open what the other one restricts."""
+        kinds = (
+            (self.grpc.allowed, self.grpc.restrictions, "gRPC", "--grpc-restricted-protocol"),
+            (self.http.allowed, self.http.restrictions, "HTTP", "--http-restricted-api"),
+        )
+        for (_, restricted, _, flag), (served, others, protocol, other) in (kinds, kinds[::-1]):
+            if served and (left := restricted.categories - others.categories):
+                names = ", ".join(sorted(left))
+                yield f"{flag} restricts {names}, which {protocol} leaves open to everyone: {other} restricts it"
