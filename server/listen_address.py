@@ -1,10 +1,22 @@
-"""Addresses that gRPC listens on: "host:port" or "unix:PATH"."""
+"""Addresses to listen on: "host:port", an IPv6 host in brackets; for gRPC also "unix:PATH"."""
 
 import os
 import socket
 from contextlib import suppress
 
 UNIX = "unix:"
+
+
+def listen_target(address: str, port: int) -> str:
+    """Return "host:port" for the address of a flag, with or without brackets, and as gRPC spells it ("ipv6:...")."""
+    host = address.removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("[").removesuffix("]")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def socket_address(target: str) -> tuple[str, int, socket.AddressFamily]:
+    """Return host (without brackets), port and family of "host:port"."""
+    host, _, port = target.rpartition(":")
+    return host.strip("[]"), int(port), socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def port_of(target: str, port: int) -> str:
@@ -17,9 +29,8 @@ def why_not_listening(target: str) -> str:
     try:
         if target.startswith(UNIX):
             return f"cannot listen on {target}" + ": it is in use" * is_taken(target)
-        host, _, port = target.rpartition(":")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+        host, port, family = socket_address(target)
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
         return f"cannot listen on {target}: {error.strerror or error}"
     return f"cannot listen on {target}"
@@ -32,12 +43,12 @@ def is_taken(target: str, reuse_port: bool = False) -> bool:
     connect to the port meanwhile: it is only bound.
     """
     if not target.startswith(UNIX):
-        host, _, port = target.rpartition(":")
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as trial:
+        host, port, family = socket_address(target)
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
             try:
-                trial.bind((host.strip("[]"), int(port)))
+                trial.bind((host, port))
             except OSError:
                 return True
         return False

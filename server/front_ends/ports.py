@@ -9,7 +9,7 @@ import os
 import socket
 from dataclasses import replace
 
-from gangway.server.listen_address import port_of
+from gangway.server.listen_address import port_of, socket_address
 from gangway.server.options.serve_options import ServeOptions
 
 
@@ -46,16 +46,15 @@ def _port(held: socket.socket) -> int:
 
 def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
     """Take a port ("host:port"); `shared`: other servers may have it, too."""
-    host, _, port = target.rpartition(":")
-    host = host.strip("[]")
-    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    host, port, family = socket_address(target)
+    held = socket.socket(family, socket.SOCK_STREAM)
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may linger
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         if host == "::":
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        held.bind((host, int(port)))
-        if not shared and int(port):
+        held.bind((host, port))
+        if not shared and port:
             # Two that have only bound the port do not see each other; of two that listen the second one fails. From
             # then on SO_REUSEADDR alone is no way in any more.
             held.listen(1)
@@ -65,5 +64,5 @@ def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
     except OSError as error:
         held.close()
         reason = os.strerror(error.errno) if error.errno else error
-        raise BindError(f"{failure.format(port_of(target, int(port)))}: {reason}") from None
+        raise BindError(f"{failure.format(port_of(target, port))}: {reason}") from None
     return held

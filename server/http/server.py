@@ -15,7 +15,7 @@ from gangway.server.http.app import App
 from gangway.server.http.connection import IDLE_SECONDS, BoundedConnection
 from gangway.server.http.service import Service
 from gangway.server.inference import Inference
-from gangway.server.listen_address import port_of
+from gangway.server.listen_address import port_of, socket_address
 from gangway.server.methods import AnyMethod
 from gangway.server.models import Models
 from gangway.server.options.http import HttpOptions
@@ -69,12 +69,10 @@ class HttpFrontEnd:
         return port_of(target, port)
 
     def _bind(self, target: str) -> int:
-        host, _, port = target.rpartition(":")
-        host = host.strip("[]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        host, port, family = socket_address(target)
         both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
         listener = socket.create_server(
-            (host, int(port)), family=family, backlog=BACKLOG, reuse_port=self._reuse_port, dualstack_ipv6=both
+            (host, port), family=family, backlog=BACKLOG, reuse_port=self._reuse_port, dualstack_ipv6=both
         )
         # Accepted connections inherit these.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MILLISECONDS)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from gangway.executor.control import ControlSegment
 from gangway.server.data_plane import DataPlane
 from gangway.server.front_ends.shared import Peers
+from gangway.server.listen_address import socket_address
 from gangway.server.metrics.endpoint import MetricsEndpoint
 from gangway.server.metrics.exposition import Exposition
 from gangway.server.metrics.machine import Machine
@@ -24,14 +25,14 @@ def serve_metrics(
 
     Raises OSError, which says why the port cannot be had.
     """
-    if not options.allow:
+    if not options.target:
         return ""
     machine = Machine(options.interval_ms / 1000) if options.cpu else None
     exposition = Exposition(Source(models, plane, control, machine, peers), options)
     try:
-        endpoint = MetricsEndpoint(options.address, options.port, exposition.render, options.reuse_port)
+        host, port, _ = socket_address(options.target)
+        endpoint = MetricsEndpoint(host, port, exposition.render, options.reuse_port)
     except OSError as error:
-        where = f"{options.address}:{options.port}"
-        raise OSError(f"cannot serve metrics on {where}: {error.strerror or error}") from error
+        raise OSError(f"cannot serve metrics on {options.target}: {error.strerror or error}") from error
     endpoint.start()
     return endpoint.address

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from gangway.server.listen_address import UNIX
+from gangway.server.listen_address import UNIX, listen_target
 from gangway.server.options.values import (
     OptionError,
     boolean,
@@ -70,8 +70,7 @@ class GrpcOptions:
             return ""
         if self.address.startswith(UNIX):
             return self.address
-        host = self.address.removeprefix("ipv4:").removeprefix("ipv6:").strip("[]")
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return listen_target(self.address, self.port)
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:

@@ -3,6 +3,7 @@
 import argparse
 from dataclasses import dataclass, field
 
+from gangway.server.listen_address import listen_target
 from gangway.server.options.values import boolean, integer, port, restriction, restrictions
 from gangway.server.restriction import Category, Restrictions
 
@@ -27,8 +28,7 @@ class HttpOptions:
     @property
     def target(self) -> str:
         """What HTTP listens on: "host:port"; empty if it is not served."""
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}" if self.allowed else ""
+        return listen_target(self.address, self.port) if self.allowed else ""
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:

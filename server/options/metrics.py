@@ -4,6 +4,7 @@ import argparse
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
 
+from gangway.server.listen_address import listen_target
 from gangway.server.options.values import boolean, integer, port
 
 TITLE = "metrics"
@@ -33,8 +34,7 @@ class MetricsOptions:
     @property
     def target(self) -> str:
         """Where metrics are served: "host:port"; empty if nowhere."""
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}" if self.allow else ""
+        return listen_target(self.address, self.port) if self.allow else ""
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:

@@ -178,6 +178,28 @@ def test_accepted_flags_are_remarked_upon_once() -> None:
     )
 
 
+@pytest.mark.parametrize("address", ["::1", "[::1]"])
+def test_an_address_may_have_brackets(address: str) -> None:
+    options = parse_options([NEEDED, f"--http-address={address}", f"--grpc-address={address}"])
+    targets = [options.http.target, options.grpc.target, options.metrics.target]
+    assert targets == ["[::1]:8000", "[::1]:8001", "[::1]:8002"]
+    named = parse_options([NEEDED, f"--metrics-address={address}", "--metrics-port=0"])
+    assert named.metrics.target == "[::1]:0"
+
+
+def test_a_restriction_of_one_protocol_only_is_remarked_upon() -> None:
+    grpc, http = "--grpc-restricted-protocol=health,trace:a=1", "--http-restricted-api=trace,logging:b=2"
+    said = "{} restricts {}, which {} leaves open to everyone: {} restricts it"
+    flags = ("--grpc-restricted-protocol", "--http-restricted-api")
+    only_grpc = said.format(flags[0], "health, trace", "HTTP", flags[1])
+    assert parse_options([NEEDED, grpc]).warnings == (only_grpc,)
+    assert parse_options([NEEDED, grpc, http]).warnings == (
+        said.format(flags[0], "health", "HTTP", flags[1]),
+        said.format(flags[1], "logging", "gRPC", flags[0]),
+    )
+    assert parse_options([NEEDED, grpc, "--allow-http=false"]).warnings == ()
+
+
 def test_what_asks_for_nothing_is_no_mistake() -> None:
     flags = ["--allow-sagemaker=false", "--allow-vertex-ai=0", "--model-namespacing=False", "--strict-model-config=0"]
     assert parse_options([NEEDED, *flags]).warnings == ()
