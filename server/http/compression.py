@@ -10,6 +10,7 @@ MIN_BYTES: Final = 1024  # smaller answers would hardly be smaller
 LEVEL: Final = 1  # the others cost much more than they save
 MAX_RATIO: Final = 100  # a bomb has up to 1032
 ALWAYS_BYTES: Final = 16 * 1024 * 1024  # a body of zeros may grow so large in any case
+MAX_MEMBERS: Final = 1024  # each costs as much as thousands of bytes
 _STEP_BYTES: Final = 1024 * 1024
 _GZIP: Final = 31  # window bits of zlib that mean: gzip's header
 _ZLIB: Final = 15
@@ -29,22 +30,27 @@ def inflate(body: bytes, encoding: str, max_bytes: int) -> bytes:
     if encoding == "deflate" and not _has_zlib_header(body):
         bits = _RAW  # what some clients call deflate
     limit = min(max_bytes, max(ALWAYS_BYTES, len(body) * MAX_RATIO))
-    stream = zlib.decompressobj(wbits=bits)
-    pieces, size, rest = [], 0, body
+    stream, members = zlib.decompressobj(wbits=bits), 1
+    pieces, size, at, view = [], 0, 0, memoryview(body)
     try:
-        while not stream.eof:
-            piece = stream.decompress(rest, _STEP_BYTES)
-            rest = stream.unconsumed_tail
+        while at < len(body) or not stream.eof:
+            if stream.eof:  # a further member (RFC 1952, 2.2)
+                if members == MAX_MEMBERS:
+                    raise HttpError(400, f"the {encoding} body has more than {MAX_MEMBERS} members")
+                stream, members = zlib.decompressobj(wbits=bits), members + 1
+            part = view[at : at + _STEP_BYTES]  # of both sides: what zlib leaves of it is copied
+            piece = stream.decompress(part, _STEP_BYTES)
+            at += len(part) - len(stream.unconsumed_tail) - len(stream.unused_data)
             size += len(piece)
             if size > limit:
                 raise HttpError(413, f"the body has more than {limit} bytes when it is inflated")
-            if not piece and not rest and not stream.eof:
-                raise HttpError(400, f"the {encoding} body is cut off")
+            if not (piece or part or stream.eof):
+                cut_off = f"the {encoding} body is cut off"
+                raise HttpError(400, cut_off if members == 1 else f"bytes follow the {encoding} body")
             pieces.append(piece)
     except zlib.error as error:
-        raise HttpError(400, f"the body is no {encoding}: {error}") from None
-    if stream.unused_data:
-        raise HttpError(400, f"bytes follow the {encoding} body")
+        fault = f"bytes follow the {encoding} body" if members > 1 else f"the body is no {encoding}"
+        raise HttpError(400, f"{fault}: {error}") from None
     return b"".join(pieces)
 
 

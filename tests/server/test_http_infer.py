@@ -168,12 +168,15 @@ def test_a_body_that_is_the_one_input(http: Ask) -> None:
 COMPRESSED: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 
 
+@pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("encoding", COMPRESSED)
-def test_compressed_requests(http: Ask, encoding: str) -> None:
+def test_compressed_requests(http: Ask, encoding: str, members: int) -> None:
     import json
 
     text = json.dumps({"inputs": [binary_input("INPUT0", A), json_input("INPUT1", B)]}).encode()
-    body = COMPRESSED[encoding](text + A.tobytes())
+    whole = text + A.tobytes()
+    parts = [whole[len(whole) * part // members : len(whole) * (part + 1) // members] for part in range(members)]
+    body = b"".join(map(COMPRESSED[encoding], parts))
     headers = {"Content-Encoding": encoding, "Inference-Header-Content-Length": str(len(text))}
     assert http("POST", "/v2/models/simple/infer", body, headers).content["outputs"][0]["data"] == (A + 1).tolist()
 

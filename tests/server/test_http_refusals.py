@@ -110,6 +110,8 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "no gzip": (b"{}", {"Content-Encoding": "gzip"}, 400, "the body is no gzip"),
     "gzip cut off": (gzip.compress(b"{}")[:-9], {"Content-Encoding": "gzip"}, 400, "the gzip body is cut off"),
     "more after gzip": (gzip.compress(b"{}") + b"x", {"Content-Encoding": "gzip"}, 400, "bytes follow the gzip body"),
+    "a member cut off": (gzip.compress(b"{}") * 2 + b"\x1f\x8b", {"Content-Encoding": "gzip"}, 400, "bytes follow the"),
+    "many members": (gzip.compress(b"") * 1025, {"Content-Encoding": "gzip"}, 400, "has more than 1024 members"),
     "a bomb": (zlib.compress(bytes(64 << 20)), {"Content-Encoding": "deflate"}, 413, "when it is inflated"),
 }
 
