@@ -59,8 +59,11 @@ def _by_pieces(path: Path, of_piece: Callable[[Iterator[memoryview]], bytes]) ->
     with path.open("rb") as file:
         descriptor = file.fileno()
         begins = range(0, os.fstat(descriptor).st_size, PIECE_BYTES)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            pieces = list(pool.map(lambda begin: of_piece(_read(descriptor, begin)), begins))
+        try:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                pieces = list(pool.map(lambda begin: of_piece(_read(descriptor, begin)), begins))
+        except RuntimeError:  # no thread can be started
+            pieces = [of_piece(_read(descriptor, begin)) for begin in begins]
     return hashlib.sha256(b"".join(pieces)).hexdigest()
 
 

@@ -41,7 +41,8 @@ def memory_limit_bytes(cgroups: Path = CGROUPS, membership: str | None = None) -
 
 def process_limit(cgroups: Path = CGROUPS, membership: str | None = None) -> int | None:
     """Return how many processes and threads there may be (tightest `pids.max`, RLIMIT_NPROC); None: any number."""
-    limits = [*_rlimit(resource.RLIMIT_NPROC), *_integers("pids", {2: "pids.max", 1: "pids.max"}, cgroups, membership)]
+    of_user = _rlimit(resource.RLIMIT_NPROC) if os.getuid() else []  # the kernel does not hold root to it
+    limits = [*of_user, *_integers("pids", {2: "pids.max", 1: "pids.max"}, cgroups, membership)]
     return min(limits, default=None)
 
 

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,9 +89,11 @@ class RateLimit:
 
     def _watch(self) -> None:
         if self._timer is None:
-            self._timer = threading.Timer(self._period_seconds, self.report)
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(self._period_seconds, self.report)
+            timer.daemon = True
+            with suppress(RuntimeError):  # no thread can be started now; the next line tries again
+                timer.start()
+                self._timer = timer
 
     def _tell(self, kind: _Kind, held: int) -> None:
         name, level, text = kind

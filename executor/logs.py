@@ -120,7 +120,10 @@ def _shortened(value: object, room: int) -> object:
 
 
 class ProcessLog:
-    """Python's logging of this process, from now on: into the pipe, uncaught exceptions included."""
+    """Python's logging of this process, from now on: into the pipe, uncaught exceptions included.
+
+    An uncaught exception of any thread ends the process.
+    """
 
     def __init__(self, levels: LogLevels) -> None:
         self._levels = levels
@@ -130,7 +133,7 @@ class ProcessLog:
         logging.getLogger().handlers = [handler]
         self.set(levels)
         sys.excepthook = _log_uncaught
-        threading.excepthook = _log_uncaught_in_thread
+        threading.excepthook = self._end_process
 
     def set(self, levels: LogLevels) -> None:
         """Log these lines from now on."""
@@ -144,13 +147,17 @@ class ProcessLog:
     def _wanted(self, record: logging.LogRecord) -> bool:
         return self._levels.allow(record.levelno)
 
+    def _end_process(self, arguments: threading.ExceptHookArgs) -> None:
+        """End the process with its thread: others rely on each thread, and the supervisor replaces processes only."""
+        name = arguments.thread.name if arguments.thread else "?"
+        error = arguments.exc_value or arguments.exc_type()
+        about = (arguments.exc_type, error, arguments.exc_traceback)
+        try:
+            logging.getLogger(__name__).critical("an exception ends thread %s and this process", name, exc_info=about)
+            self.finish()
+        finally:
+            os._exit(1)
+
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     logging.getLogger(__name__).critical("an exception ends this process", exc_info=(kind, error, trace))
-
-
-def _log_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
-    name = arguments.thread.name if arguments.thread else "?"
-    error = arguments.exc_value or arguments.exc_type()
-    about = (arguments.exc_type, error, arguments.exc_traceback)
-    logging.getLogger(__name__).critical("an exception ends thread %s", name, exc_info=about)

@@ -53,8 +53,13 @@ class ModelJobs:
         if isinstance(job, Unload):
             self._worker.set_program(job.model_id, None)
         self.pending += 1
-        self._last = threading.Thread(target=self._work, args=(job, self._last), name="models", daemon=True)
-        self._last.start()
+        thread = threading.Thread(target=self._work, args=(job, self._last), name="models", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread can be started: better a gang that stands still for a while than no model
+            self._work(job, self._last, gives_way=False)
+        else:
+            self._last = thread
 
     def answer(self) -> None:
         """Take over what has been loaded, and tell the scheduler what has been done."""
@@ -64,13 +69,13 @@ class ModelJobs:
             self._worker.set_program(done.answer.model_id, done.program)
             self._worker.send(done.answer.pack())
 
-    def _work(self, job: Load | Unload, before: threading.Thread | None) -> None:
+    def _work(self, job: Load | Unload, before: threading.Thread | None, gives_way: bool = True) -> None:
         """Do one job after the one before. A thread for each: not everywhere may one come back that has given way."""
         try:
             if before is not None:
                 before.join()
             at_once = isinstance(job, Load) and job.at_once
-            with nullcontext() if at_once else _in_the_background():
+            with _in_the_background() if gives_way and not at_once else nullcontext():
                 done = self._load(job) if isinstance(job, Load) else self._unload(job)
             self._done.put(done)
             del done
@@ -104,9 +109,14 @@ def _in_the_background() -> Iterator[None]:
             give_way_less(thread, NICE)
             yield
             return
-        give_way(alone=True)  # the timer's thread must not wait as this one does
         patience = threading.Timer(PATIENCE_SECONDS, give_way_less, (thread, NICE))
-        patience.start()
+        give_way(alone=True)  # the timer's thread must not wait as this one does
+        try:
+            patience.start()
+        except RuntimeError:  # no thread can be started: nobody would end its patience
+            give_way_less(thread, NICE)
+            yield
+            return
         try:
             yield
         finally:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from gangway.executor.region_channel import RegionChannel
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.server.answers import Answers
+from gangway.server.counting_pool import NoThreadError
 from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_messages import (
     MAX_MESSAGE_BYTES,
@@ -49,7 +51,7 @@ from gangway.server.front_ends.changes import Changes
 from gangway.server.front_ends.doors import CannotListenError, Doors
 from gangway.server.front_ends.shared import Peers, Shared
 from gangway.server.grpc_front_end import GrpcFrontEnd
-from gangway.server.health import Health
+from gangway.server.health import MAX_WATCHERS, Health
 from gangway.server.in_place.mappings import Mappings
 from gangway.server.inference import Inference
 from gangway.server.listen_address import forget, is_taken, why_not_listening
@@ -70,6 +72,7 @@ from gangway.server.sequence.sequences import Sequences
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.stream import StreamLimits
 from gangway.server.streams import Streams
+from gangway.server.thread_share import scaled
 from gangway.server.threadless.inference import ThreadlessInference
 from gangway.server.tls_files import TlsError
 from gangway.server.tracing.answers import TraceAnswers
@@ -103,6 +106,7 @@ class FrontEnd:
         log: ProcessLog | None = None,
         mappings: Mappings | None = None,
         make_statistics: MakeStatistics = own_statistics,
+        thread_share: float = 1.0,
     ) -> None:
         regions = Regions(mappings)
         cache_bytes = options.models.cache_bytes
@@ -111,7 +115,10 @@ class FrontEnd:
         self.sequences = Sequences(plane)
         self._inference = Inference(plane, ShapeWatch(tell), regions, self._tracer, cache, mappings, self.sequences)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
-        self.streams = Streams(self._inference.infer_parts, self._inference.order_of, plane.slots.slots, limits)
+        limits = replace(limits, streams=scaled(limits.streams, thread_share))
+        slots = plane.slots.slots
+        in_threads = scaled(slots, thread_share)
+        self.streams = Streams(self._inference.infer_parts, self._inference.order_of, in_threads, limits)
         self._answers = Answers(options.general.id)
         self._tell = tell
         self._make_statistics = make_statistics
@@ -125,14 +132,15 @@ class FrontEnd:
             self._inference,
             self.streams,
             methods,
-            Health(self._answers),
-            plane.slots.slots,
+            Health(self._answers, scaled(MAX_WATCHERS, thread_share)),
+            slots,
             options.grpc,
             ThreadlessInference(self._inference),
+            thread_share,
         )
         self._methods = methods
         self._options = options
-        self._max_in_flight = plane.slots.slots
+        self._max_http_threads = in_threads
         self._http: HttpFrontEnd | None = None
 
     @property
@@ -142,7 +150,9 @@ class FrontEnd:
             from gangway.server.http.server import HttpFrontEnd  # noqa: PLC0415 - see above
 
             options = self._options.http
-            self._http = HttpFrontEnd(self._inference, self._methods, lambda: self.models, self._max_in_flight, options)
+            self._http = HttpFrontEnd(
+                self._inference, self._methods, lambda: self.models, self._max_http_threads, options
+            )
         return self._http
 
     @property
@@ -293,8 +303,9 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             log=log,
             mappings=mappings,
             make_statistics=shared.make_statistics,
+            thread_share=options.thread_share,
         )
-    except (TlsError, OSError) as error:
+    except (TlsError, OSError, NoThreadError) as error:
         supervisor.send(to_json(BindFailed(str(error))))
         return 1
     front_end.tell_memory(control)
@@ -331,7 +342,12 @@ def main(argv: list[str]) -> int:
     log = ProcessLog(options.serve.logs.levels)
     keep_freed_memory()
     allow_many_descriptors()
-    return run(options, log)
+    try:
+        return run(options, log)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        log.finish()
+        os._exit(1)  # at once, whatever other threads are at: only then is there a successor
 
 
 if __name__ == "__main__":

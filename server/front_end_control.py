@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from socket import socket
 
+from gangway.artifact.host_limits import process_limit
 from gangway.server.children import Child, DeathLimit
 from gangway.server.control import SchedulerControl
 from gangway.server.counting.rows import NO_ROW, RowKeeper
@@ -42,6 +43,7 @@ from gangway.server.logs.settings import LogSettings
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.placement import Placement
 from gangway.server.shared_memory import FRONT_END, SLOTS, SharedMemory
+from gangway.server.thread_share import thread_share
 from gangway.server.tracing.exporter_control import ExporterControl
 from gangway.server.tracing.settings import TraceOverrides
 
@@ -69,6 +71,7 @@ class FrontEndControl:
         exporter: ExporterControl,
         mappings: MappingKeeper,
     ) -> None:
+        """Start nothing yet. Raises TooFewThreadsError."""
         self._memory = memory
         self._rows = RowKeeper(memory.statistics)
         self._log = log
@@ -76,6 +79,8 @@ class FrontEndControl:
         self._mappings = mappings
         self._placement = placement
         self._serve = options
+        general = options.general
+        self._thread_share = thread_share(process_limit(), len(general.cores), general.front_ends)
         self.on_log_settings: Callable[[LogSettings], None] = lambda settings: None
         self._scheduler = scheduler
         self._limit = DeathLimit("front end")
@@ -201,6 +206,7 @@ class FrontEndControl:
             regions_fd=regions.fileno(),
             other_io_fds=tuple(memory.io[other].fd for other in self._all if other != index),
             spin_us=self._placement.spin_us(index - FRONT_END),
+            thread_share=self._thread_share,
         )
         known: list[FrontEndMessage] = [*self._agreements.known(), *self._models.values(), *self._variants.values()]
         if self._load_done is not None:

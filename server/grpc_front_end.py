@@ -7,30 +7,37 @@ Handlers get and return bytes, so that ModelInfer can leave the tensors where th
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import NoReturn, TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn, TypeAlias, cast
 
 import grpc
 from gangway.executor.log_limit import OFTEN
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.counting_pool import CountingPool
+from gangway.server.door import Door
 from gangway.server.errors import RequestError, invalid
 from gangway.server.grpc_channel import channel_options
 from gangway.server.grpc_credentials import Certificates
-from gangway.server.grpc_gate import MAX_ARRIVING, MAX_PLAIN, Gate, GatedService, MethodHandler
+from gangway.server.grpc_gate import MAX_ARRIVING, MAX_PLAIN, Gate, GatedService, MethodHandler, admit
 from gangway.server.health import MAX_WATCHERS, Health
 from gangway.server.inference import Inference
 from gangway.server.listen_address import UNIX, port_of
 from gangway.server.methods import AnyMethod
 from gangway.server.options.grpc import GrpcOptions
 from gangway.server.streams import Streams
+from gangway.server.thread_share import scaled
+from gangway.server.threadless.early_call import Begin, EarlyCall
 from gangway.server.threadless.grpc_calls import AVAILABLE, EarlyCalls
 from gangway.server.threadless.inference import ThreadlessInference
 from google.protobuf.message import DecodeError
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
-SPARE_THREADS = 16  # refuse what is too much, and answer health checks, while every slot's thread waits
+SPARE_THREADS = 16  # refuse what is too much while every slot's thread waits
+READY_THREADS = 16  # are started before the first call
 MAX_CALLS = 16384  # that have a thread or wait for one; gRPC answers RESOURCE_EXHAUSTED to more
+HEALTH = ("ServerLive", "ServerReady", "ModelReady")  # besides Check; answered by gRPC's own thread
+RESERVED_CALLS = 1024  # of health, above MAX_CALLS
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
@@ -50,25 +57,33 @@ class GrpcFrontEnd:
         max_in_flight: int,
         options: GrpcOptions,
         threadless: ThreadlessInference | None = None,
+        thread_share: float = 1.0,
     ) -> None:
         """Make a server that does not listen yet. Raises TlsError or OSError if its certificates cannot be used.
 
-        `threadless`: what answers requests that need no thread; None: each has one.
+        `threadless`: what answers requests that need no thread; None: each has one. `thread_share`: see there.
         """
         self._certificates = Certificates(options.tls) if options.tls else None
-        self._gate = Gate(options.restrictions)
-        # Threads are started as they are needed. Each open stream keeps one.
-        waiting = MAX_PLAIN + MAX_ARRIVING + streams.limits.streams + MAX_WATCHERS
-        self._pool = CountingPool(max_in_flight + waiting + SPARE_THREADS, "grpc")
-        self._server = grpc.server(self._pool, options=channel_options(options), maximum_concurrent_rpcs=MAX_CALLS)
+        self._gate = Gate(options.restrictions, thread_share=thread_share)
+        # Further threads are started as they are needed. Each open stream keeps one.
+        holding = sum(scaled(count, thread_share) for count in (MAX_PLAIN, MAX_ARRIVING, MAX_WATCHERS))
+        threads = scaled(max_in_flight, thread_share) + holding + streams.limits.streams + SPARE_THREADS
+        self._pool = CountingPool(threads, "grpc", READY_THREADS)
+        pool = cast("ThreadPoolExecutor", self._pool)  # grpcio asks for nothing but `submit`
+        self._server = grpc.server(pool, options=channel_options(options), maximum_concurrent_rpcs=MAX_CALLS)
         handlers = _unimplemented_handlers() | {name: _message_handler(method) for name, method in methods.items()}
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_guarded(inference.infer))
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(_guarded_stream(streams.serve))
         self._add(INFERENCE_SERVICE, handlers)
         self._threadless = threadless if AVAILABLE else None
-        self._early = self._early_calls(handlers["ModelInfer"], inference)
         watch: MethodHandler = grpc.unary_stream_rpc_method_handler(health.watch)
         self._add(HEALTH_SERVICE, {"Check": _message_handler(health.check), "Watch": watch})
+        self._early = self._early_inference(handlers["ModelInfer"], inference)
+        if AVAILABLE:
+            self._early += [
+                self._early_health(INFERENCE_SERVICE, name, methods[name]) for name in HEALTH if name in methods
+            ]
+            self._early.append(self._early_health(HEALTH_SERVICE, "Check", health.check))
 
     def bind(self, target: str) -> str:
         """Take the address ("host:port" or "unix:PATH") and return it with the port that it has got.
@@ -87,8 +102,8 @@ class GrpcFrontEnd:
         if self._threadless is not None:
             self._threadless.start()
         self._server.start()
-        if self._early is not None:
-            self._early.start()
+        for early in self._early:
+            early.start()
 
     def stop(self, grace_seconds: float) -> None:
         """Accept nothing new, return when the running requests have ended, or cancel them after the grace time."""
@@ -100,32 +115,48 @@ class GrpcFrontEnd:
     def _add(self, name: str, handlers: Handlers) -> None:
         self._server.add_generic_rpc_handlers((GatedService(name, handlers, self._gate, self._pool),))
 
-    def _early_calls(self, handler: MethodHandler, inference: Inference) -> EarlyCalls | None:
+    def _early_inference(self, handler: MethodHandler, inference: Inference) -> list[EarlyCalls]:
         """Have ModelInfer's messages received early, unless who may call it is restricted."""
-        behaviour = self._gate.plain("ModelInfer", handler).unary_unary
-        if self._threadless is None or behaviour is None or not self._gate.lets_all_in("ModelInfer"):
-            return None
-        path = f"/{INFERENCE_SERVICE}/ModelInfer"
-        return EarlyCalls(
-            self._server,
-            path,
-            self._threadless.begin,
-            behaviour,
-            self._pool,
-            self._gate.arriving,
-            inference.execution.plane.door,
-        )
+        if self._threadless is None or not self._gate.lets_all_in("ModelInfer"):
+            return []
+        path, door = f"/{INFERENCE_SERVICE}/ModelInfer", inference.execution.plane.door
+        return [self._early_calls(path, handler, self._threadless.begin, door)]
+
+    def _early_health(self, service: str, name: str, method: AnyMethod) -> EarlyCalls:
+        """Have questions about health answered by gRPC's own thread: whatever is taken, they need nothing of it."""
+        restriction = self._gate.restriction(name)
+
+        def begin(message: bytes, call: EarlyCall) -> bool:
+            try:
+                if restriction is not None:
+                    admit(restriction, call)
+                call.answer(_answer(method, message))
+            except RequestError as error:
+                call.answer(error)
+            return True
+
+        always_open = Door(room=MAX_CALLS + RESERVED_CALLS)
+        return self._early_calls(f"/{service}/{name}", _message_handler(method), begin, always_open, RESERVED_CALLS)
+
+    def _early_calls(
+        self, path: str, handler: MethodHandler, begin: Begin, door: Door, reserved_calls: int = 0
+    ) -> EarlyCalls:
+        behaviour = self._gate.plain(path.rpartition("/")[2], handler).unary_unary
+        assert behaviour is not None, "one message in, one out"
+        return EarlyCalls(self._server, path, begin, behaviour, self._pool, self._gate.arriving, door, reserved_calls)
 
 
 def _message_handler(method: AnyMethod) -> MethodHandler:
-    def handle(message: bytes, _context: grpc.ServicerContext) -> bytes:
-        try:
-            request = method.request.FromString(message)
-        except DecodeError as error:
-            invalid(f"not a {method.request.__name__}: {error}")
-        return method.answer(request).SerializeToString()
+    return grpc.unary_unary_rpc_method_handler(_guarded(lambda message, _context: _answer(method, message)))
 
-    return grpc.unary_unary_rpc_method_handler(_guarded(handle))
+
+def _answer(method: AnyMethod, message: bytes) -> bytes:
+    """Return the serialised answer. Raises RequestError."""
+    try:
+        request = method.request.FromString(message)
+    except DecodeError as error:
+        invalid(f"not a {method.request.__name__}: {error}")
+    return method.answer(request).SerializeToString()
 
 
 def _guarded(handle: Handler) -> Handler:

@@ -6,14 +6,15 @@ the other: it reads the message itself, so that a call whose message does not co
 (`stalled_calls.py`). That was measured at up to a tenth of the CPU of a small request, so it is not for everyone.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import grpc
-from gangway.server.counting_pool import CountingPool
+from gangway.server.counting_pool import NO_THREAD, CountingPool, started_pool
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.restriction import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restriction, Restrictions
 from gangway.server.stalled_calls import StalledCalls, Watchman
+from gangway.server.thread_share import scaled
 
 MAX_PLAIN = 256  # calls that hold a thread before others get the watched form
 MAX_ARRIVING = 256  # calls whose message has not come, each has a thread
@@ -27,18 +28,29 @@ Context: TypeAlias = grpc.ServicerContext
 Behaviour: TypeAlias = Callable[[Any, Context], Any]  # message or messages to answer or answers
 
 
-class Gate:
-    """For one server. `patience_s`: see StalledCalls. `arriving`: calls whose message has not come."""
+class Called(Protocol):
+    """The part of a call that says who calls."""
 
-    def __init__(self, restrictions: Restrictions, patience_s: float = PATIENCE_S) -> None:
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Return the call's headers."""
+
+
+class Gate:
+    """For one server. `patience_s`: see StalledCalls. `thread_share`: of the calls that may hold a thread, see
+    `thread_share.py`. `arriving`: calls whose message has not come. `refusal`: handles calls that get no thread.
+    """
+
+    def __init__(self, restrictions: Restrictions, patience_s: float = PATIENCE_S, thread_share: float = 1.0) -> None:
         self._restrictions = restrictions
-        self.arriving = StalledCalls(MAX_ARRIVING, 0, patience_s)
+        self.refusal = _refusal()
+        self.max_plain = scaled(MAX_PLAIN, thread_share)
+        self.arriving = StalledCalls(scaled(MAX_ARRIVING, thread_share), 0, patience_s)
         self._unread = StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, patience_s)
         self.watchman = Watchman(self.arriving, self._unread)
 
     def plain(self, method: str, handler: MethodHandler) -> MethodHandler:
         """Return the handler of a method (by its name in the service) with the gate before it."""
-        restriction = self._restriction(method)
+        restriction = self.restriction(method)
         if handler.request_streaming:
             assert handler.stream_stream is not None, "no method of the protocol answers many messages with one"
             return grpc.stream_stream_rpc_method_handler(self._admitted(restriction, handler.stream_stream))
@@ -49,7 +61,7 @@ class Gate:
 
     def watched(self, method: str, handler: MethodHandler) -> MethodHandler:
         """Return the form that cannot hold a thread for ever."""
-        restriction = self._restriction(method)
+        restriction = self.restriction(method)
         if handler.unary_unary is not None:
             inner = self._arrived(self._followed(handler.unary_unary))
             return grpc.stream_unary_rpc_method_handler(self._admitted(restriction, inner))
@@ -60,9 +72,10 @@ class Gate:
 
     def lets_all_in(self, method: str) -> bool:
         """Whether anybody may call the method."""
-        return self._restriction(method) is None
+        return self.restriction(method) is None
 
-    def _restriction(self, method: str) -> Restriction | None:
+    def restriction(self, method: str) -> Restriction | None:
+        """Return what a caller of the method must satisfy, if anything."""
         return self._restrictions.of(CATEGORY_OF_METHOD[method])
 
     def _admitted(self, restriction: Restriction | None, inner: Behaviour) -> Behaviour:
@@ -120,12 +133,26 @@ class GatedService(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "MethodHandler | None":
         """Return the handler for a call that begins; None if the method is not this service's."""
-        crowded = self._pool.busy > MAX_PLAIN
-        return (self._watched if crowded else self._plain).get(handler_call_details.method)
+        crowded = self._pool.busy > self._gate.max_plain
+        handler = (self._watched if crowded else self._plain).get(handler_call_details.method)
+        return handler if handler is None or self._pool.has_thread() else self._gate.refusal
 
 
-def admit(restriction: Restriction, context: Context) -> None:
+def _refusal() -> MethodHandler:
+    """Return the handler of calls for which no thread can be had. It has a thread of its own, and holds it for nobody.
+
+    `experimental_thread_pool` is grpcio's name for it. An exception here would end gRPC's own thread.
+    """
+
+    def refuse(_messages: Any, context: Context) -> NoReturn:
+        context.abort(grpc.StatusCode.UNAVAILABLE, NO_THREAD)
+
+    refuse.experimental_thread_pool = started_pool(1, "refusals")  # type: ignore[attr-defined]
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def admit(restriction: Restriction, call: Called) -> None:
     """Return if the caller has sent what the restriction asks for. Raises RequestError, as Triton words it."""
     key = GRPC_KEY_PREFIX + restriction.key
-    if not restriction.admits(value for name, value in context.invocation_metadata() if name == key):
+    if not restriction.admits(value for name, value in call.invocation_metadata() or () if name == key):
         unavailable(f"This protocol is restricted, expecting header '{key}'")

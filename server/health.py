@@ -18,9 +18,10 @@ _Status = health_pb2.HealthCheckResponse.ServingStatus
 class Health:
     """`check` is a method like the others; `watch` is a behaviour for gRPC, of bytes."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, max_watchers: int = MAX_WATCHERS) -> None:
         self._answers = answers
-        self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
+        self._max_watchers = max_watchers
+        self._watchers = threading.BoundedSemaphore(max_watchers)
         self.check: AnyMethod = health_check_of(answers)
 
     def watch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -30,7 +31,7 @@ class Health:
         except DecodeError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a HealthCheckRequest: {error}")
         if not self._watchers.acquire(blocking=False):
-            context.abort(grpc.StatusCode.UNAVAILABLE, f"{MAX_WATCHERS} watch the health already")
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"{self._max_watchers} watch the health already")
         ended = threading.Event()
 
         def end() -> None:

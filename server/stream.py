@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
+from gangway.server.counting_pool import NoThreadError
 from gangway.server.errors import RequestError
 from gangway.server.stream_call import StreamContext, StreamedCall
 from gangway.server.stream_messages import SequenceKey, StreamedRequest, failure, success
@@ -84,7 +85,8 @@ class _Answer:
 
 
 class Stream:
-    """Reads requests, has them executed, yields their answers. `start` has a function called by some other thread."""
+    """Reads requests, has them executed, yields their answers. `start` has a function called by some other
+    thread, or raises NoThreadError."""
 
     def __init__(
         self,
@@ -191,7 +193,11 @@ class Stream:
         closed = self._reading or self._half_closed or self._ended or self._refusal is not None
         if not closed and len(self._calls) < self._limits.in_flight and self._held_bytes < self._limits.held_bytes:
             self._reading = True
-            self._start(self._take)
+            try:
+                self._start(self._take)
+            except NoThreadError as error:
+                self._reading, self._refusal = False, RequestError(grpc.StatusCode.UNAVAILABLE, str(error))
+                self._changed.notify_all()
 
     def _take(self) -> None:
         """Wait for one request, let another thread wait for the next one, execute this one."""

@@ -8,14 +8,15 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+from gangway.server.counting_pool import CountingPool
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.stream import Infer, OrderOf, Stream, StreamLimits
 from gangway.server.stream_call import StreamContext
 
 PERIOD_S = 1.0
+READY_THREADS = 4  # are started before the first stream
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class Streams:
         self.limits = limits
         self._infer = infer
         self._order_of = order_of
-        self._threads = ThreadPoolExecutor(limits.streams + max_in_flight, thread_name_prefix="stream")
+        self._threads = CountingPool(limits.streams + max_in_flight, "stream", READY_THREADS)
         self._lock = threading.Lock()
         self._streams: set[Stream] = set()
         self._refusal = ""

@@ -11,6 +11,7 @@ from gangway.executor.process import take_precedence_alone
 from gangway.executor.segment import sweep_stale
 from gangway.server.compile_jobs import Compiler
 from gangway.server.control import SchedulerControl
+from gangway.server.counting_pool import started_pool
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.in_place.keeper import MappingKeeper
 from gangway.server.logs.server_log import ServerLog
@@ -30,6 +31,7 @@ from gangway.server.tracing.exporter_control import ExporterControl
 from gangway.server.worker_set import WorkerSet
 
 EXIT_GRACE_SECONDS = 5.0  # for processes that have nothing left to do
+READ_THREADS = 4  # for what would block the event loop; none must be started when there is no room for one
 _log = logging.getLogger(__name__)
 
 
@@ -174,4 +176,5 @@ def serve(options: ServeOptions, log: ServerLog) -> int:
 
 
 async def _serve(options: ServeOptions, log: ServerLog) -> None:
+    asyncio.get_running_loop().set_default_executor(started_pool(READ_THREADS, "supervisor"))
     await Supervisor(options, log).run()

@@ -6,12 +6,13 @@ A thread waits for each inference, as in the gRPC server: the data plane's wait 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
+from gangway.server.counting_pool import CountingPool, NoThreadError
 from gangway.server.http.call import HttpCall
 from gangway.server.http.replies import HttpError, Reply, error_text
-from gangway.server.http.routes import Route, route_of
+from gangway.server.http.routes import HEALTH, Route, route_of
 from gangway.server.http.service import Incoming, Service, method_of, verbs_of
 from gangway.server.restriction import CATEGORY_OF_METHOD, Restrictions
 
@@ -34,7 +35,7 @@ class App:
     """Serves one server's connections, in its event loop."""
 
     def __init__(
-        self, service: Service, threads: ThreadPoolExecutor, max_body_bytes: int, restrictions: Restrictions
+        self, service: Service, threads: CountingPool, max_body_bytes: int, restrictions: Restrictions
     ) -> None:
         self._service = service
         self._threads = threads
@@ -101,13 +102,17 @@ class App:
         return HttpError(413, f"the body has more than {self._max_body_bytes} bytes", closes=closes)
 
     async def _answer(self, incoming: Incoming, receive: Receive) -> Reply:
-        """Have a thread answer. A client that goes away meanwhile cancels its request."""
+        """Have a thread answer, but health at once. A client that goes away meanwhile cancels its request."""
+        if incoming.route.operation in HEALTH:
+            return self._service.answer(replace(incoming, headers={}, body=b""))
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Reply] = loop.create_future()
         watch = _Watch(loop, receive, incoming.call)
-        self._threads.submit(self._work, incoming, loop, done)
         try:
+            self._threads.submit(self._work, incoming, loop, done)
             return await done
+        except NoThreadError as error:
+            raise HttpError(503, str(error)) from None
         finally:
             watch.stop()
 

@@ -39,6 +39,9 @@ _CUDA: dict[str, OperationName] = {
 }
 
 
+HEALTH: frozenset[OperationName] = frozenset({"live", "ready", "model_ready"})
+
+
 @dataclass(frozen=True)
 class Route:
     """What a path names. Empty strings: not given."""

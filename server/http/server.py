@@ -5,12 +5,12 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
 import uvicorn
 import uvloop
+from gangway.server.counting_pool import CountingPool
 from gangway.server.http.app import App
 from gangway.server.http.connection import IDLE_SECONDS, BoundedConnection
 from gangway.server.http.service import Service
@@ -22,7 +22,8 @@ from gangway.server.options.http import HttpOptions
 from uvicorn.server import ServerState
 
 BACKLOG: Final = 1024
-SPARE_THREADS: Final = 16  # refuse what is too much, and answer health checks, while every slot's thread waits
+SPARE_THREADS: Final = 16  # refuse what is too much while every slot's thread waits
+READY_THREADS: Final = 8  # are started before the first request
 IDLE_TIMEOUT_SECONDS: Final = 5.0
 UNREAD_MILLISECONDS: Final = 30_000  # a client that does not read its answer for so long is gone
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
@@ -39,7 +40,7 @@ class HttpFrontEnd:
         max_in_flight: int,
         options: HttpOptions,
     ) -> None:
-        threads = ThreadPoolExecutor(max_in_flight + SPARE_THREADS, thread_name_prefix="http")
+        threads = CountingPool(max_in_flight + SPARE_THREADS, "http", READY_THREADS)
         self._threads = threads
         service = Service(inference, methods, models, options.max_body_bytes)
         self._app = App(service, threads, options.max_body_bytes, options.restrictions)

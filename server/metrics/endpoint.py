@@ -20,6 +20,7 @@ PATH = "/metrics"
 MAX_CONNECTIONS = 16
 IO_TIMEOUT_SECONDS = 10.0
 COMPRESSION_LEVEL = 3  # of 1 to 9: text like this becomes a tenth at any level
+_NO_THREAD = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\nno thread can be started\n"
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +80,12 @@ class _Server(ThreadingHTTPServer):
                 del self._connections[oldest]
                 _shut(oldest)
             self._connections[request] = None
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            with suppress(OSError):
+                request.sendall(_NO_THREAD)
+            self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
         """One connection has come to its end."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import grpc
 from gangway.executor.log_limit import OFTEN
+from gangway.server.counting_pool import NO_THREAD
 from gangway.server.errors import RequestError
 from grpc import _server
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
@@ -108,7 +109,11 @@ class EarlyCall:
         if not self._unanswered.locked():
             self._entered = True
             self._calls.door.enter()
-        if not self._has_begun(message) and self._unanswered.acquire(blocking=False):
+        if self._has_begun(message):
+            return self._ended()
+        if not self._calls.has_thread():
+            self.answer(RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
+        elif self._unanswered.acquire(blocking=False):
             self._in_pool = self._calls.give_to_pool(self, self._event, message)
             return None, ()
         return self._ended()

@@ -10,10 +10,10 @@ grpcio has no public way to this. What is used of its inside is named here and i
 version lacks it, calls go the ordinary way.
 """
 
-from concurrent.futures import Executor
 from typing import Any
 
 import grpc
+from gangway.server.counting_pool import CountingPool
 from gangway.server.door import OVERLOADED, Door
 from gangway.server.stalled_calls import StalledCalls
 from gangway.server.threadless.early_call import Begin, Behaviour, EarlyCall, Returned
@@ -34,6 +34,7 @@ class EarlyCalls:
 
     `path`: "/SERVICE/METHOD". `begin` deals with messages; `behaviour` with those that it does not want, in a thread of
     `pool`. `arriving`: calls whose message has not come. `door`: says who is received at all.
+    `reserved_calls`: as many are taken above the server's limit. `has_thread`: see CountingPool.
     """
 
     def __init__(
@@ -42,13 +43,16 @@ class EarlyCalls:
         path: str,
         begin: Begin,
         behaviour: Behaviour,
-        pool: Executor,
+        pool: CountingPool,
         arriving: StalledCalls,
         door: Door,
+        reserved_calls: int = 0,
     ) -> None:
         self.path, self.begin, self.arriving, self.door = path, begin, arriving, door
         self._behaviour = behaviour
         self._pool = pool
+        self.has_thread = pool.has_thread
+        self._reserved_calls = reserved_calls
         self._server: Any = server._state  # type: ignore[attr-defined]
         self._tag = self._called  # the same object each time
         self._server.server.register_method(path)
@@ -73,7 +77,7 @@ class EarlyCalls:
                 server.rpc_states.add(self)  # only for gRPC to look whether the server can be stopped now
                 return self, ()
             limit = server.maximum_concurrent_rpcs
-            if limit is not None and len(server.rpc_states) >= limit:
+            if limit is not None and len(server.rpc_states) >= limit + self._reserved_calls:
                 self._reject(event, cygrpc.StatusCode.resource_exhausted, b"Concurrent RPC limit exceeded!")
             elif not self.door.admits():
                 self._reject(event, cygrpc.StatusCode.unavailable, OVERLOADED.encode())

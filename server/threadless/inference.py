@@ -16,6 +16,7 @@ import grpc
 from gangway.executor.log_limit import OFTEN
 from gangway.executor.slots import SlotStatus
 from gangway.server.calls import Contents, TensorCall
+from gangway.server.counting_pool import NO_THREAD
 from gangway.server.data_plane import PoolExhaustedError, Request
 from gangway.server.errors import RequestError
 from gangway.server.execution import COMPUTED, Call
@@ -167,7 +168,7 @@ class ThreadlessInference:
         else:
             self._let_go(pending)
             if response is None:
-                threading.Thread(target=self._again, args=(pending,), name="again", daemon=True).start()
+                self._start_again(pending)
             else:
                 pending.call.answer(response)
 
@@ -189,6 +190,12 @@ class ThreadlessInference:
         # Without the contents: what is traced with its tensors goes the ordinary way.
         self._execution.note(plan, request_id, (), pending.call, clock, submitted_ns, finished_ns, outcome, response)
         return response
+
+    def _start_again(self, pending: Pending) -> None:
+        try:
+            threading.Thread(target=self._again, args=(pending,), name="again", daemon=True).start()
+        except RuntimeError:
+            pending.call.answer(RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
 
     def _again(self, pending: Pending) -> None:
         """Carry a request out in the ordinary way, in a thread of its own: it finds out what is wrong with a region."""

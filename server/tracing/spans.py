@@ -112,8 +112,11 @@ class Spans:
     def close(self) -> None:
         """Send what is left, for CLOSE_SECONDS, and say how much was not."""
         flush = threading.Thread(target=self._processor.force_flush, daemon=True)  # does not honour a time-out
-        flush.start()
-        flush.join(CLOSE_SECONDS)
+        try:
+            flush.start()
+            flush.join(CLOSE_SECONDS)
+        except RuntimeError:  # no thread can be started
+            self._processor.force_flush()
         if lost := self._ended - self._exporter.sent:
             _log.warning("%d of %d spans were dropped", lost, self._ended)
 

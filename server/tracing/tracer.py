@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from gangway.executor.slots import SlotOutcome
 from gangway.server.calls import Contents
+from gangway.server.counting_pool import NO_THREAD
 from gangway.server.ensemble.spans import StepSpan
-from gangway.server.errors import RequestError
+from gangway.server.errors import RequestError, unavailable
 from gangway.server.plan import Plan
 from gangway.server.tracing.config import TraceConfig
 from gangway.server.tracing.sampled import (
@@ -58,7 +59,9 @@ class Tracer:
     # -- settings
 
     def override(self, new: TraceOverrides, restarts: bool = True) -> None:
-        """Change settings that have been checked; see TraceSettings."""
+        """Change settings that have been checked; see TraceSettings. Raises RequestError if no thread can be had."""
+        if new.level:
+            self._have_thread()
         self.settings.override(new, restarts)
         self._settle()
 
@@ -67,10 +70,17 @@ class Tracer:
         if not self.active:
             self._activated.clear()
             return
+        self._have_thread()
         self._activated.set()
+
+    def _have_thread(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="traces", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                unavailable(NO_THREAD)
+            self._thread = thread
 
     # -- requests, by any thread
 

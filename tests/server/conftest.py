@@ -212,6 +212,16 @@ def server(running_server: Server) -> Iterator[Server]:
     assert running_server.plane.usage() == Usage(0, 0)
 
 
+@contextmanager
+def no_more_threads() -> Iterator[None]:
+    """No thread can be started in this process: none would get so large a stack."""
+    usual_bytes = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual_bytes)
+
+
 @pytest.fixture
 def simple_inputs() -> Callable[..., list[triton.InferInput]]:
     """Makes inputs of the model `simple`: a counts up, b is ones."""

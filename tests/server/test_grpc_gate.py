@@ -9,12 +9,13 @@ import grpc
 import pytest
 from gangway.clients.connection import SERVICE
 from gangway.server import grpc_gate
-from gangway.server.counting_pool import CountingPool
+from gangway.server.counting_pool import CountingPool, NoThreadError
 from gangway.server.grpc_gate import Gate, GatedService
 from gangway.server.restriction import Restrictions
 from h2.events import DataReceived, ResponseReceived, StreamReset, TrailersReceived
 
 from benchmarks.raw_connection import RawConnection
+from tests.server.conftest import no_more_threads
 
 THREADS = 16
 MESSAGE = b"\0\0\0\0\x02hi"
@@ -77,6 +78,38 @@ def test_unread_answers_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
             connection.send(stream, MESSAGE, end=True)
         assert set(ends(connection, 2).values()) <= CANCELLED, "two of the four make room for the others"
         assert not [event for event in connection.events if isinstance(event, DataReceived)]
+
+
+def test_a_call_that_gets_no_thread_is_refused() -> None:
+    with gated_server() as address, RawConnection(address) as connection:
+        with no_more_threads():
+            for _ in range(3):
+                headers, _ = connection.answer(connection.begin("ModelInfer"))
+                assert headers["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
+                assert "no further thread can be started" in headers["grpc-message"]
+        stream = connection.begin("ModelInfer")
+        connection.send(stream, MESSAGE, end=True)
+        assert connection.answer(stream)[1] == MESSAGE
+
+
+def test_a_pool_goes_on_with_the_threads_that_it_has() -> None:
+    pool, go = CountingPool(3, "test", ready_threads=1), threading.Event()
+    with no_more_threads():
+        task = pool.submit(go.wait, 10)
+        assert not pool.has_thread()
+        with pytest.raises(NoThreadError):
+            pool.submit(int)
+        go.set()
+        assert task.result(10)
+        assert pool.submit(int).result(10) == 0
+        with pytest.raises(NoThreadError):
+            CountingPool(1, "test", ready_threads=1)
+    go.clear()
+    tasks = [pool.submit(go.wait, 10) for _ in range(4)]  # the last one waits for a thread
+    assert pool.has_thread()
+    go.set()
+    assert all(task.result(10) for task in tasks)
+    pool.shutdown()
 
 
 def test_the_pool_counts_what_has_not_ended() -> None:

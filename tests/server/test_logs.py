@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from gangway.server.logs.formats import formatter_of
 from gangway.server.logs.log_file import LogFile
 from gangway.server.logs.settings import LogSettings
 from gangway.server.options.command_line import parse_options
+
+from tests.server.conftest import no_more_threads
 
 
 class Kept(logging.Handler):
@@ -62,6 +65,29 @@ def test_lines_of_one_kind_are_held_back_and_counted(limited: Limited) -> None:
     assert limited.kept.lines[-1] == "990 more lines like this one were held back: refused: %s"
     limited.log.warning("refused: %s", "again", extra=OFTEN)
     assert limited.kept.lines[-1] == "refused: again"
+
+
+def test_lines_are_held_back_also_where_no_thread_can_be_started(limited: Limited) -> None:
+    with no_more_threads():
+        for _ in range(20):
+            limited.log.warning("refused", extra=OFTEN)
+    limited.limit.report(everything=True)
+    assert limited.kept.lines[-1] == "10 more lines like this one were held back: refused"
+
+
+def test_an_exception_of_any_thread_ends_the_process() -> None:
+    program = """
+import threading, time
+from gangway.executor.logs import LogLevels, ProcessLog
+ProcessLog(LogLevels())
+threading.Thread(target=lambda: 1 / 0, name="serving").start()
+time.sleep(60)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=30, check=False)
+    said = decode(ended.stderr)
+    assert ended.returncode == 1 and said is not None
+    assert said["message"] == "an exception ends thread serving and this process"
+    assert "ZeroDivisionError" in said["exception"]
 
 
 def test_a_hundred_lines_a_period_are_normal(limited: Limited) -> None:

@@ -24,8 +24,10 @@ from gangway.server.options.grpc import GrpcOptions
 from gangway.server.stream import StreamLimits
 from gangway.server.stream_call import StreamedCall
 from gangway.server.stream_messages import sequence_of
-from gangway.server.streams import Streams
+from gangway.server.streams import READY_THREADS, Streams
 
+from benchmarks.raw_connection import RawConnection
+from tests.server.conftest import no_more_threads
 from tests.server.streaming import RawStream, simple_request
 
 WAIT_S = 10
@@ -298,6 +300,17 @@ def test_requests_of_a_sequence_are_executed_one_after_the_other() -> None:
         mine = [answer for answer in answers if answer.infer_response.id.startswith(sequence)]
         assert [answer.infer_response.id for answer in mine] == expected
         assert [bool(answer.error_message) for answer in mine] == [False, True, False, False, False]
+
+
+def test_a_stream_that_gets_no_thread_is_refused(start_front_end: Callable[[GrpcOptions], Any]) -> None:
+    server = start_front_end(GrpcOptions())
+    with RawConnection(server.address) as connection, no_more_threads():
+        for _ in range(READY_THREADS):
+            connection.begin("ModelStreamInfer")
+        headers, _ = connection.answer(connection.begin("ModelStreamInfer"))
+        assert headers["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
+        assert "no further thread can be started" in headers["grpc-message"]
+    await_true(lambda: server.front_end.streams.idle)
 
 
 def test_tritonclient_s_stream(server: Any, simple_inputs: Callable[..., Any]) -> None:

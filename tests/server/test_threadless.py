@@ -140,6 +140,22 @@ def test_waiting_ends_if_nobody_answers(known: Any, simple_inputs: Inputs, monke
     assert known.scheduler.cancelled.get(timeout=10).slot == submitted.slot
 
 
+def test_health_needs_no_thread(server: Any) -> None:
+    before = tasks(server)
+    assert server.client.is_server_live() and server.client.is_server_ready() and server.client.is_model_ready("simple")
+    assert not server.client.is_model_ready("nobody")
+    with pytest.raises(InferenceServerException, match="version"):
+        server.client.is_model_ready("simple", "x")
+    with RawConnection(server.address) as connection:
+        stream = connection.begin("/grpc.health.v1.Health/Check")
+        connection.send(stream, b"\0\0\0\0\0", end=True)
+        assert connection.answer(stream)[1].endswith(b"\x08\x01")  # SERVING
+        stream = connection.begin("ServerLive")
+        connection.send(stream, b"\0\0\0\0\1\xff", end=True)
+        assert "not a ServerLiveRequest" in connection.answer(stream)[0]["grpc-message"]
+    assert tasks(server) == before
+
+
 def test_calls_whose_message_does_not_come_hold_no_thread(known: Any, simple_inputs: Inputs) -> None:
     before = tasks(known)
     with RawConnection(known.address) as connection:
