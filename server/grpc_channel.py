@@ -9,7 +9,7 @@ HANDSHAKE_TIMEOUT_MS = 20_000  # who connects and then says nothing
 _LEVELS = {Compression.LOW: 1, Compression.MEDIUM: 2, Compression.HIGH: 3}
 
 
-def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
+def channel_options(options: GrpcOptions, max_connections: int | None = None) -> list[tuple[str, int]]:
     """Return the arguments for grpc.server."""
     keepalive = options.keepalive
     found: dict[str, int | None] = {
@@ -22,6 +22,7 @@ def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
         "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES,
         "grpc.max_concurrent_streams": MAX_STREAMS_PER_CONNECTION,
         "grpc.server_handshake_timeout_ms": HANDSHAKE_TIMEOUT_MS,
+        "grpc.max_allowed_incoming_connections": max_connections,
         "grpc.default_compression_level": _LEVELS.get(options.compression),
         "grpc.keepalive_time_ms": keepalive.time_ms,
         "grpc.keepalive_timeout_ms": keepalive.timeout_ms,

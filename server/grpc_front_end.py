@@ -24,6 +24,8 @@ from gangway.server.inference import Inference
 from gangway.server.listen_address import UNIX, port_of
 from gangway.server.methods import AnyMethod
 from gangway.server.options.grpc import GrpcOptions
+from gangway.server.process import max_connections
+from gangway.server.silent_connections import SilentConnections
 from gangway.server.streams import Streams
 from gangway.server.thread_share import scaled
 from gangway.server.threadless.early_call import Begin, EarlyCall
@@ -70,7 +72,10 @@ class GrpcFrontEnd:
         threads = scaled(max_in_flight, thread_share) + holding + streams.limits.streams + SPARE_THREADS
         self._pool = CountingPool(threads, "grpc", READY_THREADS)
         pool = cast("ThreadPoolExecutor", self._pool)  # grpcio asks for nothing but `submit`
-        self._server = grpc.server(pool, options=channel_options(options), maximum_concurrent_rpcs=MAX_CALLS)
+        limit = max_connections()
+        self._connections = SilentConnections(limit)
+        self._gate.watchman.watch(self._connections)
+        self._server = grpc.server(pool, options=channel_options(options, limit), maximum_concurrent_rpcs=MAX_CALLS)
         handlers = _unimplemented_handlers() | {name: _message_handler(method) for name, method in methods.items()}
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_guarded(inference.infer))
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(_guarded_stream(streams.serve))
@@ -94,7 +99,10 @@ class GrpcFrontEnd:
             port = self._server.add_insecure_port(target)
         else:
             port = self._server.add_secure_port(target, self._certificates.credentials())
-        return target if target.startswith(UNIX) else port_of(target, port)
+        if target.startswith(UNIX):
+            return target
+        self._connections.port = port
+        return port_of(target, port)
 
     def start(self) -> None:
         """Answer requests from now on."""

@@ -10,6 +10,8 @@ import threading
 import time
 from typing import Protocol
 
+from gangway.executor.log_limit import OFTEN
+
 PERIOD_S = 0.5
 
 _log = logging.getLogger(__name__)
@@ -54,13 +56,24 @@ class StalledCalls:
         return ended
 
 
-class Watchman:
-    """A thread that looks after stalled calls while a server runs."""
+class Kind(Protocol):
+    """What a watchman looks after."""
 
-    def __init__(self, *kinds: StalledCalls) -> None:
+    def look(self) -> int:
+        """End what there is too much of; return how many were ended."""
+
+
+class Watchman:
+    """A thread that looks after stalled calls, and the like, while a server runs."""
+
+    def __init__(self, *kinds: Kind) -> None:
         self._kinds = kinds
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stalled calls", daemon=True)
+
+    def watch(self, kind: Kind) -> None:
+        """Look after these, too; before the start."""
+        self._kinds = (*self._kinds, kind)
 
     def start(self) -> None:
         """Begin."""
@@ -77,5 +90,5 @@ class Watchman:
             for kind in self._kinds:
                 try:
                     kind.look()
-                except Exception:  # of a call that cannot be ended; the next ones can
-                    _log.exception("stalled calls could not be ended")
+                except Exception:  # of one that cannot be ended; the next ones can
+                    _log.exception("what stalls could not be ended", extra=OFTEN)

@@ -21,6 +21,7 @@ from gangway.server.model_loader import ModelLoader
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.overrides import OverrideKeeper, sweep_overrides
 from gangway.server.placement import place
+from gangway.server.process import allow_many_descriptors
 from gangway.server.profile_keeper import ProfileKeeper
 from gangway.server.repository_desk import RepositoryDesk
 from gangway.server.repository_poller import RepositoryPoller
@@ -176,5 +177,6 @@ def serve(options: ServeOptions, log: ServerLog) -> int:
 
 
 async def _serve(options: ServeOptions, log: ServerLog) -> None:
+    allow_many_descriptors()
     asyncio.get_running_loop().set_default_executor(started_pool(READ_THREADS, "supervisor"))
     await Supervisor(options, log).run()
