@@ -59,6 +59,8 @@ class App:
         try:
             route = _route(scope)
             self._admit(route, scope["method"], headers)
+            if scope["state"] and route.operation not in HEALTH:
+                raise HttpError(503, "too many connections", closes=True)
             await self._read(body, headers, receive)
             incoming = Incoming(scope["method"], route, headers, body.content(), call, time.monotonic_ns())
             return await self._answer(incoming, receive)

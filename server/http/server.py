@@ -13,15 +13,18 @@ import uvloop
 from gangway.server.counting_pool import CountingPool
 from gangway.server.http.app import App
 from gangway.server.http.connection import IDLE_SECONDS, BoundedConnection
+from gangway.server.http.connection_limit import ConnectionLimit
 from gangway.server.http.service import Service
 from gangway.server.inference import Inference
 from gangway.server.listen_address import port_of, socket_address
 from gangway.server.methods import AnyMethod
 from gangway.server.models import Models
 from gangway.server.options.http import HttpOptions
+from gangway.server.process import max_connections
 from uvicorn.server import ServerState
 
 BACKLOG: Final = 1024
+MAX_CONNECTIONS: Final = 4096  # fewer where few files may be open
 SPARE_THREADS: Final = 16  # refuse what is too much while every slot's thread waits
 READY_THREADS: Final = 8  # are started before the first request
 IDLE_TIMEOUT_SECONDS: Final = 5.0
@@ -128,9 +131,10 @@ class HttpFrontEnd:
             timeout_keep_alive=IDLE_SECONDS,
         )
         config.load()
+        limit = ConnectionLimit(min(MAX_CONNECTIONS, max_connections()))
 
         def connection() -> BoundedConnection:
-            return BoundedConnection(config=config, server_state=self._state, app_state={}, _loop=loop)
+            return BoundedConnection(limit, config=config, server_state=self._state, app_state={}, _loop=loop)
 
         server = await loop.create_server(connection, sock=self._socket, backlog=BACKLOG)
         self._started.set()

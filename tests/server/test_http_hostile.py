@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 from gangway.server.http import connection as connections
+from gangway.server.http import connection_limit
+from gangway.server.http import server as http_server
+from gangway.server.options.grpc import GrpcOptions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.processes import cpu_ns, memory_of
+from tests.server.conftest import no_more_threads
 
 Ask = Callable[..., Any]
 GOOD = json.dumps(
     {"inputs": [{"name": n, "shape": [1, 16], "datatype": "INT32", "data": [1] * 16} for n in ("INPUT0", "INPUT1")]}
 ).encode()
+IMAGE = {"name": "x", "shape": [1, 3, 224, 224], "datatype": "FP32"}
 HEAD = b"POST /v2/models/simple/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -219,22 +224,150 @@ def test_clients_that_stall_are_sent_away(server: Any, monkeypatch: pytest.Monke
         assert b" 408 " in everything(connection)
 
 
-def test_connections_have_a_limit(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+def test_a_body_that_trickles_is_cut_off(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALL_SECONDS", 0.3)
+    with connected(server.http_address) as connection:
+        connection.sendall(HEAD % 1000 + b"\r\n")
+        begin = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() - begin < 20:  # no pause is as long as the patience with one
+                connection.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - begin < 10
+
+
+def test_a_body_has_the_time_that_its_size_takes(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALL_SECONDS", 0.6)
+    monkeypatch.setattr(connections, "MIN_BYTES_PER_SECOND", 1000)
+    with connected(server.http_address) as connection:
+        text = GOOD + b" " * (2000 - len(GOOD))
+        connection.sendall(HEAD % len(text) + b"\r\n")
+        for at in range(0, len(text), 200):  # a second in all
+            connection.sendall(text[at : at + 200])
+            time.sleep(0.1)
+        assert one_reply(connection)[0] == 200
+
+
+def test_an_answer_that_is_not_taken_is_cut_off(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALL_SECONDS", 0.1)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(20)
+        host, _, port = server.http_address.rpartition(":")
+        connection.connect((host, int(port)))
+        image = json.dumps({"inputs": [{**IMAGE, "data": [0] * 150528}]}).encode()  # answered with as much
+        with pytest.raises(ConnectionError):
+            for _ in range(50):
+                connection.sendall(HEAD.replace(b"simple", b"image") % len(image) + b"\r\n" + image)
+
+
+@pytest.fixture(scope="module")
+def narrow(start_front_end: Callable[[GrpcOptions], Any]) -> str:
+    """Where HTTP listens for four connections, and some more for health."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(http_server, "MAX_CONNECTIONS", 4)
+        server = start_front_end(GrpcOptions())
+    return str(server.http_address)
+
+
+def status_over(connection: socket.socket, request: bytes = LIVE) -> int:
+    connection.sendall(request)
+    return one_reply(connection)[0]
+
+
+def test_the_connection_that_is_silent_for_longest_gives_way(narrow: str) -> None:
     with ExitStack() as stack:
-        kept = [stack.enter_context(connected(server.http_address)) for _ in range(2)]
-        for connection in kept:
-            connection.sendall(LIVE)
-            assert one_reply(connection)[0] == 200
-        with connected(server.http_address) as third:
-            assert b" 503 " in everything(third)
-    deadline = time.monotonic() + 10
-    while True:  # until the server has noticed that they are gone
-        with connected(server.http_address) as again:
-            again.sendall(LIVE)
-            if b" 200 " in again.recv(1 << 16):
-                break
-        assert time.monotonic() < deadline
+        used, first, second, third = (stack.enter_context(connected(narrow)) for _ in range(4))
+        assert status_over(used) == 200
+        fourth, fifth = (stack.enter_context(connected(narrow)) for _ in range(2))
+        assert everything(first) == everything(second) == b""
+        assert [status_over(each) for each in (used, third, fourth, fifth)] == [200] * 4
+        sixth = stack.enter_context(connected(narrow))
+        assert status_over(sixth, HEAD % len(GOOD) + b"\r\n" + GOOD) == 200
+        assert everything(used) == b"", "of those that have asked the one that is idle for longest"
+
+
+def test_a_connection_is_reserved_for_health(narrow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        for _ in range(4):  # whose requests have begun to come
+            connection = stack.enter_context(connected(narrow))
+            connection.sendall(HEAD % 10 + b"expect: 100-continue\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        health = stack.enter_context(connected(narrow))
+        assert status_over(health) == 200
+        assert status_over(health, HEAD % len(GOOD) + b"\r\n" + GOOD) == 503
+        assert everything(health) == b""
+        again = stack.enter_context(connected(narrow))
+        assert status_over(again, b"GET /v2/models/simple/ready HTTP/1.1\r\n\r\n") == 200
+        monkeypatch.setattr(connection_limit, "PATIENCE_SECONDS", -1.0)
+        assert status_over(stack.enter_context(connected(narrow)), HEAD % len(GOOD) + b"\r\n" + GOOD) == 200
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Content-Encoding: identity \t", "Inference-Header-Content-Length:\t {} ", "Accept-Encoding: identity "],
+)
+def test_blanks_around_a_value_are_no_part_of_it(unharmed: Any, header: str) -> None:
+    with connected(unharmed.http_url) as connection:
+        line = header.format(len(GOOD)).encode() + b"\r\n\r\n"
+        assert status_over(connection, HEAD % len(GOOD) + line + GOOD) == 200
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_who_has_closed_the_sending_side_gets_the_answers(unharmed: Any, version: bytes) -> None:
+    with connected(unharmed.http_url) as connection:
+        request = HEAD.replace(b"1.1", version) % len(GOOD) + b"\r\n" + GOOD
+        connection.sendall(request * (2 if version == b"1.1" else 1))
+        connection.shutdown(socket.SHUT_WR)
+        statuses = [int(part.split()[0]) for part in everything(connection).split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [200] * (2 if version == b"1.1" else 1)
+
+
+def test_who_has_closed_the_sending_side_may_wait_for_long(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "GONE_SECONDS", 0.02)
+    server.scheduler.holding = True
+    with connected(server.http_address) as connection:
+        connection.sendall(HEAD % len(GOOD) + b"\r\n" + GOOD)
+        connection.shutdown(socket.SHUT_WR)
+        submitted = server.scheduler.held.get(timeout=10)
+        time.sleep(0.2)  # it is found out several times whether the client is there
+        server.scheduler.answer(submitted)
+        reply = everything(connection)
+    assert reply.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    assert reply.count(b"HTTP/1.1") == 2
+
+
+@pytest.mark.parametrize(
+    "coding",
+    [b"gzip, chunked", b"identity", b"chunked, chunked", b"chunked\r\ntransfer-encoding: chunked", b"chunked;x=y"],
+)
+def test_other_transfer_codings_are_refused(unharmed: Any, coding: bytes) -> None:
+    """What stands in front may see the request's end elsewhere."""
+    with connected(unharmed.http_url) as connection:
+        head = b"POST /v2/models/simple/infer HTTP/1.1\r\ntransfer-encoding: " + coding + b"\r\n\r\n"
+        connection.sendall(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD), GOOD) + LIVE)
+        reply = everything(connection)
+    assert int(reply.split()[1]) in (400, 501)
+    assert reply.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_request_that_gets_no_thread_is_refused(start_front_end: Callable[[GrpcOptions], Any]) -> None:
+    server = start_front_end(GrpcOptions())
+    server.scheduler.holding = True
+    request = HEAD % len(GOOD) + b"\r\n" + GOOD
+    with ExitStack() as stack:
+        running = [stack.enter_context(connected(server.http_address)) for _ in range(http_server.READY_THREADS)]
+        for connection in running:
+            connection.sendall(request)
+        held = [server.scheduler.held.get(timeout=10) for _ in running]
+        with no_more_threads(), connected(server.http_address) as other:
+            other.sendall(request)
+            status, body = one_reply(other)
+            assert (status, b"no further thread can be started" in body) == (503, True)
+            assert status_over(other) == 200
+        for submitted in held:
+            server.scheduler.answer(submitted)
+        assert [one_reply(connection)[0] for connection in running] == [200] * len(running)
 
 
 def test_an_offer_of_another_protocol_is_ignored(unharmed: Any) -> None:

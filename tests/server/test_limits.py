@@ -1,6 +1,7 @@
 """Limits that the documentation states and no other test reaches, and HTTP clients that stall: nobody else notices."""
 
 import json
+import resource
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,8 +11,13 @@ import grpc
 import pytest
 from gangway.protos import health_pb2
 from gangway.server.data_plane import Usage
+from gangway.server.grpc_gate import MAX_ARRIVING, MAX_PLAIN
 from gangway.server.health import MAX_WATCHERS
 from gangway.server.http import app, connection, tensors
+from gangway.server.process import max_connections
+from gangway.server.shared_memory import SLOTS
+from gangway.server.stream import StreamLimits
+from gangway.server.thread_share import FRONT_END_THREADS, TooFewThreadsError, scaled, thread_share
 
 Ask = Callable[..., Any]
 INFER = "/v2/models/simple/infer"
@@ -55,6 +61,29 @@ def test_one_output_as_json(http: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tensors_of_one_request(http: Ask, kind: str) -> None:
     refused = http("POST", INFER, {**simple_request(), kind: [{"name": "x"}] * 1025})
     assert (refused.status, f"1025 {kind} are too many" in refused.content["error"]) == (400, True)
+
+
+def test_threads_are_shared_out_under_a_limit() -> None:
+    streams = StreamLimits().streams
+    grpc_threads = SLOTS + MAX_PLAIN + MAX_ARRIVING + MAX_WATCHERS + streams
+    assert grpc_threads + streams + SLOTS + SLOTS <= FRONT_END_THREADS, "gRPC's, those of streams, HTTP's"
+    assert thread_share(None, 64, 16) == thread_share(1 << 20, 64, 16) == 1.0
+    assert scaled(128, 1.0) == 128
+    some = thread_share(1024, 8, 1)
+    assert 0.1 < some < 0.5
+    assert scaled(MAX_PLAIN, some) < MAX_PLAIN
+    assert scaled(1, some) == 1
+    with pytest.raises(TooFewThreadsError, match=r"only 100 processes and threads .*: raise the limit"):
+        thread_share(100, 8, 1)
+
+
+def test_connections_are_as_many_as_descriptors_allow() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
+        assert 100 < max_connections() <= 300, "gRPC and HTTP have so many each"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_connection_without_a_request_is_closed(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
