@@ -1,4 +1,4 @@
-"""Why a model cannot be compiled. Both errors carry a message for the model's owner."""
+"""Why a model cannot be compiled. All errors carry a message for the model's owner."""
 
 
 class ModelError(Exception):
@@ -14,3 +14,7 @@ class UnsupportedModelError(ModelError):
 
     `pipeline.compile_model` raises it only where onnxruntime cannot serve the model either.
     """
+
+
+class MixedRowsError(UnsupportedModelError):
+    """Rows of the model's batch influence each other, as its operators say: requests must not share a run."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from gangway.compiler.evaluate import evaluate
 from gangway.compiler.graph import WIDE_BATCH, Graph, Node
-from gangway.compiler.rows_rules import RULES, SHAPE_INPUTS, Operands, Rows
+from gangway.compiler.rows_rules import NOT_KNOWN, RULES, SHAPE_INPUTS, Operands, Rows
 from gangway.compiler.specs import Array
 
 
 def check_rows(graph: Graph, constants: Mapping[str, Array]) -> None:
     """Do nothing if the model treats rows of the batch apart; `constants` are all that do not depend on the inputs.
 
-    Raises UnsupportedModelError that names the first operator which mixes rows, or which nobody knows not to.
+    Raises MixedRowsError that names the first operator which mixes rows, UnsupportedModelError where that is not known.
     """
     if graph.batched:
         walk = _Walk(graph, constants)
@@ -46,7 +46,7 @@ class _Walk:
             self._fold(node)
             return
         if node.operator not in RULES:
-            raise node.unsupported("it is not known whether it mixes rows of the batch")
+            raise node.unsupported(NOT_KNOWN)
         operands = tuple(self._operand(node, index, name) for index, name in enumerate(node.inputs))
         result = RULES[node.operator](self._describe(node, operands))
         places = result if isinstance(result, tuple) else (result,) * len(node.outputs)
@@ -60,7 +60,7 @@ class _Walk:
         for name in self.graph.outputs:
             producer = self.graph.producers().get(name)
             if producer and self.rows.get(name) != Rows(0):
-                raise producer.unsupported(f"its output '{name}' mixes rows of the batch: they are not its first axis")
+                raise producer.mixed(f"they are not the first axis of its output '{name}'")
 
     def _fold(self, node: Node) -> None:
         """Find out what a constant would be in a larger batch, if it depends on that."""
@@ -88,7 +88,7 @@ class _Walk:
         small, wide = self.constants[name], self.wide[name]
         axes = [axis for axis, n in enumerate(small.shape) if n == 1 and wide.shape[axis : axis + 1] == (WIDE_BATCH,)]
         if len(axes) != 1 or not np.array_equal(wide, np.broadcast_to(small, wide.shape)):
-            raise node.unsupported(f"it mixes rows of the batch: the number '{name}' depends on how many there are")
+            raise node.mixed(f"the number '{name}' depends on how many there are")
         return Rows(axes[0])
 
     def _describe(self, node: Node, operands: tuple[Rows | None, ...]) -> Operands:
@@ -113,5 +113,5 @@ class _Walk:
         if fits:
             shape[place.axis] *= WIDE_BATCH
         if not fits or wide != tuple(shape):
-            of_one, of_many = list(self._shape(node, name)), list(wide or ()) or "an unknown shape"
-            raise node.unsupported(f"it mixes rows of the batch: 1 gives {of_one}, {WIDE_BATCH} give {of_many}")
+            many = "an unknown shape" if wide is None else list(wide)
+            raise node.unsupported(f"{NOT_KNOWN}: 1 gives {list(self._shape(node, name))}, {WIDE_BATCH} give {many}")

@@ -1,14 +1,14 @@
 """How operators treat the axis of the batch: a new operator is a name in one of these lists, or one small rule.
 
-A rule gets the place of the batch in each operand and returns that in the outputs. It raises UnsupportedModelError when
-the operator could mix rows; operators without a rule are taken to mix them.
+A rule gets the place of the batch in each operand and returns that in the outputs. It raises MixedRowsError when the
+operator mixes rows, UnsupportedModelError when it could; operators without a rule could.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.errors import MixedRowsError, UnsupportedModelError
 from gangway.compiler.graph import Node
 from gangway.compiler.specs import Array
 
@@ -41,7 +41,7 @@ class Operands:
         """Return the place in input 0; no other may have one."""
         first = self.rows[0]
         if first is None or any(self.rows[1:]):
-            raise self.mixed("an input other than the first depends on the batch")
+            raise self.unknown("an input other than the first depends on the batch")
         return first
 
     def common(self, places: Iterator[Rows]) -> Rows:
@@ -60,9 +60,13 @@ class Operands:
         axes = default if given is None else (given,) if isinstance(given, int) else tuple(given)
         return tuple(axis % rank for axis in axes)
 
-    def mixed(self, why: str) -> UnsupportedModelError:
-        """Return the error."""
-        return self.node.unsupported(f"it mixes rows of the batch: {why}")
+    def mixed(self, why: str) -> MixedRowsError:
+        """Return the error of a node that certainly mixes rows."""
+        return self.node.mixed(why)
+
+    def unknown(self, why: str) -> UnsupportedModelError:
+        """Return the error of a node that may mix rows or not, or that moves them, which a later one may undo."""
+        return self.node.unsupported(f"{NOT_KNOWN}: {why}")
 
 
 Rule = Callable[[Operands], Rows | tuple[Rows, ...]]
@@ -82,6 +86,7 @@ FIRST_AXIS = """
 VIEWS = ["Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"]
 FROM_AXIS = {"Softmax": 1, "LogSoftmax": 1, "Hardmax": 1, "LayerNormalization": -1, "RMSNormalization": -1}
 REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
+NOT_KNOWN = "it is not known whether it mixes rows of the batch"
 _BEYOND_ANY_BATCH = 1 << 30
 SHAPE_INPUTS = {"Reshape": (1,), "Expand": (1,), "Resize": (3,)}  # a size there may depend on the batch
 
@@ -104,7 +109,7 @@ def _view(op: Operands) -> Rows:
         after, other = divmod(inside, math.prod(op.output[axis + 1 :]))
         if not rest and not other and before * after == op.output[axis]:
             return Rows(axis, before, after)
-    raise op.mixed(f"{list(shape)} becomes {list(op.output)}, of more rows {list(op.wide_output)}")
+    raise op.unknown(f"{list(shape)} becomes {list(op.output)}, of more rows {list(op.wide_output)}")
 
 
 def _transpose(op: Operands) -> Rows:
@@ -117,8 +122,10 @@ def _transpose(op: Operands) -> Rows:
 def _first_axis(op: Operands) -> Rows:
     """Images: the batch is the first axis, which nothing but the batch normalisation of training looks across."""
     rows = op.only_first()
-    if rows.axis or op.node.attributes.get("training_mode", 0):
-        raise op.mixed("the batch is not its first axis")
+    if op.node.attributes.get("training_mode", 0):
+        raise op.mixed("it normalises over the batch")
+    if rows.axis:
+        raise op.unknown("the batch is not its first axis")
     return rows
 
 
@@ -134,6 +141,8 @@ def _beside_axis(op: Operands) -> Rows:
     """Whatever happens along one axis."""
     rows = op.only_first()
     if rows.axis in op.axes((len(op.shapes[0]) - 1,) if op.node.operator == "TopK" else (0,)):
+        if op.node.operator == "Split":
+            raise op.unknown("it picks rows of the batch")
         raise op.mixed("it works along the batch")
     return rows
 
@@ -188,7 +197,7 @@ def _gather(op: Operands) -> Rows:
         assert indices is not None
         return replace(indices, axis=indices.axis + axis)
     if data.axis == axis:
-        raise op.mixed("it picks rows of the batch")
+        raise op.unknown("it picks rows of the batch")
     return replace(data, axis=data.axis + (len(op.shapes[1]) - 1 if data.axis > axis else 0))
 
 
@@ -196,7 +205,7 @@ def _gather_elements(op: Operands) -> Rows:
     """Data and indices with the batch on the same axis."""
     axis = op.node.attributes.get("axis", 0) % len(op.shapes[0])
     if not all(op.rows) or any(rows.axis == axis for _, rows in op.batched()):
-        raise op.mixed("it picks rows of the batch")
+        raise op.unknown("it picks rows of the batch")
     return op.common(rows for _, rows in op.batched())
 
 
@@ -207,7 +216,7 @@ def _slice(op: Operands) -> Rows:
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         whole = (start, step) == (0, 1) and end >= _BEYOND_ANY_BATCH
         if axis % len(op.shapes[0]) == rows.axis and not whole:
-            raise op.mixed("it picks rows of the batch")
+            raise op.unknown("it picks rows of the batch")
     return rows
 
 
@@ -216,7 +225,7 @@ def _slices(op: Operands) -> tuple[list[int], ...]:
     given = [op.node.attributes.get(name) for name in ("starts", "ends", "axes", "steps")]
     for index, value in enumerate(op.values[1:]):
         if value is None and op.node.inputs[index + 1]:
-            raise op.mixed("where it begins or ends depends on data")
+            raise op.unknown("where it begins or ends depends on data")
         given[index] = given[index] if value is None else value.ravel().tolist()
     starts = list(given[0] or [])
     return starts, list(given[1] or []), list(given[2] or range(len(starts))), list(given[3] or [1] * len(starts))
@@ -225,7 +234,7 @@ def _slices(op: Operands) -> tuple[list[int], ...]:
 def _concat(op: Operands) -> Rows:
     """Beside the batch, which all inputs have."""
     if not all(op.rows) or op.node.attributes["axis"] % len(op.output) in {rows.axis for _, rows in op.batched()}:
-        raise op.mixed("it puts rows of the batch beside each other")
+        raise op.unknown("it puts rows of the batch beside each other")
     return op.common(rows for _, rows in op.batched())
 
 
@@ -233,28 +242,32 @@ def _pad(op: Operands) -> Rows:
     """Nothing before or after the batch."""
     rows, rank = op.only_first(), len(op.shapes[0])
     pads = op.node.attributes.get("pads") or (op.values[1].tolist() if op.values[1] is not None else [])
+    if not pads:
+        raise op.unknown("how much it pads depends on data")
     axes = op.values[3].tolist() if len(op.values) > 3 and op.values[3] is not None else list(range(rank))
     axes = [axis % rank for axis in axes]
-    at_batch = [pads[index] for index, axis in enumerate([*axes, *axes]) if axis == rows.axis] if pads else [1]
+    at_batch = [pads[index] for index, axis in enumerate([*axes, *axes]) if axis == rows.axis]
     if any(at_batch):
-        raise op.mixed("it pads the batch")
+        raise op.unknown("it pads the batch")
     return rows
 
 
 def _tile(op: Operands) -> Rows:
     """Once along the batch, and along all axes outside of it."""
     rows = op.only_first()
-    if op.values[1] is None or op.values[1][rows.axis] != 1:
-        raise op.mixed("it repeats the batch")
+    if op.values[1] is None:
+        raise op.unknown("how often it repeats depends on data")
+    if op.values[1][rows.axis] != 1:
+        raise op.unknown("it repeats the batch")
     return rows
 
 
 def _recurrent(op: Operands) -> tuple[Rows, ...]:
     """X and the first states have the batch as second axis, and so have the last states; Y as third."""
     inputs = (0, 5, 6)
-    if op.node.attributes.get("layout", 0) or any(
-        rows and (rows != Rows(1) or index not in inputs) for index, rows in enumerate(op.rows)
-    ):
+    if op.node.attributes.get("layout", 0):
+        raise op.unknown("its layout has the batch first")
+    if any(rows and (rows != Rows(1) or index not in inputs) for index, rows in enumerate(op.rows)):
         raise op.mixed("the batch is not the second axis")
     return Rows(2), Rows(1), Rows(1)
 
@@ -265,7 +278,7 @@ def _einsum(op: Operands) -> Rows:
     terms, arrow, result = equation.partition("->")
     names = terms.split(",")
     if not arrow or "." in equation or any(len(set(name)) != len(name) for name in names):
-        raise op.mixed(f"the equation {equation}")
+        raise op.unknown(f"the equation {equation}")
     letters = {(names[index][rows.axis], rows.before, rows.after) for index, rows in op.batched()}
     if len(letters) != 1:
         raise op.mixed("the batch is at different places of its inputs")

@@ -18,7 +18,8 @@ _UNFOLDED = _RANDOM | {"If", "Loop", "Scan"}  # the latter read tensors that are
 def simplify(graph: Graph) -> Graph:
     """Return an equivalent graph with fewer nodes, which computes every row of a batch by itself.
 
-    Raises UnsupportedModelError when the model mixes rows, ModelError when weights do not fit their operators.
+    Raises MixedRowsError when the model mixes rows, UnsupportedModelError when that is not known, ModelError when
+    weights do not fit their operators.
     """
     try:
         with np.errstate(all="ignore"):  # weights that overflow do so in the model, too
