@@ -32,7 +32,6 @@ class Flag:
 
 ACCEPTED = (
     Flag("--allow-gpu-metrics", "BOOL", _GPU, boolean),
-    Flag("--backend-config", "BACKEND,SETTING=VALUE", "config.pbtxt says how a model is executed"),
     Flag("--backend-directory", "DIR", _LIBRARIES),
     Flag("--buffer-manager-thread-count", "N", "tensors are copied once, by the thread that got them", integer(0)),
     Flag("--cache-directory", "DIR", _LIBRARIES),

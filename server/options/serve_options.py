@@ -31,7 +31,7 @@ class ServeOptions:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the log shall say once: flags that were given and have no effect."""
-        return (*self.compatibility.warnings, *self.grpc.warnings, *self._open_elsewhere())
+        return (*self.compatibility.warnings, *self.models.warnings, *self.grpc.warnings, *self._open_elsewhere())
 
     def _open_elsewhere(self) -> Iterator[str]:
         """Yield a sentence for each protocol that leaves open what the other one restricts."""

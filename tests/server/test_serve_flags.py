@@ -147,6 +147,8 @@ def test_grpc_can_be_switched_off() -> None:
         ("--allow-vertex-ai=1", "argument --allow-vertex-ai: is not supported: Vertex AI's protocol is not served"),
         ("--trace-rate=5", "argument --trace-rate: is not supported: deprecated; use --trace-config=rate=N"),
         ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+        ("--backend-config=default-max-batch-size", "expected '[BACKEND,]SETTING=VALUE'"),
+        ("--backend-config=default-max-batch-size=-1", "-1 is not from 0"),
         ("surplus", "unrecognized arguments: surplus"),
     ],
 )
@@ -161,6 +163,23 @@ def test_batches_can_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None
     assert parse_options([NEEDED, "--batching=auto"]).models.batching
     assert not parse_options([NEEDED, "--batching=off"]).models.batching
     assert "argument --batching: invalid choice: 'on'" in wrong(capsys, "--batching=on")
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ([], 4),
+        (["default-max-batch-size=8"], 8),
+        (["onnxruntime,default-max-batch-size=0", "default-max-batch-size=8"], 0),
+        (["tensorflow,default-max-batch-size=16", "default-max-batch-size=8", "default-max-batch-size=9"], 9),
+    ],
+)
+def test_the_default_batch(settings: list[str], size: int) -> None:
+    options = parse_options([NEEDED, *(f"--backend-config={setting}" for setting in settings)])
+    assert options.models.default_max_batch_size == size
+    ignored = [setting for setting in settings if setting.startswith("tensorflow")]
+    reason = "has no effect: config.pbtxt says how a model is executed"
+    assert options.warnings == tuple(f"--backend-config={setting.split('=')[0]} {reason}" for setting in ignored)
 
 
 def test_a_category_in_two_restrictions(capsys: pytest.CaptureFixture[str]) -> None:
