@@ -26,6 +26,8 @@ ONNX_FILE = "onnx/model.onnx"
 MAX_ARGUMENTS = 8  # pointers of one kernel
 MAX_TENSORS = 32  # inputs, and outputs, of one model
 MAX_LAYERS = 4096
+PLAUSIBLE_SIZES = (8, 32, 64, 224, 16, 1, 128, 512, 640)  # of symbolic dimensions, to try a model with, in this order,
+MOST_PLAUSIBLE_ELEMENTS = 1 << 22  # but no more in an input: a trial shall not take all memory
 MAX_TASKS = 1 << 22  # of one layer, all rows together
 
 
@@ -58,8 +60,8 @@ class BufferRef:
 class TensorSpec:
     """One input or output. `shape` is the model's own, -1 where the batch goes.
 
-    Of compiled models only the first dimension may be -1. Of those for onnxruntime any may; then `symbols` has a name
-    for each dimension, empty for the fixed ones: dimensions of one name are equal in every request.
+    Of compiled models only the first dimension may be -1, of those for onnxruntime any. `symbols` has a name for each
+    dimension, empty for the fixed ones: dimensions of one name are equal in every request. Compiled outputs have none.
     """
 
     name: str
@@ -140,7 +142,7 @@ class Manifest:
 
     key: str  # 64 hex digits: model bytes, compiler version and target decide it
     model_name: str
-    batched: bool  # the first dimension of every input and output is a symbolic batch
+    batched: bool  # the first dimension of every input and output is a symbolic batch, or (onnxruntime) may be one
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     layers: tuple[Layer, ...]
@@ -149,6 +151,8 @@ class Manifest:
     files: dict[str, FileSpec]
     engine: Engine = Engine.NATIVE
     fallback_reason: str = ""  # why it was not compiled; empty unless the engine is onnxruntime
+    mixes_rows: str = ""  # how rows of a batch influence each other, if the compiler has found that they do
+    trial_sizes: dict[str, int] = field(default_factory=dict)  # of symbols, with which onnxruntime could run the model
     phase_us: dict[str, int] = field(default_factory=dict)  # how long each phase of the compilation took
     pass_layers: int = 0  # so many layers a batch computes pass by pass (compiler/passes.py)
     pass_rows: int = 1  # of a pass, for each core

@@ -61,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
             _progress(report),
             dict(options.dimension),
             options.optional,
+            options.batch,
+            options.whole,
         )
     except Exception as error:  # everything becomes a report: the supervisor must not be left guessing
         return _failure(error, report)
@@ -155,6 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
     parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=DIMENSION)
     parser.add_argument("--optional", action="append", default=[], metavar="INPUT", help="requests may leave it out")
+    parser.add_argument("--batch", action="store_true", help="refuse a model whose first dimension cannot be a batch")
+    parser.add_argument("--whole", action="store_true", help="leave it to onnxruntime")
     parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--progress-fd", type=int, metavar="N", help="write JSON lines to this file descriptor")

@@ -1,29 +1,40 @@
 """What cannot be compiled is left to onnxruntime: the artifact holds the ONNX file itself, as one layer.
 
 Accepted is what onnxruntime opens, if requests can hold its inputs and outputs: tensors of numbers or strings, of any
-shape. Only how the model is presented depends on a trial with zeros: as one with a batch, or as one whose first
-dimension is like any other.
+shape. Runs with zeros show whether the first dimension may be a batch, and which sizes are possible. One that fails
+shows nothing.
 """
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gangway.artifact.datatypes import ITEM_BYTES, STORAGE
-from gangway.artifact.format import MAX_TENSORS, Engine, Layer, Manifest, TargetSpec, TensorSpec, Version
+from gangway.artifact.format import (
+    MAX_TENSORS,
+    MOST_PLAUSIBLE_ELEMENTS,
+    PLAUSIBLE_SIZES,
+    Engine,
+    Layer,
+    Manifest,
+    TargetSpec,
+    TensorSpec,
+    Version,
+)
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
-from gangway.compiler.errors import ModelError, UnsupportedModelError
-from gangway.compiler.importer import count_parameters, dimension_name, external_locations
-from gangway.compiler.key import compiler_version, model_key, with_optional
+from gangway.compiler.errors import MixedRowsError, ModelError, UnsupportedModelError
+from gangway.compiler.importer import count_parameters, dimension_name, external_locations, read_graph
+from gangway.compiler.key import NO_DIMENSIONS, compiler_version, model_key
+from gangway.compiler.simplify import simplify
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
 MAX_TENSOR_BYTES = 1 << 30  # of one row; as for compiled models
-TRIAL_SIZE = 8  # of symbolic dimensions that are no batch
 _TYPES = {  # others: capitals
     "float": "FP32",
     "double": "FP64",
@@ -36,11 +47,12 @@ _TYPES = {  # others: capitals
 
 @dataclass(frozen=True)
 class Signature:
-    """A model's inputs and outputs."""
+    """A model's inputs and outputs. `trial_sizes` of symbols are possible, as a run has shown; empty: none is known."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     batched: bool
+    trial_sizes: dict[str, int] = field(default_factory=dict)
 
 
 def leave_to_onnxruntime(
@@ -52,11 +64,12 @@ def leave_to_onnxruntime(
     folder: Path,
     refusal: ModelError,
     optional: Sequence[str] = (),
+    mark: Mapping[str, int] = NO_DIMENSIONS,
 ) -> Manifest:
     """Make the artifact `folder` of the ONNX file `path`, which the compiler refuses to compile.
 
     If it thinks that the file contradicts itself, onnxruntime must not only open the model, but run it.
-    `optional` names inputs that have initializers, which requests may leave out.
+    `optional` names inputs that have initializers, which requests may leave out. `mark` is what the key was made with.
 
     Raises UnsupportedModelError, with both reasons, if it cannot be served in this way either; ModelError; OSError.
     """
@@ -65,12 +78,12 @@ def leave_to_onnxruntime(
     with OnnxArtifactWriter(folder) as writer:
         try:
             writer.copy(path, sorted(external_locations(path)))
-            if model_key(writer.model_path, target, with_optional(optional)) != key:
+            if model_key(writer.model_path, target, mark) != key:
                 raise ModelError(f"{path.name} changed while it was read")
             session = open_session(writer.model_path)
             signature = read_signature(session, optional)
-            if not isinstance(refusal, UnsupportedModelError) and not has_open_sizes(session.get_inputs()):
-                try_out(session, session.get_inputs(), rows=1)
+            if not isinstance(refusal, UnsupportedModelError) and not _has_open_sizes(session.get_inputs()):
+                _try_out(session, session.get_inputs(), rows=1, sizes={})
         except OSError:
             raise
         except ModelError as error:
@@ -91,6 +104,8 @@ def leave_to_onnxruntime(
             files={},  # the writer knows them
             engine=Engine.ONNXRUNTIME,
             fallback_reason=reason[:LONGEST_REASON],
+            mixes_rows=_mixture(path, refusal, signature)[:LONGEST_REASON],
+            trial_sizes=signature.trial_sizes,
             phase_us=phase_us,
             parameters=count_parameters(path),
             compiler_version=compiler_version(),
@@ -108,10 +123,11 @@ def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:
             _check(kind, tensor)
     if {"BF16", "BYTES"} <= {_datatype(tensor) for tensor in (*inputs, *outputs)}:
         raise UnsupportedModelError("strings and bfloat16 in one model: onnxruntime's Python interface has no way")
-    batched = has_batch(inputs, outputs) and keeps_rows(session, inputs)
+    trial = _first_trial(session, inputs)
+    batched = _may_be_batch(inputs, outputs) and (trial is None or _keeps_rows(session, inputs, trial))
     specs = [tuple(_spec(tensor, batched) for tensor in tensors) for tensors in (inputs, outputs)]
-    signature = Signature(specs[0], specs[1], batched)
-    return replace(signature, inputs=tuple(replace(spec, optional=spec.name in optional) for spec in signature.inputs))
+    marked = tuple(replace(spec, optional=spec.name in optional) for spec in specs[0])
+    return Signature(marked, specs[1], batched, trial or {})
 
 
 def _optional_inputs(session: Any, names: Sequence[str]) -> list[Any]:
@@ -121,30 +137,39 @@ def _optional_inputs(session: Any, names: Sequence[str]) -> list[Any]:
     return [found[name] for name in names]
 
 
-def has_batch(inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
-    """Whether the first dimension of everything is symbolic, the same one in all inputs, and no other dimension is it.
+def _may_be_batch(inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
+    """Whether the first dimension of everything is symbolic, and no other dimension is called like an input's.
 
-    What outputs call it says nothing: exporters often lose the name on the way.
+    Otherwise names say nothing: exporters often lose them on the way.
     """
     symbolic = all(tensor.shape and _symbol(tensor, 0) for tensor in (*inputs, *outputs))
-    named = {tensor.shape[0] for tensor in inputs if tensor.shape and tensor.shape[0]}
     others = {_symbol(tensor, axis) for tensor in inputs for axis in range(1, len(tensor.shape))}
-    return symbolic and len(named) <= 1 and not named & others
+    return symbolic and not others.intersection(_symbol(tensor, 0) for tensor in inputs)
 
 
-def keeps_rows(session: Any, inputs: Sequence[Any]) -> bool:
-    """Whether the model turns one row into one and two into two, as a run with zeros shows.
+def _first_trial(session: Any, inputs: Sequence[Any]) -> dict[str, int] | None:
+    """Return sizes of all symbols with which one row of zeros can be computed; None if none of the plausible can."""
+    for size in PLAUSIBLE_SIZES if _has_open_sizes(inputs) else PLAUSIBLE_SIZES[:1]:
+        sizes = {_symbol(tensor, 0): 1 for tensor in inputs if tensor.shape}
+        sizes |= {_symbol(tensor, axis): size for tensor in inputs for axis in range(1, len(tensor.shape))}
+        sizes.pop("", None)
+        shapes = [[sizes.get(_symbol(tensor, axis), n) for axis, n in enumerate(tensor.shape)] for tensor in inputs]
+        if size != PLAUSIBLE_SIZES[0] and max(map(math.prod, shapes), default=0) > MOST_PLAUSIBLE_ELEMENTS:
+            continue
+        with suppress(Exception):  # whatever it does not like about zeros, or about this size
+            _try_out(session, inputs, 1, sizes)
+            return sizes
+    return None
 
-    Where no size of the other symbolic dimensions is known to be possible, a run that fails says nothing, and the
-    names decide.
-    """
+
+def _keeps_rows(session: Any, inputs: Sequence[Any], sizes: Mapping[str, int]) -> bool:
+    """Whether the model turns one row into one and two into two, as far as runs with zeros show."""
     outputs = session.get_outputs()
     for rows in (1, 2):
         try:
-            answers = try_out(session, inputs, rows)
-        except Exception:  # whatever it does not like about zeros
-            symbols = {_symbol(tensor, 0) for tensor in (*inputs, *outputs)}
-            return has_open_sizes(inputs) and len(symbols) == 1
+            answers = _try_out(session, inputs, rows, sizes)
+        except Exception:  # whatever it does not like about two rows of zeros
+            return True
         if any(answer.shape[:1] != (rows,) for answer in answers):
             return False
         if not all(_agree(answer.shape, tensor.shape) for tensor, answer in zip(outputs, answers, strict=True)):
@@ -152,15 +177,33 @@ def keeps_rows(session: Any, inputs: Sequence[Any]) -> bool:
     return True
 
 
-def try_out(session: Any, inputs: Sequence[Any], rows: int) -> Sequence[Any]:
+def _mixture(path: Path, refusal: ModelError, signature: Signature) -> str:
+    """Return how rows of the batch influence each other, if the compiler finds that they do, else nothing.
+
+    What it has not looked at because of symbolic dimensions it reads with the sizes of the trial.
+    """
+    if isinstance(refusal, MixedRowsError):
+        return str(refusal)
+    symbols = [name for tensor in signature.inputs for name in tensor.symbols[1:] if name]
+    if signature.batched and signature.trial_sizes and symbols:
+        try:
+            simplify(read_graph(path, {name: signature.trial_sizes[name] for name in symbols}))
+        except MixedRowsError as error:
+            return str(error)
+        except ModelError:  # it is not known
+            return ""
+    return ""
+
+
+def _try_out(session: Any, inputs: Sequence[Any], rows: int, sizes: Mapping[str, int]) -> Sequence[Any]:
     """Run the model with zeros; return what it answers. Raises what onnxruntime raises."""
     outputs = session.get_outputs()
     bfloat16 = {tensor.name for tensor in (*inputs, *outputs) if _datatype(tensor) == "BF16"}
-    feeds = {tensor.name: _zeros(tensor, rows) for tensor in inputs}
+    feeds = {tensor.name: _zeros(tensor, rows, sizes) for tensor in inputs}
     return run_session(session, [tensor.name for tensor in outputs], feeds, bfloat16)
 
 
-def has_open_sizes(inputs: Sequence[Any]) -> bool:
+def _has_open_sizes(inputs: Sequence[Any]) -> bool:
     """Whether an input has symbolic dimensions other than the first."""
     return any(not isinstance(size, int) for tensor in inputs for size in tensor.shape[1:])
 
@@ -170,8 +213,8 @@ def _agree(shape: Sequence[int], declared: Sequence[Any]) -> bool:
     return len(shape) == len(declared) and all(size == known for size, known in pairs if isinstance(known, int))
 
 
-def _zeros(tensor: Any, rows: int) -> Any:
-    shape = [size if isinstance(size, int) else TRIAL_SIZE for size in tensor.shape]
+def _zeros(tensor: Any, rows: int, sizes: Mapping[str, int]) -> Any:
+    shape = [sizes.get(_symbol(tensor, axis), size) for axis, size in enumerate(tensor.shape)]
     if shape and not isinstance(tensor.shape[0], int):
         shape[0] = rows
     datatype = _datatype(tensor)

@@ -41,6 +41,31 @@ def count_parameters(path: Path) -> int:
     return sum(math.prod(tensor.dims) for tensor in _parse(path)[0].graph.initializer)
 
 
+def require_batch(path: Path) -> None:
+    """Raise UnsupportedModelError if the first dimension of an input is fixed, so that it cannot be a batch.
+
+    Raises ModelError, OSError.
+    """
+    model = _parse(path)[0]
+    initial = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        dims = kind.shape.dim
+        if value.name not in initial and kind.HasField("shape") and not (dims and _is_symbolic(dims[0])):
+            shape = [dim.dim_param or "?" if _is_symbolic(dim) else dim.dim_value for dim in dims]
+            raise UnsupportedModelError(
+                f"max_batch_size is above 0, but input '{value.name}' of the ONNX model has no symbolic first"
+                f" dimension, its shape is {shape}: export it with a symbolic first dimension, or set"
+                " max_batch_size: 0 and write the batch in dims"
+            )
+
+
+def batch_symbols(path: Path) -> dict[str, str]:
+    """Return what the first dimension of each input is called. Raises ModelError, OSError."""
+    graph = _parse(path)[0].graph
+    return {value.name: _name_of(value, 0) for value in graph.input if value.type.tensor_type.shape.dim}
+
+
 def read_graph(path: Path, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> Graph:
     """Return the model in the ONNX file `path`, with these values for symbolic dimensions (see `dimension_name`).
 

@@ -25,7 +25,7 @@ from gangway.compiler.describe import activation_bytes, max_ranks, row_ns, shape
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.fusion import fuse
 from gangway.compiler.graph import Graph
-from gangway.compiler.importer import read_graph
+from gangway.compiler.importer import batch_symbols, read_graph
 from gangway.compiler.kernels import (
     build_kernels,
     choose_plans,
@@ -104,8 +104,8 @@ class Job:
             key=self._key,
             model_name=self._model_name,
             batched=graph.batched,
-            inputs=_tensors(graph, graph.inputs),
-            outputs=_tensors(graph, graph.outputs),
+            inputs=_tensors(graph, graph.inputs, batch_symbols(self._path)),
+            outputs=_tensors(graph, graph.outputs, {}),
             layers=layers,
             arena_bytes=arena_bytes,
             target=self._target,
@@ -132,12 +132,14 @@ def lower_graph(graph: Graph, lanes: int) -> tuple[list[Step], int]:
     return steps, plan_arena(steps, lanes)
 
 
-def _tensors(graph: Graph, names: tuple[str, ...]) -> tuple[TensorSpec, ...]:
+def _tensors(graph: Graph, names: tuple[str, ...], batch: Mapping[str, str]) -> tuple[TensorSpec, ...]:
+    """Return the specs of inputs or outputs; `batch`: what their first dimensions are called."""
     specs = []
     for name in names:
         kind = graph.types[name]
         shape = (-1, *kind.shape[1:]) if graph.batched else kind.shape
-        specs.append(TensorSpec(name, _DATATYPES[kind.dtype], shape, kind.size_bytes))
+        symbols = (batch[name], *[""] * (len(shape) - 1)) if graph.batched and name in batch else ()
+        specs.append(TensorSpec(name, _DATATYPES[kind.dtype], shape, kind.size_bytes, symbols))
     return tuple(specs)
 
 

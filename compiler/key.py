@@ -13,6 +13,7 @@ from gangway.compiler.onnx_file import may_have_external_data
 from gangway.compiler.size import refuse_too_large
 
 NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
+WHOLE: Mapping[str, int] = MappingProxyType({"whole ": 1})  # tells the key of a model that is not to be compiled
 _OPTIONAL = "optional "
 
 

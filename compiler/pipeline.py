@@ -13,7 +13,7 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
-from gangway.compiler.key import NO_DIMENSIONS, model_key, with_optional
+from gangway.compiler.key import NO_DIMENSIONS, WHOLE, model_key, with_optional
 
 _log = logging.getLogger(__name__)
 
@@ -42,19 +42,27 @@ def compile_model(
     progress: Progress,
     dimensions: Mapping[str, int] = NO_DIMENSIONS,
     optional: Sequence[str] = (),
+    with_batch: bool = False,
+    whole: bool = False,
 ) -> Compiled:
     """Return the artifact of the ONNX file `path`, compiled unless the cache holds it.
 
     If the model has been tuned on this machine, it is the one with the tuning's versions, which has a key of its own.
     `dimensions` gives values to symbolic dimensions; only models without such are tuned. `optional` names inputs
-    that requests may leave out, since they have initializers, too; such a model is left to onnxruntime. Errors as of
-    `compile_static`.
+    that requests may leave out, since they have initializers, too; such a model is left to onnxruntime. `with_batch`: a
+    model whose first dimension cannot be a batch is not wanted. `whole`: it is left to onnxruntime, because the first
+    dimensions of its inputs may differ. Errors as of `compile_static`.
     """
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
-    if optional:
-        return _leave_with_optional(path, model_name, optional, start_ns, cache, target, progress)
-    key = model_key(path, target, dimensions)
+    mark = with_optional(optional) if optional else WHOLE if whole else NO_DIMENSIONS
+    key = model_key(path, target, mark or dimensions)
+    if with_batch and not cache.folder(key).exists():
+        from gangway.compiler.importer import require_batch  # noqa: PLC0415
+
+        require_batch(path)
+    if optional or whole:
+        return _leave(path, model_name, key, mark, optional, start_ns, cache, target, progress)
     tuning = None if dimensions else find_tuning(cache.root, key, target.name)
     if tuning and (manifest := cache.lookup(tuning.tuned_key)):
         return Compiled(manifest, cache.folder(tuning.tuned_key), True)
@@ -150,16 +158,17 @@ def _compile_static(
         return Compiled(manifest, folder, False)
 
 
-def _leave_with_optional(
+def _leave(
     path: Path,
     model_name: str,
+    key: str,
+    mark: Mapping[str, int],
     optional: Sequence[str],
     start_ns: int,
     cache: Cache,
     target: TargetSpec,
     progress: Progress,
 ) -> Compiled:
-    key = model_key(path, target, with_optional(optional))
     folder = cache.folder(key)
     with cache.lock(key):
         if manifest := cache.lookup(key):
@@ -169,6 +178,7 @@ def _leave_with_optional(
         progress(FALLBACK_PHASE, 0, 1)
         from gangway.compiler.fallback import leave_to_onnxruntime  # noqa: PLC0415
 
-        refusal = UnsupportedModelError(f"it has optional inputs: {', '.join(optional)}")
-        manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, refusal, optional)
+        optional_inputs = f"it has optional inputs: {', '.join(optional)}"
+        refusal = UnsupportedModelError(optional_inputs if optional else "first dimensions of its inputs may differ")
+        manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, refusal, optional, mark)
         return Compiled(manifest, folder, False)

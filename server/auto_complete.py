@@ -6,8 +6,10 @@ start from a warm cache touches no model file at all.
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
-from gangway.artifact.format import Engine, TensorSpec
+from gangway.artifact.format import MAX_TASKS, Engine, Manifest, TensorSpec
+from gangway.artifact.staging import staging_bytes
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.config_error import shortened
 from gangway.server.model_config import (
@@ -23,21 +25,27 @@ from gangway.server.model_config import (
     datatype_value,
 )
 from gangway.server.model_metrics import response_bounds_ns
+from gangway.server.options.models import DEFAULT_MAX_BATCH_SIZE
 from gangway.server.sequence.settings import DEFAULT_IDLE_US, hidden_inputs, hidden_outputs
 from gangway.server.sequence.tensors import check_hidden
 
-DEFAULT_MAX_BATCH_SIZE = 4  # Triton's default for ONNX models with a symbolic first dimension and no config
+MOST_ROWS: Final = (1 << 31) - 1
 
 Tensor = ModelInput | ModelOutput
 
 
 def complete_config(
-    config: ModelConfig, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], batched: bool
+    config: ModelConfig,
+    name: str,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    batched: bool,
+    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
 ) -> ModelConfig:
     """Return a copy of `config` with everything filled in that the model `name` determines.
 
-    A config that lists no tensors gets max_batch_size 4 if the model has a symbolic batch (`batched`), as Triton does;
-    one that lists tensors means what it says. Raises ConfigError where config and model differ.
+    A config that lists no tensors gets the default max_batch_size if the first dimension may be a batch (`batched`), as
+    in Triton; one that lists tensors means what it says. Raises ConfigError where config and model differ.
     """
     check_supported(config, name)
     response_bounds_ns(config)  # raises what is wrong with them
@@ -48,13 +56,12 @@ def complete_config(
     complete.default_model_filename = config.default_model_filename or DEFAULT_MODEL_FILENAME
     if not config.HasField("version_policy"):
         complete.version_policy.latest.num_versions = 1
-    if batched and not config.max_batch_size and not config.input and not config.output:
-        complete.max_batch_size = DEFAULT_MAX_BATCH_SIZE
+    if not (config.max_batch_size or config.input or config.output) and batched:
+        complete.max_batch_size = default_max_batch_size
     if complete.max_batch_size and not batched:
-        raise ConfigError(
-            f"max_batch_size is {complete.max_batch_size}, but the ONNX model has no symbolic batch dimension:"
-            " expected 0"
-        )
+        obstacle = _batch_obstacle(inputs, outputs)
+        remedy = "set max_batch_size: 0 and write the batch in dims"
+        raise ConfigError(f"max_batch_size is {complete.max_batch_size}, but {obstacle} {remedy}")
     _complete_sequences(complete)
     hidden = hidden_inputs(complete)
     for spec in inputs if not config.input else ():
@@ -101,14 +108,66 @@ def tell_engine(config: ModelConfig, engine: Engine, fallback_reason: str) -> No
         config.parameters[FALLBACK_PARAMETER].string_value = fallback_reason
 
 
-def max_rows(config: ModelConfig, batched: bool) -> int:
-    """Return how many rows one request to a completed config's model may have."""
+def counts_rows(config: ModelConfig, manifest: Manifest) -> bool:
+    """Whether the first dimension of every tensor counts rows that can be computed apart, or the config says so.
+
+    Without max_batch_size it does where the compiler knows that; what onnxruntime executes must have one name for it.
+    """
+    if config.max_batch_size or manifest.engine is Engine.NATIVE:
+        return manifest.batched
+    return manifest.batched and not manifest.mixes_rows and is_one_batch(manifest.inputs)
+
+
+def max_rows(config: ModelConfig, batched: bool, most_rows: int = MOST_ROWS) -> int:
+    """Return how many rows one request to a completed config's model may have; `most_rows` if that says nothing."""
     if config.max_batch_size:
         return config.max_batch_size
     if not batched:
         return 1
-    fixed = [tensor.dims[0] for tensor in config.input if tensor.dims[0] > 0]
-    return min(fixed, default=DEFAULT_MAX_BATCH_SIZE)
+    return min((tensor.dims[0] for tensor in config.input if tensor.dims[0] > 0), default=most_rows)
+
+
+def computable_rows(manifest: Manifest, arena_bytes: float) -> int:
+    """Return how many rows of a model can be computed at a time in an arena of so many bytes."""
+    if manifest.engine is Engine.ONNXRUNTIME:
+        return MOST_ROWS
+    versions = [version for layer in manifest.layers for version in layer.versions]
+    tasks = max(kernel.tasks for version in versions for kernel in (version, version.batch) if kernel)
+    row_bytes = manifest.arena_bytes + staging_bytes(manifest)
+    return max(1, min(MAX_TASKS // tasks, int(arena_bytes / row_bytes) if row_bytes else MAX_TASKS))
+
+
+def fixed_sizes(config: ModelConfig, inputs: Sequence[TensorSpec], symbols: Sequence[str]) -> dict[str, int]:
+    """Return the sizes that a completed config gives to all symbols of a model; none unless it does to all."""
+    specs = {spec.name: spec for spec in inputs}
+    found: dict[str, int] = {}
+    for tensor in config.input:
+        names = specs[tensor.name].symbols[config.max_batch_size > 0 :]
+        if not tensor.HasField("reshape"):
+            found |= {name: size for name, size in zip(names, tensor.dims, strict=False) if name and size > 0}
+    return {name: found[name] for name in symbols} if all(name in found for name in symbols) else {}
+
+
+def is_one_batch(inputs: Sequence[TensorSpec]) -> bool:
+    """Whether the first dimensions of all inputs have one name, as far as they have names."""
+    named = {spec.symbols[0] for spec in inputs if spec.symbols and spec.symbols[0] != f"{spec.name}.0"}
+    return len(named) <= 1
+
+
+def _batch_obstacle(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+    """Return why the first dimension cannot be a batch."""
+    for group, specs in (("input", inputs), ("output", outputs)):
+        for spec in specs:
+            if spec.shape[:1] != (-1,):
+                return (
+                    f"{group} '{shortened(spec.name)}' of the ONNX model has no symbolic first dimension, its shape is"
+                    f" {list(spec.shape)}: export it with a symbolic first dimension, or"
+                )
+    first = {spec.symbols[0] for spec in inputs if spec.symbols}
+    others = [name for spec in inputs for name in spec.symbols[1:] if name in first]
+    if others:
+        return f"'{others[0]}', the first dimension of the ONNX model, is another one, too:"
+    return "a run with zeros shows that outputs of the ONNX model do not have a row for each row of its inputs:"
 
 
 def _fit_tensors(tensors: Sequence[Tensor], specs: Sequence[TensorSpec], group: str, strip_batch: bool) -> None:

@@ -12,10 +12,10 @@ from typing import Final
 from gangway.protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
 from gangway.scheduler.control import LoadModel
 from gangway.server.config_error import ConfigError
-from gangway.server.model_config import BATCHING_PARAMETER
+from gangway.server.model_config import BATCHING_OFF, BATCHING_PARAMETER
 
 AUTO: Final = "auto"
-OFF: Final = "off"
+OFF: Final = BATCHING_OFF
 MODES: Final = (AUTO, OFF)
 MAX_PREFERRED: Final = 64  # sizes; more than anybody means, and few enough to be looked through
 
@@ -67,6 +67,12 @@ def mode_of(config: ModelConfig) -> str:
 def tell_batching(config: ModelConfig, enabled: bool) -> None:
     """Say in the config's parameters whether the model has batches. Raises ConfigError."""
     config.parameters[BATCHING_PARAMETER].string_value = mode_of(config) if enabled else OFF
+
+
+def show_dynamic_batching(config: ModelConfig) -> None:
+    """Have a config whose tensors are completed show `dynamic_batching`, as Triton's does; it changes nothing."""
+    if config.max_batch_size > 1 and not config.HasField("sequence_batching"):
+        config.dynamic_batching.SetInParent()
 
 
 def preserves_ordering(config: ModelConfig) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import grpc
-from gangway.executor.frames import Part, example_bytes, needed_bytes, plan_frame, read_frame, write_header
+from gangway.executor.frames import Part, needed_bytes, plan_frame, read_frame, write_header
 from gangway.server.data_plane import FrameLayout, Layout, Request, TensorLayout
 from gangway.server.errors import RequestError
 from gangway.server.models import ServedModel, Shapes, Tensor, item_bytes
@@ -22,7 +22,6 @@ NO_SINKS: Final[Sinks] = {}
 MAX_ANSWER_BYTES = 256 << 20  # as much as one message may have
 STRING_BYTES = 32  # of one element, where nothing better is known
 _SPARE_RANK = 4  # of an output whose rank may be unknown
-_TRIAL_SIZE = 8  # of symbolic dimensions that are no batch
 
 
 class Call(Protocol):
@@ -72,6 +71,27 @@ class TensorCall:
         return self.response.fill(request_id, request.outputs)
 
 
+@dataclass(frozen=True)
+class EmptyCall:
+    """A request without rows to a compiled model: a row of zeros is computed, so it waits and counts like others."""
+
+    memory: TensorLayout
+    response: ResponseTemplate
+
+    def layout(self, contents: Contents) -> TensorLayout:
+        """Return the model's layout."""
+        return self.memory
+
+    def write(self, request: Request, contents: Contents) -> None:
+        """Write the zeros."""
+        for view in request.inputs:
+            view[:] = bytes(len(view))
+
+    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
+        """Return the response, whose tensors have no contents."""
+        return self.response.fill(request_id, [view[:0] for view in request.outputs])
+
+
 @dataclass
 class Room:
     """How many bytes to have ready for the answer: what the last one needed, if it was more than thought."""
@@ -95,7 +115,7 @@ class FrameCall:
         tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.model.all_inputs)
         for tensor, shape, content in zip(self.inputs, self.shapes, contents, strict=True):
             tensors[tensor.index] = (shape, len(content))
-        return FrameLayout(self.model.model_id, plan_frame(tensors), self.room.size_bytes)
+        return FrameLayout(self.model.model_id, plan_frame(tensors), self.room.size_bytes, self.model.joins)
 
     def write(self, request: Request, contents: Contents) -> None:
         """Write the frame of the inputs."""
@@ -153,30 +173,23 @@ def call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks
 
     Raises RequestError (INTERNAL, as Triton does) if an output has no room where it shall be.
     """
-    compiled = model.compiled.get(model.key_of(shapes.sizes))
+    compiled = model.compiled_for(shapes)
     if compiled is None:
         return frame_call_of(model, shapes, outputs, sinks)
+    rows = 0 if shapes.is_empty else shapes.rows
     answered = []
     for tensor in outputs:
         spec = compiled.outputs[tensor.index]
-        shape = (shapes.rows, *spec.shape[1:]) if model.batched else spec.shape
-        sink, size_bytes = sinks.get(tensor.index), shapes.rows * spec.row_bytes
+        shape = (rows, *spec.shape[1:]) if model.batched else spec.shape
+        sink, size_bytes = sinks.get(tensor.index), rows * spec.row_bytes
         if sink is not None:
             sink.require(size_bytes, tensor.name)
         answered.append(Answered(tensor, tensor.client_shape(shape), size_bytes, sink))
+    response = ResponseTemplate.of(model, answered)
+    if shapes.is_empty:
+        return EmptyCall(compiled.layout, response)
     places = tuple(tensor.index for tensor, _ in shapes.inputs)
-    return TensorCall(compiled.layout, places, ResponseTemplate.of(model, answered), sinks)
-
-
-def trial_of(model: ServedModel) -> tuple[Call, Contents]:
-    """Return a call to try a model with, and its contents: one row of zeros, symbolic dimensions of a small size."""
-    inputs = []
-    for tensor in model.all_inputs:
-        sizes = [_TRIAL_SIZE if size == -1 else size for size in tensor.shape]
-        inputs.append((tensor, (1, *sizes[1:]) if model.batched else tuple(sizes)))
-    shapes = Shapes(1, tuple(inputs), dict.fromkeys(model.symbols, _TRIAL_SIZE))
-    contents = [example_bytes(tensor.datatype, shape, item_bytes(tensor.datatype)) for tensor, shape in inputs]
-    return call_of(model, shapes, list(model.outputs.values())), contents
+    return TensorCall(compiled.layout, places, response, sinks)
 
 
 def _expected_bytes(model: ServedModel, shapes: Shapes) -> int:

@@ -57,19 +57,24 @@ class Compiler:
         dimensions: Mapping[str, int] = MappingProxyType({}),
         optional: Sequence[str] = (),
         stamp: Stamp = (),
+        with_batch: bool = False,
+        whole: bool = False,
     ) -> Manifest:
         """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError.
 
         One job at a time: further calls wait. `dimensions`: values for symbolic dimensions. `optional`: inputs
-        that requests may leave out. `stamp`: of the files, if they may have been looked up.
+        that requests may leave out. `stamp`: of the files, if they may have been looked up. `with_batch`: a model
+        whose first dimension cannot be a batch is an error, found before anything is compiled. `whole`: onnxruntime
+        is to execute it.
         """
         async with self._turn:
             begin = time.monotonic()
-            folder = None if dimensions or optional else self._found.pop((path, stamp), None)
+            flags = [*["--batch"] * with_batch, *["--whole"] * whole]
+            folder = None if dimensions or optional or whole else self._found.pop((path, stamp), None)
             report: dict[str, Any] = {"folder": folder, "cached": True}
             if folder is None:
                 with ProgressDisplay(name) as display:
-                    report = await self._job_for(path, dimensions, optional, display.update)
+                    report = await self._job_for(path, dimensions, optional, flags, display.update)
         if "error" in report:
             raise CompileError(report["error"])
         try:
@@ -80,8 +85,6 @@ class Compiler:
         made = "left to onnxruntime" if manifest.fallback_reason else "compiled"
         found = "found in the cache" if report["cached"] else made
         _log.info("%s: %s, %.2f s", name, found, time.monotonic() - begin)
-        if manifest.fallback_reason:
-            _log.warning("%s: cannot be compiled, so onnxruntime serves it: %s", name, manifest.fallback_reason)
         return manifest
 
     async def look_up(self, files: Sequence[tuple[Path, Stamp]]) -> None:
@@ -113,11 +116,12 @@ class Compiler:
         path: Path,
         dimensions: Mapping[str, int],
         optional: Sequence[str],
+        flags: Sequence[str],
         progress: Callable[[str, int, int], None],
     ) -> dict[str, Any]:
         """Run one job; return its last report, which has "folder" or "error"."""
         arguments = [str(path), *(f"--dimension={name}={size}" for name, size in dimensions.items())]
-        arguments += [f"--optional={name}" for name in optional]
+        arguments += [*(f"--optional={name}" for name in optional), *flags]
         last: dict[str, Any] = {}
 
         def take(report: dict[str, Any]) -> None:

@@ -57,8 +57,8 @@ FIELDS: Mapping[str, Entry] = {
     "ModelVersionPolicy.specific": _honoured("these, all of which must exist"),
     "ModelVersionPolicy.Specific.versions": _honoured("their numbers"),
     "ModelConfig.max_batch_size": _honoured(
-        "0: shapes are whole; else every tensor has a batch dimension in front, of this size at most, and the ONNX"
-        " file must have it, too"
+        "0: shapes are whole, a symbolic first dimension is a size like others; else every tensor has a batch dimension"
+        " in front, of this size at most, which must be symbolic in the ONNX file"
     ),
     "ModelConfig.default_model_filename": _honoured("name of the ONNX file in the version folder; no path"),
     "ModelConfig.cc_model_filenames": _accepted(f"a file for each kind of GPU: {_NO_GPU}"),

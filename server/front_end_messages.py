@@ -30,7 +30,8 @@ CallKind = Literal["index", "load", "unload"]
 class ModelReady:
     """This version of the model answers requests from now on.
 
-    `config` is the serialised ModelConfig, base64. `inputs`, `outputs`, `batched` and `engine` are the manifest's.
+    `config` is the serialised ModelConfig, base64. `inputs`, `outputs` and `engine` are the manifest's. `batched`: the
+    first dimension of every tensor counts rows (`auto_complete.counts_rows`).
     `max_batch_size` is the config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one
     request may hold. `qos_us` is the resolved latency target. `load_seconds`: compiling and measuring included.
     `weights_bytes`: 0 if onnxruntime has them. `labels`: (output, file with the names of its classes). `isolated_us`:
@@ -96,7 +97,8 @@ class ModelRetired:
 class VariantReady:
     """A model that is READY is compiled for these sizes of its symbolic dimensions, under a number of its own.
 
-    `inputs` and `outputs` are those of the compiled model. `sizes` are in the order of `models.open_symbols`.
+    `inputs` and `outputs` are those of the compiled model, which computes up to `max_rows` rows. `sizes` are in the
+    order of `models.open_symbols`.
     """
 
     model_id: int
@@ -105,6 +107,7 @@ class VariantReady:
     sizes: tuple[int, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    max_rows: int
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,16 @@
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gangway.executor.slots import SlotOutcome, SlotStatus
-from gangway.server.calls import Call, Contents, trial_of
+from gangway.server.calls import Call, Contents
 from gangway.server.control import ModelLoadError
 from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
 from gangway.server.errors import RequestError
 from gangway.server.models import ServedModel
+from gangway.server.trials import Sizes, Trial, TrialError, first_possible, trial_of
 
 REQUEST_TIMEOUT_SECONDS = 60.0
 PATIENCE_SECONDS = 5.0  # with requests that go first
@@ -20,10 +21,6 @@ WAIT_STEP_NS = 100_000_000  # how often `stop` is looked at
 WARM_UP_RUNS = 2  # the first ones fault pages in
 MIN_RUNS, MAX_RUNS = 3, 20
 BUDGET_SECONDS = 0.1
-
-
-class TrialError(ModelLoadError):
-    """The model has failed; with other inputs it may not."""
 
 
 @dataclass(frozen=True)
@@ -38,27 +35,35 @@ class Isolated:
     latency_us: float
 
 
-def measure_isolated(plane: DataPlane, model: ServedModel, stop: threading.Event) -> Isolated:
+def measure_isolated(plane: DataPlane, model: ServedModel, sizes: Sequence[Sizes], stop: threading.Event) -> Isolated:
     """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer, or until `stop` is set.
 
-    Raises TrialError when the model cannot do with zeros, ModelLoadError when a run fails in another way.
+    It has the first of the `sizes` of symbolic dimensions that are possible. Raises TrialError when the model cannot do
+    with zeros, ModelLoadError when a run fails in another way.
     """
-    outcomes = list(_outcomes(plane, model, stop))
+    outcomes = list(_outcomes(plane, model, sizes, stop))
     return Isolated(
         statistics.median(outcome.compute_us for outcome in outcomes),
         statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
     )
 
 
-def _outcomes(plane: DataPlane, model: ServedModel, stop: threading.Event) -> Iterator[SlotOutcome]:
-    call, contents = trial_of(model)
-    for _ in range(WARM_UP_RUNS):
-        run_once(plane, call, contents, stop)
+def _outcomes(
+    plane: DataPlane, model: ServedModel, sizes: Sequence[Sizes], stop: threading.Event
+) -> Iterator[SlotOutcome]:
+    call, contents, rows = first_possible(sizes, lambda some: _warmed_up(plane, trial_of(model, some), stop))
     end = time.monotonic() + BUDGET_SECONDS
     for run in range(MAX_RUNS):
         if run >= MIN_RUNS and time.monotonic() > end:
             return
-        yield run_once(plane, call, contents, stop)
+        yield run_once(plane, call, contents, stop, rows)
+
+
+def _warmed_up(plane: DataPlane, trial: Trial, stop: threading.Event) -> Trial:
+    call, contents, rows = trial
+    for _ in range(WARM_UP_RUNS):
+        run_once(plane, call, contents, stop, rows)
+    return trial
 
 
 def run_once(plane: DataPlane, call: Call, contents: Contents, stop: threading.Event, rows: int = 1) -> SlotOutcome:
@@ -89,7 +94,7 @@ def _run(
             outcome = _await(request, stop, seconds)
             if outcome is None:
                 return None
-            if outcome.status is SlotStatus.INTERNAL:
+            if outcome.status is SlotStatus.INTERNAL and outcome.attempts <= 1:
                 raise TrialError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
             if outcome.status is not SlotStatus.OK:
                 raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")

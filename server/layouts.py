@@ -63,11 +63,15 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """One request to a model for onnxruntime: what is in the block of its inputs, and bytes for that of its answer."""
+    """One request to a model for onnxruntime: what is in the block of its inputs, and bytes for that of its answer.
+
+    `joins`: it may be joined with others.
+    """
 
     model_id: int
     inputs: Frame
     output_bytes: int
+    joins: bool = True
 
     @property
     def frame_bytes(self) -> tuple[int, int]:
@@ -77,6 +81,8 @@ class FrameLayout:
     @property
     def join_key(self) -> int:
         """A number that only requests have with inputs of the same shapes, but for rows: these may be joined."""
+        if not self.joins:
+            return NEVER_JOINED
         return _key_of(tuple([None if is_absent(part) else part.shape[1:] for part in self.inputs.parts]))
 
     def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":

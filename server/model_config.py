@@ -19,6 +19,7 @@ BACKEND = "onnxruntime"
 DEFAULT_MODEL_FILENAME = "model.onnx"
 QOS_PARAMETER = "qos_ms"
 BATCHING_PARAMETER = "batching"  # whether requests are joined to batches, and batches split
+BATCHING_OFF = "off"
 BUCKETS_PARAMETER = "gangway_buckets"  # sizes of symbolic dimensions that are compiled before the model is ready
 ENGINE_PARAMETER = "gangway_engine"  # what executes the model; set by the server
 FALLBACK_PARAMETER = "gangway_fallback_reason"  # why it was not compiled; set by the server
@@ -53,6 +54,12 @@ def qos_of(config: ModelConfig) -> Qos:
     if QOS_PARAMETER not in config.parameters:
         return Qos()
     return parse_qos(config.parameters[QOS_PARAMETER].string_value)
+
+
+def is_batching_off(config: ModelConfig) -> bool:
+    """Whether the parameter `batching` says that requests are neither joined nor split."""
+    parameters = config.parameters
+    return BATCHING_PARAMETER in parameters and parameters[BATCHING_PARAMETER].string_value == BATCHING_OFF
 
 
 def buckets_of(config: ModelConfig, symbols: Sequence[str]) -> list[tuple[int, ...]]:

@@ -6,17 +6,28 @@ import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
+from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.artifact.staging import staging_bytes
 from gangway.executor import _native
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.control import LoadModel
+from gangway.scheduler.lease_count import LEAST_LEASES
 from gangway.scheduler.profiles import estimated_layer_us
-from gangway.server.auto_complete import complete_config, max_rows, optional_inputs, tell_engine
-from gangway.server.batching import ModelBatching, tell_batching
+from gangway.server.auto_complete import (
+    complete_config,
+    computable_rows,
+    counts_rows,
+    fixed_sizes,
+    is_one_batch,
+    max_rows,
+    optional_inputs,
+    tell_engine,
+)
+from gangway.server.batching import ModelBatching, show_dynamic_batching, tell_batching
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.config_check import log_accepted
 from gangway.server.control import ModelLoadError, SchedulerControl
@@ -24,17 +35,27 @@ from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import MAX_MESSAGE_BYTES, ModelReady, to_json
 from gangway.server.front_ends.refusals import require_one_front_end
-from gangway.server.isolated import Isolated, TrialError, measure_isolated
+from gangway.server.isolated import Isolated, measure_isolated
 from gangway.server.labels import label_files
 from gangway.server.loaded_model import LoadedModel
-from gangway.server.model_config import BUCKETS_PARAMETER, ConfigError, buckets_of, require_complete
+from gangway.server.model_config import (
+    BATCHING_OFF,
+    BATCHING_PARAMETER,
+    BUCKETS_PARAMETER,
+    ConfigError,
+    buckets_of,
+    require_complete,
+)
 from gangway.server.models import ServedModel, open_symbols
+from gangway.server.options.models import DEFAULT_MAX_BATCH_SIZE
 from gangway.server.profile_keeper import ProfileKeeper
 from gangway.server.rate_limits import ModelLimits, RateLimits
 from gangway.server.repository import ModelVersion
 from gangway.server.sequence.tensors import initial_state_files
+from gangway.server.shared_memory import arenas_bytes
 from gangway.server.targets import profile_message, resolve_qos_us, warn_of_target
-from gangway.server.variants import VariantKeeper
+from gangway.server.trials import Sizes, TrialError, trial_sizes
+from gangway.server.variants import NEVER_COMPILED, VariantKeeper
 from gangway.server.warm_up import samples_of, warm_up
 
 LOAD_ERRORS = (CompileError, ModelLoadError, ValueError, OSError)  # ConfigError is a ValueError
@@ -53,6 +74,7 @@ class ModelLoader:
     """Compiles models one after the other, and measures them so. What clients are told is not its business.
 
     `complete_configs`: what a configuration leaves out is taken from the model. `batching`: requests may be joined.
+    `leases`: so many queries of a model can be under way. `default_max_batch_size`: of models without a configuration.
     """
 
     def __init__(
@@ -67,6 +89,8 @@ class ModelLoader:
         complete_configs: bool = True,
         rates: RateLimits = RateLimits(),  # noqa: B008 - frozen
         batching: bool = True,
+        leases: int = LEAST_LEASES,
+        default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
@@ -77,8 +101,10 @@ class ModelLoader:
         self._complete_configs = complete_configs
         self._rates = rates
         self._batching = batching
+        self._leases = leases
+        self._default_max_batch_size = default_max_batch_size
         self._free_ids = list(range(_native.MAX_MODELS))
-        self._variants = VariantKeeper(compiler, scheduler, front_end, self._spec, max_shapes)
+        self._variants = VariantKeeper(compiler, scheduler, front_end, self._spec, max_shapes, self._computable_rows)
         self._trials = asyncio.Lock()
         self._isolated: dict[str, Isolated] = {}  # by key of the artifact: the best there was, in quieter times maybe
         self._stop = threading.Event()
@@ -103,19 +129,34 @@ class ModelLoader:
         limits = ModelLimits.of(entry.config, entry.name, entry.version, self._rates)
         log_accepted(entry.name, entry.version, entry.config)
         optional = optional_inputs(entry.config)
-        manifest = await self._compiler.compile(entry.name, entry.path, optional=optional, stamp=entry.stamp)
-        config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched)
-        tell_engine(config, manifest.engine, manifest.fallback_reason)
+        with_batch = entry.config.max_batch_size > 0
+        manifest = await self._compiler.compile(
+            entry.name, entry.path, optional=optional, stamp=entry.stamp, with_batch=with_batch
+        )
+        may_differ = manifest.engine is Engine.ONNXRUNTIME and not is_one_batch(manifest.inputs)
+        batch = 0 if may_differ else self._default_max_batch_size
+        config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched, batch)
+        if not config.max_batch_size and manifest.engine is Engine.NATIVE and not is_one_batch(manifest.inputs):
+            manifest = await self._compiler.compile(entry.name, entry.path, whole=True)
         tell_batching(config, self._batching)
-        declared = buckets_of(config, open_symbols(manifest.inputs, manifest.batched))
+        symbols = open_symbols(manifest.inputs, counts_rows(config, manifest))
+        declared = buckets_of(config, symbols)
         if declared and config.HasField("sequence_batching"):
             raise ConfigError(
                 f"parameter {BUCKETS_PARAMETER}: a model with sequences is compiled for one shape or none"
             )
         if len(declared) > self._max_shapes:
             raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
-        rows = max_rows(config, manifest.batched)
+        if not declared and (sizes := fixed_sizes(config, manifest.inputs, symbols)):
+            manifest = await self._compiled_for(entry, manifest, sizes, counts_rows(config, manifest))
+        if manifest.fallback_reason:
+            reason = manifest.fallback_reason
+            _log.warning("%s: cannot be compiled, so onnxruntime serves it: %s", entry.name, reason)
+        tell_engine(config, manifest.engine, manifest.fallback_reason)
+        rows = max_rows(config, counts_rows(config, manifest), self._computable_rows(manifest))
         batching = ModelBatching.of(config)
+        if not (entry.config.input and entry.config.output):
+            show_dynamic_batching(config)
         spec = limits.give(batching.give(self._spec(f"{entry.name}, version {entry.version}", manifest, rows)))
         await self._scheduler.load(spec)
         try:
@@ -158,6 +199,19 @@ class ModelLoader:
         self._stop.set()
         self._compiler.stop()
 
+    async def _compiled_for(
+        self, entry: ModelVersion, manifest: Manifest, sizes: Mapping[str, int], batched: bool
+    ) -> Manifest:
+        """Return the model compiled for the only sizes that its configuration allows, if that is possible."""
+        if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in manifest.inputs):
+            return manifest
+        title = f"{entry.name}, {', '.join(f'{symbol}={size}' for symbol, size in sizes.items())}"
+        try:
+            compiled = await self._compiler.compile(title, entry.path, sizes)
+        except CompileError as error:
+            return replace(manifest, fallback_reason=str(error))
+        return compiled if compiled.batched == batched else manifest
+
     async def _try(
         self,
         entry: ModelVersion,
@@ -171,12 +225,12 @@ class ModelLoader:
             model_id=spec.model_id,
             name=entry.name,
             version=entry.version,
-            config=base64.b64encode(config.SerializeToString()).decode(),
+            config=_encoded(config),
             inputs=manifest.inputs,
             outputs=manifest.outputs,
             max_batch_size=config.max_batch_size,
             max_rows=spec.max_rows,
-            batched=manifest.batched,
+            batched=counts_rows(config, manifest),
             engine=manifest.engine,
             weights_bytes=_weights_bytes(manifest),
             labels=files.labels,
@@ -186,8 +240,11 @@ class ModelLoader:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
         async with self._trials:
             samples = await asyncio.to_thread(samples_of, config, entry.folder)
-            await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
-            isolated = await self._measure(ready, manifest.key)
+            warmed = await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
+            sizes = trial_sizes(ServedModel.of(ready), manifest.trial_sizes, warmed)
+            isolated, failure = await self._measure(ready, manifest.key, sizes)
+            if manifest.engine is Engine.ONNXRUNTIME and ModelBatching.of(config).joins:
+                ready = await self._tested(ready, manifest, config, sizes, failure)
         isolated_us = isolated.compute_us if isolated else 0.0
         ready = replace(ready, qos_us=resolve_qos_us(entry.qos, isolated), isolated_us=isolated_us)
         warn_of_target(ready, entry.qos, isolated)
@@ -196,18 +253,38 @@ class ModelLoader:
         self._profiles.add(spec.model_id, manifest)
         return LoadedModel(entry, ready, isolated, manifest.engine, shaped)
 
-    async def _measure(self, ready: ModelReady, key: str) -> Isolated | None:
-        """Return how fast the model is alone; None for one that onnxruntime executes, but not with zeros.
+    async def _tested(
+        self, ready: ModelReady, manifest: Manifest, config: ModelConfig, sizes: Sequence[Sizes], failure: str
+    ) -> ModelReady:
+        """Return a model for onnxruntime as clients are told of it: joined only if rows are known not to mix.
 
-        While others are served it is not alone. An earlier measurement of the same model counts if it was quicker.
+        `failure`: why no further trial should be made.
+        """
+        reason = manifest.mixes_rows or failure
+        if not reason:
+            from gangway.server.mixed_rows import why_rows_mix  # noqa: PLC0415 - numpy: few models need it
+
+            model = ServedModel.of(ready)
+            reason = await asyncio.to_thread(why_rows_mix, self._plane, model, sizes, self._stop)
+        if not reason:
+            return ready
+        _log.warning("%s: requests are never joined to batches: %s", ready.name, reason)
+        config.parameters[BATCHING_PARAMETER].string_value = BATCHING_OFF
+        return replace(ready, config=_encoded(config))
+
+    async def _measure(self, ready: ModelReady, key: str, sizes: Sequence[Sizes]) -> tuple[Isolated | None, str]:
+        """Return how fast the model is alone, None for one that onnxruntime executes, but in no trial; and a failure.
+
+        The latter is why no further trial should be made: nothing, unless the last one failed by more than its inputs.
+        While others are served the model is not alone. An earlier measurement counts if it was quicker.
         """
         try:
-            isolated = await asyncio.to_thread(measure_isolated, self._plane, ServedModel.of(ready), self._stop)
-        except TrialError as error:
-            if ready.engine is not Engine.ONNXRUNTIME:
+            isolated = await asyncio.to_thread(measure_isolated, self._plane, ServedModel.of(ready), sizes, self._stop)
+        except ModelLoadError as error:
+            if ready.engine is not Engine.ONNXRUNTIME or self._stop.is_set():
                 raise
             _log.warning("%s: not measured: %s", ready.name, error)
-            return None
+            return None, "" if isinstance(error, TrialError) else f"no trial run has succeeded: {error}"
         known = self._isolated.get(key, isolated)
         if len(self._isolated) >= _native.MAX_MODELS:
             self._isolated.clear()
@@ -216,7 +293,7 @@ class ModelLoader:
             min(known.latency_us, isolated.latency_us),
         )
         self._isolated[key] = best
-        return best
+        return best, ""
 
     def _spec(self, name: str, manifest: Manifest, rows: int) -> LoadModel:
         if not self._free_ids:
@@ -236,9 +313,22 @@ class ModelLoader:
             pass_rows=manifest.pass_rows,
         )
 
+    def _computable_rows(self, manifest: Manifest) -> int:
+        """Return how many rows a model takes at a time if nobody has said how many it shall.
+
+        Its arenas take a share of the addresses for all arenas that leaves enough for others.
+        """
+        loaded = _native.MAX_MODELS - len(self._free_ids)
+        share_bytes = arenas_bytes() / (4 * (8 + loaded)) / self._leases
+        return computable_rows(manifest, min(share_bytes, memory_limit_bytes() / 16))
+
     def _lost(self, model_id: int, reason: str) -> None:
         if not self._variants.lost(model_id):
             self.on_model_lost(model_id, reason)
+
+
+def _encoded(config: ModelConfig) -> str:
+    return base64.b64encode(config.SerializeToString()).decode()
 
 
 def _weights_bytes(manifest: Manifest) -> int:

@@ -21,6 +21,7 @@ from gangway.server.front_end_messages import (
     VariantReady,
 )
 from gangway.server.labels import labels_of
+from gangway.server.model_config import is_batching_off
 from gangway.server.model_metrics import response_bounds_ns
 from gangway.server.queue_policy import QueuePolicies
 from gangway.server.sequence.tensors import SequenceTensors
@@ -38,19 +39,27 @@ def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes of one request: rows of the batch, each input's as the client has it, sizes of named dimensions."""
+    """The shapes of one request: rows of the batch, each input's as the client has it, sizes of named dimensions.
+
+    `is_empty`: it has no row; `rows` is 1 even so, for what counts and computes them.
+    """
 
     rows: int
     inputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
     sizes: Mapping[str, int]
+    is_empty: bool = False
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What of a model is compiled: the whole of it, or it for certain sizes of its symbolic dimensions."""
+    """What of a model is compiled: the whole of it, or it for certain sizes of its symbolic dimensions.
+
+    `max_rows`: how many it can compute at a time.
+    """
 
     layout: TensorLayout
     outputs: tuple[TensorSpec, ...]
+    max_rows: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,8 @@ class ServedModel:
     `compiled` has what is compiled, by the sizes of `symbols`, the dimensions of its inputs that are neither fixed nor
     the batch. What is not there is executed by onnxruntime, under the number `model_id`. `labels` names the classes of
     outputs. `load` is another number whenever the model is loaded anew. `isolated_us`: as in ModelReady. `sequence` has
-    what clients do not see of a model with sequences: `inputs` are those that they send.
+    what clients do not see of a model with sequences: `inputs` are those that they send. `joins`: what onnxruntime
+    executes may be joined with other requests.
     """
 
     name: str
@@ -83,6 +93,7 @@ class ServedModel:
     uses: Uses = field(default_factory=Uses)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sequence: SequenceTensors | None = None
+    joins: bool = True
     load: int = field(default_factory=count(1).__next__)
 
     @classmethod
@@ -102,7 +113,7 @@ class ServedModel:
             max_batch_size=message.max_batch_size,
             max_rows=message.max_rows,
             symbols=open_symbols(message.inputs, message.batched),
-            compiled={} if whole else {(): Compiled(layout, message.outputs)},
+            compiled={} if whole else {(): Compiled(layout, message.outputs, message.max_rows)},
             qos_us=message.qos_us,
             load_seconds=message.load_seconds,
             weights_bytes=message.weights_bytes,
@@ -111,6 +122,7 @@ class ServedModel:
             statistics=make_statistics(message.statistics_row, response_bounds_ns(config)),
             labels=labels_of(dict(message.labels)),
             sequence=SequenceTensors.of(config, message.inputs, message.outputs, dict(message.initial_states)),
+            joins=not is_batching_off(config),
         )
 
     @property
@@ -122,6 +134,18 @@ class ServedModel:
     def all_inputs(self) -> tuple[Tensor, ...]:
         """Return the inputs with those that clients do not send."""
         return (*self.inputs.values(), *(self.sequence.hidden if self.sequence else ()))
+
+    @property
+    def least_rows(self) -> int:
+        """Return the least size of a symbolic first dimension: without max_batch_size it is a size like others."""
+        return int(self.max_batch_size > 0 or (self.batched and self.sequence is not None))
+
+    def compiled_for(self, shapes: Shapes) -> Compiled | None:
+        """Return what computes a request of these shapes; None: onnxruntime does."""
+        compiled = self.compiled.get(self.key_of(shapes.sizes))
+        if compiled is None or not self.symbols:
+            return compiled
+        return None if shapes.is_empty or shapes.rows > compiled.max_rows else compiled
 
     def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the sizes of the model's symbols, in their order; -1 where only an input has it that was left out."""
@@ -177,7 +201,7 @@ class Models:
         compiled = {sizes: part for sizes, part in model.compiled.items() if sizes != message.sizes}
         if isinstance(message, VariantReady):
             layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
-            compiled[message.sizes] = Compiled(layout, message.outputs)
+            compiled[message.sizes] = Compiled(layout, message.outputs, message.max_rows)
         return Models({**self.entries, key: replace(model, compiled=compiled)})
 
     @property

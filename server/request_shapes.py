@@ -14,7 +14,7 @@ InputTensor = pb.ModelInferRequest.InferInputTensor
 
 def shapes_of(inputs: Sequence[tuple[InputTensor, Tensor]], model: ServedModel) -> Shapes:
     """Return the shapes of inputs, each beside the model's. Raises RequestError (INVALID_ARGUMENT)."""
-    rows = 0
+    rows: int | None = None
     sizes: dict[str, int] = {}
     for given, tensor in inputs:
         if given.datatype != tensor.datatype:
@@ -23,7 +23,7 @@ def shapes_of(inputs: Sequence[tuple[InputTensor, Tensor]], model: ServedModel) 
                 f" expects '{tensor.datatype}'"
             )
         shape = tuple(given.shape)
-        if not fits(shape, tensor, model.batched):
+        if not fits(shape, tensor, model.least_rows):
             invalid(
                 f"unexpected shape for input '{tensor.name}' for model '{model.name}'."
                 f" Expected {list(tensor.shape)}, got {list(shape)}"
@@ -36,23 +36,25 @@ def shapes_of(inputs: Sequence[tuple[InputTensor, Tensor]], model: ServedModel) 
                 )
         if model.batched:
             rows = _check_rows(rows, shape[0], tensor, model)
-    return Shapes(rows or 1, tuple((tensor, tuple(given.shape)) for given, tensor in inputs), sizes)
+    return Shapes(rows or 1, tuple((tensor, tuple(given.shape)) for given, tensor in inputs), sizes, rows == 0)
 
 
-def fits(shape: Sequence[int], tensor: Tensor, batched: bool) -> bool:
-    """Whether a tensor may have this shape. A symbolic dimension may be 0, but the batch."""
-    least = [int(batched and axis == 0) for axis in range(len(tensor.shape))]
+def fits(shape: Sequence[int], tensor: Tensor, least_rows: int) -> bool:
+    """Whether a tensor may have this shape. Symbolic dimensions may be 0, the first one `least_rows` at least."""
+    least = [0 if axis else least_rows for axis in range(len(tensor.shape))]
     return len(shape) == len(tensor.shape) and all(
         size >= at_least if expected == -1 else size == expected
         for size, expected, at_least in zip(shape, tensor.shape, least, strict=True)
     )
 
 
-def _check_rows(rows: int, size: int, tensor: Tensor, model: ServedModel) -> int:
-    """Return the number of rows, which all inputs share; `rows` is that of the inputs before, 0 for the first."""
+def _check_rows(rows: int | None, size: int, tensor: Tensor, model: ServedModel) -> int:
+    """Return the number of rows, which all inputs share; `rows` is that of the inputs before, None for the first."""
+    if size > model.max_rows and not model.max_batch_size:
+        invalid(f"model '{model.name}' computes at most {model.max_rows} rows at a time, got {size}")
     if size > model.max_rows:
         invalid(f"inference request batch-size must be <= {model.max_rows} for '{model.name}', got {size}")
-    if rows not in (0, size):
+    if rows not in (None, size):
         invalid(
             f"input '{tensor.name}' batch size does not match other inputs for '{model.name}'."
             f" Expected {rows}, got {size}"

@@ -13,6 +13,7 @@ from gangway.server.data_plane import DataPlane
 SUPERVISOR = 0  # the supervisor's own io segment, for measuring; those of front ends follow, from FRONT_END on
 FRONT_END = 1  # the first one
 SLOTS = 1024  # requests in flight per front end
+MOST_ARENA_BYTES = 1 << 45  # of the 2^47 that a process can address
 HEAP_BYTES = 2 << 30  # tensors of requests in flight, per front end; sparse
 
 
@@ -31,7 +32,7 @@ class SharedMemory:
         """Make all segments. Raises OSError when the system refuses."""
         submitters = FRONT_END + front_ends
         control = ControlSegment.create(ControlLayout(workers, submitters, lease_count(workers)))
-        arenas = Segment.create(16 * memory_limit_bytes(), "arenas")  # address space: few arenas are ever used at once
+        arenas = Segment.create(arenas_bytes(), "arenas")
         io = tuple(Segment.create(SLOTS * SLOT_BYTES + HEAP_BYTES, f"io{index}") for index in range(submitters))
         tables = tuple(SlotTable(segment, SLOTS) for segment in io)
         for segment, table in zip(io, tables, strict=True):
@@ -48,3 +49,8 @@ class SharedMemory:
         """Return the supervisor's own way to submit requests."""
         ring = self.control.submit_rings[SUPERVISOR]
         return DataPlane(self.io[SUPERVISOR], self.tables[SUPERVISOR], ring, self.control.scheduler_bell)
+
+
+def arenas_bytes() -> int:
+    """Return the size of the segment of arenas: address space, since few of them are ever used at once."""
+    return min(64 * memory_limit_bytes(), MOST_ARENA_BYTES)

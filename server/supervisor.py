@@ -9,6 +9,7 @@ from typing import Any
 
 from gangway.executor.process import take_precedence_alone
 from gangway.executor.segment import sweep_stale
+from gangway.scheduler.lease_count import lease_count
 from gangway.server.compile_jobs import Compiler
 from gangway.server.control import SchedulerControl
 from gangway.server.counting_pool import started_pool
@@ -83,6 +84,8 @@ class Supervisor:
             options.repository.complete_configs,
             options.models.rates,
             options.models.batching,
+            lease_count(len(general.cores)),
+            options.models.default_max_batch_size,
         )
         self._overrides = OverrideKeeper()
         self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)

@@ -72,12 +72,14 @@ class VariantKeeper:
         front_end: FrontEndControl,
         make_spec: Callable[[str, Manifest, int], LoadModel],
         limit: int,
+        computable_rows: Callable[[Manifest], int],
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
         self._front_end = front_end
         self._make_spec = make_spec
         self._limit = limit
+        self._computable_rows = computable_rows
         self._models: dict[tuple[str, int], Shaped] = {}
         self._queue: dict[tuple[str, int, Sizes], None] = {}
         self._news = asyncio.Event()
@@ -167,7 +169,10 @@ class VariantKeeper:
                 raise CompileError("it is another model with these sizes: the first dimension has another meaning")
             while len(model.loaded) >= self._limit and self._drop_oldest(model):
                 pass
-            spec = model.like_it(self._make_spec(title, manifest, model.ready.max_rows))
+            rows = model.ready.max_rows
+            if not model.ready.max_batch_size:
+                rows = min(rows, self._computable_rows(manifest))
+            spec = model.like_it(self._make_spec(title, manifest, rows))
             await self._scheduler.load(spec)
         except (CompileError, ModelLoadError) as error:
             _log.warning("%s: left to onnxruntime: %s", title, error)
@@ -178,7 +183,7 @@ class VariantKeeper:
             self._scheduler.unload(spec.model_id)
             return
         self._scheduler.set_profile(profile_message(spec.model_id, ready))
-        variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, manifest.inputs, manifest.outputs)
+        variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, manifest.inputs, manifest.outputs, rows)
         model.loaded[sizes] = variant
         if self._models.get(model.key) is model:
             self._front_end.announce_variant(variant)

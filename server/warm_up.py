@@ -23,6 +23,7 @@ from gangway.server.models import Models, item_bytes
 from gangway.server.plan import Planner
 from gangway.server.sequence.calls import alone
 from gangway.server.sequence.step import END, ID, START
+from gangway.server.trials import Sizes
 
 FOLDER: Final = "warmup"  # in the model's folder: what `input_data_file` names
 MAX_RUNS: Final = 10_000  # of all samples together
@@ -47,9 +48,13 @@ def samples_of(config: ModelConfig, folder: Path) -> list[Sample]:
     return samples
 
 
-def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: threading.Event) -> None:
-    """Have a loaded model answer the samples. Blocks until it has, or `stop` is set. Raises ModelLoadError."""
+def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: threading.Event) -> list[Sizes]:
+    """Have a loaded model answer the samples; return their sizes of symbolic dimensions.
+
+    Blocks until it has, or `stop` is set. Raises ModelLoadError.
+    """
     planner = Planner(Models().updated(ready))
+    sizes = []
     for sample in samples:
         try:
             plan = planner.plan(sample.header, has_raws=True)
@@ -62,6 +67,8 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
                 run_once(plane, call, contents, stop, plan.shapes.rows)
         except (RequestError, ModelLoadError, ValueError) as error:
             raise ModelLoadError(f"model_warmup '{sample.name}': {error}") from error
+        sizes.append(plan.shapes.sizes)
+    return sizes
 
 
 def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path) -> Sample:

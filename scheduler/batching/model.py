@@ -68,7 +68,8 @@ class BatchModel:
             self._profile, self.cores, self._timed = profile, cores, timed
             self._table = plan_table(profile, cores, self.max_rows)
             batch_us = GANG_US if timed else GANG_US + self._dispatch_us / cores
-            self._sizes = batch_sizes(profile, cores, self.max_rows, self._preferred, self.splits, batch_us)
+            most_rows = self.max_rows if self._joins else 1  # otherwise it may be any number
+            self._sizes = batch_sizes(profile, cores, most_rows, self._preferred, self.splits, batch_us)
             self.latency_us = self._sizes.latency_us
             self.sure_us = self.latency_us(1) if profile.measured and not profile.varies else 0.0
         if profile.measured and self.max_delay_us is None:

@@ -61,8 +61,8 @@ class EnsembleCall:
 
     def _checked(self, tensor: Tensor, shape: Shape) -> Shape:
         model = self.graph.model
-        own = fitted(shape, tensor, model.batched)
-        if not fits(own, tensor, model.batched):
+        own = fitted(shape, tensor, model.least_rows)
+        if not fits(own, tensor, model.least_rows):
             message = f"in ensemble '{model.name}', unexpected shape for output '{tensor.name}'."
             message += f" Expected {list(tensor.shape)}, got {list(shape)}"
             raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)

@@ -60,13 +60,14 @@ def prepare_compiled(
 ) -> Prepared:
     """Prepare a step of a compiled model: it reads its inputs where they are, and has a block for its outputs.
 
-    Raises PoolExhaustedError, and RequestError.
+    One without rows computes a row of zeros, and leaves outputs without contents. Raises PoolExhaustedError, and
+    RequestError.
     """
     assert way.compiled is not None, "so the caller says"
     layout, rows = way.compiled.layout, way.shapes.rows
     places: list[Place] = [(0, 0)] * len(layout.input_bytes)
     blocks = []
-    for name, value in inputs.items():
+    for name, value in inputs.items() if not way.shapes.is_empty else ():
         index = model.inputs[name].index
         places[index], block = values.placed(value)
         blocks.append(block)
@@ -75,14 +76,21 @@ def prepare_compiled(
             message = f"input '{name}' for model '{model.name}' has {places[index][1]} bytes, expected {expected}"
             raise RequestError(grpc.StatusCode.INTERNAL, message)
     sizes = [rows * row_bytes for row_bytes in layout.output_bytes]
-    block = pool.take(total_bytes(sizes))
+    taken = [pool.take(total_bytes(sizes))]
     try:
-        outputs = places_within(block, sizes)
-        request = pool.open(layout, rows, places, outputs, [*blocks, block])
+        outputs = places_within(taken[-1], sizes)
+        if way.shapes.is_empty:
+            taken.insert(0, pool.take(total_bytes(layout.input_bytes)))
+            places = places_within(taken[0], layout.input_bytes)
+            for place in places:
+                pool.view(place)[:] = bytes(place[1])
+        request = pool.open(layout, rows, places, outputs, [*blocks, *taken])
     except BaseException:
-        pool.let_go(block)
+        for block in taken:
+            pool.let_go(block)
         raise
-    return Prepared(request, (block,), outputs, compiled=True)
+    left = [(at, 0) for at, _ in outputs] if way.shapes.is_empty else outputs
+    return Prepared(request, tuple(taken), left, compiled=True)
 
 
 def prepare_frame(pool: SharedMemoryPool, way: StepWay, inputs: Sequence[Value]) -> Prepared:

@@ -54,21 +54,21 @@ def way_of(step: Step, inputs: Mapping[str, Kind]) -> StepWay:
     given = []
     for name, (datatype, shape) in inputs.items():
         tensor = model.inputs[name]
-        given.append((InputTensor(name=name, datatype=datatype, shape=fitted(shape, tensor, model.batched)), tensor))
+        given.append((InputTensor(name=name, datatype=datatype, shape=fitted(shape, tensor, model.least_rows)), tensor))
     shapes = shapes_of(given, model)
-    compiled = model.compiled.get(model.key_of(shapes.sizes))
-    output_shapes = {}
+    compiled = model.compiled_for(shapes)
+    output_shapes, rows = {}, 0 if shapes.is_empty else shapes.rows
     if compiled is not None:
         for name, tensor in model.outputs.items():
             own = compiled.outputs[tensor.index].shape
-            output_shapes[name] = tensor.client_shape((shapes.rows, *own[1:]) if model.batched else own)
+            output_shapes[name] = tensor.client_shape((rows, *own[1:]) if model.batched else own)
     return StepWay(shapes, compiled, frame_call_of(model, shapes, list(model.outputs.values())), output_shapes)
 
 
-def fitted(shape: Shape, tensor: Tensor, batched: bool) -> Shape:
+def fitted(shape: Shape, tensor: Tensor, least_rows: int) -> Shape:
     """Return a shape as a model wants it that has another opinion of batches: with a 1 more or less in front.
 
     If neither is right it stays as it is.
     """
     choices = [shape, (1, *shape)] + [shape[1:]] * (shape[:1] == (1,))
-    return next((choice for choice in choices if fits(choice, tensor, batched)), shape)
+    return next((choice for choice in choices if fits(choice, tensor, least_rows)), shape)

@@ -59,7 +59,7 @@ def deduced_shape(tensor: Tensor, model: ServedModel, elements: int, where: str)
     Raises RequestError (INVALID_ARGUMENT) if there is none.
     """
     shape = list(tensor.shape)
-    if shape and shape[0] == -1 and (model.batched or model.max_batch_size):
+    if shape and shape[0] == -1 and model.max_batch_size:
         shape[0] = 1
     unknown = [axis for axis, size in enumerate(shape) if size == -1]
     for axis in unknown:

@@ -4,13 +4,14 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gangway.server.auto_complete import DEFAULT_MAX_BATCH_SIZE
-from gangway.server.model_config import BACKEND
+from gangway.artifact.format import Engine
 from gangway.server.options.values import INT32_MAX, integer
 from gangway.server.rate_limits import RateLimits
 
 TITLE = "models"
 BATCH_SETTING = "default-max-batch-size"
+BACKEND = Engine.ONNXRUNTIME.value
+DEFAULT_MAX_BATCH_SIZE = 4  # Triton's for ONNX models with a symbolic first dimension and no config
 CACHE_IMPLEMENTATION = "local"
 RATE_LIMIT_MODES = ("off", "execution_count")
 BATCHING_MODES = ("auto", "off")

@@ -163,6 +163,32 @@ def test_dimensions_can_be_given(tmp_path: Path, compile_file: Callable[..., Any
             compile_file(path, dimensions=dimensions)
 
 
+@pytest.mark.parametrize(
+    ("operators", "batched", "mixes"),
+    [
+        ([node("ReduceMean", ["x"], ["m"], axes=[0]), node("Sub", ["x", "m"], ["y"])], True, True),
+        ([node("Reshape", ["x", "pairs"], ["p"]), node("Reshape", ["p", "like_x"], ["y"])], True, False),
+        ([node("NonZero", ["x"], ["t"]), node("Cast", ["t"], ["y"], to=1)], False, False),  # zeros have no places
+    ],
+)
+def test_sizes_are_tried_until_one_is_possible(
+    tmp_path: Path, compile_file: Callable[[Path], Any], operators: list[Any], batched: bool, mixes: bool
+) -> None:
+    """What 32 columns need is found out, and what rows do with these; a size that fails shows nothing."""
+    constants = {"columns": np.zeros(32, np.float32), "pairs": np.array([-1, 2]), "like_x": np.array([-1, 32])}
+    nodes = [node("Add", ["given", "columns"], ["x"]), *operators]
+    used = {name: value for name, value in constants.items() if any(name in item.input for item in nodes)}
+    info, kind = helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    initial = [onnx.numpy_helper.from_array(value, name) for name, value in used.items()]
+    values = [info("given", kind, ["A", "S"])], [info("y", kind, ["B", "T"])]
+    graph = helper.make_graph(nodes, "picky", *values, initial)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    manifest = compile_file(path).manifest
+    assert (manifest.trial_sizes, manifest.batched) == ({"A": 1, "S": 32}, batched)
+    assert ("ReduceMean" in manifest.mixes_rows) == mixes
+
+
 def _symbolic(tmp_path: Path) -> Path:
     kind = onnx.TensorProto.FLOAT
     dims = {"x": ["N", "S"], "z": ["N", None], "y": ["N", "S"]}

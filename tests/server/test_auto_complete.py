@@ -1,7 +1,7 @@
 import pytest
 from gangway.artifact.format import TensorSpec
 from gangway.protos.model_config_pb2 import DataType, ModelConfig
-from gangway.server.auto_complete import complete_config, max_rows
+from gangway.server.auto_complete import complete_config, fixed_sizes, max_rows
 from gangway.server.model_config import ConfigError
 from google.protobuf import text_format
 
@@ -50,7 +50,7 @@ def test_partial_config_keeps_what_it_says() -> None:
 
 def test_max_batch_size_0_with_a_batch_dimension_in_dims() -> None:
     inputs = 'input { name: "image" dims: [-1, 3, 8, 8] } input { name: "mask" dims: [%d, 8] }'
-    assert max_rows(complete(inputs % -1), batched=True) == 4
+    assert max_rows(complete(inputs % -1), batched=True, most_rows=1000) == 1000
     assert max_rows(complete(inputs % 2), batched=True) == 2
 
 
@@ -85,5 +85,20 @@ def test_config_and_model_differ(text: str, reason: str) -> None:
 
 
 def test_batch_size_without_a_batch_dimension() -> None:
-    with pytest.raises(ConfigError, match="max_batch_size is 4, but the ONNX model has no symbolic batch"):
+    with pytest.raises(ConfigError, match=r"4, but input 'x' .* \[1, 3\]: export it .*, or set max_batch_size: 0"):
         complete("max_batch_size: 4", batched=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ('max_batch_size: 2 input { name: "x" dims: [ 3, 8, 16 ] }', {"H": 8, "W": 16}),
+        ('max_batch_size: 2 input { name: "x" dims: [ 3, 8, -1 ] }', {}),
+        ('input { name: "x" dims: [ -1, 3, 8, 16 ] }', {"H": 8, "W": 16}),
+        ("max_batch_size: 2", {}),
+    ],
+)
+def test_sizes_that_a_configuration_fixes(text: str, sizes: dict[str, int]) -> None:
+    open_sizes = [TensorSpec("x", "FP32", (-1, 3, -1, -1), 0, ("N", "", "H", "W"))]
+    config = complete_config(text_format.Parse(text, ModelConfig()), "m", open_sizes, open_sizes, batched=True)
+    assert fixed_sizes(config, open_sizes, ["H", "W"]) == sizes

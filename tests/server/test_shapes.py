@@ -158,7 +158,7 @@ def config_with(text: str) -> ModelConfig:
 def test_messages_about_variants() -> None:
     tensor = TensorSpec("x", "FP32", (-1, 3), 12)
     messages: list[Any] = [
-        VariantReady(7, "m", 1, (3, 4), (tensor,), (tensor,)),
+        VariantReady(7, "m", 1, (3, 4), (tensor,), (tensor,), 8),
         VariantGone("m", 1, (3,)),
         ShapeWanted("m", 2, (3,), ((1,), (2,))),
     ]
