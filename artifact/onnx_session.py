@@ -20,16 +20,19 @@ _FATAL = 4  # errors come as exceptions
 _BFLOAT16 = 16  # ONNX's number
 
 
-def open_session(path: Path) -> Any:
-    """Return an InferenceSession that computes in the calling thread only. Raises what onnxruntime raises.
+def open_session(model: Path | bytes, optimised: bool = True) -> Any:
+    """Return an InferenceSession that computes in the calling thread only; `model`: a file, or what one holds.
 
     Without a memory arena: a worker runs many models in turn, and what one of them kept would be missing to all.
+    Raises what onnxruntime raises.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     options.log_severity_level = _FATAL
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def run_session(session: Any, outputs: Sequence[str], feeds: Mapping[str, Any], bfloat16: Collection[str]) -> list[Any]:

@@ -20,7 +20,7 @@ imports opset {NEWEST_OPSET} at most. Tests of a function's body (`_expanded`) c
 
 - **native**: all layers are kernels of our own templates.
 - **Relax**: some layer is a function of TVM's Relax, or a tensor expression, compiled like any other layer. Each was
-  compared with ONNX's reference implementation when the model was compiled; a node that differs is not taken.
+  compared with onnxruntime when the model was compiled; a node that differs is not taken.
 - **onnxruntime**: the whole model is left to onnxruntime, in a worker.
 - **not passing**: no answer, or not the one that the test expects. In brackets: those that onnxruntime alone passes.
 

@@ -1,23 +1,93 @@
-"""Operators that ONNX itself defines by simpler ones (as functions), replaced by those.
+"""Operators that are defined by simpler ones (as functions), replaced by those.
 
-Whether a node needs that is the caller's decision: what a template computes in one piece should stay whole.
+Those that a model defines are replaced in any case. Whether a node needs that whose definition is ONNX's is the
+caller's decision: what a template computes in one piece should stay whole.
 """
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import onnx
 from gangway.compiler.bodies import own_body
-from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.graph import Graph, Node, TensorType
 from gangway.compiler.inference import infer_shapes
-from gangway.compiler.protos import model_proto, node_proto, tensor_types, value_proto
+from gangway.compiler.protos import (
+    OWN_DOMAINS,
+    means_the_same,
+    model_proto,
+    node_proto,
+    opset_of,
+    tensor_types,
+    value_proto,
+)
 from gangway.compiler.specs import Array
-from onnx import defs, helper, shape_inference
+from onnx import defs, helper, inliner, numpy_helper, shape_inference
 
 _CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
+_MOST_NODES = 1 << 17  # of a model that calls functions, which may call functions, and so on
 _MOST_CONSTANT_ELEMENTS = 256  # values that shapes may depend on; of larger ones inference is told the type only
+
+
+def inline_functions(model: Any) -> Any:
+    """Return the model with the bodies of its own functions where it calls them.
+
+    Raises UnsupportedModelError if a function imports an operator set in which it is not what it is in the model's,
+    by which onnxruntime reads it; UnreadableModelError if the functions call each other without an end.
+    """
+    if not model.functions:
+        return model
+    opset = opset_of(model)
+    for function in model.functions:
+        _check_operators(function, opset or defs.onnx_opset_version())
+    bodies, sizes = {_key(function, function.name): function for function in model.functions}, dict[Any, float]()
+    if sum(_size(_key(node, node.op_type), bodies, sizes) for node in _all_nodes(model.graph.node)) > _MOST_NODES:
+        raise UnreadableModelError(f"its functions call each other without an end, or to more than {_MOST_NODES} nodes")
+    if not opset:
+        opset = max(opset_of(function) for function in model.functions)
+        model.opset_import.append(helper.make_opsetid("", opset))
+    for function in model.functions:
+        for item in function.opset_import:
+            item.version = opset if item.domain in OWN_DOMAINS else item.version
+    return inliner.inline_local_functions(model)
+
+
+def _check_operators(function: Any, opset: int) -> None:
+    """Compare what a function's operators are by its own imports and by the model's."""
+    if function.domain in OWN_DOMAINS:
+        raise UnsupportedModelError(f"function '{function.name}' replaces an operator of ONNX")
+    own = opset_of(function)
+    for node in _all_nodes(function.node):
+        if node.domain in OWN_DOMAINS and not means_the_same(node.op_type, own, opset):
+            raise UnsupportedModelError(
+                f"function '{function.name}' imports opset {own}, in which {node.op_type} is another operator than in"
+                f" opset {opset}"
+            )
+
+
+def _all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Nodes, and those of graphs inside of them."""
+    for node in nodes:
+        yield node
+        for item in node.attribute:
+            for graph in (item.g, *item.graphs):
+                yield from _all_nodes(graph.node)
+
+
+def _key(proto: Any, name: str) -> tuple[str, str, str]:
+    return proto.domain, name, proto.overload
+
+
+def _size(key: tuple[str, str, str], bodies: Mapping[Any, Any], sizes: dict[Any, float]) -> float:
+    """Return how many nodes a node of this operator becomes."""
+    if key not in bodies:
+        return 1
+    if key not in sizes:
+        sizes[key] = math.inf  # as long as it is not known: what calls itself has no end
+        sizes[key] = sum(_size(_key(node, node.op_type), bodies, sizes) for node in _all_nodes(bodies[key].node))
+    return sizes[key]
 
 
 def expand(graph: Graph, names: Collection[str], constants: Mapping[str, Array] | None = None) -> Graph:
@@ -135,10 +205,20 @@ def _infer(node: Node, body: tuple[Node, ...], types: Mapping[str, TensorType], 
         if name in graph.constants and graph.constants[name].size <= _MOST_CONSTANT_ELEMENTS
     }
     inputs = {name: kind for name, kind in given.items() if name not in small}
-    protos = [node_proto(inner, graph.opset) for inner in body]
-    model = model_proto(protos, inputs, {name: types.get(name) for name in node.outputs if name}, small, graph.opset)
+    written = _constants_of(body)  # not as nodes, which hold floats only before opset 9
+    outputs = {name: types.get(name) for name in node.outputs if name}
     try:
-        model = infer_shapes(model, strict=False)
-    except shape_inference.InferenceError as error:
+        protos = [node_proto(inner, graph.opset) for inner in body if inner.outputs[0] not in written]
+        model = infer_shapes(model_proto(protos, inputs, outputs, {**small, **written}, graph.opset), strict=False)
+    except (shape_inference.InferenceError, defs.SchemaError) as error:
         raise node.unsupported(f"its definition by simpler operators does not fit: {error}") from error
-    return tensor_types([*model.graph.value_info, *model.graph.output])
+    found = tensor_types([*model.graph.value_info, *model.graph.output])
+    return {name: TensorType(value.shape, value.dtype.name) for name, value in written.items()} | found
+
+
+def _constants_of(body: tuple[Node, ...]) -> dict[str, Array]:
+    return {
+        node.outputs[0]: numpy_helper.to_array(node.attributes["value"])
+        for node in body
+        if node.operator == "Constant" and "value" in node.attributes
+    }

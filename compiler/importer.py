@@ -13,16 +13,19 @@ from typing import Any
 import numpy as np
 import onnx
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
+from gangway.compiler.functions import inline_functions
 from gangway.compiler.graph import WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.inference import infer_shapes
 from gangway.compiler.key import NO_DIMENSIONS
 from gangway.compiler.onnx_file import Stretch, split
+from gangway.compiler.protos import opset_of
 from gangway.compiler.specs import Array
 from google.protobuf.message import DecodeError
 from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
 OLDEST_OPSET = 7  # before that, broadcasting followed attributes that nobody looks at here
+_LEAST_IR_VERSION = 4  # since then a weight need not be an input, too
 
 
 def external_locations(path: Path) -> set[str]:
@@ -83,6 +86,8 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
     model, weights = _parse(path)
     _check_scope(model, path)
     constants = _take_constants(model, path, weights)
+    model = inline_functions(model)
+    model.ir_version = max(model.ir_version, _LEAST_IR_VERSION)
     batched = _fix_dimensions(model, constants, dimensions)
     wide_shapes = _shapes_of_many(model, constants) if batched else {}
     for node in model.graph.node:
@@ -106,7 +111,7 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
         constants=constants,
         types=types,
         wide_shapes=wide_shapes,
-        opset=next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1),
+        opset=opset_of(model),
     )
 
 
@@ -142,10 +147,10 @@ def _parse(path: Path) -> tuple[Any, dict[str, Stretch]]:
 
 
 def _check_scope(model: Any, path: Path) -> None:
-    if any(opset.domain in ("", "ai.onnx") and opset.version < OLDEST_OPSET for opset in model.opset_import):
+    if any(0 < opset_of(importer) < OLDEST_OPSET for importer in (model, *model.functions)):
         raise UnsupportedModelError(f"{path.name} uses an operator set older than {OLDEST_OPSET}")
-    if model.functions or model.graph.sparse_initializer:
-        raise UnsupportedModelError("model-local functions and sparse weights are not supported")
+    if model.graph.sparse_initializer:
+        raise UnsupportedModelError("sparse weights are not supported")
 
 
 def _take_constants(model: Any, path: Path, weights: Mapping[str, Stretch]) -> dict[str, Array]:

@@ -8,6 +8,20 @@ from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.specs import Array
 from onnx import defs, helper, numpy_helper
 
+OWN_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
+_REDEFINED = {  # opsets that gave an operator another meaning, but neither other inputs nor other attributes
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), (13,)),
+    "AveragePool": (19,),
+    "BatchNormalization": (9, 14),
+    "DFT": (20,),
+    "Dropout": (10, 12),
+    "GroupNormalization": (21,),
+    "LpPool": (18,),
+    "Resize": (11, 13),
+    "RoiAlign": (16,),
+    "Scan": (9,),
+}
+
 
 def node_proto(node: Node, opset: int) -> Any:
     """Return the node as a message. Raises defs.SchemaError if this opset has no such operator."""
@@ -17,6 +31,17 @@ def node_proto(node: Node, opset: int) -> Any:
         kind = known[name].type.value if name in known else None
         proto.attribute.append(helper.make_attribute(name, value, attr_type=kind))
     return proto
+
+
+def opset_of(model: Any) -> int:
+    """Return the version of ONNX's own operators that a model, or a function, imports; 0 if it imports none."""
+    return next((opset.version for opset in model.opset_import if opset.domain in OWN_DOMAINS), 0)
+
+
+def means_the_same(operator: str, opset: int, other: int) -> bool:
+    """Whether a node that is valid in two operator sets computes the same in both."""
+    low, high = sorted((opset, other))
+    return not any(low < version <= high for version in _REDEFINED.get(operator, ()))
 
 
 def value_proto(name: str, kind: TensorType) -> Any:

@@ -71,7 +71,7 @@ class _Walk:
                 raise node.unsupported(f"the shape of '{node.inputs[0]}' is not known for all batches")
             found = {node.outputs[0]: np.array(shape[begin:end], np.int64)}
         elif any(name in self.wide for name in node.inputs):
-            found = evaluate(node, {**self.constants, **self.wide})
+            found = evaluate(node, {**self.constants, **self.wide}, self.graph.opset)
         else:
             return
         for name, value in found.items():

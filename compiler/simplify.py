@@ -42,7 +42,7 @@ def fold_constants(graph: Graph) -> Graph:
         elif node.operator == "CastLike" and node.inputs[0] in constants and node.outputs[0] in graph.types:
             constants[node.outputs[0]] = constants[node.inputs[0]].astype(graph.types[node.outputs[0]].dtype)
         elif node.operator not in _UNFOLDED and all(name in constants or not name for name in node.inputs):
-            constants.update(evaluate(node, constants))
+            constants.update(evaluate(node, constants, graph.opset))
         else:
             kept.append(node)
     return replace(graph, nodes=tuple(kept), constants=constants)

@@ -1,4 +1,4 @@
-"""Is a node's layer right? Compiled and executed on random numbers, it must agree with ONNX's reference."""
+"""Is a node's layer right? Compiled and executed on random numbers, it must agree with the reference, onnxruntime."""
 
 import multiprocessing
 import resource
@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 from gangway.compiler import codegen
 from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.evaluate import evaluate
 from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.layers import Layer
-from gangway.compiler.protos import model_proto, node_proto
 from gangway.compiler.relax.legalise import Line
 from gangway.compiler.specs import Array, KernelSpec, TensorProgramSpec
 from gangway.compiler.target import detect
 from gangway.compiler.templates import registry
 from gangway.compiler.trial import Library
-from onnx.reference import ReferenceEvaluator
 
-REFERENCE_CPU_S = 5  # the reference is slow, in Python loops for some operators
+REFERENCE_CPU_S = 5
 REFERENCE_WALL_S = 60
 TOLERANCE = 1e-3  # of a number, and a tenth of it of the largest one
 _C_LIBRARY = {"memcpy", "memset", "memmove"}  # what kernels may call
@@ -45,7 +44,7 @@ def check(
         {name: examples.get(name, _numbers(types[name], seed, infinities)) for seed, name in enumerate(names)}
         for infinities in ((False, True) if line.examples is None else (False,))
     ]
-    answers = _reference(node, queries, types, constants, opset)
+    answers = _reference(node, queries, constants, opset)
     with tempfile.TemporaryDirectory() as folder:
         kernels = _Kernels(layers, Path(folder))
         for query, expected in zip(queries, answers, strict=True):
@@ -61,7 +60,7 @@ def _compare(name: str, found: Array, wanted: Array) -> None:
     wanted = np.where(np.isnan(wanted), found, wanted)  # what arithmetic makes of infinities may differ there
     largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
     if not np.allclose(found, wanted, TOLERANCE, TOLERANCE / 10 * largest, equal_nan=True):
-        raise UnsupportedModelError(f"Relax: '{name}' differs from ONNX's reference")
+        raise UnsupportedModelError(f"Relax: '{name}' differs from the reference")
 
 
 def _numbers(kind: TensorType, seed: int, infinities: bool) -> Array:
@@ -79,21 +78,18 @@ def _numbers(kind: TensorType, seed: int, infinities: bool) -> Array:
 def _reference(
     node: Node,
     queries: Sequence[Mapping[str, Array]],
-    types: Mapping[str, TensorType],
     constants: Mapping[str, Array],
     opset: int,
 ) -> list[dict[str, Array]]:
     """Return the node's outputs as the reference computes them, in a process of its own, which can be stopped."""
-    names = [name for name in node.outputs if name]
-    inputs, outputs = ({name: types[name] for name in side} for side in (queries[0], names))
-    model = model_proto([node_proto(node, opset)], inputs, outputs, constants, opset)
-    evaluator = ReferenceEvaluator(model)
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_evaluate, args=(theirs, evaluator, queries))
+    process = multiprocessing.get_context("fork").Process(
+        target=_evaluate, args=(theirs, node, queries, constants, opset)
+    )
     process.start()
     theirs.close()
     try:
-        answers = ours.recv() if ours.poll(REFERENCE_WALL_S) else "it does not end"
+        answers: list[dict[str, Array]] | str = ours.recv() if ours.poll(REFERENCE_WALL_S) else "it does not end"
     except EOFError:
         answers = f"it takes more than {REFERENCE_CPU_S} s, or crashes"
     finally:
@@ -101,15 +97,17 @@ def _reference(
         process.join()
         ours.close()
     if isinstance(answers, str):
-        raise UnsupportedModelError(f"Relax: not checked, since ONNX's reference fails: {answers}")
-    return [{name: np.asarray(value) for name, value in zip(names, values, strict=True)} for values in answers]
+        raise UnsupportedModelError(f"Relax: not checked, since the reference fails: {answers}")
+    return answers
 
 
-def _evaluate(pipe: Any, evaluator: Any, queries: Sequence[dict[str, Array]]) -> None:
+def _evaluate(
+    pipe: Any, node: Node, queries: Sequence[Mapping[str, Array]], constants: Mapping[str, Array], opset: int
+) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (REFERENCE_CPU_S, REFERENCE_CPU_S))
     try:
         with np.errstate(all="ignore"):
-            pipe.send([evaluator.run(None, query) for query in queries])
+            pipe.send([evaluate(node, {**constants, **query}, opset) for query in queries])
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}"[:200])
 

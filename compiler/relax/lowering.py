@@ -1,4 +1,4 @@
-"""Layers for a node that no template computes: by Relax, checked against ONNX's reference before they are believed."""
+"""Layers for a node that no template computes: by Relax, checked against onnxruntime before they are believed."""
 
 import math
 

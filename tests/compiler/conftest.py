@@ -109,6 +109,8 @@ class Network:
     constants: dict[str, Array] = field(default_factory=dict)
     datatype: int = TensorProto.FLOAT
     output_datatype: int | None = None  # if it differs
+    opset: int = 17
+    ir_version: int = 8
 
     def save(self, path: Path, **options: Any) -> Path:
         """Write the model, unchecked: tests also want wrong ones."""
@@ -120,7 +122,9 @@ class Network:
             [helper.make_tensor_value_info(name, result, shape) for name, shape in self.outputs.items()],
             [numpy_helper.from_array(value, name) for name, value in self.constants.items()],
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=self.ir_version
+        )
         onnx.save(model, path, **options)
         return path
 
