@@ -94,10 +94,11 @@ class _Walk:
     def _describe(self, node: Node, operands: tuple[Rows | None, ...]) -> Operands:
         known = {name: value.shape for name, value in self.constants.items() if name in node.inputs}
         shapes = [known.get(name) or self._shape(node, name) for name in node.inputs]
-        values = [self.constants.get(name) for name in node.inputs]
+        values = tuple(self.constants.get(name) for name in node.inputs)
+        wide_values = tuple(self.wide.get(name, self.constants.get(name)) for name in node.inputs)
         output = node.outputs[0]
         wide = self.graph.wide_shapes.get(output, ())
-        return Operands(node, operands, tuple(shapes), tuple(values), self._shape(node, output), wide)
+        return Operands(node, operands, tuple(shapes), values, wide_values, self._shape(node, output), wide)
 
     def _shape(self, node: Node, name: str) -> tuple[int, ...]:
         if not name or name in self.constants:

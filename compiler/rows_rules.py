@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from gangway.compiler.errors import MixedRowsError, UnsupportedModelError
-from gangway.compiler.graph import Node
+from gangway.compiler.graph import WIDE_BATCH, Node
 from gangway.compiler.specs import Array
 
 
@@ -24,12 +24,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class Operands:
-    """A node; for each input the place of the batch (None: no batch), its shape at batch 1, its value if constant."""
+    """A node; for each input the place of the batch (None: no batch), its shape at batch 1, its value if constant.
+
+    `wide_values` are those values in a larger batch, which may differ for `SHAPE_INPUTS` only.
+    """
 
     node: Node
     rows: tuple[Rows | None, ...]
     shapes: tuple[tuple[int, ...], ...]
     values: tuple[Array | None, ...]
+    wide_values: tuple[Array | None, ...]
     output: tuple[int, ...]  # shape of the first output at batch 1
     wide_output: tuple[int, ...]  # and of a larger batch; empty if it is not known
 
@@ -87,8 +91,8 @@ VIEWS = ["Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"]
 FROM_AXIS = {"Softmax": 1, "LogSoftmax": 1, "Hardmax": 1, "LayerNormalization": -1, "RMSNormalization": -1}
 REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 NOT_KNOWN = "it is not known whether it mixes rows of the batch"
-_BEYOND_ANY_BATCH = 1 << 30
-SHAPE_INPUTS = {"Reshape": (1,), "Expand": (1,), "Resize": (3,)}  # a size there may depend on the batch
+_BEYOND_ANY_BATCH = 10**9  # rows: a request has fewer bytes
+SHAPE_INPUTS = {"Reshape": (1,), "Expand": (1,), "Resize": (3,), "Slice": (2,)}  # a size there may depend on the batch
 
 
 def _elementwise(op: Operands) -> Rows:
@@ -211,24 +215,30 @@ def _gather_elements(op: Operands) -> Rows:
 
 def _slice(op: Operands) -> Rows:
     """Along the batch only all of it, in its order."""
-    rows = op.only_first()
-    starts, ends, axes, steps = _slices(op)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        whole = (start, step) == (0, 1) and end >= _BEYOND_ANY_BATCH
-        if axis % len(op.shapes[0]) == rows.axis and not whole:
+    rows, shape = op.only_first(), op.shapes[0]
+    length = shape[rows.axis]
+    both = zip(_slices(op, op.values), _slices(op, op.wide_values), strict=True)
+    for (start, end, axis, step), (_, wide_end, _, _) in both:
+        if axis % len(shape) != rows.axis:
+            if end != wide_end:
+                raise op.unknown("where it ends depends on the batch")
+            continue
+        from_first = step == 1 and (start == 0 or start <= -_BEYOND_ANY_BATCH)
+        to_last = end >= _BEYOND_ANY_BATCH or (end, wide_end) == (length, WIDE_BATCH * length)
+        if not from_first or not to_last:
             raise op.unknown("it picks rows of the batch")
     return rows
 
 
-def _slices(op: Operands) -> tuple[list[int], ...]:
-    """Starts, ends, axes and steps; before opset 10 they are attributes."""
+def _slices(op: Operands, values: tuple[Array | None, ...]) -> list[tuple[int, int, int, int]]:
+    """Start, end, axis and step of each sliced axis; before opset 10 they are attributes."""
     given = [op.node.attributes.get(name) for name in ("starts", "ends", "axes", "steps")]
-    for index, value in enumerate(op.values[1:]):
+    for index, value in enumerate(values[1:]):
         if value is None and op.node.inputs[index + 1]:
             raise op.unknown("where it begins or ends depends on data")
         given[index] = given[index] if value is None else value.ravel().tolist()
-    starts = list(given[0] or [])
-    return starts, list(given[1] or []), list(given[2] or range(len(starts))), list(given[3] or [1] * len(starts))
+    starts, ends = given[0] or [], given[1] or []
+    return list(zip(starts, ends, given[2] or range(len(starts)), given[3] or [1] * len(starts), strict=True))
 
 
 def _concat(op: Operands) -> Rows:

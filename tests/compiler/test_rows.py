@@ -119,6 +119,27 @@ APART = {
         [node("Slice", ["x", "from", "to", "axes"], ["y"])],
         {"from": integers(0, 1), "to": integers(2**63 - 1, 3), "axes": integers(0, 1)},
     ),
+    **{
+        f"slice of everything, {kind.__name__}, {start} to {end}": (
+            [node("Slice", ["x", "from", "to"], ["y"])],
+            {"from": np.full(3, start, kind), "to": np.full(3, end, kind)},
+        )
+        for kind, start, end in (
+            (np.int64, 0, 10**9),
+            (np.int64, -(2**63), 2**63 - 1),
+            (np.int64, -(10**9), 2**31 - 1),
+            (np.int32, 0, 10**9),
+            (np.int32, -(2**31), 2**31 - 1),
+        )
+    },
+    "slice to the number of rows": (
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Slice", ["shape", "zero", "two"], ["sizes"]),
+            node("Slice", ["x", "from", "sizes"], ["y"]),
+        ],
+        {"zero": integers(0), "two": integers(2), "from": integers(0, 1)},
+    ),
     "gather": ([node("Gather", ["x", "last"], ["y"], axis=1)], {"last": np.array(-1)}),
     "einsum": ([node("Einsum", ["x", "x"], ["y"], equation="bij,bkj->bik")], {}),
 }
@@ -182,6 +203,19 @@ MIXED = {
     "rows in reverse": (
         [node("Slice", ["x", "from", "to", "axes", "steps"], ["y"])],
         {"from": integers(-1), "to": integers(-(2**62)), "axes": integers(0), "steps": integers(-1)},
+    ),
+    "last row": (
+        [node("Slice", ["x", "from", "to"], ["a"]), node("Add", ["x", "a"], ["y"])],
+        {"from": integers(-1), "to": integers(10**9)},
+    ),
+    "slice of another axis to the number of rows": (
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Slice", ["shape", "zero", "one"], ["rows"]),
+            node("Slice", ["x", "zero", "rows", "one"], ["a"]),
+            node("ReduceSum", ["a", "one"], ["y"]),
+        ],
+        {"zero": integers(0), "one": integers(1)},
     ),
     "first row": ([node("Gather", ["x", "first"], ["a"]), node("Add", ["x", "a"], ["y"])], {"first": integers(0)}),
     "running sum": ([node("CumSum", ["x", "zero"], ["y"])], {"zero": np.array(0)}),
