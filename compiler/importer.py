@@ -5,6 +5,7 @@ instead of seconds.
 """
 
 import math
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
@@ -26,6 +27,10 @@ from onnx import checker, defs, external_data_helper, helper, numpy_helper, shap
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
 OLDEST_OPSET = 7  # before that, broadcasting followed attributes that nobody looks at here
 _LEAST_IR_VERSION = 4  # since then a weight need not be an input, too
+_NO_NAME = re.compile(  # what exporters and people write into a dimension of which they only know that it varies
+    r"[\W\d_]*|none|null|nan|any|unk|unknown|undefined|dynamic|unk__\d+|(p2o\.)?dynamicdimension\.\d+|.+_dynamic_axes_\d+",
+    re.IGNORECASE,
+)
 
 
 def external_locations(path: Path) -> set[str]:
@@ -194,20 +199,16 @@ def _fix_dimensions(model: Any, constants: Container[str], dimensions: Mapping[s
     """
     inputs = [value for value in model.graph.input if value.name not in constants]
     _give_values(inputs, dimensions)
-    symbolic = set()
+    batched = bool(inputs) and all(_has_open_batch(value) for value in inputs)
     for value in inputs:
-        dims = value.type.tensor_type.shape.dim
-        for axis, dim in enumerate(dims):
-            if axis and _is_symbolic(dim):
-                raise UnsupportedModelError(
-                    f"input '{value.name}': dimension {axis} is dynamic, '{_name_of(value, axis)}';"
-                    " only the first one, the batch, may be"
-                )
-        symbolic.add(bool(dims) and _is_symbolic(dims[0]))
-    batched = symbolic == {True}
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if _is_symbolic(dim) and (axis or not batched):
+                why = "only the first one, the batch, may be" if axis else "no batch, since not all inputs have it"
+                name = _name_of(value, axis)
+                raise UnsupportedModelError(f"input '{value.name}': dimension {axis} is dynamic, '{name}'; {why}")
     for value in [*inputs, *model.graph.output]:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if _is_symbolic(dim) and axis == 0 and (batched or value in inputs):
+            if _is_symbolic(dim) and axis == 0 and batched:
                 dim.dim_value = 1
             elif _is_symbolic(dim):
                 dim.Clear()
@@ -216,17 +217,23 @@ def _fix_dimensions(model: Any, constants: Container[str], dimensions: Mapping[s
 
 
 def _give_values(inputs: Sequence[Any], dimensions: Mapping[str, int]) -> None:
-    unknown = set(dimensions)
+    names: list[str] = []
     for value in inputs:
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
             raise UnsupportedModelError(f"input '{value.name}' is not a tensor of known rank")
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             name = _name_of(value, axis)
+            names.append(name)
             if name in dimensions:
                 dim.dim_value = dimensions[name]
-                unknown.discard(name)
-    if unknown:
-        raise UnsupportedModelError(f"no input has a symbolic dimension '{min(unknown)}'")
+    if unknown := set(dimensions).difference(names):
+        known = ", ".join(f"'{name}'" for name in dict.fromkeys(filter(None, names))) or "none"
+        raise UnsupportedModelError(f"no input has a symbolic dimension '{min(unknown)}'; there are: {known}")
+
+
+def _has_open_batch(value: Any) -> bool:
+    dims = value.type.tensor_type.shape.dim
+    return bool(dims) and _is_symbolic(dims[0])
 
 
 def _name_of(value: Any, axis: int) -> str:
@@ -236,9 +243,12 @@ def _name_of(value: Any, axis: int) -> str:
 
 def dimension_name(tensor: str, axis: int, size: int | str | None) -> str:
     """Return what a dimension is called: its symbol, the place of a nameless one (`x.1`), nothing for a fixed size."""
-    if isinstance(size, int) and size >= 0:
-        return ""
-    return size if isinstance(size, str) and size else f"{tensor}.{axis}"
+    return "" if isinstance(size, int) and size >= 0 else symbol_of(size) or f"{tensor}.{axis}"
+
+
+def symbol_of(size: int | str | None) -> str:
+    """Return the name that a file gives to a dimension; empty if it is fixed, or only said to vary."""
+    return size if isinstance(size, str) and not _NO_NAME.fullmatch(size) else ""
 
 
 def _is_symbolic(dim: Any) -> bool:

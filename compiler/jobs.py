@@ -5,7 +5,7 @@ from pathlib import Path
 from gangway.compiler.errors import ModelError
 
 MODEL_FILE = "model.onnx"
-DIMENSION = "size of a symbolic dimension; may be given for several ones"
+DIMENSION = "size of a symbolic dimension, called by its name or by its place (x.1); may be given for several ones"
 
 
 def find_models(path: Path) -> list[tuple[str, Path]]:

@@ -12,6 +12,7 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.reader import verify
 from gangway.compiler.command import main as compile_command
 from gangway.compiler.errors import ModelError, UnsupportedModelError
+from gangway.compiler.importer import dimension_name
 from onnx import helper
 
 from tests.onnx_networks import FOREIGN, Foreign
@@ -197,6 +198,60 @@ def _symbolic(tmp_path: Path) -> Path:
     graph = helper.make_graph(nodes, "symbolic", [x, z], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "s.onnx")
     return tmp_path / "s.onnx"
+
+
+@pytest.mark.parametrize("other", [[1, 4], [4], []])
+def test_a_first_dimension_that_an_input_lacks_is_no_batch(
+    network: Any, tmp_path: Path, compile_file: Callable[..., Any], other: list[int]
+) -> None:
+    graph = network([node("Add", ["x", "w"], ["y"])], {"x": ["S", 4], "w": other}, {"y": ["S", 4]})
+    path = graph.save(tmp_path / "model.onnx")
+    manifest = compile_file(path).manifest
+    assert (manifest.engine, manifest.batched) == (Engine.ONNXRUNTIME, False)
+    assert [tensor.shape for tensor in (*manifest.inputs, *manifest.outputs)] == [(-1, 4), tuple(other), (-1, 4)]
+    assert "input 'x': dimension 0 is dynamic, 'S'; no batch" in manifest.fallback_reason
+    sized = compile_file(path, dimensions={"S": 5}).manifest
+    assert (sized.engine, sized.outputs[0].shape) == (Engine.NATIVE, (5, 4))
+
+
+@pytest.mark.parametrize("size", ["?", "-1", "", "None", "unknown", "DYNAMIC", "p2o.DynamicDimension.3", None, -1])
+def test_a_dimension_without_a_name_is_called_by_its_place(
+    network: Any, tmp_path: Path, compile_file: Callable[..., Any], size: str | int | None
+) -> None:
+    graph = network([node("Relu", ["x"], ["y"])], {"x": [size, 3, size, size]}, {"y": [size, 3, size, size]})
+    path = graph.save(tmp_path / "model.onnx")
+    manifest = compile_file(path).manifest
+    assert (manifest.engine, manifest.batched) == (Engine.ONNXRUNTIME, True)
+    assert manifest.inputs[0].symbols == ("x.0", "", "x.2", "x.3")
+    assert not {*manifest.outputs[0].symbols} & {*manifest.inputs[0].symbols} - {""}
+    with pytest.raises(UnsupportedModelError, match=r"'S'; there are: 'x.0', 'x.2', 'x.3'"):
+        compile_file(path, dimensions={"S": 4})
+    if size == "?":
+        sized = compile_file(path, dimensions={"x.2": 4, "x.3": 6}).manifest
+        assert (sized.engine, sized.outputs[0].shape) == (Engine.NATIVE, (-1, 3, 4, 6))
+
+
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [
+        *(
+            (size, "x.1")
+            for size in ("*", "_", "none", "nan", "any", "unk", "Undefined", "unk__12", "x_dynamic_axes_2")
+        ),
+        *((size, size) for size in ("N", "None2", "s0", "dim_0", "unk_batch", "anything", "s0 + 1", "長さ", "H")),
+        (0, ""),
+        (7, ""),
+    ],
+)
+def test_names_of_dimensions(size: str | int, name: str) -> None:
+    assert dimension_name("x", 1, size) == name
+
+
+def test_inputs_whose_batch_has_no_name_have_one_together(tmp_path: Path, compile_file: Callable[..., Any]) -> None:
+    inputs = {"x": ("float32", ["unk__13", 2]), "z": ("float32", ["unk__14", 2])}
+    network = Foreign([node("Add", ["x", "z"], ["y"])], inputs, {"y": ("float32", ["unk__15", 2])}, {})
+    manifest = compile_file(network.save(tmp_path / "m.onnx")).manifest
+    assert (manifest.engine, manifest.batched) == (Engine.ONNXRUNTIME, True)
 
 
 def test_both_reasons_are_told(refusal: Callable[[Foreign], str]) -> None:

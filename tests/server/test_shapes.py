@@ -43,21 +43,33 @@ def save(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
+def save_one(path: Path, operator: str, inputs: dict[str, list[int | str]]) -> None:
+    """One operator, whose result is as large as its first input."""
+    path.parent.mkdir(parents=True)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, next(iter(inputs.values())))
+    graph = helper.make_graph([helper.make_node(operator, list(inputs), ["y"])], "one", values, [output])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
 @dataclass(frozen=True)
 class Served:
-    """A server with two models of the same file, one of which declares sizes."""
+    """A server with two models of the same file, one of which declares sizes, and others of one operator."""
 
     server: LiveServer
     client: triton.InferenceServerClient
+
+    def infer(self, name: str, arrays: dict[str, Any]) -> Any:
+        inputs = [triton.InferInput(key, list(value.shape), "FP32") for key, value in arrays.items()]
+        for given, value in zip(inputs, arrays.values(), strict=True):
+            given.set_data_from_numpy(value)
+        return self.client.infer(name, inputs).as_numpy("y")
 
     def check(self, rows: int, length: int, name: str = "sequence") -> None:
         """Send a request and compare the answer."""
         random = np.random.default_rng(rows * 1000 + length)
         arrays = {key: random.standard_normal((rows, length, 4)).astype(np.float32) for key in ("x", "z")}
-        inputs = [triton.InferInput(key, list(value.shape), "FP32") for key, value in arrays.items()]
-        for given, value in zip(inputs, arrays.values(), strict=True):
-            given.set_data_from_numpy(value)
-        answer = self.client.infer(name, inputs).as_numpy("y")
+        answer = self.infer(name, arrays)
         expected = np.maximum(arrays["x"] + np.arange(4, dtype=np.float32), 0) + arrays["z"]
         assert answer.shape == expected.shape
         np.testing.assert_allclose(answer, expected, rtol=1e-6)
@@ -79,10 +91,20 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         save(folder / name / "1" / "model.onnx")
     buckets = 'parameters { key: "gangway_buckets" value: { string_value: "S=2,6" } }'
     (folder / "declared" / "config.pbtxt").write_text(f"max_batch_size: 4 {buckets}")
+    save_one(folder / "windows" / "1" / "model.onnx", "Add", {"x": ["S", 4], "w": [1, 4]})
+    dims = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }, { name: "w" dims: [ 1, 4 ] } ]'
+    (folder / "windows" / "config.pbtxt").write_text(dims)
+    save_one(folder / "picture" / "1" / "model.onnx", "Relu", {"x": ["?", 3, "?", "?"]})
     cache_dir = tmp_path_factory.mktemp("cache")
-    for dimensions in ({}, {"S": 2}, {"S": 6}):  # in this process: one import of TVM for all
-        path = folder / "declared" / "1" / "model.onnx"
-        compile_model(path, "declared", Cache(cache_dir), detect(), lambda *progress: None, dimensions)
+    sizes: dict[str, list[dict[str, int]]] = {
+        "declared": [{}, {"S": 2}, {"S": 6}],
+        "windows": [{}, {"S": 1}, {"S": 5}],
+        "picture": [{}, {"x.2": 4, "x.3": 6}],
+    }
+    for name, each in sizes.items():  # in this process: one import of TVM for all
+        for dimensions in each:
+            path = folder / name / "1" / "model.onnx"
+            compile_model(path, name, Cache(cache_dir), detect(), lambda *progress: None, dimensions)
     flags = [f"--cache-dir={cache_dir}", f"--max-shapes={LIMIT}"]
     with live_server(folder, flags) as server, triton.InferenceServerClient(server.url) as client:
         yield Served(server, client)
@@ -93,6 +115,23 @@ def test_declared_sizes_are_compiled_before_the_model_is_ready(served: Served) -
     for size in (2, 6):
         assert served.lines(rf"declared, version 1, S={size}: ready")
         served.check(3, size, "declared")
+
+
+def test_a_first_dimension_that_is_no_batch(served: Served) -> None:
+    config = served.client.get_model_config("windows").config
+    assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (0, [[-1, 4], [1, 4]])
+    w = np.full((1, 4), 3, np.float32)
+    for length in (1, 5, 5):
+        x = np.arange(4 * length, dtype=np.float32).reshape(length, 4)
+        np.testing.assert_array_equal(served.infer("windows", {"x": x, "w": w}), x + w)
+        served.wait_for(rf"windows, version 1, S={length}: ready")
+
+
+def test_dimensions_of_a_name_that_says_nothing_may_differ(served: Served) -> None:
+    for rows in (1, 2):
+        x = np.arange(72 * rows, dtype=np.float32).reshape(rows, 3, 4, 6) - 30
+        np.testing.assert_array_equal(served.infer("picture", {"x": x}), np.maximum(x, 0))
+        served.wait_for(r"picture, version 1, x.2=4, x.3=6: ready")
 
 
 def test_a_size_is_compiled_when_it_has_been_used_and_the_oldest_one_goes(served: Served) -> None:
