@@ -207,13 +207,9 @@ def test_a_weight_need_not_be_an_input(network: Any, check: Callable[..., list[s
     )
 
 
-def test_layers_by_tvm_are_checked_by_the_same_meaning(
-    network: Any, check: Callable[..., list[str]], compile_file: Any, tmp_path: Path
-) -> None:
-    """Hardmax, which flattened its input then, is believed only if it does so."""
-    graph = network([node("Hardmax", ["x"], ["y"], axis=1)], {"x": [2, 3, 4]}, {"y": [2, 3, 4]}, opset=11)
-    if not compile_file(graph.save(tmp_path / "hardmax.onnx")).manifest.fallback_reason:
-        check(graph)
+def test_layers_by_tvm_are_checked_by_the_same_meaning(network: Any, check: Callable[..., list[str]]) -> None:
+    """Hardmax flattened its input then; ONNX's evaluator would not believe a layer that does."""
+    assert check(network([node("Hardmax", ["x"], ["y"], axis=1)], {"x": [2, 3, 4]}, {"y": [2, 3, 4]}, opset=11))
 
 
 def function(name: str, nodes: list[Any], opset: int) -> Any:

@@ -152,7 +152,8 @@ class Interpreter:
     def run(self, feeds: dict[str, Any]) -> list[Any]:
         values = {**self.graph.constants, **feeds}
         for item in self.graph.nodes:
-            values.update(self._attend(item, values) if item.operator == "FusedAttention" else evaluate(item, values))
+            attends = item.operator == "FusedAttention"
+            values |= self._attend(item, values) if attends else evaluate(item, values, self.graph.opset)
         return [values[name] for name in self.graph.outputs]
 
     def _attend(self, item: Node, values: dict[str, Any]) -> dict[str, Any]:
