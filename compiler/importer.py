@@ -100,7 +100,7 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
             raise UnsupportedModelError(f"node '{_name(node)}' ({node.op_type}): no such ONNX operator")
     try:
         # Inference comes first, since the checker wants shapes of outputs, which exporters may leave out.
-        model = infer_shapes(model)
+        model = _infer(model, bool(dimensions))
         checker.check_model(model)
     except (checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"invalid ONNX model: {_first_lines(error)}") from error
@@ -118,6 +118,21 @@ def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
         wide_shapes=wide_shapes,
         opset=opset_of(model),
     )
+
+
+def _infer(model: Any, was_answered: bool) -> Any:
+    """Return the model with inferred types. Raises shape_inference.InferenceError if it contradicts itself.
+
+    Sizes are given since onnxruntime has answered them: then wrongly declared outputs are no reason to refuse.
+    """
+    try:
+        return infer_shapes(model)
+    except shape_inference.InferenceError:
+        if not was_answered:
+            raise
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return infer_shapes(model)
 
 
 def _shapes_of_many(model: Any, constants: dict[str, Array]) -> dict[str, tuple[int, ...]]:

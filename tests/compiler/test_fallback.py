@@ -214,6 +214,15 @@ def test_a_first_dimension_that_an_input_lacks_is_no_batch(
     assert (sized.engine, sized.outputs[0].shape) == (Engine.NATIVE, (5, 4))
 
 
+def test_a_wrongly_declared_output_does_not_matter_once_sizes_are_given(
+    network: Any, tmp_path: Path, compile_file: Callable[..., Any]
+) -> None:
+    graph = network([node("Relu", ["x"], ["y"])], {"x": [2, "S", 4]}, {"y": [2, "S"]})
+    path = graph.save(tmp_path / "model.onnx")
+    assert compile_file(path).manifest.engine is Engine.ONNXRUNTIME
+    assert compile_file(path, dimensions={"S": 5}).manifest.outputs[0].shape == (2, 5, 4)
+
+
 @pytest.mark.parametrize("size", ["?", "-1", "", "None", "unknown", "DYNAMIC", "p2o.DynamicDimension.3", None, -1])
 def test_a_dimension_without_a_name_is_called_by_its_place(
     network: Any, tmp_path: Path, compile_file: Callable[..., Any], size: str | int | None
