@@ -14,7 +14,7 @@ a second kernel, for several rows in one call.
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 ALIGNMENT_BYTES = 64
 
 MANIFEST_FILE = "manifest.json"
@@ -25,6 +25,7 @@ ONNX_FILE = "onnx/model.onnx"
 
 MAX_ARGUMENTS = 8  # pointers of one kernel
 MAX_TENSORS = 32  # inputs, and outputs, of one model
+MAX_CHECKS = 8  # of one layer
 MAX_LAYERS = 4096
 PLAUSIBLE_SIZES = (8, 32, 64, 224, 16, 1, 128, 512, 640)  # of symbolic dimensions, to try a model with, in this order,
 MOST_PLAUSIBLE_ELEMENTS = 1 << 22  # but no more in an input: a trial shall not take all memory
@@ -116,6 +117,10 @@ class Layer:
     bytes: int  # compulsory traffic: inputs + weights + outputs
     max_ranks: int  # more ranks than this make one row slower
     row_ns: int = 0  # what each further row of a batch takes about; so a batch may be worth more ranks
+    # What kernels refuse to compute with, as texts for clients; the first {} stands for the number. If there are any,
+    # the kernels have one argument more, behind all others, `int64_t *refused`: two words that they set when they meet
+    # such a number, to the check that it fails, from 1 on, and to itself. What they compute then is of no use.
+    checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from gangway.artifact.format import (
     KERNELS_FILE,
     MANIFEST_FILE,
     MAX_ARGUMENTS,
+    MAX_CHECKS,
     MAX_LAYERS,
     MAX_TASKS,
     MAX_TENSORS,
@@ -124,8 +125,10 @@ def _check_layer(manifest: Manifest, layer: Layer) -> None:
     _require(1 <= len(layer.versions) <= MAX_VERSIONS, f"{name} has {len(layer.versions)} versions")
     _require(layer.max_ranks >= 1, f"{name} allows no rank")
     _require(0 <= layer.row_ns < 1 << 32, f"{name} takes {layer.row_ns} ns a row")
+    _require(len(layer.checks) <= MAX_CHECKS, f"{name} has {len(layer.checks)} checks")
     for version in layer.versions:
         _check_kernel(name, version)
+        _require(not (layer.checks and version.batch), f"{name} checks numbers of several rows in one call")
         if version.batch is not None:
             _check_kernel(name, version.batch)
             _require(1 <= version.batch.rows <= MAX_BATCH_ROWS, f"{name}: a call of {version.batch.rows} rows")

@@ -92,18 +92,19 @@ class Program:
         staging_bytes: int,
         inputs: Sequence[tuple[int, int]],
         outputs: Sequence[tuple[int, int]],
+        checks: tuple[tuple[str, ...], ...],
     ) -> None:
-        """Tensors are pairs: bytes of a row, and where it is staged (`artifact/staging.py`)."""
+        """Tensors are pairs: bytes of a row, its place if staged (`artifact/staging.py`). `checks`: of each layer."""
     @classmethod
     def whole(
         cls,
-        run: Callable[[list[tuple[memoryview, memoryview]]], list[bool]],
+        run: Callable[[list[tuple[memoryview, memoryview]]], list[tuple[bool, str] | None]],
         /,
     ) -> Self:
         """Return a program of one layer, for gangs of one, that is the call `run([(request, answer), ...])` on frames.
 
-        The views are valid until it returns. It says of each request whether it was computed; what was not, or an
-        exception, answers INTERNAL.
+        The views are valid until it returns. It says of each request None, or why it was not computed: whether what is
+        in it is to blame (INVALID, else INTERNAL), and a text. An exception answers INTERNAL.
         """
 
 class Reception:

@@ -1,9 +1,10 @@
 """A model that onnxruntime executes, as a program of a worker. Imports onnxruntime and numpy."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from gangway.artifact.datatypes import STORAGE
@@ -15,6 +16,7 @@ from gangway.executor.frames import Part, is_absent, join_strings, plan_frame, r
 from gangway.executor.joined_rows import join_rows, rows_of, split_rows
 
 Frames = tuple[memoryview, memoryview]  # of a request, and for its answer
+Failure = tuple[bool, str]  # whether what is in the request is to blame; why, one line
 
 
 class OnnxRuntimeModel:
@@ -29,25 +31,26 @@ class OnnxRuntimeModel:
         self._outputs = [tensor.name for tensor in manifest.outputs]
         self._bfloat16 = {tensor.name for tensor in (*manifest.inputs, *manifest.outputs) if tensor.datatype == "BF16"}
 
-    def __call__(self, frames: list[Frames]) -> list[bool]:
-        """Compute requests from frame to frame; False for each that fails, after a line on standard error why.
+    def __call__(self, frames: list[Frames]) -> list[Failure | None]:
+        """Compute requests from frame to frame; say why of each that fails. What is not its own fault is logged, too.
 
         Several are computed in one run. If that fails each is computed alone, so that a wrong one costs only itself. An
         answer without room is no failure: its frame says how much is needed.
         """
-        if len(frames) > 1 and self._manifest.batched and self._succeeds(frames):
-            return [True] * len(frames)
-        return [self._succeeds([each]) for each in frames]
+        if len(frames) > 1 and self._manifest.batched and self._try(frames) is None:
+            return [None] * len(frames)
+        return [self._try([each]) for each in frames]
 
-    def _succeeds(self, frames: list[Frames]) -> bool:
+    def _try(self, frames: list[Frames]) -> Failure | None:
         try:
             self._run(frames)
         except Exception as error:  # whatever it was, it concerns these requests only
-            reason = " ".join(str(error).split())[:500]
+            failure = failure_of(error)
             together = f"{len(frames)} requests together: " if len(frames) > 1 else ""
-            complain(f"{self._manifest.model_name}: onnxruntime: {together}{reason}")
-            return False
-        return True
+            if not failure[0]:
+                complain(f"{self._manifest.model_name}: onnxruntime: {together}{failure[1]}")
+            return failure
+        return None
 
     def _run(self, frames: list[Frames]) -> None:
         feeds = [self._feeds(request) for request, _ in frames]
@@ -74,6 +77,30 @@ class OnnxRuntimeModel:
         if write_header(answer, frame):
             for part, content in zip(frame.parts, contents, strict=True):
                 answer[part.offset : part.offset + part.size_bytes] = content
+
+
+_LONGEST: Final = 4000  # characters of an exception
+# onnxruntime has a status for what is wrong with a request, but does not always use it.
+_BLAMED: Final = re.compile(
+    r"INVALID_ARGUMENT|Integer (division|modulo) by zero|Out of range value in index tensor|invalid indi?c?ex? found"
+)
+_CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_NODE: Final = re.compile(r"Non-zero status code returned while running (\S+) node\. Name:'(.*?)' Status Message: ")
+# "PATH/file.cc:150 void function(...) [with T = ...] " before the sentence
+_PLACE: Final = re.compile(
+    r"\S*\w+\.(cc|h|cpp|hpp):\d+ (.*?\) (const )?(\[with [^\]]*\] )?|(?=\w+ [A-Z]))(\w+ (?=Integer ))?"
+)
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return what clients are told: the node and onnxruntime's sentence, without places in its source."""
+    text = " ".join(str(error)[:_LONGEST].split())
+    node = _NODE.search(text)
+    reason = _PLACE.sub("", text[node.end() :] if node else _CODE.sub("", text))
+    if node:
+        operator, name = node.groups()
+        reason = f"{operator} node '{name}': {reason}" if name else f"{operator}: {reason}"
+    return _BLAMED.search(text) is not None, reason[:500]
 
 
 def _array(tensor: TensorSpec, part: Part, request: memoryview) -> Any:

@@ -44,6 +44,7 @@ def load_program(folder: Path) -> _native.Program:
         staging_bytes=staging.size_bytes,
         inputs=_tensors(manifest.inputs, staging.inputs),
         outputs=_tensors(manifest.outputs, staging.outputs),
+        checks=tuple(layer.checks for layer in manifest.layers),
     )
 
 

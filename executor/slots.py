@@ -44,6 +44,8 @@ _COUNTS_OFFSET: Final = 96
 _INPUTS_OFFSET: Final = 192
 _OUTPUTS_OFFSET: Final = _INPUTS_OFFSET + 8 * MAX_TENSORS
 _BELL_OFFSET: Final = _OUTPUTS_OFFSET + 8 * MAX_TENSORS
+_FAILURE_OFFSET: Final = 144
+_REASON_OFFSET: Final = _BELL_OFFSET + _native.BELL_BYTES
 _WORD: Final = struct.Struct("<I")
 _TWO_WORDS: Final = struct.Struct("<2I")
 _OFFSETS: Final = tuple(struct.Struct(f"<{count}Q") for count in range(MAX_TENSORS + 1))
@@ -77,6 +79,7 @@ class SlotStatus(IntEnum):
     LATE = 5  # it was certain to be late, and its queue policy is to refuse it then
     QUEUE_FULL = 6  # of its model, as its queue policy says
     CROWDED = 7  # so much waits for the whole server that its turn would not come
+    INVALID = 8  # the model has no answer to numbers in it
 
 
 _STATUSES: Final = tuple(SlotStatus)
@@ -158,6 +161,7 @@ class SlotOutcome(NamedTuple):
     counts: SlotCounts = SlotCounts()
     batch_rows: int = 0
     leads: bool = True
+    reason: str = ""  # of INVALID and INTERNAL: what the worker says, one line; empty if nobody says anything
 
 
 @dataclass(frozen=True)
@@ -241,11 +245,18 @@ class SlotTable:
         ranks, arrival_ns, start_ns, end_ns = fields[3], fields[4], fields[6], fields[7]
         queue_us = (start_ns - arrival_ns) / 1e3 if start_ns else 0.0
         attempts = _WORD.unpack_from(self._view, base + _ATTEMPTS_OFFSET)[0]
-        status = _STATUSES[_native.slot_read(self._view, slot)[1]]
-        compute_us = (end_ns - start_ns) / 1e3
-        return SlotOutcome(
-            status, queue_us, compute_us, ranks, attempts, SlotCounts(*fields[12:16]), fields[20], bool(fields[21])
-        )
+        number = _native.slot_read(self._view, slot)[1]
+        reason = self._reason(slot, number) if number and attempts else ""
+        compute_us, counts = (end_ns - start_ns) / 1e3, SlotCounts(*fields[12:16])
+        status, leads = _STATUSES[number], bool(fields[21])
+        return SlotOutcome(status, queue_us, compute_us, ranks, attempts, counts, fields[20], leads, reason)
+
+    def _reason(self, slot: int, status: int) -> str:
+        """What a worker says about a request that it has ended with this status; empty if it was the scheduler."""
+        base = slot * SLOT_BYTES
+        if _WORD.unpack_from(self._view, base + _FAILURE_OFFSET)[0] != status:
+            return ""
+        return bytes(self._view[base + _REASON_OFFSET : base + SLOT_BYTES]).split(b"\0")[0].decode(errors="ignore")
 
     def done(self, slots: tuple[int, ...]) -> list[int]:
         """Return those of the slots that are DONE."""

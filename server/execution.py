@@ -28,7 +28,7 @@ from gangway.server.statistics import Times
 from gangway.server.tracing.sampled import Instants
 from gangway.server.tracing.tracer import Tracer
 
-COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL})  # or it was tried
+COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL, SlotStatus.INVALID})  # or it was tried
 
 
 class Call(Protocol):
@@ -95,7 +95,7 @@ class Execution:
                     way, placed = plan.spare, NOWHERE  # the variant has been unloaded meanwhile
                 else:
                     status = clock.status_of(outcome.status, finished_ns)
-                    raise failure(plan.model.name, status, plan.terms.max_queue)
+                    raise failure(plan.model.name, status, plan.terms.max_queue, outcome.reason)
         if plan.model.symbols and plan.sequence is None:
             self._watch.used(plan.model, plan.model.key_of(plan.shapes.sizes))
         queued_ns = submitted_ns - plan.waited_ns  # waiting for its turn is waiting

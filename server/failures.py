@@ -6,8 +6,11 @@ from gangway.server.door import OVERLOADED
 from gangway.server.errors import RequestError
 
 
-def failure(name: str, status: SlotStatus, max_queue: int) -> RequestError:
-    """Return the error for a request to model `name` that ended with this status. `max_queue`: of its queue policy."""
+def failure(name: str, status: SlotStatus, max_queue: int, reason: str = "") -> RequestError:
+    """Return the error for a request to model `name` that ended with this status.
+
+    `max_queue`: of its queue policy. `reason`: what the worker says about it, one line.
+    """
     match status:
         case SlotStatus.DEADLINE:
             message = f"the call's deadline passed before model '{name}' had answered"
@@ -24,5 +27,8 @@ def failure(name: str, status: SlotStatus, max_queue: int) -> RequestError:
         case SlotStatus.UNAVAILABLE:
             message = f"the request for model '{name}' could not be executed now; it may be sent again"
             return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        case SlotStatus.INVALID:
+            return RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"model '{name}': {reason}")
         case _:
-            return RequestError(grpc.StatusCode.INTERNAL, f"the execution of model '{name}' failed")
+            why = f": {reason}" if reason else ""
+            return RequestError(grpc.StatusCode.INTERNAL, f"the execution of model '{name}' failed{why}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gangway.executor.slots import SlotOutcome, SlotStatus
-from gangway.server.calls import Call, Contents
+from gangway.server.calls import Call, Contents, TensorCall
 from gangway.server.control import ModelLoadError
 from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
 from gangway.server.errors import RequestError
@@ -94,8 +94,11 @@ def _run(
             outcome = _await(request, stop, seconds)
             if outcome is None:
                 return None
-            if outcome.status is SlotStatus.INTERNAL and outcome.attempts <= 1:
-                raise TrialError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
+            if outcome.status is SlotStatus.INVALID and isinstance(call, TensorCall):
+                return outcome  # kernels refuse a number, but compute to the end
+            if outcome.status in (SlotStatus.INTERNAL, SlotStatus.INVALID) and outcome.attempts <= 1:
+                why = f": {outcome.reason}" if outcome.reason else ""
+                raise TrialError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts{why}")
             if outcome.status is not SlotStatus.OK:
                 raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
             try:

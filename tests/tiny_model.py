@@ -42,12 +42,15 @@ def make_artifact(
     batch_rows: int = 0,
     row_ns: int = 0,
     key: str = "",
+    checks: tuple[str, ...] = (),
 ) -> TinyModel:
     """Write the model. With `batch_rows` every other layer, the last one too, has a kernel for so many rows.
 
+    `checks`: of the second layer, whose number n refuses orders[3] == -n.
+
     Its counters are in the arena while several requests are executed together, and begin with what is there.
     """
-    key = key or hashlib.sha256(f"{layers} {max_ranks} {batch_rows} {row_ns}".encode()).hexdigest()
+    key = key or hashlib.sha256(f"{layers} {max_ranks} {batch_rows} {row_ns} {checks}".encode()).hexdigest()
     with ArtifactWriter(cache_dir / key) as writer:
         offsets = [writer.append_weights(struct.pack("<i", layer)) for layer in range(layers)]
         writer.kernels_path.write_bytes(_kernels())
@@ -59,7 +62,14 @@ def make_artifact(
             inputs=(TensorSpec("orders", "INT32", (-1, ORDERS), 4 * ORDERS),),
             outputs=(TensorSpec("counters", "INT32", (-1, layers * TASKS), row_bytes),),
             layers=tuple(
-                _layer(i, offsets[i], max_ranks[i % len(max_ranks)], batch_rows * ((layers - i) % 2), row_ns)
+                _layer(
+                    i,
+                    offsets[i],
+                    max_ranks[i % len(max_ranks)],
+                    batch_rows * ((layers - i) % 2),
+                    row_ns,
+                    checks if i == 1 else (),
+                )
                 for i in range(layers)
             ),
             arena_bytes=64,
@@ -79,16 +89,18 @@ def _kernels() -> bytes:
         return library.read_bytes()
 
 
-def _layer(number: int, weights_offset: int, max_ranks: int, batch_rows: int, row_ns: int) -> Layer:
+def _layer(
+    number: int, weights_offset: int, max_ranks: int, batch_rows: int, row_ns: int, checks: tuple[str, ...] = ()
+) -> Layer:
     arguments = (
         BufferRef(Space.INPUT, 0),
         BufferRef(Space.WEIGHTS, weights_offset),
         BufferRef(Space.ARENA, 0),
         BufferRef(Space.OUTPUT, number * TASKS * 4),
     )
-    batch = BatchKernel("count_rows", batch_rows, TASKS, "counts") if batch_rows else None
-    version = Version("count", TASKS, "counts", batch=batch)
-    return Layer(f"layer{number}", "Count", "", arguments, (version,), 0, 0, max_ranks, row_ns)
+    batch = BatchKernel("count_rows", batch_rows, TASKS, "counts") if batch_rows and not checks else None
+    version = Version("count_checked" if checks else "count", TASKS, "counts", batch=batch)
+    return Layer(f"layer{number}", "Count", "", arguments, (version,), 0, 0, max_ranks, row_ns, checks)
 
 
 SERVED_LAYERS = 40  # so that a boundary is never far

@@ -51,16 +51,18 @@ static bool must_leave(const struct rank *rank) {
            (control == CONTROL_STOP && rank->query->program->whole);
 }
 
+static bool has_failed(const struct piece *piece) { return atomic_load(&piece->slot->failure) != STATUS_OK; }
+
 /* A request that failed alone, although it was computed with others, leads no batch: one of the others does. */
 static void pass_lead(const struct query *query) {
     bool leads = false;
     for (uint32_t i = 0; i < query->piece_count; i++) {
         const struct piece *piece = &query->pieces[i];
-        leads = leads || (piece->failed && atomic_load_explicit(&piece->slot->leads, memory_order_relaxed));
+        leads = leads || (has_failed(piece) && atomic_load_explicit(&piece->slot->leads, memory_order_relaxed));
     }
     for (uint32_t i = 0; leads && i < query->piece_count; i++) {
         const struct piece *piece = &query->pieces[i];
-        leads = piece->failed || !slot_lead(piece->slot, piece->sequence, true);
+        leads = has_failed(piece) || !slot_lead(piece->slot, piece->sequence, true);
     }
 }
 
@@ -74,7 +76,6 @@ static void answer(struct lease *lease, const struct query *query, uint64_t end_
     if (query->piece_count > 1) pass_lead(query);
     for (uint32_t i = 0; i < query->piece_count; i++) {
         const struct piece *piece = &query->pieces[i];
-        result.failed = piece->failed;
         slot_part_computed(piece->table, piece->slot, piece->sequence, piece->parts, piece->part, &result);
     }
 }

@@ -18,6 +18,8 @@ enum {
     MAX_TENSORS = 32,
     MAX_ARGUMENTS = 8,
     MAX_VERSIONS = 5,
+    MAX_CHECKS = 8,       /* of one layer: kinds of numbers that it refuses */
+    REASON_BYTES = 256,   /* of a failure, with the 0 behind it */
     MAX_MODELS = 1024,
     MAX_TASKS = 1 << 22, /* of one layer, all rows together */
     MAX_PAGES = 1 << 16, /* of one lease, without those that copy */
@@ -73,7 +75,7 @@ struct worker_status {
 enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_SUBMITTED, SLOT_RUNNING, SLOT_DONE };
 enum slot_status {
     STATUS_OK, STATUS_CANCELLED, STATUS_UNAVAILABLE, STATUS_DEADLINE, STATUS_INTERNAL, STATUS_LATE, STATUS_QUEUE_FULL,
-    STATUS_CROWDED
+    STATUS_CROWDED, STATUS_INVALID
 };
 
 struct slot {
@@ -97,9 +99,11 @@ struct slot {
     uint32_t batch_rows;      /* of the batch that it was executed in */
     _Atomic uint32_t leads;   /* it stands for its batch in statistics: one request of each batch does */
     _Atomic uint64_t parts_done; /* bit p: part p; of use where there are several */
+    _Atomic uint32_t failure;    /* the status that its computation has come to so far, STATUS_OK at its start */
     _Alignas(CACHE_LINE) uint64_t input_offset[MAX_TENSORS]; /* see place_region */
     uint64_t output_offset[MAX_TENSORS];
     struct bell bell; /* in the first slot of a table: for whoever waits for the answers of many */
+    char reason[REASON_BYTES]; /* of `failure`: text, UTF-8 */
 };
 
 static inline uint64_t slot_word(uint32_t state, uint32_t status, uint32_t sequence) {

@@ -50,6 +50,8 @@ static const struct { const char *name; size_t value; } layout[] = {
     {"slot.batch_rows", offsetof(struct slot, batch_rows)},
     {"slot.leads", offsetof(struct slot, leads)},
     {"slot.parts_done", offsetof(struct slot, parts_done)},
+    {"slot.failure", offsetof(struct slot, failure)},
+    {"slot.reason", offsetof(struct slot, reason)},
     {"slot.bell", offsetof(struct slot, bell)},
     {"slot.input_offset", offsetof(struct slot, input_offset)},
     {"slot.output_offset", offsetof(struct slot, output_offset)},

@@ -1,6 +1,10 @@
 #include "page.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
+
+#include "slot.h"
 
 enum { RANK_NS = 8000 }; /* what a rank should have to do in a layer: a page turn and a cold cache cost some of it */
 
@@ -78,7 +82,18 @@ static uint32_t first_row(const struct page *page, uint32_t group) {
     return page->first_row + (page->batch ? (uint32_t)((uint64_t)group * page->rows / page->groups) : group);
 }
 
-/* One call: tasks [begin, end) of one group of rows. */
+/* What the row's request is told: the text of the check, with the number in it. */
+static void refuse(const struct piece *piece, const struct layer *layer, const int64_t *refused) {
+    if (refused[0] < 1 || refused[0] > layer->check_count) return;
+    char reason[REASON_BYTES];
+    const char *text = layer->checks[refused[0] - 1], *place = strstr(text, "{}");
+    int head = place ? (int)(place - text) : 0;
+    int length = place ? snprintf(reason, sizeof reason, "%.*s%" PRId64 "%s", head, text, refused[1], place + 2)
+                       : snprintf(reason, sizeof reason, "%s", text);
+    if (length >= 0) slot_fail(piece->slot, STATUS_INVALID, reason, minimum((uint32_t)length, sizeof reason - 1));
+}
+
+/* One call: tasks [begin, end) of one group of rows, which is one row if the layer checks its numbers. */
 static void execute_group(const struct query *query, const struct page *page, uint32_t group, uint32_t begin, uint32_t end) {
     const struct layer *layer = &query->program->layers[page->layer];
     uint32_t count = layer->argument_count, row = first_row(page, group);
@@ -86,8 +101,11 @@ static void execute_group(const struct query *query, const struct page *page, ui
     void *arguments[MAX_ARGUMENTS + 1];
     uint64_t batch[MAX_ARGUMENTS + 1] = {first_row(page, group + 1) - row};
     for (uint32_t i = 0; i < count; i++) arguments[i] = address(query, piece, &layer->arguments[i], row, &batch[i + 1]);
+    int64_t refused[2] = {0};
     if (page->batch) arguments[count++] = batch;
+    else if (layer->check_count) arguments[count++] = refused;
     call(page->run, count, arguments, (int32_t)begin, (int32_t)end);
+    if (refused[0]) refuse(piece, layer, refused);
 }
 
 static void copy_row(const struct query *query, enum phase_kind kind, uint32_t row) {

@@ -51,7 +51,6 @@ static bool place_member(struct worker *worker, const struct program *program, s
     piece->part = member.part;
     piece->parts = parts;
     piece->rows = member.rows;
-    piece->failed = false;
     if (program->whole) return parts == 1 && place_frames(worker, io, piece);
     return place_tensors(worker, io, slot->input_offset, program->inputs, program->input_count, &member, piece->inputs) &&
            place_tensors(worker, io, slot->output_offset, program->outputs, program->output_count, &member, piece->outputs);

@@ -10,7 +10,7 @@
 
 enum space { SPACE_WEIGHTS, SPACE_ARENA, SPACE_INPUT, SPACE_OUTPUT, SPACES };
 
-typedef void (*kernel)(void); /* void k(void *a0, ..., void *aN, [const int64_t *batch,] int32_t begin, int32_t end) */
+typedef void (*kernel)(void); /* void k(void *a0, ..., void *aN, [const int64_t *batch | int64_t *refused,] int32_t begin, int32_t end) */
 
 struct argument {
     uint32_t space, index;
@@ -36,6 +36,10 @@ struct layer {
     uint32_t row_ns;    /* estimate for each further row */
     struct argument arguments[MAX_ARGUMENTS];
     struct version versions[MAX_VERSIONS];
+    /* What its kernels refuse to compute with, as texts in which the first {} stands for the number. If there are any, the kernels take one
+     * pointer more, the last one, to two words: which check a number has failed, from 1 on, and the number. Such a layer has no batch kernel. */
+    uint32_t check_count;
+    const char *checks[MAX_CHECKS];
 };
 
 /* One input or output. */
@@ -49,7 +53,7 @@ struct tensor {
 
 struct query;
 /* Computes a query in one call, in place of kernels: each of its pieces from one block with all inputs to one with all outputs. The blocks
- * are frames, which say themselves what is in them (executor/frames.py). Notes in each piece whether it has failed. */
+ * are frames, which say themselves what is in them (executor/frames.py). Tells the slot of each piece that fails (`slot_fail`). */
 typedef void (*whole_call)(void *context, struct query *query);
 
 struct program {

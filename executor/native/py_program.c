@@ -5,6 +5,7 @@
 
 #include "gang.h"
 #include "program.h"
+#include "slot.h"
 
 PyTypeObject *program_type;
 
@@ -20,7 +21,8 @@ struct layer_record {
 struct program_object {
     PyObject_HEAD
     struct program program;
-    PyObject *run; /* of a whole program: the function in Python */
+    PyObject *run;    /* of a whole program: the function in Python */
+    PyObject *checks; /* keeps the layers' texts */
 };
 
 /* Reads inputs or outputs: a sequence of pairs (row_bytes, staged). Returns what a row's staged ones take; UINT64_MAX for an exception. */
@@ -120,20 +122,35 @@ static bool read_layer(const struct program *program, const struct layer_record 
     return true;
 }
 
+/* Takes the texts of a layer's checks, a tuple of str, which the caller keeps. */
+static bool read_checks(PyObject *texts, struct layer *layer) {
+    Py_ssize_t count = PyTuple_Check(texts) ? PyTuple_GET_SIZE(texts) : -1;
+    bool sound = count >= 0 && count <= MAX_CHECKS;
+    for (uint32_t i = 0; sound && count && i < layer->version_count; i++) sound = !layer->versions[i].batch.run;
+    if (!sound) return PyErr_Format(PyExc_ValueError, "the checks of a layer are malformed"), false;
+    for (layer->check_count = 0; layer->check_count < count; layer->check_count++) {
+        const char *text = PyUnicode_AsUTF8(PyTuple_GET_ITEM(texts, layer->check_count));
+        if (!text) return false;
+        layer->checks[layer->check_count] = text;
+    }
+    return true;
+}
+
 static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
-    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "staging_bytes", "inputs", "outputs", NULL};
+    static char *names[] = {"kernels", "weights", "table", "symbols", "arena_bytes", "staging_bytes", "inputs", "outputs", "checks", NULL};
     struct program *program = &((struct program_object *)self)->program;
     const char *kernels, *weights, *table;
     Py_ssize_t table_bytes, next = 0;
-    PyObject *symbols, *inputs, *outputs;
+    PyObject *symbols, *inputs, *outputs, *checks;
     unsigned long long arena_bytes, staging_bytes;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKKOO", names, &kernels, &weights, &table, &table_bytes, &symbols,
-                                     &arena_bytes, &staging_bytes, &inputs, &outputs)) {
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "ssy#OKKOOO!", names, &kernels, &weights, &table, &table_bytes, &symbols,
+                                     &arena_bytes, &staging_bytes, &inputs, &outputs, &PyTuple_Type, &checks)) {
         return -1;
     }
     if (arena_bytes > MAX_ROW_BYTES || staging_bytes > MAX_ROW_BYTES) return PyErr_SetString(PyExc_ValueError, "a row too large"), -1;
     program_close(program);
     Py_CLEAR(((struct program_object *)self)->run);
+    Py_XSETREF(((struct program_object *)self)->checks, Py_NewRef(checks));
     program->arena_bytes = arena_bytes;
     program->staging_bytes = staging_bytes;
     program->pack_bytes = read_tensors(program, inputs, program->inputs, &program->input_count);
@@ -149,7 +166,8 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         return -1;
     }
     size_t count = (size_t)table_bytes / sizeof(struct layer_record);
-    if (count == 0 || count > MAX_LAYERS || (size_t)table_bytes % sizeof(struct layer_record)) {
+    bool whole = (size_t)table_bytes % sizeof(struct layer_record) == 0 && PyTuple_GET_SIZE(checks) == (Py_ssize_t)count;
+    if (count == 0 || count > MAX_LAYERS || !whole) {
         PyErr_Format(PyExc_ValueError, "a table of %zd bytes", table_bytes);
         return -1;
     }
@@ -161,6 +179,7 @@ static int program_init(PyObject *self, PyObject *arguments, PyObject *keywords)
         struct layer *layer = &program->layers[program->layer_count];
         memcpy(&record, table + program->layer_count * sizeof record, sizeof record);
         if (!read_layer(program, &record, symbols, &next, layer)) return -1;
+        if (!read_checks(PyTuple_GET_ITEM(checks, program->layer_count), layer)) return -1;
         program->joins = program->joins && is_staged(program, layer);
     }
     return 0;
@@ -183,16 +202,26 @@ static PyObject *frames_of(const struct query *query) {
     return frames;
 }
 
+/* `result`: None, or why the request failed: (whether its contents are to blame, text). */
+static void note_result(struct piece *piece, PyObject *result) {
+    int invalid = 0;
+    const char *reason = "";
+    Py_ssize_t length = 0;
+    if (result == Py_None) return;
+    if (!result || !PyTuple_Check(result) || !PyArg_ParseTuple(result, "ps#", &invalid, &reason, &length)) PyErr_Clear();
+    slot_fail(piece->slot, invalid ? STATUS_INVALID : STATUS_INTERNAL, reason, (size_t)length);
+}
+
 /* The whole_call of a program that is a function in Python. worker_loop runs without the interpreter's lock. */
 static void call_python(void *run, struct query *query) {
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *frames = frames_of(query);
     PyObject *results = frames ? PyObject_CallOneArg(run, frames) : NULL;
+    if (!results) PyErr_WriteUnraisable(run);
     bool answered = results && PyList_Check(results) && PyList_GET_SIZE(results) == (Py_ssize_t)query->piece_count;
     for (uint32_t i = 0; i < query->piece_count; i++) {
-        query->pieces[i].failed = !answered || PyList_GET_ITEM(results, i) != Py_True;
+        note_result(&query->pieces[i], answered ? PyList_GET_ITEM(results, i) : NULL);
     }
-    if (!results) PyErr_WriteUnraisable(run);
     Py_XDECREF(frames);
     Py_XDECREF(results);
     PyGILState_Release(state);
@@ -224,6 +253,7 @@ static void program_free(PyObject *self) {
     program_close(&((struct program_object *)self)->program);
     Py_END_ALLOW_THREADS
     Py_CLEAR(((struct program_object *)self)->run);
+    Py_CLEAR(((struct program_object *)self)->checks);
     type->tp_free(self);
     Py_DECREF(type);
 }

@@ -1,5 +1,7 @@
 #include "slot.h"
 
+#include <string.h>
+
 #include "ring.h"
 #include "wait.h"
 
@@ -33,6 +35,7 @@ bool slot_start(struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t b
     slot->parts = parts;
     slot->batch_rows = batch_rows ? batch_rows : slot->rows;
     atomic_store_explicit(&slot->leads, leads, memory_order_relaxed);
+    atomic_store_explicit(&slot->failure, STATUS_OK, memory_order_relaxed);
     if (parts > 1) {
         atomic_store(&slot->parts_done, 0);
         atomic_store(&slot->compute_start_ns, 0);
@@ -48,6 +51,14 @@ bool slot_lead(struct slot *slot, uint32_t sequence, bool leads) {
     if (slot_sequence(word) != sequence || slot_state(word) != SLOT_RUNNING) return false;
     atomic_store_explicit(&slot->leads, leads, memory_order_relaxed);
     return true;
+}
+
+void slot_fail(struct slot *slot, uint32_t status, const char *reason, size_t length) {
+    uint32_t none = STATUS_OK;
+    if (!atomic_compare_exchange_strong(&slot->failure, &none, status)) return;
+    if (length >= REASON_BYTES) length = REASON_BYTES - 1;
+    memcpy(slot->reason, reason, length);
+    slot->reason[length] = 0;
 }
 
 /* 0 is no time yet. */
@@ -87,7 +98,7 @@ void slot_part_computed(struct slot *table, struct slot *slot, uint32_t sequence
     } else if (!count_part(slot, parts, part, result)) {
         return;
     }
-    slot_change(slot, sequence, 1u << SLOT_RUNNING, SLOT_DONE, result->failed ? STATUS_INTERNAL : STATUS_OK);
+    slot_change(slot, sequence, 1u << SLOT_RUNNING, SLOT_DONE, atomic_load(&slot->failure));
     slot_wake(table, slot);
 }
 
@@ -98,7 +109,7 @@ bool slot_part_is_done(struct slot *table, struct slot *slot, uint32_t sequence,
         uint64_t done = parts > 1 ? atomic_load(&slot->parts_done) : 0;
         if (state == SLOT_SUBMITTED || !(done >> part & 1)) return false;
         if (done != all_of(parts)) return true;
-        slot_change(slot, sequence, 1u << SLOT_RUNNING, SLOT_DONE, STATUS_OK);
+        slot_change(slot, sequence, 1u << SLOT_RUNNING, SLOT_DONE, atomic_load(&slot->failure));
     }
     slot_wake(table, slot); /* who answered may have died before that */
     return true;

@@ -2,6 +2,8 @@
 #ifndef GANGWAY_SLOT_H
 #define GANGWAY_SLOT_H
 
+#include <stddef.h>
+
 #include "layout.h"
 
 enum { MAX_AWAITED = 64 };
@@ -23,8 +25,11 @@ bool slot_lead(struct slot *slot, uint32_t sequence, bool leads);
 struct part_result {
     uint64_t start_ns, end_ns; /* first task, last task */
     uint32_t ranks;
-    bool failed;
 };
+
+/* A part of a running request has failed: the request will end with this status, and this text of `length` bytes as the reason, unless it has
+ * another one already. Only by a rank that computes the part. */
+void slot_fail(struct slot *slot, uint32_t status, const char *reason, size_t length);
 
 /* A part of a running request, which has so many, has been computed: answers the request if all are. Doing it twice does no harm. */
 void slot_part_computed(struct slot *table, struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t part,

@@ -171,7 +171,7 @@ class EnsembleRun:
                 return ()
             if outcome.status is not SlotStatus.OK:
                 status = self._clock.status_of(outcome.status, finished_ns)
-                error = failure(step.model.name, status, _max_queue(step))
+                error = failure(step.model.name, status, _max_queue(step), outcome.reason)
                 raise self._failed(step, running.begin_ns, error)
             if not self._take(step, running):
                 self._start(running.index, running.begin_ns, whole=True)  # there was too little room for the answer

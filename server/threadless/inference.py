@@ -185,7 +185,7 @@ class ThreadlessInference:
                 response = pending.way.answer(pending.parts.request_id, request, pending.regions)
         if response is None:
             status = clock.status_of(outcome.status, finished_ns)
-            raise failure(plan.model.name, status, plan.terms.max_queue)
+            raise failure(plan.model.name, status, plan.terms.max_queue, outcome.reason)
         request_id, submitted_ns = pending.parts.request_id, pending.submitted_ns
         # Without the contents: what is traced with its tensors goes the ordinary way.
         self._execution.note(plan, request_id, (), pending.call, clock, submitted_ns, finished_ns, outcome, response)

@@ -79,7 +79,7 @@ static void call_whole(void *context, struct query *query) {
     CHECK(context == numbers && query->rows == gangs[0].rows && query->piece_count == request_count, "wrong query");
     gangs[0].cells[0][0][0].runs++;
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-    for (uint32_t i = 0; i < request_count; i++) query->pieces[i].failed = fails >> i & 1;
+    for (uint32_t i = 0; i < request_count; i++) if (fails >> i & 1) slot_fail(query->pieces[i].slot, STATUS_INTERNAL, "", 0);
 }
 
 static void make_layer(uint32_t number) {

@@ -152,6 +152,36 @@ def test_a_request_is_answered_when_its_last_part_is_done(make_harness, batch_ro
     assert outcome.compute_us == pytest.approx((last - first) / 1e3), "from the first part's first task to the last end"
 
 
+@pytest.mark.parametrize("batch_rows", [0, 4])
+def test_a_number_that_a_kernel_refuses_fails_its_own_request(make_harness, batch_rows):
+    harness = make_harness(layers=4, batch_rows=batch_rows, checks=("no number", "not {}, {}"))
+    for bad, reason in ((-1, "no number"), (-2, "not -2, {}"), (-3, "")):
+        clear_arena(harness, 9)
+        requests = [begin(harness, number, 3) for number in range(3)]
+        struct.pack_into("<i", harness.executor.io.view, requests[1].at + ORDER_BYTES + 12, bad)
+        start(harness, [request.member() for request in requests], [0, 1])
+        assert left(harness, [0, 1]) == {LeftReason.DONE}
+        outcomes = [harness.executor.slots.outcome(request.slot) for request in requests]
+        refused = SlotStatus.INVALID if reason else SlotStatus.OK  # there is no such check
+        assert [outcome.status for outcome in outcomes] == [SlotStatus.OK, refused, SlotStatus.OK]
+        assert [outcome.reason for outcome in outcomes] == ["", reason, ""]
+        assert [counters(harness, request) for request in requests] == [{1}] * 3
+        assert all(harness.executor.slots.release(request.slot) for request in requests)
+
+
+def test_a_part_that_is_refused_fails_the_whole_request_and_not_the_next_one(make_harness):
+    harness = make_harness(layers=3, checks=("no {}",))
+    for bad, expected in ((-1, (SlotStatus.INVALID, "no -1")), (0, (SlotStatus.OK, ""))):
+        request = begin(harness, 0, 4, parts=2)
+        struct.pack_into("<i", harness.executor.io.view, request.at + 12, bad)
+        for part in (0, 1):
+            start(harness, [request.member(2 * part, 2, part=part)], [0])
+            assert left(harness, [0]) == {LeftReason.DONE}
+        outcome = harness.executor.slots.outcome(request.slot)
+        assert (outcome.status, outcome.reason) == expected
+        assert harness.executor.slots.release(request.slot)
+
+
 def test_two_gangs_at_the_same_time(make_harness):
     harness = make_harness(layers=6, batch_rows=3)
     for _ in range(30):

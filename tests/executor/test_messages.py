@@ -90,6 +90,8 @@ def test_slot_fields_lie_where_c_has_them():
     assert _native.LAYOUT["slot.input_offset"] == slots._INPUTS_OFFSET
     assert _native.LAYOUT["slot.output_offset"] == slots._OUTPUTS_OFFSET
     assert _native.LAYOUT["slot.bell"] == slots._BELL_OFFSET
+    assert _native.LAYOUT["slot.failure"] == slots._FAILURE_OFFSET
+    assert _native.LAYOUT["slot.reason"] == slots._REASON_OFFSET
 
 
 def test_status_fields_lie_where_c_has_them():

@@ -149,7 +149,8 @@ def test_strings_and_ensembles_within_ensembles(served: Controlled) -> None:
         np.testing.assert_array_equal(result.as_numpy(name), wanted[name])
         np.testing.assert_array_equal(strings.as_numpy(name).astype(int), x[name])
     error = refusal(served, "texts", {name: np.full((1, 16), "no", object) for name in texts})
-    assert error.status() == "StatusCode.INTERNAL" and "in ensemble 'texts', step 1 ('simple_string')" in str(error)
+    failed = "in ensemble 'texts', step 1 ('simple_string'): the execution of model 'simple_string' failed: Cast"
+    assert error.status() == "StatusCode.INTERNAL" and failed in str(error)
     error = refusal(served, "texts", {"INPUT0": texts["INPUT0"]})
     assert error.status() == "StatusCode.INVALID_ARGUMENT" and "expected 2 inputs but got 1" in str(error)
 
