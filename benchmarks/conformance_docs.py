@@ -25,8 +25,8 @@ imports opset {NEWEST_OPSET} at most. Tests of a function's body (`_expanded`) c
 - **not passing**: no answer, or not the one that the test expects. In brackets: those that onnxruntime alone passes.
 
 An operator that ONNX defines by simpler ones is computed by those where no kernel does it in one piece. Inputs that
-only repeat what a static output shape says (the shape of Reshape, the axes of most reductions, ...) are not read. A
-place that a request's numbers lead to (Gather's indices, ...) is clamped into its tensor.
+only repeat what a static output shape says (the shape of Reshape, the axes of most reductions, ...) are not read. An
+index out of range and a division of integers by zero are refused, as by onnxruntime ([artifact.md](artifact.md)).
 
 These tests feed weights as inputs. Where weights are constants, as in trained models, Conv of one and two dimensions,
 ConvTranspose, LSTM, GRU, RNN, Gemm, and QuantizeLinear and DequantizeLinear of several scales are native, too; so are

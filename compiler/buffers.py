@@ -80,7 +80,7 @@ class Buffer:
 class Step:
     """A layer whose activations are placed: the arguments are inputs[0], packed weights, inputs[1:], more, output.
 
-    `more` is what else it writes: further outputs, and scratch memory.
+    `more` is what else it writes: further outputs, and scratch memory. `checks`: a text for each of the spec's.
     """
 
     name: str
@@ -90,6 +90,7 @@ class Step:
     output: Buffer
     weights: RawWeights = field(default_factory=dict)
     more: tuple[Buffer, ...] = ()
+    checks: tuple[str, ...] = ()
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

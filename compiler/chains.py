@@ -6,7 +6,7 @@ A step takes in those before it whose result it alone reads, number by number, u
 import math
 from dataclasses import replace
 
-from gangway.artifact.format import Space
+from gangway.artifact.format import MAX_CHECKS, Space
 from gangway.compiler.buffers import Buffer, Step
 from gangway.compiler.expressions import MOST_OPERANDS, contiguous
 from gangway.compiler.specs import Instruction, Operand, PointwiseSpec
@@ -73,8 +73,11 @@ def _merged(first: Step | None, second: Step) -> Step | None:
     values += range(last + 1, last + 1 + len(second.spec.program))
     program += _renumbered(second.spec.program, values)
     spec = PointwiseSpec(second.spec.shape, tuple(item for _, item in merged), tuple(program))
+    checks = first.checks + second.checks
+    if len(checks) > MAX_CHECKS:
+        return None
     inputs = tuple(buffer for buffer, _ in merged)
-    return replace(second, operator=f"{first.operator}+{second.operator}", spec=spec, inputs=inputs)
+    return replace(second, operator=f"{first.operator}+{second.operator}", spec=spec, inputs=inputs, checks=checks)
 
 
 def _renumbered(program: tuple[Instruction, ...], values: list[int]) -> list[Instruction]:

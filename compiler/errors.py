@@ -18,3 +18,7 @@ class UnsupportedModelError(ModelError):
 
 class MixedRowsError(UnsupportedModelError):
     """Rows of the model's batch influence each other, as its operators say: requests must not share a run."""
+
+
+class OneEngineError(UnsupportedModelError):
+    """A node that could be compiled, but not so that it always answers what onnxruntime answers."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from gangway.compiler.errors import MixedRowsError, UnsupportedModelError
+from gangway.compiler.errors import MixedRowsError, OneEngineError, UnsupportedModelError
 from gangway.compiler.specs import Array
 
 WIDE_BATCH = 7  # the second batch size, at which shapes are inferred to see where the batch is
@@ -43,6 +43,10 @@ class Node:
     def mixed(self, why: str) -> MixedRowsError:
         """Return the error that says how this node lets rows of the batch influence each other."""
         return MixedRowsError(f"node '{self.name}' ({self.operator}): it mixes rows of the batch: {why}")
+
+    def one_engine(self, why: str) -> OneEngineError:
+        """Return the error that says why onnxruntime alone is to compute this node."""
+        return OneEngineError(f"node '{self.name}' ({self.operator}): {why}")
 
 
 @dataclass(frozen=True)

@@ -156,4 +156,5 @@ def _layer(step: Step, plan: KernelPlan, version: Version, weights: tuple[int, .
         bytes=activation_bytes(step) + weight_bytes(step),
         max_ranks=max_ranks(step, plan.tasks),
         row_ns=row_ns(step),
+        checks=step.checks,
     )

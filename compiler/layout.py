@@ -24,6 +24,7 @@ from gangway.compiler.specs import (
     ConvSpec,
     CopySpec,
     ElementwiseSpec,
+    GatherPlacesSpec,
     GlobalPoolSpec,
     KernelSpec,
     PoolSpec,
@@ -50,7 +51,7 @@ def _place_blocked(memory: Memory, layer: Layer) -> None:
     memory.append(layer, layer.spec, tuple(memory.blocked(name) for name in layer.inputs), "blocked")
 
 
-@places(SoftmaxSpec, ScatterSpec)
+@places(SoftmaxSpec, ScatterSpec, GatherPlacesSpec)
 def _place_plain(memory: Memory, layer: Layer) -> None:
     assert isinstance(layer.spec, KernelSpec)
     memory.append(layer, layer.spec, tuple(memory.plain(name) for name in layer.inputs), "plain")

@@ -6,6 +6,7 @@ from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.expressions import ELEMENT_TYPES
 from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Geometry, Layer, Program, geometry_of
+from gangway.compiler.refusals import refusal_texts
 from gangway.compiler.specs import KernelSpec, PackSpec, SequencePackSpec, UnpackSpec
 
 
@@ -37,7 +38,9 @@ class Memory:
         kind = self.program.type(layer.output)
         output = Buffer(kind, layout, geometry or geometry_of(kind))
         self.homes[layer.output] = output
-        self.steps.append(Step(layer.name, layer.operator, spec, inputs, output, layer.weights))
+        self.steps.append(
+            Step(layer.name, layer.operator, spec, inputs, output, layer.weights, (), refusal_texts(layer, spec))
+        )
 
     def tensor(self, name: str) -> Buffer:
         """Give a tensor plain memory of its own, from now on its home."""

@@ -70,11 +70,12 @@ class Body:
         """Another shape; 0 keeps the length of the same axis, as the batch must."""
         return self.op("Reshape", x, self.integers(shape), output=output)
 
-    def reduce(self, operator: str, x: str, axes: Sequence[int], keepdims: int = 1) -> str:
-        """A reduction."""
+    def reduce(self, operator: str, x: str, axes: Sequence[int], keepdims: int = 1, wraps: bool = False) -> str:
+        """A reduction; `wraps`, of integers: a sum that wraps around."""
+        attributes: dict[str, Any] = {"keepdims": keepdims, **({"wraps": 1} if wraps else {})}
         if self.graph.opset >= _REDUCED_BY_INPUT.get(operator, 18):
-            return self.op(operator, x, self.integers(axes), keepdims=keepdims)
-        return self.op(operator, x, axes=list(axes), keepdims=keepdims)
+            return self.op(operator, x, self.integers(axes), **attributes)
+        return self.op(operator, x, axes=list(axes), **attributes)
 
     def slice(self, x: str, axis: int, begin: int, end: int, output: str = "") -> str:
         """A part of one axis."""

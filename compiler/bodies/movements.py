@@ -2,6 +2,7 @@
 
 import numpy as np
 from gangway.compiler.bodies.base import Body, defines
+from gangway.compiler.expressions import FLOATS
 
 
 @defines("Split")
@@ -79,8 +80,11 @@ def one_hot(body: Body) -> None:
         raise body.node.unsupported("indices of a batch")
     shape = list(body.type(0).shape)
     indices = body.reshape(body.node.inputs[0], [*shape[:axis], 1, *shape[axis:]])
-    indices = body.op("Cast", indices, to=7)
-    positions = np.arange(length).reshape([-1 if n == axis else 1 for n in range(rank + 1)])
+    fractions = body.type(0).dtype in FLOATS  # only a whole number is a place
+    if not fractions:
+        indices = body.op("Cast", indices, to=7)
+    positions = np.arange(length, dtype=body.type(0).dtype if fractions else np.int64)
+    positions = positions.reshape([-1 if n == axis else 1 for n in range(rank + 1)])
     here = body.op("Equal", indices, body.constant(positions))
     from_end = body.op("Equal", indices, body.constant(positions - length))
     values = body.node.inputs[2]
@@ -119,7 +123,7 @@ def cumulative_sum(body: Body) -> None:
     shape = [kind.shape[0] if axis == 0 else 0, *kind.shape[1:]]
     repeated = body.reshape(body.node.inputs[0], [*shape[:axis], 1, *shape[axis:]])
     kept = body.op("Where", body.constant(taken), repeated, body.constant(np.zeros(1, kind.dtype)))
-    summed = body.reduce("ReduceSum", kept, [axis + 1], keepdims=0)
+    summed = body.reduce("ReduceSum", kept, [axis + 1], keepdims=0, wraps=True)
     body.op("Identity", summed, output=body.node.outputs[0])
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import reduce
 
+import numpy as np
 from gangway.compiler.expressions import ELEMENT_TYPES, FLOATS, MOST_OPERANDS, Expression, Value, operand_kinds
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Program
@@ -159,6 +160,8 @@ def reciprocal(expression: Expression, node: Node, values: list[Value], dtype: s
 
 def cast(expression: Expression, node: Node, values: list[Value], dtype: str) -> Value:
     """Another type."""
+    if dtype == "uint32" and values[0].dtype in ("float32", "float64"):
+        raise node.one_engine("what onnxruntime makes of numbers out of uint32's range depends on their places")
     return expression.apply("cast", values[0], dtype=dtype)
 
 
@@ -186,6 +189,8 @@ def mod(expression: Expression, node: Node, values: list[Value], dtype: str) -> 
     fmod = node.attributes.get("fmod", 0)
     if dtype in FLOATS and not fmod:
         raise node.unsupported(f"of {dtype} without fmod")
+    if dtype in ("int64", "uint64") and fmod:
+        raise node.one_engine(f"onnxruntime rounds {dtype} to float64 for fmod")
     return expression.apply("fmod" if fmod else "mod", *values)
 
 
@@ -194,20 +199,34 @@ def power(expression: Expression, node: Node, values: list[Value], dtype: str) -
     """The base's type; small constant exponents are products."""
     x, y = values
     exponent = _constant(expression, y)
-    if exponent in (1, 2, 3):
-        square = expression.apply("mul", x, x) if exponent > 1 else x
-        return expression.apply("mul", square, x) if exponent > 2 else square
-    if dtype in FLOATS:
-        if exponent == 0.5:
-            return expression.apply("sqrt", x)
-        return expression.apply("pow", x, expression.cast(y, dtype))
-    if y.dtype not in FLOATS:
-        return expression.apply("pow", x, expression.cast(y, dtype))
-    exact = expression.apply("pow", *(expression.cast(value, "float64") for value in (x, y)))
-    near = expression.apply("round", exact)
-    distance = expression.apply("abs", expression.apply("sub", exact, near))
-    close = expression.apply("less", distance, expression.constant(1e-6, "float64"), dtype="bool")
-    return expression.cast(expression.apply("where", close, near, exact), dtype)
+    # onnxruntime has products for integers, too, if one exponent is for several numbers.
+    if exponent in (2, 3) and (dtype in FLOATS or math.prod(expression.shape) > 1):
+        square = expression.apply("mul", x, x)
+        return expression.apply("mul", square, x) if exponent == 3 else square
+    if dtype not in FLOATS:
+        return _integer_power(expression, node, x, y, dtype)
+    if exponent == 1:
+        return x
+    if exponent == 0.5:
+        return expression.apply("sqrt", x)
+    return expression.apply("pow", x, expression.cast(y, dtype))
+
+
+def _integer_power(expression: Expression, node: Node, x: Value, y: Value, dtype: str) -> Value:
+    """What onnxruntime computes in float64 and cuts, where that can be told without powers of fractions."""
+    exponent = _constant(expression, y)
+    if dtype == "int64":
+        raise node.one_engine("onnxruntime computes powers of int64 in float64")
+    if exponent is not None and float(exponent).is_integer() and abs(exponent) <= np.iinfo(dtype).max:
+        return expression.apply("pow", x, expression.constant(int(exponent), dtype))
+    if exponent is not None or y.dtype in FLOATS or np.dtype(y.dtype).itemsize > np.dtype(dtype).itemsize:
+        raise node.one_engine(f"onnxruntime computes powers of {dtype} in float64")
+    along = [
+        step for step, length in zip(expression.operands[y.index].strides, expression.shape, strict=True) if length > 1
+    ]
+    if along and not along[-1]:
+        raise node.one_engine("in onnxruntime the largest squares depend on how many numbers have one exponent")
+    return expression.apply("pow", x, expression.cast(y, dtype))
 
 
 def _constant(expression: Expression, value: Value) -> float | int | None:

@@ -49,7 +49,9 @@ def _quantise(expression: Expression, node: Node, values: list[Value], dtype: st
     if zero_point:
         y = expression.apply("add", y, zero_point[0])
     limits = np.iinfo(dtype)
-    y = expression.apply("max", y, expression.constant(limits.min, "float32"))
+    lowest = expression.constant(limits.min, "float32")
+    inside = expression.apply("greater", y, lowest, dtype="bool")
+    y = expression.apply("where", inside, y, lowest)  # also of NaN
     y = expression.apply("min", y, expression.constant(limits.max, "float32"))
     return expression.cast(y, dtype)
 

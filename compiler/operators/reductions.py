@@ -41,7 +41,9 @@ def reduce_axes(program: Program, node: Node) -> None:
     if node.operator == "ReduceMean" and image and axes == {2, 3}:
         program.add(node, global_pool(image), (node.inputs[0],))
     else:
-        _add(program, node, axes, *_REDUCTIONS[node.operator])
+        operator, before, after = _REDUCTIONS[node.operator]
+        operator = "wrapping_sum" if node.attributes.get("wraps", 0) else operator
+        _add(program, node, axes, operator, before, after)
 
 
 @lowers("ArgMax", "ArgMin")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from gangway.compiler.errors import ModelError, UnsupportedModelError
+from gangway.compiler.errors import ModelError, OneEngineError, UnsupportedModelError
 from gangway.compiler.graph import Graph, Node
 from gangway.compiler.layers import Program
 
@@ -43,7 +43,7 @@ def lower(graph: Graph, resort: Resort | None = None) -> tuple[Program, dict[str
         except UnsupportedModelError as error:
             _undo(program, mark)
             refusals[node.outputs[0]] = error
-        if resort:
+        if resort and not isinstance(refusals[node.outputs[0]], OneEngineError):
             try:
                 resort(program, node)
                 del refusals[node.outputs[0]]

@@ -18,6 +18,8 @@ ELEMENT_TYPES = {"float32", "bool", *(f"{sign}int{bits}" for sign in ("", "u") f
 
 def lower_by_relax(program: Program, node: Node) -> None:
     """Add the layers of one node. Raises UnsupportedModelError that says what Relax cannot or does wrongly."""
+    if node.operator == "GridSample":
+        raise node.one_engine("onnxruntime has its own answers to coordinates that are no numbers, or beyond integers")
     constants = {name: program.graph.constants[name] for name in node.inputs if name in program.graph.constants}
     inputs = {name: program.type(name) for name in node.inputs if name and name not in constants}
     outputs = {name: program.type(name) for name in node.outputs if name}

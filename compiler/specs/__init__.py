@@ -4,7 +4,16 @@ The graph half (import, fusion, layout, arena) turns a model into specs; `templa
 code. Nothing here imports TVM.
 """
 
-from gangway.compiler.specs.base import MOST_LANES, Array, BatchPlan, KernelPlan, KernelSpec, PackedWeights, RawWeights
+from gangway.compiler.specs.base import (
+    MOST_LANES,
+    Array,
+    BatchPlan,
+    Check,
+    KernelPlan,
+    KernelSpec,
+    PackedWeights,
+    RawWeights,
+)
 from gangway.compiler.specs.conv_depthwise import ConvDepthwiseSpec
 from gangway.compiler.specs.images import (
     BlockedElementwiseSpec,
@@ -21,7 +30,7 @@ from gangway.compiler.specs.images import (
 )
 from gangway.compiler.specs.plain import ReduceSpec, RemapSpec, Segment
 from gangway.compiler.specs.pointwise import Instruction, Operand, PointwiseSpec
-from gangway.compiler.specs.scatter import Picked, ScatterReduction, ScatterSpec
+from gangway.compiler.specs.scatter import GatherPlacesSpec, Picked, ScatterReduction, ScatterSpec
 from gangway.compiler.specs.sequences import (
     AttentionSpec,
     GatherSpec,
@@ -38,11 +47,13 @@ __all__ = [
     "AttentionSpec",
     "BatchPlan",
     "BlockedElementwiseSpec",
+    "Check",
     "ConvDepthwiseSpec",
     "ConvSpec",
     "CopySpec",
     "ElementwiseOperator",
     "ElementwiseSpec",
+    "GatherPlacesSpec",
     "GatherSpec",
     "GlobalPoolSpec",
     "Instruction",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy.typing as npt
 
@@ -10,6 +10,9 @@ Array = npt.NDArray[Any]
 MOST_LANES = 16  # of any target
 
 PackedWeights = tuple[Array, ...]  # in argument order, ready for weights.bin
+Check = Literal["index", "zero", "least"]
+"""Which number a kernel refuses: an index out of range, a divisor of 0, the least integer divided by -1."""
+
 RawWeights = Mapping[str, Array]  # by the names that the spec states, as ONNX has them
 
 
@@ -26,6 +29,11 @@ class KernelSpec:
     def text(self) -> str:
         """Shape for people, "64x56x56 -> 256x56x56 k1 s1"; empty if the output's shape says it all."""
         return ""
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What the kernel refuses. If anything, it has an argument more: two int64, see `artifact.format.Layer`."""
+        return ()
 
     def with_halos(self, inputs: tuple[int, ...], output: int) -> Self:
         """The spec with the halos that its activations turned out to have, inputs in the order of the arguments."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from gangway.compiler.specs.base import KernelSpec
 
 SegmentKind = Literal["run", "table", "fill"]
@@ -42,7 +43,7 @@ class RemapSpec(KernelSpec):
         return sum(segment.length for segment in self.line)
 
 
-Reduction = Literal["sum", "prod", "max", "min", "argmax", "argmin", "last_argmax", "last_argmin"]
+Reduction = Literal["sum", "wrapping_sum", "prod", "max", "min", "argmax", "argmin", "last_argmax", "last_argmin"]
 Before = Literal["none", "abs", "square", "exp"]
 After = Literal["none", "mean", "sqrt", "log"]
 
@@ -53,6 +54,10 @@ class ReduceSpec(KernelSpec):
 
     `before` is applied to each number, `after` to each result. y is of x's type; argmax and argmin, over one axis, give
     int64: the first or the last of equal ones. Neighbouring axes of the same kind should be given as one.
+
+    Sums and products of integers are computed in float64, and are the largest or least integer where they overflow;
+    wrapping sums are exact, and wrap around. The place of an extreme is 0 if the first number is NaN, others are passed
+    over. All that is onnxruntime's.
     """
 
     dtype: str
@@ -61,6 +66,11 @@ class ReduceSpec(KernelSpec):
     operator: Reduction
     before: Before = "none"
     after: After = "none"
+
+    @property
+    def number(self) -> str:
+        """The type that totals have."""
+        return "float64" if self.operator in ("sum", "prod") and np.dtype(self.dtype).kind in "iu" else self.dtype
 
     @property
     def flops(self) -> int:

@@ -1,9 +1,11 @@
 """Spec of the generic kernel over plain tensors: any chain of elementwise operators, with broadcasting, any type."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gangway.compiler.specs.base import KernelSpec
+import numpy as np
+from gangway.compiler.specs.base import Check, KernelSpec
 
 _POLYNOMIAL = 16
 _SIMPLE = frozenset(
@@ -48,6 +50,31 @@ class PointwiseSpec(KernelSpec):
     shape: tuple[int, ...]
     operands: tuple[Operand, ...]
     program: tuple[Instruction, ...]
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Those of all instructions, in their order."""
+        return tuple(check for item in self.program for check in self.checks_of(item))
+
+    def checks_of(self, item: Instruction) -> Sequence[Check]:
+        """What a division of integers has no answer to, as far as its divisor is not known.
+
+        The least integer of 8 or 16 bits has one, itself.
+        """
+        if item.operator not in ("div", "mod", "fmod") or np.dtype(item.dtype).kind not in "iu":
+            return ()
+        divisor = item.sources[1] - len(self.operands)
+        known = self.program[divisor] if divisor >= 0 and self.program[divisor].operator == "constant" else None
+        checks: list[Check] = ["zero"] if known is None or known.parameters[0] == 0 else []
+        limits = np.iinfo(item.dtype)
+        if (
+            item.operator != "fmod"
+            and limits.min < 0
+            and limits.bits >= 32
+            and (known is None or known.parameters[0] == -1)
+        ):
+            checks.append("least")
+        return checks
 
     @property
     def cost(self) -> int:

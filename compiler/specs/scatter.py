@@ -1,10 +1,10 @@
-"""Spec of the kernel that puts numbers at places which other numbers say."""
+"""Specs of the kernels that put numbers at, or take them from, places which other numbers say."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gangway.compiler.specs.base import KernelSpec
+from gangway.compiler.specs.base import Check, KernelSpec
 
 ScatterReduction = Literal["none", "add", "mul", "max", "min"]
 
@@ -25,8 +25,7 @@ class ScatterSpec(KernelSpec):
     Arguments: data, indices, updates, y; all plain.
 
     The place is i strides[0] + j strides[1] + ... and, for each of `picked`, stride times the index that lies at
-    i index_strides[0] + ... + step. Negative indices count from the end; one out of range is clamped: a kernel cannot
-    refuse.
+    i index_strides[0] + ... + step. Negative indices count from the end; one out of range is refused.
     """
 
     dtype: str
@@ -39,6 +38,32 @@ class ScatterSpec(KernelSpec):
     reduction: ScatterReduction = "none"
 
     @property
+    def checks(self) -> tuple[Check, ...]:
+        """Indices."""
+        return ("index",)
+
+    @property
     def flops(self) -> int:
         """Updates."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class GatherPlacesSpec(KernelSpec):
+    """ONNX's GatherElements and GatherND: y[i, j, ...] = data[place], the place as in `ScatterSpec`.
+
+    `item_bytes` is that of one number (1, 2, 4, 8); nothing but moving is done. Arguments: data, indices, y; all plain.
+    """
+
+    item_bytes: int
+    index_dtype: Literal["int32", "int64"]
+    elements: int  # of data
+    shape: tuple[int, ...]  # of y
+    strides: tuple[int, ...]
+    index_strides: tuple[int, ...]
+    picked: tuple[Picked, ...]
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Indices."""
+        return ("index",)

@@ -8,7 +8,7 @@ layer over it is a 1x1 `ConvSpec`, residual and activation included. Surplus cha
 from dataclasses import dataclass
 from typing import Literal
 
-from gangway.compiler.specs.base import KernelSpec
+from gangway.compiler.specs.base import Check, KernelSpec
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class MatMulSpec(KernelSpec):
 class GatherSpec(KernelSpec):
     """ONNX's Gather: data [outer][length][inner], indices [count] -> y [outer][count][inner]; negatives: from the end.
 
-    `item_bytes` is that of one number (1, 2, 4, 8); nothing but moving is done. An index out of range is clamped: a
-    kernel cannot refuse. Arguments: data, indices, y.
+    `item_bytes` is that of one number (1, 2, 4, 8); nothing but moving is done. An index out of range is refused.
+    Arguments: data, indices, y.
     """
 
     outer: int
@@ -105,6 +105,11 @@ class GatherSpec(KernelSpec):
     count: int
     item_bytes: int
     index_dtype: Literal["int32", "int64"]
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Indices."""
+        return ("index",)
 
 
 @dataclass(frozen=True)

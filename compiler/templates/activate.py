@@ -11,7 +11,7 @@ from tvm import tirx
 
 from ..activations import Activation
 from .builder import Expr, bind, constant
-from .numbers import round_even
+from .numbers import is_nan, round_even
 from .vector_math import (
     absolute,
     clip,
@@ -78,7 +78,8 @@ def activate(value: Expr, activation: Activation, lanes: int) -> Expr:
 def _quantise(x: Expr, activation: Activation, lowest: int, highest: int, lanes: int) -> Expr:
     scale, zero_point = constant(activation.alpha, lanes), activation.beta
     limited = clip(x / scale, lowest - zero_point, highest - zero_point, lanes)
-    return round_even(limited, "float32", lanes) * scale
+    lowest_of_nan = constant(lowest - zero_point, lanes)
+    return tirx.Select(is_nan(x, "float32", lanes), lowest_of_nan, round_even(limited, "float32", lanes)) * scale
 
 
 def _gelu(x: Expr, lanes: int) -> Expr:

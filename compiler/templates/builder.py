@@ -192,6 +192,25 @@ def store(buffer: Buffer, base: Expr, value: Expr, lanes: int, step: int = 1) ->
     ir.buffer_store(buffer, value, [base if lanes == 1 else tirx.Ramp(base, step, lanes)])
 
 
+REFUSED = Argument("refused", 2, "int64")  # the last argument of kernels that check numbers
+
+
+def refuse(refused: Buffer, check: int, value: Expr) -> None:
+    """Say that a number has failed a check, whose number counts from 1."""
+    store(refused, 0, tirx.const(check, "int64"), 1)
+    store(refused, 1, tirx.Cast("int64", value), 1)
+
+
+def checked_index(index: Expr, length: int, dtype: str, refused: Buffer) -> Expr:
+    """The index counted from the beginning, as a 32-bit integer. One out of range is refused, and clamped."""
+    index = bind(index)
+    zero, end, last = (tirx.const(value, dtype) for value in (0, length, length - 1))
+    outside = tirx.Or(index < tirx.const(-length, dtype), index >= end)
+    when(outside, lambda: refuse(refused, 1, index))
+    counted = bind(tirx.Select(index < zero, index + end, index))
+    return bind(tirx.Cast("int32", at_most(at_least(counted, zero), last)))
+
+
 def prefetch(buffer: Buffer, index: Expr, level: int = 1) -> None:
     """Ask for the cache line of `buffer[index]` in that level; an index beyond the buffer's end does no harm."""
     read, keep, data = (tirx.const(value, "int32") for value in (0, 4 - level, 1))

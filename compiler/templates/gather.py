@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-from tvm import tirx
 
 from ..specs import GatherSpec, KernelPlan
 from .base import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
 from .builder import (
+    REFUSED,
     Argument,
     Buffer,
     Expr,
-    at_least,
     at_most,
     bind,
+    checked_index,
     kernel,
     lanes_at,
     quotient,
@@ -44,12 +44,12 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     lanes = target.lanes * FLOAT_BYTES // spec.item_bytes
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        data, indices, y = buffers
+        data, indices, y, refused = buffers
 
         def line(index: Expr) -> None:
             line_number = number * per_task + index
             outer, column = quotient(line_number, spec.count), remainder(line_number, spec.count)
-            picked = _clamped(indices[column], spec)
+            picked = checked_index(indices[column], spec.length, spec.index_dtype, refused)
             source = bind((outer * spec.length + picked) * spec.inner)
             into = line_number * spec.inner
             whole, rest = divmod(spec.inner, lanes)
@@ -70,14 +70,6 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         Argument("data", spec.outer * spec.length * spec.inner, dtype),
         Argument("indices", spec.count, spec.index_dtype),
         Argument("y", lines * spec.inner, dtype),
+        REFUSED,
     ]
     return kernel(symbol, arguments, task)
-
-
-def _clamped(index: Expr, spec: GatherSpec) -> Expr:
-    """The index counted from the beginning and within the table, as a 32-bit integer."""
-    index = bind(index)
-    length = tirx.const(spec.length, spec.index_dtype)
-    counted = bind(tirx.Select(index < tirx.const(0, spec.index_dtype), index + length, index))
-    zero, last = tirx.const(0, spec.index_dtype), tirx.const(spec.length - 1, spec.index_dtype)
-    return bind(tirx.Cast("int32", at_most(at_least(counted, zero), last)))

@@ -11,7 +11,7 @@ import numpy as np
 from tvm import tirx
 
 from ..activations import Activation, ActivationName
-from ..specs import Instruction
+from ..specs import Check, Instruction
 from . import doubles, vector_math
 from .activate import activate
 from .builder import Expr, Register, constant
@@ -171,6 +171,15 @@ def _integer(name: str, values: list[Expr], dtype: str, lanes: int) -> Expr:
     raise KeyError(f"{name} of {dtype}")
 
 
+def undivided(check: Check, x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
+    """1 where x / y is what the check is for, else 0."""
+    one, zero = constant(1, lanes, dtype), constant(0, lanes, dtype)
+    if check == "zero":
+        return keep(tirx.Select(tirx.EQ(y, zero), one, zero))
+    least, minus = constant(np.iinfo(dtype).min, lanes, dtype), constant(-1, lanes, dtype)
+    return keep(tirx.Select(tirx.And(tirx.EQ(x, least), tirx.EQ(y, minus)), one, zero))
+
+
 def _quotient(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
     """x / y towards zero. What a processor traps on is computed otherwise: x / 0 is 0, x / -1 is -x."""
     zero, one = constant(0, lanes, dtype), constant(1, lanes, dtype)
@@ -199,21 +208,28 @@ def _remainder(name: str, x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
 
 
 def _power(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
-    """By repeated squaring; a negative exponent gives 0, but of 1 and -1."""
+    """By repeated squaring in float64, whose products are exact as far as they are in range, and cut as by a cast.
+
+    A negative exponent gives 0, but of 0 what infinity is cut to, and of 1 and -1.
+    """
     one, zero = constant(1, lanes, dtype), constant(0, lanes, dtype)
     # From 2^6 on all but 0, 1 and -1 overflow, of which only the exponent's lowest bit matters.
     limit = constant(62, lanes, dtype)
     count = keep(tirx.abs(y) if np.iinfo(dtype).min < 0 else y)
     count = keep(tirx.Select(count > limit, keep(limit + (count & one)), count))
-    result, base = Register(lanes, one, dtype), Register(lanes, x, dtype)
+    result = Register(lanes, constant(1.0, lanes, "float64"), "float64")
+    base = Register(lanes, convert(x, dtype, "float64", lanes), "float64")
     for bit in range(6):
         taken = tirx.NE(count & constant(1 << bit, lanes, dtype), zero)
         result.set(tirx.Select(taken, result.value * base.value, result.value))
         base.set(base.value * base.value)
+    cut = convert(result.value, "float64", dtype, lanes)
     if np.iinfo(dtype).min == 0:
-        return result.value
+        return cut
     unit = tirx.Or(tirx.EQ(x, one), tirx.EQ(x, constant(-1, lanes, dtype)))
-    return tirx.Select(tirx.Or(y >= zero, unit), result.value, zero)
+    infinite = convert(constant(float("inf"), lanes, "float64"), "float64", dtype, lanes)
+    inverse = keep(tirx.Select(tirx.EQ(x, zero), infinite, zero))
+    return tirx.Select(tirx.Or(y >= zero, unit), cut, inverse)
 
 
 def _shift(name: str, x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:

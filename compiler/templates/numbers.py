@@ -82,7 +82,7 @@ def widen(value: Expr, width: int) -> Expr:
 
 
 def convert(value: Expr, source: str, target: str, lanes: int) -> Expr:
-    """ONNX's Cast. Floats are cut towards zero; those out of range become the nearest integer there is, NaN zero.
+    """ONNX's Cast. Floats are cut towards zero; those out of range, and NaN, become what onnxruntime makes of them.
 
     Integers wrap around. Everything but zero is true.
     """
@@ -99,19 +99,38 @@ def convert(value: Expr, source: str, target: str, lanes: int) -> Expr:
 
 
 def _float_to_integer(value: Expr, source: str, target: str, lanes: int) -> Expr:
-    limits, kind = np.iinfo(target), np.dtype(source).type
-    # The float that the largest integer rounds to may be larger than it; then the one before is the limit.
-    high = kind(limits.max)
-    high = np.nextafter(high, kind(0)) if int(high) > limits.max else high
-    x = keep(value)
-    wide = "int32" if limits.bits < 32 else target  # there is no instruction for less
-    inside = tirx.Min(constant(float(high), lanes, source), tirx.Max(constant(float(limits.min), lanes, source), x))
-    inside = tirx.Select(is_nan(x, source, lanes), constant(0.0, lanes, source), keep(inside))
-    whole = keep(tirx.Cast(vector_dtype(wide, lanes), inside))
-    # Where the limit had to be rounded down, the largest integer is missing.
-    above = x > constant(float(high), lanes, source)
-    whole = tirx.Select(above, constant(int(limits.max), lanes, wide), whole)
+    """As the processor does it, and so onnxruntime: through int32, or int64 if that is too small."""
+    bits = np.iinfo(target).bits
+    if target == "uint64":
+        return _float_to_uint64(value, source, lanes)
+    wide = "int64" if bits == 64 or target == "uint32" else "int32"
+    whole = _float_to_signed(keep(value), source, wide, lanes)
     return whole if wide == target else tirx.Cast(vector_dtype(target, lanes), whole)
+
+
+def _float_to_signed(x: Expr, source: str, target: str, lanes: int) -> Expr:
+    """The instruction cvttss2si and its kind: out of range, and of NaN, the least integer."""
+    least = np.iinfo(target).min
+    end = constant(-float(least), lanes, source)
+    # The largest float below the range, of float64 and int32, is no integer's neighbour.
+    below = (
+        x > constant(float(least) - 1, lanes, source)
+        if (source, target) == ("float64", "int32")
+        else x >= constant(float(least), lanes, source)
+    )
+    inside = tirx.And(below, x < end)
+    cut = keep(tirx.Select(inside, x, constant(0.0, lanes, source)))
+    whole = keep(tirx.Cast(vector_dtype(target, lanes), cut))
+    return keep(tirx.Select(inside, whole, constant(least, lanes, target)))
+
+
+def _float_to_uint64(value: Expr, source: str, lanes: int) -> Expr:
+    """What compilers make of it where there is no instruction: from 2^63 on, the rest and the highest bit."""
+    x, kind = keep(value), vector_dtype("uint64", lanes)
+    half = constant(2.0**63, lanes, source)
+    lower = tirx.reinterpret(kind, _float_to_signed(x, source, "int64", lanes))
+    upper = tirx.reinterpret(kind, _float_to_signed(keep(x - half), source, "int64", lanes))
+    return keep(tirx.Select(x >= half, keep(upper ^ constant(1 << 63, lanes, "uint64")), keep(lower)))
 
 
 def from_half(bits: Expr, lanes: int) -> Expr:

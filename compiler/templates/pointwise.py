@@ -5,7 +5,7 @@ overlaps the one before where the length is no multiple: numbers are computed tw
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,25 @@ from gangway.artifact.format import TargetSpec
 
 from ..specs import KernelPlan, PointwiseSpec
 from .base import TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
-from .builder import Argument, Buffer, Expr, at_most, kernel, lanes_at, quotient, remainder, repeat, store, strided
-from .instructions import evaluate
+from .builder import (
+    REFUSED,
+    Argument,
+    Buffer,
+    Expr,
+    Register,
+    at_most,
+    constant,
+    kernel,
+    lanes_at,
+    quotient,
+    refuse,
+    remainder,
+    repeat,
+    store,
+    strided,
+    when,
+)
+from .instructions import evaluate, undivided
 from .numbers import load, memory_dtype, stored, widen
 
 
@@ -96,7 +113,8 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     vectors = -(-part // lanes)
 
     def task(index: Expr, buffers: tuple[Buffer, ...]) -> None:
-        *inputs, y = buffers
+        marks = [Register(lanes, constant(0, lanes, dtype), dtype) for dtype in _checked_dtypes(spec)]
+        *inputs, y = buffers[:-1] if marks else buffers
         first_line, begin = quotient(index, parts) * lines, remainder(index, parts) * part
 
         def line(offset: Expr) -> None:
@@ -113,20 +131,32 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                     value if value is not None else _operand(spec, n, inputs[n], bases[n], place, lanes, loops.steps[n])
                     for n, value in enumerate(values)
                 ]
-                result = run(spec, found, lanes)
+                result = run(spec, found, lanes, marks)
                 target_place = (first_line + offset) * loops.length + place
                 store(y, target_place, stored(result, _result(spec), lanes), lanes)
 
             repeat(at_most(vectors, quotient(loops.length - begin + lanes - 1, lanes)), vector)
 
         repeat(at_most(lines, loops.lines - first_line), line)
+        for check, mark in enumerate(marks, 1):
+            _refuse_marked(mark, lanes, check, buffers[-1])
 
     sizes = [1 + sum((n - 1) * s[i] for n, s in loops.axes) for i in range(len(spec.operands))]
     arguments = [
         Argument(f"x{i}", size, memory_dtype(operand.dtype))
         for i, (size, operand) in enumerate(zip(sizes, spec.operands, strict=True))
     ]
-    return kernel(symbol, [*arguments, Argument("y", math.prod(spec.shape), memory_dtype(_result(spec)))], task)
+    arguments.append(Argument("y", math.prod(spec.shape), memory_dtype(_result(spec))))
+    return kernel(symbol, [*arguments, *([REFUSED] if spec.checks else [])], task)
+
+
+def _refuse_marked(mark: Register, lanes: int, check: int, refused: Buffer) -> None:
+    repeat(lanes, lambda lane: when(mark.lane(lane) != 0, lambda: refuse(refused, check, 0)))
+
+
+def _checked_dtypes(spec: PointwiseSpec) -> list[str]:
+    """The element type of what each check looks at."""
+    return [item.dtype for item in spec.program for _ in spec.checks_of(item)]
 
 
 def _operand(
@@ -142,11 +172,19 @@ def _operand(
     return load(read, spec.operands[index].dtype, lanes)
 
 
-def run(spec: PointwiseSpec, operands: list[Expr], lanes: int) -> Expr:
-    """The last value of the program. Raises UnsupportedSpecError for an operator that is not there for its type."""
+def run(spec: PointwiseSpec, operands: list[Expr], lanes: int, marks: Sequence[Register] = ()) -> Expr:
+    """The last value of the program; each check sets lanes of its mark where it finds something.
+
+    Raises UnsupportedSpecError for an operator that is not there for its type.
+    """
     values, dtypes = list(operands), [operand.dtype for operand in spec.operands]
+    unused = iter(marks)
     for item in spec.program:
         dtype = dtypes[item.sources[-1]] if item.sources else item.dtype
+        for check in spec.checks_of(item) if marks else ():
+            x, y = (values[source] for source in item.sources)
+            mark = next(unused)
+            mark.set(mark.value | undivided(check, x, y, dtype, lanes))
         try:
             values.append(evaluate(item, [values[source] for source in item.sources], dtype, lanes))
         except KeyError as error:

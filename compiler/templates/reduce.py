@@ -30,9 +30,9 @@ from .builder import (
     store,
 )
 from .instructions import evaluate
-from .numbers import FLOATS, keep, load, memory_dtype, register_dtype, stored
+from .numbers import FLOATS, convert, is_nan, keep, load, memory_dtype, register_dtype, stored
 
-_COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+_COMBINE = {"sum": "add", "wrapping_sum": "add", "prod": "mul", "max": "max", "min": "min"}
 _UNROLLED = 4  # independent sums, to hide the latency of additions
 
 
@@ -122,13 +122,13 @@ class _Work:
 
     @property
     def _dtype(self) -> str:
-        return register_dtype(self.spec.dtype)
+        return register_dtype(self.spec.number)
 
     def down(self, place: Expr, lanes: int) -> Expr:
         """Results `place` and following, in a vector."""
         total = self._start(lanes)
         self._outer(lambda offset, index: self._take(total, offset + place, index, lanes))
-        return self._finish(total.value(self.spec), lanes)
+        return self._finish(total.value(self.spec), place, lanes)
 
     def across(self, lanes: int) -> Expr:
         """One result, of numbers that lie side by side."""
@@ -160,7 +160,7 @@ class _Work:
         self._outer(line)
         for total in wide:
             repeat(lanes, lambda lane, total=total: single.merge(self.spec, total, lane))  # type: ignore[misc]
-        return self._finish(single.value(self.spec), 1)
+        return self._finish(single.value(self.spec), 0, 1)
 
     def _outer(self, body: Callable[[Expr, Expr], None]) -> None:
         """`body(offset, number)` for every combination of the outer reduced axes."""
@@ -179,8 +179,8 @@ class _Work:
 
     def _start(self, lanes: int) -> "_Total":
         dtype, operator = self._dtype, self.spec.operator
-        if operator in ("sum", "prod"):
-            start: float | int = 0 if operator == "sum" else 1
+        if operator.endswith(("sum", "prod")):
+            start: float | int = 1 if operator == "prod" else 0
         elif self.spec.dtype in FLOATS:
             start = -math.inf if operator.endswith("max") else math.inf
         elif self.spec.dtype == "bool":
@@ -195,7 +195,7 @@ class _Work:
         """Add the numbers at `offset` to the totals; the first is number `index` of those reduced, the others of a
         vector are the following ones if it lies `along` the reduced axis.
         """
-        value = load(self.x[lanes_at(offset, lanes)], self.spec.dtype, lanes)
+        value = convert(self._read(offset, lanes), self.spec.dtype, self.spec.number, lanes)
         match self.spec.before:
             case "abs":
                 value = self._apply("abs", [value], lanes)
@@ -214,10 +214,16 @@ class _Work:
         total.take(self.spec, value, number)
 
     def _apply(self, operator: str, values: list[Expr], lanes: int) -> Expr:
-        return evaluate(Instruction(operator, (), self.spec.dtype), values, self.spec.dtype, lanes)
+        return evaluate(Instruction(operator, (), self.spec.number), values, self.spec.number, lanes)
 
-    def _finish(self, value: Expr, lanes: int) -> Expr:
+    def _read(self, offset: Expr, lanes: int) -> Expr:
+        return load(self.x[lanes_at(offset, lanes)], self.spec.dtype, lanes)
+
+    def _finish(self, value: Expr, place: Expr, lanes: int) -> Expr:
         if "arg" in self.spec.operator:
+            if self.spec.dtype in FLOATS:
+                odd = is_nan(self._read(self.base + place, lanes), self._dtype, lanes)
+                value = tirx.Select(odd, constant(0, lanes, "int32"), keep(value))
             return tirx.Cast("int64" if lanes == 1 else f"int64x{lanes}", value)
         depth = self.loops.inner_reduced * math.prod(axis.length for axis in self.loops.reduced)
         match self.spec.after:
@@ -225,6 +231,8 @@ class _Work:
                 value = self._apply("div", [value, constant(depth, lanes, self._dtype)], lanes)
             case "sqrt" | "log":
                 value = self._apply(self.spec.after, [value], lanes)
+        if self.spec.number != self.spec.dtype:
+            value = _saturated(keep(value), self.spec.dtype, lanes)
         return stored(value, self.spec.dtype, lanes)
 
 
@@ -253,8 +261,8 @@ class _Total:
         """Add one lane of a vector of totals to this single one."""
         value = other.best.lane(lane)
         if self.index is None or other.index is None:
-            combine = Instruction(_COMBINE[spec.operator], (), spec.dtype)
-            self.best.set(evaluate(combine, [self.best.value, value], spec.dtype, 1))
+            combine = Instruction(_COMBINE[spec.operator], (), spec.number)
+            self.best.set(evaluate(combine, [self.best.value, value], spec.number, 1))
             return
         value, number = keep(value), keep(other.index.lane(lane))
         mine, place = keep(self.best.value), keep(self.index.value)
@@ -262,6 +270,14 @@ class _Total:
         better = tirx.Or(_better(spec, value, mine, False), tirx.And(tirx.EQ(value, mine), earlier))
         self.best.set(tirx.Select(better, value, mine))
         self.index.set(tirx.Select(better, number, place))
+
+
+def _saturated(value: Expr, dtype: str, lanes: int) -> Expr:
+    """A float64, which is not NaN, as an integer: the largest one if it is larger. A cast gives the least."""
+    largest = int(np.iinfo(dtype).max)
+    whole = keep(convert(value, "float64", dtype, lanes))
+    above = value >= constant(float(largest), lanes, "float64")
+    return keep(tirx.Select(above, constant(largest, lanes, dtype), whole))
 
 
 def _better(spec: ReduceSpec, value: Expr, best: Expr, equal: bool) -> Expr:

@@ -24,6 +24,7 @@ from . import (
     depthwise,
     elementwise,
     gather,
+    gather_places,
     global_pool,
     layer_norm,
     layout,
@@ -92,6 +93,7 @@ _TEMPLATES: dict[type[KernelSpec], _Template] = {
     specs.AttentionSpec: _Template(attention.candidates, attention.emit),
     specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
     specs.GatherSpec: _Template(gather.candidates, gather.emit),
+    specs.GatherPlacesSpec: _Template(gather_places.candidates, gather_places.emit),
 }
 
 

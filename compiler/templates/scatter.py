@@ -9,7 +9,7 @@ from tvm import tirx
 
 from ..specs import KernelPlan, ScatterSpec
 from .base import UnsupportedSpecError, make_plan
-from .builder import Argument, Buffer, Expr, at_least, at_most, bind, kernel, repeat, store
+from .builder import REFUSED, Argument, Buffer, Expr, bind, checked_index, kernel, repeat, store
 from .numbers import memory_dtype
 
 _ARITHMETIC = ("float32", "int32", "int64")
@@ -28,7 +28,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
     assert isinstance(spec, ScatterSpec)
 
     def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
-        data, indices, updates, y = buffers
+        data, indices, updates, y, refused = buffers
         repeat(spec.elements, lambda index: store(y, index, data[index], 1))
 
         def axis(at: int, update: Expr, place: Expr, index: Expr) -> None:
@@ -46,7 +46,8 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
                 )
                 return
             for picked in spec.picked:
-                place = place + _inside(indices[index + picked.step], spec, picked.length) * picked.stride
+                read = indices[index + picked.step]
+                place = place + checked_index(read, picked.length, spec.index_dtype, refused) * picked.stride
             where = bind(place + tirx.const(0, "int32"))
             store(y, where, _combined(spec, y[where], updates[update]), 1)
 
@@ -59,6 +60,7 @@ def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
         Argument("indices", counts[0], spec.index_dtype),
         Argument("updates", counts[1], number),
         Argument("y", spec.elements, number),
+        REFUSED,
     ]
     return kernel(symbol, arguments, task)
 
@@ -67,12 +69,6 @@ def _index_count(spec: ScatterSpec) -> int:
     """How far indices reach."""
     last = sum((length - 1) * stride for length, stride in zip(spec.shape, spec.index_strides, strict=True))
     return 1 + last + max(picked.step for picked in spec.picked)
-
-
-def _inside(index: Expr, spec: ScatterSpec, length: int) -> Expr:
-    zero, end = (tirx.const(value, spec.index_dtype) for value in (0, length))
-    wrapped = tirx.Select(index < zero, index + end, index)
-    return tirx.Cast("int32", at_least(at_most(wrapped, end - 1), zero))
 
 
 def _combined(spec: ScatterSpec, old: Expr, new: Expr) -> Expr:

@@ -177,22 +177,12 @@ class _Writer:
                 return type(e)(self.value(e.a))
             case tirx.IntImm() | tirx.FloatImm():
                 return e
-            case _ if isinstance(e, _DIVISIONS) and "int" in _dtype(e) and not isinstance(e.b, tirx.IntImm):
-                return _divided(type(e), self.value(e.a), self.value(e.b))
+            case _ if isinstance(e, _DIVISIONS) and "int" in _dtype(e) and self._depends_on_data(e.b):
+                raise UnsupportedSpecError("a division of integers by what may be zero")
             case _ if isinstance(e, _BINARY):
                 return type(e)(self.value(e.a), self.value(e.b))
             case _:
                 raise UnsupportedSpecError(f"an expression of the kind {type(e).__name__}")
-
-
-def _divided(operator: Any, a: Expr, b: Expr) -> Expr:
-    """A quotient or remainder of integers without the processor's traps, which are 0 and, of the lowest number, -1."""
-    one, zero = tirx.const(1, _dtype(b)), tirx.const(0, _dtype(b))
-    if _dtype(b).startswith("u"):
-        return operator(a, tirx.Select(b == zero, one, b))
-    minus = b == tirx.const(-1, _dtype(b))
-    safe = operator(a, tirx.Select(tirx.Or(b == zero, minus), one, b))
-    return safe if operator in (tirx.Mod, tirx.FloorMod) else tirx.Select(minus, zero - a, safe)
 
 
 def _parts(e: Any) -> Iterator[Any]:

@@ -5,6 +5,7 @@ import itertools
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,12 @@ class Runner:
         with (folder / "weights.bin").open("rb") as file:
             self._weights = np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), np.uint8)
         self._arena = Region(self.manifest.arena_bytes, fill=0)
+        self.refusals: list[str] = []  # of the last run
 
     def __call__(self, inputs: dict[str, Array], seed: int = 0) -> dict[str, Array]:
         """Run one row: tasks of each layer in random order, in chunks of random size."""
         random = np.random.default_rng(seed)
+        self.refusals = []
         ins = [Region(spec.row_bytes, 0, misalignment_bytes=8) for spec in self.manifest.inputs]
         outs = [Region(spec.row_bytes, 0xFF, misalignment_bytes=8) for spec in self.manifest.outputs]
         for region, spec in zip(ins, self.manifest.inputs, strict=True):
@@ -71,8 +74,13 @@ class Runner:
         for layer in self.manifest.layers:
             kernel = self._library[layer.versions[0].symbol]
             pointers = [ctypes.c_void_p(bases[a.space][a.index] + a.offset_bytes) for a in layer.arguments]
+            refused = np.zeros(2, np.int64)
+            if layer.checks:
+                pointers.append(ctypes.c_void_p(refused.ctypes.data))
             for begin, end in chunks(layer.versions[0].tasks, random):
                 kernel(*pointers, ctypes.c_int32(begin), ctypes.c_int32(end))
+            if refused[0]:
+                self.refusals.append(layer.checks[refused[0] - 1].replace("{}", str(refused[1]), 1))
         for region in (*ins, *outs):
             region.check("inputs or outputs")
         self._arena.check("the arena")
@@ -129,15 +137,18 @@ class Network:
         return path
 
 
+def compile_into(
+    folder: Path, path: Path, target: str | None = None, dimensions: dict[str, int] | None = None
+) -> Compiled:
+    """Compile an ONNX file into the cache of a folder."""
+    cache = Cache(folder / "cache")
+    return compile_model(path, "test", cache, detect(target), lambda phase, done, total: None, dimensions or {})
+
+
 @pytest.fixture
 def compile_file(tmp_path: Path) -> Callable[..., Compiled]:
     """Return the function that compiles an ONNX file into this test's own cache."""
-
-    def compile_file(path: Path, target: str | None = None, dimensions: dict[str, int] | None = None) -> Compiled:
-        cache = Cache(tmp_path / "cache")
-        return compile_model(path, "test", cache, detect(target), lambda phase, done, total: None, dimensions or {})
-
-    return compile_file
+    return partial(compile_into, tmp_path)
 
 
 def _poison(value: Array) -> Array:

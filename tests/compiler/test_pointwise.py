@@ -39,8 +39,8 @@ def test_integers(same: Run, dtype: str) -> None:
     nodes = [node(name, ["x", "y"], [name]) for name in names.split()]
     nodes += [node(name, ["x", "z"], [name]) for name in ("Div", "Mod")]
     nodes += [node("Abs", ["x"], ["Abs"]), node("BitwiseNot", ["x"], ["BitwiseNot"])]
-    if dtype in ("int32", "int64"):
-        nodes += [node("Pow", ["s", "t"], ["Pow"]), node("Pow", ["s", "f"], ["Pow of float"])]
+    if dtype == "int32":
+        nodes += [node("Pow", ["s", "t"], ["Pow"])]
     nodes += [node(name, ["x", "y", "z"], [name]) for name in ("Min", "Max")]
     nodes += [node("Clip", ["x", "two", "four"], ["Clip"])]
     if dtype in UNSIGNED:
@@ -49,8 +49,8 @@ def test_integers(same: Run, dtype: str) -> None:
     z = np.where(y == 0, 1, y).astype(dtype)
     x, y = np.maximum(x, y), np.minimum(y, x).astype(dtype)[0]
     feeds = {"x": x, "y": y, "z": z}
-    if dtype in ("int32", "int64"):
-        feeds |= {"s": x % 5 - 2, "t": np.abs(y) % 4, "f": (np.abs(x) % 3).astype(np.float32)}
+    if dtype == "int32":
+        feeds |= {"s": x % 5 - 2, "t": np.abs(y) % 4}
     same(nodes, feeds, {"two": np.array(2, dtype), "four": np.array(4, dtype)})
 
 
@@ -69,6 +69,8 @@ def test_casts(same: Run, source: str) -> None:
     )
     kinds = ["bool", *FLOATS, *SIGNED, *UNSIGNED]
     codes = {name: helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in kinds}
+    if source in ("float32", "float64"):
+        del codes["uint32"]  # is onnxruntime's alone
     same([node("Cast", ["x"], [name], to=code) for name, code in codes.items()], {"x": x}, tolerance=0)
 
 

@@ -47,7 +47,8 @@ def test_slices(compile_file: Any, load_artifact: Any, tmp_path: Path, reduction
     indices = np.array([[[0, 1], [2, -1]], [[-3, 0], [1, 3]]])
     feeds = {"data": DATA, "indices": indices, "updates": -np.arange(20, dtype=np.float32).reshape(2, 2, 5)}
     np.testing.assert_array_equal(runner(feeds)["y"], expected(feeds))
-    # onnxruntime refuses places outside; here they are the nearest inside, and the guards around y stay whole.
+    # Places outside are refused; the guards around y stay whole all the same.
     outside = {**feeds, "indices": np.full((2, 2, 2), 1 << 40)}
     y = runner(outside)["y"]
+    assert runner.refusals == [f"ScatterND: invalid indice found, indice = {1 << 40}"]
     np.testing.assert_array_equal(y.reshape(12, 5)[:11], DATA.reshape(12, 5)[:11])

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
@@ -57,6 +58,7 @@ WHOLE = {  # by onnxruntime
     "gather": "max_batch_size: 16 dynamic_batching { }",
     "running_sum": f"max_batch_size: 16 dynamic_batching {{ max_queue_delay_microseconds: {FEW_US} }}",
 }
+TABLE = np.arange(40, dtype=np.float32).reshape(10, 4)
 CHAIN = config_of("IN:FP32:16", "OUT:FP32:10", [("fours", "input=IN", "output=OUT")])
 
 
@@ -120,7 +122,16 @@ def fill(repository: Path, zoo: CompiledZoo, cache_dir: Path) -> Path:
     write_model(repository, "simple_identity").rename(repository / "strings")
     FOREIGN["gather"]().save(repository / "gather" / "1" / "model.onnx")
     SYMBOLIC["running_sum"]().save(repository / "running_sum" / "1" / "model.onnx")
-    for name, config in WHOLE.items():
+    tokens = onnx.parser.parse_graph(  # the zeros of a trial have no quotient, which is no reason not to serve it
+        "g (int64[N, 3] tokens) => (float[N, 3, 4] y, int64[N, 3] q)"
+        "{ y = Gather(table, tokens) q = Div(tokens, tokens) }"
+    )
+    tokens.initializer.append(onnx.numpy_helper.from_array(TABLE, "table"))
+    (repository / "tokens" / "1").mkdir(parents=True)
+    opset = onnx.helper.make_opsetid("", 17)
+    model = onnx.helper.make_model(tokens, opset_imports=[opset], ir_version=8)
+    onnx.save(model, repository / "tokens" / "1" / "model.onnx")
+    for name, config in ({**WHOLE, "tokens": f"max_batch_size: {MAX_ROWS} {FOURS}"}).items():
         (repository / name / "config.pbtxt").write_text(config)
         compile_model(repository / name / "1" / "model.onnx", name, Cache(cache_dir), detect(), lambda *_: None)
     (repository / "images").mkdir()
@@ -403,8 +414,21 @@ def test_a_request_that_fails_costs_no_other_one(served: Served, pool: ThreadPoo
     table = np.arange(40, dtype=np.float32).reshape(10, 4)
     for index, answer in zip(good, results(running), strict=True):
         np.testing.assert_array_equal(floats_of(answer, 1), table[index].reshape(1, -1))
-    with pytest.raises(InferenceServerException, match="INTERNAL"):
+    with pytest.raises(InferenceServerException, match=r"INVALID_ARGUMENT.*Gather: .* idx=99 must be"):
         bad.result(TIMEOUT_S)
+
+
+def test_a_number_that_kernels_refuse_costs_no_other_request(served: Served, pool: ThreadPoolExecutor) -> None:
+    """Four rows are a batch; one of them asks for what the table does not have."""
+    before = served.counts("tokens")
+    bad, *good = [np.array([[place, 1, -10]]) for place in (-11, 2, 9, -1)]
+    refused = pool.submit(served.ask, "tokens", {"tokens": bad})
+    running = [pool.submit(served.ask, "tokens", {"tokens": tokens}) for tokens in good]
+    for tokens, answer in zip(good, results(running), strict=True):
+        np.testing.assert_array_equal(floats_of(answer, 1), TABLE[tokens].reshape(1, -1))
+    with pytest.raises(InferenceServerException, match=r"INVALID_ARGUMENT.*model 'tokens': Gather: .* idx=-11 must be"):
+        refused.result(TIMEOUT_S)
+    assert since(served.counts("tokens"), before) == (3, 3, 1)
 
 
 def test_the_server_can_do_without(repository: Path, cache_dir: Path, pool: ThreadPoolExecutor) -> None:

@@ -1,5 +1,6 @@
 """`gangway serve` with a model whose length is symbolic: onnxruntime at once, compiled for lengths that are used."""
 
+import queue
 import re
 import time
 from collections.abc import Iterator
@@ -20,9 +21,11 @@ from gangway.server.front_end_messages import ShapeWanted, VariantGone, VariantR
 from gangway.server.model_config import ConfigError, buckets_of
 from gangway.server.variants import MAX_QUEUED
 from onnx import TensorProto, helper, numpy_helper
+from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.processes import command_of, descendants_of
+from tests.server.conftest import ask_http
 
 TIMEOUT_S = 60
 LIMIT = 2
@@ -49,6 +52,24 @@ def save_one(path: Path, operator: str, inputs: dict[str, list[int | str]]) -> N
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()]
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, next(iter(inputs.values())))
     graph = helper.make_graph([helper.make_node(operator, list(inputs), ["y"])], "one", values, [output])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def save_embedding(path: Path) -> None:
+    """Rows of a table, and quotients."""
+    path.parent.mkdir(parents=True)
+    values = {"tokens": TensorProto.INT64, "parts": TensorProto.INT64}
+    inputs = [helper.make_tensor_value_info(name, kind, ["N", "S"]) for name, kind in values.items()]
+    outputs = [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "S", 2]),
+        helper.make_tensor_value_info("q", TensorProto.INT64, ["N", "S"]),
+    ]
+    nodes = [
+        helper.make_node("Gather", ["rows", "tokens"], ["y"], name="table"),
+        helper.make_node("Div", ["tokens", "parts"], ["q"], name="shares"),
+    ]
+    rows = numpy_helper.from_array(np.arange(20, dtype=np.float32).reshape(10, 2), "rows")
+    graph = helper.make_graph(nodes, "embedding", inputs, outputs, [rows])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
@@ -95,10 +116,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     dims = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }, { name: "w" dims: [ 1, 4 ] } ]'
     (folder / "windows" / "config.pbtxt").write_text(dims)
     save_one(folder / "picture" / "1" / "model.onnx", "Relu", {"x": ["?", 3, "?", "?"]})
+    save_embedding(folder / "embedding" / "1" / "model.onnx")
+    (folder / "embedding" / "config.pbtxt").write_text(f"max_batch_size: 4 {buckets.replace('2,6', '3')}")
     cache_dir = tmp_path_factory.mktemp("cache")
     sizes: dict[str, list[dict[str, int]]] = {
         "declared": [{}, {"S": 2}, {"S": 6}],
         "windows": [{}, {"S": 1}, {"S": 5}],
+        "embedding": [{}, {"S": 3}],
         "picture": [{}, {"x.2": 4, "x.3": 6}],
     }
     for name, each in sizes.items():  # in this process: one import of TVM for all
@@ -155,6 +179,42 @@ def test_a_size_is_compiled_when_it_has_been_used_and_the_oldest_one_goes(served
     assert [(entry.name, entry.version) for entry in statistics] == [("sequence", "1")]
     assert statistics[0].inference_stats.success.count == 6 + 9 + 1 + 3
     assert statistics[0].inference_stats.fail.count == 0
+
+
+BOUNDS = "Gather node 'table': indices element out of data bounds, idx={} must be within the inclusive range [-10,9]"
+REFUSED = [
+    ([3, 10, 5, 6], [1] * 4, BOUNDS.format(10)),
+    ([3, -11, 5, 6], [1] * 4, BOUNDS.format(-11)),
+    ([3, 5, 1 << 40, 6], [1] * 4, BOUNDS.format(1 << 40)),
+    ([3, 5, 6, 7], [3, 1, 0, 2], "Div node 'shares': Integer division by zero"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "parts", "reason"), REFUSED)
+def test_a_refusal_is_the_same_whether_a_size_is_compiled(
+    served: Served, tokens: list[int], parts: list[int], reason: str
+) -> None:
+    message = f"model 'embedding': {reason}"
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for length in (3, 4):  # compiled, and not
+        arrays = {"tokens": np.array([tokens[:length]]), "parts": np.array([parts[:length]])}
+        inputs = [triton.InferInput(name, [1, length], "INT64") for name in arrays]
+        for given, value in zip(inputs, arrays.values(), strict=True):
+            given.set_data_from_numpy(value)
+        with pytest.raises(InferenceServerException) as caught:
+            served.client.infer("embedding", inputs)
+        assert (caught.value.status(), caught.value.message()) == ("StatusCode.INVALID_ARGUMENT", message)
+        with triton.InferenceServerClient(served.server.url) as client:
+            client.start_stream(lambda result, error: answers.put(error))
+            client.async_stream_infer("embedding", inputs)
+            assert message in str(answers.get(timeout=TIMEOUT_S))
+        body = {
+            "inputs": [
+                {"name": n, "datatype": "INT64", "shape": [1, length], "data": a.tolist()} for n, a in arrays.items()
+            ]
+        }
+        answer = ask_http(served.server.http_url, "POST", "/v2/models/embedding/infer", body)
+        assert (answer.status, answer.content) == (400, {"error": message})
 
 
 def test_a_storm_of_sizes_is_answered_and_compiles_little(served: Served) -> None:

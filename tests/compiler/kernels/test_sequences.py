@@ -86,14 +86,17 @@ def test_gather(compiled: Compile, rng: np.random.Generator) -> None:
         data = rng.integers(0, 100, (spec.outer, spec.length, spec.inner)).astype(dtype)
         indices = rng.integers(-spec.length, spec.length, spec.count).astype(spec.index_dtype)
         y = aligned(np.full(spec.outer * spec.count * spec.inner + 1, 77, dtype))
-        kernel([aligned(data), aligned(indices), y])
+        refused = np.zeros(2, np.int64)
+        kernel([aligned(data), aligned(indices), y, refused])
+        assert not refused.any()
         np.testing.assert_array_equal(y[:-1].reshape(spec.outer, spec.count, spec.inner), data[:, indices])
         assert y[-1] == 77
 
 
-def test_gather_clamps_what_is_out_of_range(compiled: Compile) -> None:
+def test_gather_refuses_what_is_out_of_range(compiled: Compile) -> None:
     indices = np.array([2**40, -(2**40), 3, -4, 2, -3])
-    y = np.zeros(6, np.float32)
+    y, refused = np.zeros(6, np.float32), np.zeros(2, np.int64)
     (kernel,) = compiled([GatherSpec(1, 3, 1, 6, 4, "int64")])
-    kernel([np.float32([10, 11, 12]), indices, y])
-    np.testing.assert_array_equal(y, [12, 10, 12, 10, 12, 10])
+    kernel([np.float32([10, 11, 12]), indices, y, refused])
+    np.testing.assert_array_equal(y, [12, 10, 12, 10, 12, 10])  # it reads from nowhere else
+    assert refused.tolist() == [1, -4]
