@@ -282,7 +282,7 @@ def test_what_clients_and_the_log_are_told(served: Served) -> None:
         for model, told in (("alone", "off"), ("fours", "auto"), ("automatic", "auto")):
             config = client.get_model_config(model).config
             assert config.parameters["batching"].string_value == told
-            assert config.HasField("dynamic_batching") == (model != "automatic")
+            assert config.HasField("dynamic_batching")  # as Triton completes a model without a configuration
     lines = {line.split()[0]: line for line in served.server.log.read_text().splitlines() if line.strip()}
     assert "up to 16" in lines["joined"] and "up to 16" in lines["automatic"]
     assert "4, waits" in lines["fours"]
