@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from gangway.artifact.console import ProgressBars
 from gangway.executor.cores import available_cores
-from rich.progress import Progress
 
 from benchmarks.conformance_cases import NEWEST_OPSET, Case, collect
 from benchmarks.conformance_docs import write_docs
@@ -34,7 +34,7 @@ def main() -> int:
     excluded = Counter(case.excluded for case in cases if case.excluded)
     later = f"opset > {NEWEST_OPSET}"
     chosen = [case for case in cases if not case.excluded or (options.later and case.excluded == later)]
-    with Progress(console=CONSOLE, disable=not sys.stdout.isatty()) as bar:
+    with ProgressBars(CONSOLE) as bar:
         task = bar.add_task("tests", total=len(chosen))
         outcomes = run_all(chosen, options.jobs, lambda done: bar.update(task, completed=done))
     print_report(report, chosen, outcomes, excluded)

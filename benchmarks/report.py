@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rich.console import Console
+from gangway.artifact.console import Console
 from rich.table import Table
 
 # A file or a pipe has no width of its own: wide enough that no cell is wrapped.
-CONSOLE = Console(width=None if sys.stdout.isatty() else 160)
+CONSOLE = Console()
 
 Cell = str | int | float
 Row = Mapping[str, Cell]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangway.artifact.console import Console
 from gangway.clients.connection import Connection
 from gangway.clients.errors import ClientError
 from gangway.clients.inputs import TensorMetadata, image_tensor, npy_tensors, random_tensors
@@ -15,7 +16,6 @@ from gangway.clients.tensors import Array, infer_request, outputs_of
 from gangway.clients.timing import ServerTimes, server_times
 from gangway.clients.tls import Tls, add_tls_options
 from gangway.protos import grpc_service_pb2 as pb
-from rich.console import Console
 
 DESCRIPTION = "Send an inference to a Triton-compatible server over gRPC; print the answer and where the time went."
 EPILOG = """exit status: 0 answered, 1 the server refused, 2 wrong argument or file, 3 no server or no answer in time

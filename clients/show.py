@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from gangway.artifact.console import Console
 from gangway.clients.tensors import Array
 from gangway.clients.timing import PHASES, ServerTimes
-from rich.console import Console
 from rich.table import Table
 
 FIRST_VALUES = 6

@@ -7,22 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import Cache, default_cache_dir
+from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.compiler.errors import ModelError
 from gangway.compiler.jobs import DIMENSION, dimension, find_models
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
-
-PIPE_COLUMNS = 150
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 if a model cannot be compiled. Wrong arguments exit with 2 (argparse)."""
     options = _parser().parse_args(argv)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console = Console()
     cache = Cache(options.cache_dir or default_cache_dir())
     try:
         target = detect(options.target)
@@ -39,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
 def _compile(
     name: str, path: Path, cache: Cache, target: TargetSpec, dimensions: Mapping[str, int], console: Console
 ) -> Compiled:
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with ProgressBars(console, MofNCompleteColumn(), columns=24) as bar:
         task = bar.add_task(name, total=None)
 
         def progress(phase: str, done: int, total: int) -> None:
@@ -72,7 +69,6 @@ def _show_reason(manifest: Manifest, console: Console) -> None:
         f"not compiled: {manifest.fallback_reason}",
         sep="\n",
         highlight=False,
-        markup=False,
         soft_wrap=True,
     )
 

@@ -1,9 +1,14 @@
 """`gangway`: one command line, a module per command, imported only when it is asked for."""
 
 import importlib
+import io
+import os
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from typing import NamedTuple
+
+from gangway.server.process import drop_unwritable
 
 
 class Command(NamedTuple):
@@ -66,13 +71,33 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(name: str, arguments: list[str]) -> int:
     """Run a command; what a user can put right (a missing file, no permission) is one line, not a traceback."""
+    _open_streams()
     try:
-        return int(importlib.import_module(COMMANDS[name].module).main(arguments) or 0)
+        status = int(importlib.import_module(COMMANDS[name].module).main(arguments) or 0)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        print(f"gangway {name}: {error}", file=sys.stderr)
+        with suppress(OSError):
+            print(f"gangway {name}: {error}", file=sys.stderr)
         return 1
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            drop_unwritable(stream)
+
+
+def _open_streams() -> None:
+    """Have 0, 1 and 2 open, lest a socket or a segment of memory gets their numbers. No character is too much."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - for ever
+        stream = getattr(sys, name)
+        if number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

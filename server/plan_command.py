@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.console import Console
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.machine import cpu_name, machine_id
 from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile
@@ -18,10 +19,7 @@ from gangway.scheduler.profiles import policy_profile
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.model_argument import find_model, positive_integer
 from gangway.server.profile_table import wholeness
-from rich.console import Console
 from rich.table import Table
-
-PIPE_COLUMNS = 150
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         name, path = find_model(options.path)
     except ValueError as error:
         parser.error(str(error))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console = Console()
     try:
         manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
         profile = _profile(manifest, options.cache_dir, options.path)

@@ -1,9 +1,10 @@
-"""What a process asks of the C library for itself."""
+"""What a process asks of the system for itself."""
 
 import ctypes
+import os
 import resource
 from contextlib import suppress
-from typing import Final
+from typing import Final, TextIO
 
 from gangway.executor.process import keep_one_heap
 
@@ -52,3 +53,11 @@ def max_connections() -> int:
     """Return how many connections gRPC and HTTP may have, each: half of the files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(MAX_CONNECTIONS, (soft - OTHER_DESCRIPTORS) // 2))
+
+
+def drop_unwritable(stream: TextIO) -> None:
+    """Have a standard stream that takes nothing more (no space, no reader) lead nowhere, so that no end fails on it."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.profile import Profile, encode_profile
 from gangway.executor.model_runner import RunError
@@ -15,10 +16,6 @@ from gangway.executor.profiler import DEFAULT_SECONDS, profile_model
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.model_argument import model_and_cores, positive_number
 from gangway.server.profile_table import layer_table, proxy_line, summary
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-PIPE_COLUMNS = 150
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     name, path, cores = model_and_cores(parser, options)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console = Console()
     try:
         manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
         if manifest.engine is Engine.ONNXRUNTIME:
@@ -44,8 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: Sequence[int]) -> Profile:
-    columns = (TextColumn("{task.description:<32}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with ProgressBars(Console(stderr=True), columns=32) as bar:
         task = bar.add_task(name, total=1.0)
 
         def progress(phase: str, share: float) -> None:

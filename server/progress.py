@@ -3,8 +3,7 @@
 import logging
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from gangway.artifact.console import Console, ProgressBars
 
 _log = logging.getLogger(__name__)
 
@@ -15,11 +14,10 @@ class ProgressDisplay:
     def __init__(self, name: str) -> None:
         self._name = name
         self._phase = ""
-        self._bar: Progress | None = None
+        self._bar: ProgressBars | None = None
         console = Console(stderr=True)
         if console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=console, transient=True)
+            self._bar = ProgressBars(console)
             self._task = self._bar.add_task(name, visible=False)
 
     def update(self, phase: str, done: int, total: int) -> None:

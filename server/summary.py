@@ -1,20 +1,22 @@
 """What `gangway serve` prints when it is ready."""
 
+import logging
 import sys
 from collections.abc import Sequence
-from typing import Final
 
+from gangway.artifact.console import Console
 from gangway.artifact.format import Engine
 from gangway.server.batching import in_words
+from gangway.server.front_end_messages import DUPLICATE
 from gangway.server.loaded_model import LoadedModel
 from gangway.server.options.serve_options import ServeOptions
+from gangway.server.process import drop_unwritable
 from gangway.server.queue_policy import Terms
 from gangway.server.repository import BrokenModel
 from gangway.server.targets import config_of, policies_of
-from rich.console import Console
 from rich.table import Table
 
-LOG_WIDTH: Final = 160  # of a line that is written to no terminal
+_log = logging.getLogger(__name__)
 
 
 def print_summary(
@@ -26,20 +28,36 @@ def print_summary(
     loaded: Sequence[LoadedModel],
     broken: Sequence[BrokenModel],
 ) -> None:
-    """Print models, latency targets, cores, addresses and a client command to copy."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
-    if loaded or broken:
-        console.print(_model_table(loaded, broken))
+    """Print models, latency targets, cores, addresses and a client command to copy. Nobody needs it but people."""
+    console = Console(highlight=False)
     cores = ", ".join(map(str, options.general.cores))
-    console.print(f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.general.scheduler}")
+    lines = [f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.general.scheduler}"]
     if http_address:
-        console.print(f"HTTP       {http_address}")
+        lines.append(f"HTTP       {http_address}")
     if address:
-        console.print(f"gRPC       {address}" + ", TLS" * bool(options.grpc.tls))
+        lines.append(f"gRPC       {address}" + ", TLS" * bool(options.grpc.tls))
     if metrics_address:
-        console.print(f"metrics    http://{metrics_address}/metrics")
+        lines.append(f"metrics    http://{metrics_address}/metrics")
     if loaded and address and not options.grpc.tls:
-        console.print(f"try        gangway client {loaded[0].ready.name} --url {client_url(address)}", soft_wrap=True)
+        lines.append(f"try        gangway client {loaded[0].ready.name} --url {client_url(address)}")
+    if broken:
+        lines.append(_not_ready(options.repository.strict_readiness, loaded, broken))
+    try:
+        if loaded or broken:
+            console.print(_model_table(loaded, broken))
+        console.print(*lines, sep="\n", soft_wrap=True)
+    except OSError as error:
+        _log.warning("standard output does not take the summary of the start: %s", error)
+        drop_unwritable(sys.stdout)
+
+
+def _not_ready(is_strict: bool, loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -> str:
+    """Say how many models are missing, and what the server therefore says of itself."""
+    missing = {entry.name for entry in broken}
+    names = missing | {model.entry.name for model in loaded}
+    text = f"{len(missing)} of {len(names)} models {'is' if len(missing) == 1 else 'are'} not ready"
+    is_missed = any(entry.reason != DUPLICATE for entry in broken)  # see ModelUnavailable.is_missed
+    return text + ", so the server says not ready" * (is_strict and is_missed)
 
 
 def client_url(address: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.reader import MAX_VERSIONS
 from gangway.artifact.tuning import Tuning, encode_tuning, tuning_path, write_tuning
 from gangway.executor.model_runner import RunError
@@ -14,13 +15,10 @@ from gangway.server.model_argument import model_and_cores, positive_integer, pos
 from gangway.server.tuning.comparison import KERNELS, TRIALS, compare_searches
 from gangway.server.tuning.table import kernel_table, summary
 from gangway.server.tuning.tuner import USUAL_QOS, TuneOptions, Tuner
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 DEFAULT_TRIALS = 16
 DEFAULT_SECONDS = 90.0
 LEAST_LOSS_PERCENT = 10.0
-PIPE_COLUMNS = 150
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     name, path, cores = model_and_cores(parser, options)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console = Console()
     try:
         tuning = _tune(name, path, options, cores)
         if options.json:
@@ -50,8 +48,7 @@ def _tune(name: str, path: Path, options: argparse.Namespace, cores: Sequence[in
         seconds=options.seconds,
         qos_us=None if options.qos_ms is None else options.qos_ms * 1e3,
     )
-    columns = (TextColumn("{task.description:<48}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with ProgressBars(Console(stderr=True), columns=48) as bar:
         task = bar.add_task(name, total=1.0)
 
         def progress(phase: str, share: float) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
 from gangway.simulator.batches import Batching
@@ -20,10 +21,8 @@ from gangway.simulator.scenario import OVERHEADS, Requests, Scenario, make_scena
 from gangway.workload.mix import parse_mix, read_mix
 from gangway.workload.qos import WorkloadError, parse_qos
 from gangway.workload.search import Probe
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn
 
-PIPE_COLUMNS = 150
 SEARCH = "search"
 ALL = "all"
 MOST_CORES = 1024
@@ -33,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 when it cannot be done. Wrong arguments exit with 2 (argparse)."""
     parser = _parser()
     options = parser.parse_args(argv)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    console = Console()
     try:
         options.output.mkdir(parents=True, exist_ok=True)
         if options.figures:
@@ -65,8 +64,7 @@ def _simulate(options: argparse.Namespace, console: Console) -> int:
 
 
 def _run(policy: str, scenario: Scenario, options: argparse.Namespace) -> PolicyRun:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with ProgressBars(Console(stderr=True), SpinnerColumn()) as progress:
         progress.add_task(policy)
         rate: float | None = options.rate
         probes: tuple[Probe, ...] = ()

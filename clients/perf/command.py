@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gangway.artifact.console import Console
 from gangway.clients.connection import Connection
 from gangway.clients.errors import ClientError, InputError
 from gangway.clients.perf.measure import Goal, Length, Run, Session
@@ -27,7 +28,6 @@ from gangway.workload.arrivals import read_trace
 from gangway.workload.mix import Mix, parse_mix, read_mix
 from gangway.workload.qos import WorkloadError
 from gangway.workload.search import Found
-from rich.console import Console
 
 WRONG_USAGE = 2
 
@@ -111,7 +111,7 @@ def _mlperf(
     show_run(console, run, session)
     console.print(f"MLPerf loadgen, server scenario: {'VALID' if verdict['valid'] else 'INVALID'}", style="bold")
     for line in verdict["summary"]:
-        console.print(f"  {line}", markup=False, highlight=False)
+        console.print(f"  {line}", highlight=False)
     return run, {}, {"name": "mlperf-server", **verdict}
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from gangway.artifact.console import Console
 from gangway.clients.perf.measure import Goal, Run, Session
 from gangway.workload.outcomes import Row
 from gangway.workload.search import Found
-from rich.console import Console
 from rich.table import Table
 
 LATE_SHARE = 0.05  # of the tightest target: a sender later than that is said
@@ -42,7 +42,7 @@ def show_run(console: Console, run: Run, session: Session) -> None:
     if run.server:
         console.print(_server_table(run))
     for status, message in run.load.messages.items():
-        console.print(f"first {status}: {message}", markup=False)
+        console.print(f"first {status}: {message}")
     _show_sender(console, run, session)
 
 

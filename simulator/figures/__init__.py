@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gangway.artifact.console import Console
 from gangway.simulator.measured import MeasuredModel
-from rich.console import Console
 
 
 @dataclass(frozen=True)

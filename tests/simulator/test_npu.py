@@ -6,12 +6,12 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from gangway.artifact.console import Console
 from gangway.simulator.figures import FigureRequest, layerweaver_fig4, layerweaver_fig5
 from gangway.simulator.npu import SCHEDULERS, Engines, Job, Tenant, serve
 from gangway.simulator.npu_models import Npu, NpuModel, npu_model
 from gangway.simulator.npu_study import LANGUAGE, VISION, Pair, Study, satisfied
 from gangway.workload.arrivals import Arrivals
-from rich.console import Console
 
 SMALL = Npu(bytes_per_us=1.0, buffer_bytes=100.0)  # a byte takes a microsecond, the buffer holds 100 us
 

@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
+from gangway.artifact.console import Console
 from gangway.scheduler.blocks import threshold_share
 from gangway.scheduler.policies.registry import POLICIES
 from gangway.simulator.figures import FIGURES, FigureRequest, veltair_demands, veltair_efficiency, veltair_rates
@@ -11,7 +12,6 @@ from gangway.simulator.figures.veltair_granularity import run
 from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.mix import parse_mix, read_mix
 from gangway.workload.qos import Qos
-from rich.console import Console
 
 
 def request(folder: Path, queries: int = 100) -> FigureRequest:

@@ -1,0 +1,66 @@
+"""What commands show to people: tables, lines and bars, in which what users have named is never markup.
+
+Names, reasons and paths are text whatever is in them: brackets and colons stay, control characters are escaped. Nobody
+else has rich's own Console, Progress or TextColumn (`banned-api` in pyproject.toml).
+"""
+
+import re
+import sys
+from contextlib import suppress
+from typing import IO, Any, Final, cast
+
+import rich.console
+import rich.progress
+from rich.text import Text
+
+PIPE_COLUMNS: Final = 160  # of a line that is written to no terminal
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # tabs and ends of lines are layout
+
+
+class Console(rich.console.Console):
+    """Standard output, or standard error, where what cannot be written is lost: only bars are shown there.
+
+    A line that standard output does not take raises OSError.
+    """
+
+    def __init__(self, *, stderr: bool = False, highlight: bool = True, **options: Any) -> None:
+        file = _Lossy(sys.stderr) if stderr else None
+        options.setdefault("width", None if sys.stdout.isatty() or stderr else PIPE_COLUMNS)
+        super().__init__(file=cast("IO[str] | None", file), highlight=highlight, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return the text as it is, whatever the caller asks for."""
+        plain = _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+        return super().render_str(plain, **(options | {"markup": False, "emoji": False}))
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the caller whether that is the end."""
+        raise BrokenPipeError("nobody reads standard output")
+
+
+class ProgressBars(rich.progress.Progress):
+    """Bars that vanish when they are done. Descriptions take `columns` at least; `more` stands behind the bar."""
+
+    def __init__(self, console: Console, *more: rich.progress.ProgressColumn, columns: int = 1) -> None:
+        description = rich.progress.TextColumn(f"{{task.description:<{columns}}}", markup=False)
+        shown = (description, rich.progress.BarColumn(), *more, rich.progress.TimeElapsedColumn())
+        super().__init__(*shown, console=console, transient=True)
+
+
+class _Lossy:
+    """A stream of which nobody needs the content: a terminal may go away, a disk may be full."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # also an encoding without the character
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
