@@ -16,7 +16,7 @@ def find_models(path: Path) -> list[tuple[str, Path]]:
     """
     if path.is_dir():
         versions = sorted(
-            (folder for folder in path.iterdir() if folder.name.isdigit()), key=lambda item: int(item.name)
+            (folder for folder in path.iterdir() if folder.name.isdecimal()), key=lambda item: int(item.name)
         )
         files = [folder / MODEL_FILE for folder in versions if (folder / MODEL_FILE).is_file()]
         if not files:

@@ -7,6 +7,7 @@ import grpc
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.errors import RequestError, unsupported
+from gangway.server.front_end_messages import WHOLE_MODEL
 from gangway.server.models import Models, ServedModel, Tensor
 from gangway.server.options.general import SERVER_NAME
 
@@ -91,7 +92,7 @@ class Answers:
             unsupported("'repository_name' specification is not supported")
         response = pb.RepositoryIndexResponse()
         for entry in self.models.entries.values():
-            version_text = str(entry.version) if entry.version else ""
+            version_text = "" if entry.version == WHOLE_MODEL else str(entry.version)
             if isinstance(entry, ServedModel):
                 response.models.add(name=entry.name, version=version_text, state="READY")
             elif entry.state == "UNKNOWN" and not request.ready:  # nobody has asked for it: there is only its name

@@ -3,20 +3,24 @@
 What a table cannot say (a value that is refused, two fields that contradict each other) is checked here, too.
 """
 
+import difflib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOptimizationPolicy
-from gangway.server.config_error import ConfigError, shortened
-from gangway.server.config_table import FIELDS, Entry, Fate
+from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup
+from gangway.server.config_error import MAX_REASON_CHARACTERS, ConfigError, shortened
+from gangway.server.config_table import FIELDS, PARAMETERS, Entry, Fate
+from gangway.server.ensemble.config import is_ensemble
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 PACKAGE = "inference."
-RUNTIMES = ("", "onnxruntime", "libtriton_onnxruntime.so")
-GPU_ACCELERATORS = ("tensorrt", "cuda")
-CPU_ACCELERATORS = ("openvino",)
+PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX files; clients and configs rely on the names
+BACKEND = "onnxruntime"
+RUNTIMES = (BACKEND, "libtriton_onnxruntime.so")
+GPU_FIELD = "ModelInstanceGroup.kind"
+NEAR = 0.75  # how alike two names are of which one may be meant for the other, 0 to 1
 IMAGE_RANK = 3
 MAX_INSTANCES = 2**31 - 1
 
@@ -24,17 +28,41 @@ _log = logging.getLogger(__name__)
 
 
 def check_fields(config: ModelConfig) -> tuple[str, ...]:
-    """Return the names of the fields that are set and have no effect here. Raises ConfigError."""
+    """Return the fields that are set and have no effect here, each with the reason. Raises ConfigError."""
     accepted = dict.fromkeys(_walk(config, ""))
     for check in _CHECKS:
         check(config)
     return tuple(accepted)
 
 
-def log_accepted(name: str, version: int, config: ModelConfig) -> None:
-    """Say in the log which fields of a model's configuration have no effect."""
-    if accepted := check_fields(config):
-        _log.info("%s, version %d: accepted without effect: %s", name, version, shortened(", ".join(accepted)))
+def without_effect(config: ModelConfig) -> tuple[str, ...]:
+    """Return everything that the model's owner has said in vain, each with the reason. Raises ConfigError."""
+    engine = foreign_engine(config)
+    return (
+        *((f"{engine} (the ONNX file is compiled, or executed by onnxruntime)",) if engine else ()),
+        *check_fields(config),
+        *(f"parameter '{shortened(key)}' ({_unknown(key)})" for key in config.parameters if key not in PARAMETERS),
+    )
+
+
+def foreign_engine(config: ModelConfig) -> str:
+    """Return what the config names to execute the model, such as "backend 'openvino'"; nothing if that is ours."""
+    for field, ours in (("backend", (BACKEND,)), ("platform", (PLATFORM,)), ("runtime", RUNTIMES)):
+        name = getattr(config, field)
+        if not is_ensemble(config) and name not in ("", *ours):
+            return f"{field} '{shortened(name)}'"
+    return ""
+
+
+def log_without_effect(name: str, in_vain: Sequence[str]) -> None:
+    """Say in the log what has no effect of a model's configuration."""
+    if in_vain:
+        _log.warning("model %s: without effect here: %s", name, shortened("; ".join(in_vain), MAX_REASON_CHARACTERS))
+
+
+def _unknown(parameter: str) -> str:
+    near = difflib.get_close_matches(parameter.lower().replace("-", "_"), PARAMETERS, 1, NEAR)
+    return f"unknown, did you mean '{near[0]}'?" if near else "unknown"
 
 
 def field_name(field: FieldDescriptor) -> str:
@@ -58,7 +86,7 @@ def _walk(message: Message, path: str) -> Iterator[str]:
         entry = FIELDS[field_name(field)]
         place = f"{path}{field.name}"
         if entry.fate is Fate.ACCEPTED:
-            yield place.replace(": ", ".")
+            yield f"{place} ({entry.note})"
         elif entry.fate is Fate.REFUSED:
             raise _refusal(place, entry)
         elif value_type(field) is not None:
@@ -66,6 +94,8 @@ def _walk(message: Message, path: str) -> Iterator[str]:
                 yield from _walk(item, where)
         elif field.enum_type is not None:
             _check_number(field, value, place)
+            if field_name(field) == GPU_FIELD and value == ModelInstanceGroup.KIND_GPU:
+                yield f"{place} KIND_GPU (there is no GPU)"
 
 
 def _refusal(place: str, entry: Entry) -> ConfigError:
@@ -93,16 +123,9 @@ def _check_number(field: FieldDescriptor, value: Any, place: str) -> None:
             raise ConfigError(f"{place}: {number} is no {field.enum_type.name}")
 
 
-def _check_runtime(config: ModelConfig) -> None:
-    if config.runtime not in RUNTIMES:
-        raise ConfigError(f"runtime '{shortened(config.runtime)}' is not supported, only '{RUNTIMES[1]}'")
-
-
 def _check_instances(config: ModelConfig) -> None:
     for index, group in enumerate(config.instance_group):
         place = f"instance_group '{shortened(group.name)}'" if group.name else f"instance_group[{index}]"
-        if group.kind == ModelInstanceGroup.KIND_GPU:
-            raise ConfigError(f"{place}: KIND_GPU is not supported: there is no GPU, use KIND_CPU or KIND_AUTO")
         if group.count < 0:
             raise ConfigError(f"{place}: count is {group.count}, expected 0 or more")
         for resource in group.rate_limiter.resources:
@@ -126,22 +149,8 @@ def _check_batching(config: ModelConfig) -> None:
             raise ConfigError(f"dynamic_batching.preferred_batch_size: expected 1 to max_batch_size, got {size}")
 
 
-def _check_accelerators(config: ModelConfig) -> None:
-    wanted: ModelOptimizationPolicy.ExecutionAccelerators = config.optimization.execution_accelerators
-    for kind, accelerators, known in (
-        ("gpu", wanted.gpu_execution_accelerator, GPU_ACCELERATORS),
-        ("cpu", wanted.cpu_execution_accelerator, CPU_ACCELERATORS),
-    ):
-        for accelerator in accelerators:
-            if accelerator.name not in known:
-                name = shortened(accelerator.name)
-                raise ConfigError(f"optimization.execution_accelerators: unknown {kind} accelerator '{name}'")
-
-
 _CHECKS: tuple[Callable[[ModelConfig], None], ...] = (
-    _check_runtime,
     _check_instances,
     _check_formats,
     _check_batching,
-    _check_accelerators,
 )

@@ -39,6 +39,7 @@ def _refused(note: str) -> Entry:
 
 _NO_GPU = "there is no GPU"
 _TENSORRT = "only TensorRT has it"
+_ANY_ENGINE = "any other name than ours is served with a warning if the version folder holds an .onnx file"
 _ONE_SHAPE = "a batch has one shape"
 _DELAY = "the longest that a request waits for others"
 _SIZES = "batches of these sizes begin at once; see batching.md"
@@ -47,9 +48,9 @@ _ORDER = "answers come in the order of the requests; see batching.md"
 FIELDS: Mapping[str, Entry] = {
     # the model
     "ModelConfig.name": _honoured("empty, or the name of the model's folder"),
-    "ModelConfig.platform": _honoured("empty or `onnxruntime_onnx`; `ensemble` for ensembles; no other"),
-    "ModelConfig.backend": _honoured("empty or `onnxruntime`, no other; empty for ensembles"),
-    "ModelConfig.runtime": _honoured("empty, `onnxruntime` or `libtriton_onnxruntime.so`, no other"),
+    "ModelConfig.platform": _honoured(f"`ensemble` for ensembles; {_ANY_ENGINE}"),
+    "ModelConfig.backend": _honoured(f"empty for ensembles; {_ANY_ENGINE}"),
+    "ModelConfig.runtime": _honoured(f"empty for ensembles; {_ANY_ENGINE}"),
     "ModelConfig.version_policy": _honoured("which versions are served; the latest one if it is missing"),
     "ModelVersionPolicy.latest": _honoured("the highest numbers"),
     "ModelVersionPolicy.Latest.num_versions": _honoured("how many; 0 counts as 1"),
@@ -147,7 +148,9 @@ FIELDS: Mapping[str, Entry] = {
     "ModelConfig.ensemble_scheduling": _honoured("see ensembles.md"),
     "ModelEnsembling.step": _honoured("1 to 64 steps"),
     "ModelEnsembling.Step.model_name": _honoured("the model that is executed, an ensemble or not"),
-    "ModelEnsembling.Step.model_version": _honoured("a version, or -1 (also 0) for the latest one"),
+    "ModelEnsembling.Step.model_version": _honoured(
+        "a version, or -1 for the latest one; 0 is that, too, unless there is a version 0"
+    ),
     "ModelEnsembling.Step.input_map": _honoured("from the model's inputs to tensors of the ensemble"),
     "ModelEnsembling.Step.output_map": _honoured("from the model's outputs to tensors of the ensemble"),
     "ModelEnsembling.Step.model_namespace": _refused("models have no namespaces"),
@@ -160,7 +163,7 @@ FIELDS: Mapping[str, Entry] = {
     "ModelConfig.instance_group": _honoured("how many queries of the model may be under way at the same time"),
     "ModelInstanceGroup.name": _accepted("nothing refers to it"),
     "ModelInstanceGroup.kind": _honoured(
-        "KIND_CPU, KIND_AUTO and KIND_MODEL mean the server's cores; KIND_GPU is refused"
+        "all kinds mean the server's cores; KIND_GPU with a warning, since there is no GPU"
     ),
     "ModelInstanceGroup.count": _honoured(
         "so many queries of the model, or of one version, may be under way at the same time; the counts of several"
@@ -172,26 +175,24 @@ FIELDS: Mapping[str, Entry] = {
     "ModelRateLimiter.Resource.global": _honoured("there is one device, so both mean the same"),
     "ModelRateLimiter.Resource.count": _honoured("how many a query holds"),
     "ModelRateLimiter.priority": _honoured("where resources are short, a model of priority 2 gets half the turns of 1"),
-    "ModelInstanceGroup.gpus": _refused(_NO_GPU),
-    "ModelInstanceGroup.secondary_devices": _refused("there is no such device"),
-    "ModelInstanceGroup.profile": _refused(_TENSORRT),
+    "ModelInstanceGroup.gpus": _accepted(_NO_GPU),
+    "ModelInstanceGroup.secondary_devices": _accepted("there is no such device"),
+    "ModelInstanceGroup.profile": _accepted(_TENSORRT),
     "ModelInstanceGroup.passive": _refused("an instance without requests would do nothing"),
-    "ModelInstanceGroup.host_policy": _refused("the server has no host policies: `--cores` says where it computes"),
+    "ModelInstanceGroup.host_policy": _accepted("the server has no host policies: `--cores` says where it computes"),
     # how it runs
     "ModelConfig.optimization": _honoured("checked; the compiler decides for itself"),
     "ModelOptimizationPolicy.graph": _accepted("the compiler, and onnxruntime where it serves, use all they have"),
     "ModelOptimizationPolicy.priority": _accepted(f"{_TENSORRT}; see deadlines.md for ours"),
     "ModelOptimizationPolicy.cuda": _accepted(_NO_GPU),
-    "ModelOptimizationPolicy.execution_accelerators": _honoured("known names, others are refused as Triton does"),
-    "ModelOptimizationPolicy.ExecutionAccelerators.gpu_execution_accelerator": _accepted(_NO_GPU),
-    "ModelOptimizationPolicy.ExecutionAccelerators.cpu_execution_accelerator": _accepted(
-        "`openvino` only: models are compiled for this CPU anyway"
-    ),
+    "ModelOptimizationPolicy.execution_accelerators": _accepted("models are compiled for this CPU anyway"),
     "ModelOptimizationPolicy.input_pinned_memory": _accepted(_NO_GPU),
     "ModelOptimizationPolicy.output_pinned_memory": _accepted(_NO_GPU),
     "ModelOptimizationPolicy.gather_kernel_buffer_threshold": _accepted(_NO_GPU),
     "ModelOptimizationPolicy.eager_batching": _accepted("a batch is formed when there are cores for it"),
-    "ModelConfig.parameters": _honoured("see below; others are shown to clients and have no effect"),
+    "ModelConfig.parameters": _honoured(
+        "see below; others are shown to clients, have no effect, and are named in the log"
+    ),
     "ModelParameter.string_value": _honoured("the value"),
     "ModelConfig.model_operations": _refused("libraries of operators are not loaded"),
     "ModelConfig.model_repository_agents": _refused("agents are not loaded, and what they check would go unchecked"),

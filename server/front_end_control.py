@@ -12,6 +12,7 @@ from gangway.server.children import Child, DeathLimit
 from gangway.server.control import SchedulerControl
 from gangway.server.counting.rows import NO_ROW, RowKeeper
 from gangway.server.front_end_messages import (
+    WHOLE_MODEL,
     AllKnown,
     Applied,
     BindFailed,
@@ -129,8 +130,8 @@ class FrontEndControl:
     def announce(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:
         """Tell clients about a model. What was compiled of it for certain sizes is forgotten."""
         key = (message.name, message.version)
-        if message.version:  # an entry without version stands only until there is a real one
-            self._models.pop((message.name, 0), None)
+        if message.version != WHOLE_MODEL:  # an entry without version stands only until there is a real one
+            self._models.pop((message.name, WHOLE_MODEL), None)
         self._variants = {sizes: known for sizes, known in self._variants.items() if sizes[:2] != key}
         if isinstance(message, ModelReady):
             message = replace(message, statistics_row=self._rows.take(message.model_id))

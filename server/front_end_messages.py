@@ -23,6 +23,8 @@ MAX_MESSAGE_BYTES = 128 * 1024
 OK = "OK"  # the name of a gRPC status
 UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses, or how that begins
 DUPLICATE = "model appears in two or more repositories"  # Triton's words, on which clients may depend
+WHOLE_MODEL = -1  # in place of a version: what is said concerns the model, which has no usable version at all
+MAX_VERSION = (1 << 63) - 1  # as in Triton
 CallKind = Literal["index", "load", "unload"]
 
 
@@ -61,7 +63,7 @@ class ModelReady:
 
 @dataclass(frozen=True)
 class ModelUnavailable:
-    """This version of the model answers no requests. `version` is 0 when the entry has no usable version at all.
+    """This version of the model answers no requests. `version` may be WHOLE_MODEL.
 
     UNKNOWN: the repository has it, and nobody has asked for it yet.
     """
@@ -80,7 +82,7 @@ class ModelUnavailable:
 
 @dataclass(frozen=True)
 class ModelRemoved:
-    """The repository does not have this entry any more (`version` 0: the one that stood for no version)."""
+    """The repository does not have this entry any more (WHOLE_MODEL: the one that stood for no version)."""
 
     name: str
     version: int

@@ -26,7 +26,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
     """Return the names, by class. Raises OSError, or ValueError for a file that is too large or no text."""
     if path.stat().st_size > MAX_LABEL_BYTES:
         raise ValueError(f"more than {MAX_LABEL_BYTES} bytes")
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
     return tuple(line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1]))
 
 

@@ -1,5 +1,6 @@
 """config.pbtxt: reading it, and what in it this server understands."""
 
+import codecs
 import itertools
 import math
 from collections.abc import Sequence
@@ -8,14 +9,15 @@ from pathlib import Path
 from typing import cast
 
 from gangway.protos.model_config_pb2 import DataType, ModelConfig
+from gangway.server.config_check import BACKEND as BACKEND  # noqa: PLC0414 - others take it from here
+from gangway.server.config_check import PLATFORM as PLATFORM  # noqa: PLC0414
 from gangway.server.config_check import check_fields
 from gangway.server.config_error import ConfigError as ConfigError  # noqa: PLC0414 - others take it from here
 from gangway.server.config_error import shortened
 from gangway.server.ensemble.config import check_ensemble, is_ensemble
 from google.protobuf import text_format
 
-PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX files; clients and configs rely on the names
-BACKEND = "onnxruntime"
+ONNX_SUFFIX = ".onnx"
 DEFAULT_MODEL_FILENAME = "model.onnx"
 QOS_PARAMETER = "qos_ms"
 BATCHING_PARAMETER = "batching"  # whether requests are joined to batches, and batches split
@@ -90,11 +92,21 @@ def read_config(path: Path) -> ModelConfig:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path.name} has more than {MAX_FILE_BYTES} bytes")
-        return text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
+        return text_format.Parse(_decoded(path.read_bytes()), ModelConfig())
     except text_format.ParseError as error:
         raise ConfigError(f"{path.name}: {shortened(str(error))}") from None  # the message begins with line:column
     except (OSError, ValueError, TypeError) as error:  # the latter two: values that the parser lets pass
         raise error if isinstance(error, ConfigError) else ConfigError(f"{path.name}: {error}") from error
+
+
+def _decoded(content: bytes) -> str:
+    """Return the text. What is neither UTF-8 nor begins with a mark is mostly a comment in an old 8-bit encoding."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")  # every byte is a character
 
 
 def check_supported(config: ModelConfig, name: str) -> None:
@@ -103,9 +115,6 @@ def check_supported(config: ModelConfig, name: str) -> None:
         raise ConfigError(f"the configuration has {config.ByteSize()} bytes, at most {MAX_CONFIG_BYTES} are possible")
     if config.name not in ("", name):
         raise ConfigError(f"name '{shortened(config.name)}' differs from the folder's name '{name}'")
-    if not is_ensemble(config) and (config.platform not in ("", PLATFORM) or config.backend not in ("", BACKEND)):
-        kind = shortened(config.backend or config.platform)
-        raise ConfigError(f"platform or backend '{kind}' is not supported, only ONNX ('{PLATFORM}', '{BACKEND}')")
     if config.max_batch_size < 0:
         raise ConfigError(f"max_batch_size is {config.max_batch_size}, expected 0 or more")
     _check_filename(config.default_model_filename)

@@ -14,13 +14,21 @@ from gangway.server.ensemble.config import MAX_DEPTH
 from gangway.server.ensemble.control import in_order, with_members
 from gangway.server.errors import RequestError
 from gangway.server.front_end_control import FrontEndControl
-from gangway.server.front_end_messages import DUPLICATE
+from gangway.server.front_end_messages import DUPLICATE, WHOLE_MODEL
 from gangway.server.loaded_model import LoadedModel
 from gangway.server.model_loader import LOAD_ERRORS, ModelLoader
 from gangway.server.name_locks import NameLocks
 from gangway.server.options.repository import ALL_MODELS, RepositoryOptions
 from gangway.server.overrides import Override, OverrideKeeper
-from gangway.server.repository import BrokenModel, Entry, ModelVersion, find_models, read_model, read_only_one
+from gangway.server.repository import (
+    BrokenModel,
+    Entry,
+    ModelVersion,
+    find_models,
+    misplaced,
+    read_model,
+    read_only_one,
+)
 from gangway.server.served_models import ServedModels
 
 NOT_FOUND = "failed to load '{}', failed to poll from model repository"
@@ -69,6 +77,8 @@ class ModelControl:
         Raises OSError when a repository cannot be listed, StartError if that is to be the end of the server.
         """
         found = self._wanted_at_start(await asyncio.to_thread(self.read_all))
+        for sentence in await asyncio.to_thread(lambda: list(misplaced(self._options.folders))):
+            _log.warning("%s", sentence)
         for name, entries in found.items():
             self._ensembles.want(name, entries)
             for entry in entries:
@@ -107,7 +117,7 @@ class ModelControl:
             self._ensembles.loaded_by_name(name)
         if failures:
             reasons = " ".join(
-                f"version {entry.version} is at UNAVAILABLE state: {entry.reason};" if entry.version else entry.reason
+                entry.reason if entry.is_whole else f"version {entry.version} is at UNAVAILABLE state: {entry.reason};"
                 for entry in failures
             )
             raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"load failed for model '{name}': {reasons}")
@@ -130,7 +140,7 @@ class ModelControl:
             if _is_duplicate(entries):
                 self._ensembles.unloaded(name)
                 self._models.withdraw(name, reason=DUPLICATE)
-                self._models.note([BrokenModel(name, 0, DUPLICATE)])
+                self._models.note([BrokenModel(name, WHOLE_MODEL, DUPLICATE)])
             else:
                 await self._bring(name, entries)
 
@@ -233,7 +243,7 @@ class ModelControl:
 
 
 def _absent(name: str) -> list[Entry]:
-    return [BrokenModel(name, 0, NOT_FOUND.format(name))]
+    return [BrokenModel(name, WHOLE_MODEL, NOT_FOUND.format(name))]
 
 
 def _is_duplicate(entries: Sequence[Entry]) -> bool:

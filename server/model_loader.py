@@ -29,7 +29,7 @@ from gangway.server.auto_complete import (
 )
 from gangway.server.batching import ModelBatching, show_dynamic_batching, tell_batching
 from gangway.server.compile_jobs import CompileError, Compiler
-from gangway.server.config_check import log_accepted
+from gangway.server.config_check import log_without_effect
 from gangway.server.control import ModelLoadError, SchedulerControl
 from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_control import FrontEndControl
@@ -127,7 +127,7 @@ class ModelLoader:
             initial_states=tuple(initial_state_files(entry.folder, entry.config).items()),
         )
         limits = ModelLimits.of(entry.config, entry.name, entry.version, self._rates)
-        log_accepted(entry.name, entry.version, entry.config)
+        log_without_effect(entry.name, entry.without_effect)
         optional = optional_inputs(entry.config)
         with_batch = entry.config.max_batch_size > 0
         manifest = await self._compiler.compile(

@@ -13,7 +13,9 @@ from gangway.server.data_plane import TensorLayout
 from gangway.server.ensemble.config import is_ensemble
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end_messages import (
+    MAX_VERSION,
     UNLOADED,
+    WHOLE_MODEL,
     ModelReady,
     ModelRemoved,
     ModelUnavailable,
@@ -172,6 +174,9 @@ def _tensors(
     }
 
 
+MAX_VERSION_DIGITS = 100  # leading zeros do not count, as in Triton
+
+
 @dataclass(frozen=True)
 class Models:
     """Everything the supervisor has said so far, by name and version; never changed, but replaced as a whole."""
@@ -182,7 +187,7 @@ class Models:
         self, message: ModelReady | ModelUnavailable | ModelRemoved, make_statistics: MakeStatistics = own_statistics
     ) -> "Models":
         """Return the set after one more message. News of a version ends what was said about the model as a whole."""
-        entries = {key: entry for key, entry in self.entries.items() if key != (message.name, 0)}
+        entries = {key: entry for key, entry in self.entries.items() if key != (message.name, WHOLE_MODEL)}
         key = (message.name, message.version)
         if isinstance(message, ModelReady):
             entries[key] = ServedModel.of(message, make_statistics)
@@ -240,7 +245,8 @@ class Models:
             message = f"Request for unknown model: '{name}' version {number} is not found"
             raise RequestError(grpc.StatusCode.NOT_FOUND, message)
         if isinstance(entry, ModelUnavailable):
-            unavailable(f"model '{name}' version {entry.version} is not at ready state: {entry.reason}")
+            which = "" if entry.version == WHOLE_MODEL else f" version {entry.version}"
+            unavailable(f"model '{name}'{which} is not at ready state: {entry.reason}")
         return entry
 
 
@@ -256,6 +262,6 @@ def parse_version(text: str) -> int | None:
     """Return the version a client asks for, None for the highest. Raises RequestError."""
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        invalid(f"failed to get model version from specified version string '{text}': expected a positive number")
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_VERSION_DIGITS and int(text) <= MAX_VERSION):
+        invalid(f"failed to get model version from specified version string '{text}': expected 0 to {MAX_VERSION}")
     return int(text)

@@ -1,14 +1,18 @@
 """A Triton model repository on disk: DIR/MODEL/config.pbtxt and DIR/MODEL/VERSION/model.onnx."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.config_check import foreign_engine, without_effect
 from gangway.server.ensemble.config import is_ensemble
-from gangway.server.front_end_messages import DUPLICATE
+from gangway.server.front_end_messages import DUPLICATE, MAX_VERSION, WHOLE_MODEL
 from gangway.server.model_config import (
+    BACKEND,
     DEFAULT_MODEL_FILENAME,
+    ONNX_SUFFIX,
+    PLATFORM,
     ConfigError,
     Qos,
     check_supported,
@@ -21,6 +25,9 @@ from gangway.server.queue_policy import QueuePolicies
 from gangway.server.sequence.settings import SequenceSettings
 
 CONFIG_FILENAME = "config.pbtxt"
+CODE_FILENAME = "model.py"  # of Triton's Python backend
+NO_MODELS = ("lost+found",)  # folders of file systems
+LAYOUT = f"NAME/1/{DEFAULT_MODEL_FILENAME}"
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class ModelVersion:
     """One version that is to be served. `config` is as written: complete it with the compiled model's signature.
 
     `override`: what a client has sent in place of the repository's files. `stamp` tells whether the files are the same.
+    `without_effect`: what the model's owner has said in vain, for the log; only the highest version has it.
     """
 
     name: str
@@ -37,6 +45,7 @@ class ModelVersion:
     qos: Qos
     stamp: Stamp = ()
     override: Override | None = None
+    without_effect: tuple[str, ...] = ()
 
     @property
     def is_ensemble(self) -> bool:
@@ -55,11 +64,20 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class BrokenModel:
-    """An entry that cannot be served. `version` is 0 when the reason concerns the model as a whole."""
+    """An entry that cannot be served. `version` is WHOLE_MODEL when the reason concerns the model as a whole."""
 
     name: str
     version: int
     reason: str
+
+    def __post_init__(self) -> None:
+        # Names of files that are no UTF-8 have surrogates, which no message to a client can hold.
+        object.__setattr__(self, "reason", self.reason.encode(errors="backslashreplace").decode())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the reason concerns no single version."""
+        return self.version == WHOLE_MODEL
 
 
 Entry = ModelVersion | BrokenModel
@@ -73,9 +91,37 @@ def find_models(directories: Sequence[Path]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for directory in directories:
         for folder in directory.iterdir():
-            if folder.is_dir() and not folder.name.startswith("."):
+            if folder.is_dir() and _is_model(folder.name):
                 found.setdefault(folder.name, []).append(folder)
     return dict(sorted(found.items()))
+
+
+def misplaced(directories: Sequence[Path]) -> Iterator[str]:
+    """Yield a sentence for each thing that cannot be served because of where it lies, or how it is called.
+
+    Raises OSError when a directory cannot be listed.
+    """
+    for directory in directories:
+        items = sorted(directory.iterdir())
+        for item in items:
+            if item.suffix == ONNX_SUFFIX and item.is_file():
+                place = directory / item.stem / "1" / DEFAULT_MODEL_FILENAME
+                yield f"{item} is not served: a model lies in folders of its own, as {place}"
+            elif item.is_dir() and not _is_utf8(item.name):
+                yield f"{item} is not served: a folder's name is the model's, and must be UTF-8"
+        if (directory / CONFIG_FILENAME).is_file() or any(_version_of(item.name) is not None for item in items):
+            yield f"{directory} looks like a model, not like a repository: name the folder above it"
+        elif not any(item.is_dir() and _is_model(item.name) for item in items):
+            yield f"{directory} holds no models: a model lies in it as {LAYOUT}"
+
+
+def _is_model(name: str) -> bool:
+    return not name.startswith(".") and name not in NO_MODELS and _is_utf8(name)
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether clients can be told of a name; what is no UTF-8 on the disk has surrogates in Python."""
+    return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def read_repository(directories: Sequence[Path]) -> list[Entry]:
@@ -89,7 +135,7 @@ def read_repository(directories: Sequence[Path]) -> list[Entry]:
 def read_only_one(folders: Sequence[Path]) -> list[Entry]:
     """Return the versions of a model that one folder alone must have."""
     if len(folders) > 1:
-        return [BrokenModel(folders[0].name, 0, DUPLICATE)]
+        return [BrokenModel(folders[0].name, WHOLE_MODEL, DUPLICATE)]
     return read_model(folders[0])
 
 
@@ -105,14 +151,29 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
         versions = _wanted_versions(config, _present_versions(folder))
         stamps = {version: stamp_of(folder, version) for version in versions}
     except (ValueError, OSError) as error:  # ConfigError among others: hostile text may be wrong in any way
-        return [BrokenModel(name, 0, str(error))]
+        return [BrokenModel(name, WHOLE_MODEL, str(error))]
     filename = config.default_model_filename or DEFAULT_MODEL_FILENAME
+    in_vain = dict.fromkeys(versions[-1:], without_effect(config))
+    paths = {version: folder / str(version) / filename for version in versions}
     return [
-        ModelVersion(name, version, folder / str(version) / filename, config, qos, stamps[version], override)
-        if is_ensemble(config) or (folder / str(version) / filename).is_file()
-        else BrokenModel(name, version, f"there is no {version}/{filename}")
-        for version in versions
+        BrokenModel(name, version, reason)
+        if (reason := _missing(config, path))
+        else ModelVersion(name, version, path, config, qos, stamps[version], override, in_vain.get(version, ()))
+        for version, path in paths.items()
     ]
+
+
+def _missing(config: ModelConfig, path: Path) -> str:
+    """Say why a version's file cannot be served, nothing if it can. Whatever is named to execute it, ONNX is ONNX."""
+    if is_ensemble(config):
+        return ""
+    foreign, found, place = foreign_engine(config), path.is_file(), f"{path.parent.name}/{path.name}"
+    why = f"there is no {place}" if not found else f"{place} is no {ONNX_SUFFIX} file"
+    if foreign and path.with_name(CODE_FILENAME).exists():
+        why = f"there is {path.parent.name}/{CODE_FILENAME}"  # which would do more than execute the ONNX file
+    elif found and (not foreign or path.suffix == ONNX_SUFFIX):
+        return ""
+    return f"{foreign} is not supported, only ONNX ('{PLATFORM}', '{BACKEND}'), and {why}" if foreign else why
 
 
 def _config_of(folder: Path, override: Override | None) -> ModelConfig:
@@ -123,12 +184,23 @@ def _config_of(folder: Path, override: Override | None) -> ModelConfig:
 
 
 def _present_versions(folder: Path) -> list[int]:
-    """Numbered folders, ascending; like Triton, other names, 0 and leading zeros are no versions."""
+    """Numbered folders, ascending; other names are no versions, nor are, as in Triton, numbers with leading zeros."""
     names = [item.name for item in folder.iterdir() if item.is_dir()]
-    versions = sorted(int(name) for name in names if name.isascii() and name.isdigit() and not name.startswith("0"))
+    versions = sorted(version for name in names if (version := _version_of(name)) is not None)
     if not versions:
-        raise ConfigError("there is no version folder (such as '1')")
+        numbers = [name for name in names if name.isdecimal()]
+        loose = [item.name for item in folder.iterdir() if item.suffix == ONNX_SUFFIX]
+        hint = f": {min(numbers)} has leading zeros, or is above {MAX_VERSION}" if numbers else ""
+        hint = hint or (f": {min(loose)} must lie in one" if loose else "")
+        raise ConfigError(f"there is no version folder (such as '1'){hint}")
     return versions
+
+
+def _version_of(name: str) -> int | None:
+    """Return the version that a folder of this name holds; None for any other name."""
+    if not (name.isascii() and name.isdigit()) or (name.startswith("0") and name != "0"):
+        return None
+    return number if (number := int(name)) <= MAX_VERSION else None
 
 
 def _wanted_versions(config: ModelConfig, present: list[int]) -> list[int]:

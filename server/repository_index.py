@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.server.front_end_control import FrontEndControl
-from gangway.server.front_end_messages import DUPLICATE, ModelRemoved, ModelUnavailable
+from gangway.server.front_end_messages import DUPLICATE, WHOLE_MODEL, ModelRemoved, ModelUnavailable
 from gangway.server.repository import find_models
 
 _log = logging.getLogger(__name__)
@@ -22,8 +22,8 @@ async def refresh_index(repositories: Sequence[Path], front_end: FrontEndControl
     known = {name for name, _ in front_end.entries}
     for name, folders in found.items():
         if name not in known:
-            several = ModelUnavailable(name, 0, DUPLICATE)
-            front_end.announce(several if len(folders) > 1 else ModelUnavailable(name, 0, "", "UNKNOWN"))
+            several = ModelUnavailable(name, WHOLE_MODEL, DUPLICATE)
+            front_end.announce(several if len(folders) > 1 else ModelUnavailable(name, WHOLE_MODEL, "", "UNKNOWN"))
     for (name, version), entry in list(front_end.entries.items()):
         is_idle = isinstance(entry, ModelUnavailable) and not entry.is_missed and entry.state != "UNLOADING"
         if is_idle and name not in found:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gangway.server.ensemble.control import EnsembleControl
 from gangway.server.front_end_control import FrontEndControl
-from gangway.server.front_end_messages import UNLOADED, ModelRemoved, ModelUnavailable
+from gangway.server.front_end_messages import UNLOADED, WHOLE_MODEL, ModelRemoved, ModelUnavailable
 from gangway.server.loaded_model import LoadedModel
 from gangway.server.model_loader import ModelLoader
 from gangway.server.model_releases import ModelReleases
@@ -57,7 +57,7 @@ class ServedModels:
             before = versions.get(entry.version)
             versions[entry.version] = model
             self._broken.pop((entry.name, entry.version), None)
-            self._broken.pop((entry.name, 0), None)
+            self._broken.pop((entry.name, WHOLE_MODEL), None)
             self._front_end.announce(model.ready)
             self._loader.announced(model)
             if before is not None:
@@ -111,7 +111,8 @@ class ServedModels:
 
     def refuse(self, broken: BrokenModel) -> None:
         """Say of a version that cannot be served why."""
-        _log.error("model %s%s: %s", broken.name, f", version {broken.version}" * bool(broken.version), broken.reason)
+        which = "" if broken.is_whole else f", version {broken.version}"
+        _log.error("model %s%s: %s", broken.name, which, broken.reason)
         self._broken[broken.name, broken.version] = broken
         self._front_end.announce(ModelUnavailable(broken.name, broken.version, broken.reason[:MAX_REASON_CHARACTERS]))
 
@@ -130,7 +131,7 @@ class ServedModels:
                 self._front_end.announce(ModelUnavailable(entry.name, entry.version, UNLOADED))
         for failure in failures:
             _log.error("model %s: not reloaded, what is loaded stays: %s", failure.name, failure.reason)
-            if failure.version and failure.version not in before:
+            if not failure.is_whole and failure.version not in before:
                 self.refuse(failure)
 
     def repaired(self, name: str, failures: Sequence[BrokenModel]) -> None:

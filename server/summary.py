@@ -81,7 +81,8 @@ def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -
         status = "ready, ensemble" if model.entry.is_ensemble else _status(model.engine)
         table.add_row(ready.name, str(ready.version), alone, target, _batches(model), status)
     for entry in broken:
-        table.add_row(entry.name, str(entry.version or "-"), "", "", "", f"not ready: {entry.reason}")
+        version = "-" if entry.is_whole else str(entry.version)
+        table.add_row(entry.name, version, "", "", "", f"not ready: {entry.reason}")
     return table
 
 

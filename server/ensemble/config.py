@@ -12,7 +12,7 @@ from gangway.server.config_error import ConfigError, shortened
 PLATFORM = "ensemble"
 MAX_STEPS = 64  # those of inner ensembles count, too
 MAX_DEPTH = 16  # of ensembles within ensembles
-LATEST = (-1, 0)  # what a step says that wants the latest version
+LATEST = -1  # what a step says that wants the latest version; 0, also what it says by silence, is that or version 0
 
 Step = ModelEnsembling.Step
 

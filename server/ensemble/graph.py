@@ -169,7 +169,8 @@ class _Builder:
 
     def _find(self, name: str, version: int, title: str) -> ServedModel:
         try:
-            return self.models.find(name, "" if version in LATEST else str(version))
+            is_latest = version == LATEST or (not version and self.models.served_as(name, 0) is None)
+            return self.models.find(name, "" if is_latest else str(version))
         except RequestError as error:
             # A composing model that is gone is no mistake of the client's.
             message = f"in ensemble '{self.name}', {title}: {error.message}"

@@ -13,7 +13,7 @@ from typing import Final
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.executor import _native
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from gangway.server.config_check import log_accepted
+from gangway.server.config_check import log_without_effect
 from gangway.server.config_error import ConfigError
 from gangway.server.ensemble.config import LATEST, MAX_DEPTH, MAX_STEPS, Step, composing_models
 from gangway.server.ensemble.graph import longest_after
@@ -100,7 +100,7 @@ class EnsembleKeeper:
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
         warn_of_target(ready, entry.qos, isolated)
-        log_accepted(entry.name, entry.version, entry.config)
+        log_without_effect(entry.name, entry.without_effect)
         _log.info("ensemble %s, version %d: ready, %d steps", entry.name, entry.version, made.steps)
         self._made[number] = made
         return LoadedModel(entry, ready, isolated, Engine.NATIVE, None)
@@ -149,7 +149,8 @@ def _members(entry: ModelVersion, served: Served) -> list[LoadedModel]:
     members = []
     for step in entry.config.ensemble_scheduling.step:
         versions = served[step.model_name]
-        version = max(versions) if step.model_version in LATEST else step.model_version
+        wanted = step.model_version
+        version = max(versions) if wanted == LATEST or (not wanted and 0 not in versions) else wanted
         if version not in versions:
             raise MissingModelError(
                 f"ensemble {entry.name} depends on {step.model_name} whose required version {version} is not loaded"

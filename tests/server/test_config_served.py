@@ -76,7 +76,7 @@ def save_bfloat16(repository: Path) -> None:
 
 
 HOSTILE = {
-    "gpu": ("instance_group { kind: KIND_GPU }", "KIND_GPU is not supported"),
+    "passive": ("instance_group { passive: true }", "passive is not supported"),
     "secret": ('output { name: "OUTPUT0" label_filename: "../simple/config.pbtxt" }', "leaves the model's folder"),
     "unlabelled": ('output { name: "OUTPUT0" label_filename: "none.txt" }', "none.txt' cannot be read"),
     "resources": (
@@ -283,7 +283,7 @@ def ask(served: Served, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
 
 
 def test_the_log_names_what_has_no_effect(served: Served) -> None:
-    assert "mlp, version 1: accepted without effect: optimization.graph" in served.server.log.read_text()
+    assert "WARNING supervisor: model mlp: without effect here: optimization.graph (" in served.server.log.read_text()
 
 
 @pytest.mark.parametrize("name", [name for name, (_, reason) in HOSTILE.items() if reason])

@@ -7,6 +7,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.ensemble.config import check_ensemble, is_ensemble
 from gangway.server.ensemble.graph import longest_after
 from gangway.server.ensemble.members import check_members, load_order
+from gangway.server.front_end_messages import WHOLE_MODEL
 from gangway.server.model_config import ConfigError, check_supported
 from gangway.server.repository import BrokenModel, ModelVersion, read_model
 from google.protobuf import text_format
@@ -86,7 +87,7 @@ def test_batching_is_for_the_models(tmp_path: Path) -> None:
     assert isinstance(version, ModelVersion) and version.is_ensemble
     (tmp_path / "e" / "1").rmdir()
     (entry,) = read_model(tmp_path / "e")
-    assert entry == BrokenModel("e", 0, "there is no version folder (such as '1')")
+    assert entry == BrokenModel("e", WHOLE_MODEL, "there is no version folder (such as '1')")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ REGION = messages.RegionChange("register", "é", "/key", 64, 1 << 63, 1 << 40)
     [
         messages.ModelReady(3, "resnet", 7, "Zm9v", (TENSOR,), (TENSOR, TENSOR), 8, 8, 1500.5),
         messages.ModelReady(3, "mlp", 1, "", (), (), 0, 1, True),
-        messages.ModelUnavailable("broken", 0, "config.pbtxt:3: é", "LOADING"),
+        messages.ModelUnavailable("broken", messages.WHOLE_MODEL, "config.pbtxt:3: é", "LOADING"),
         messages.InitialLoadDone(),
         messages.InitialLoadDone(strict_readiness=False),
         messages.ModelRemoved("gone", 3),

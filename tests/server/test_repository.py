@@ -1,8 +1,11 @@
+import os
+import re
 from pathlib import Path
 
 import pytest
+from gangway.server.front_end_messages import MAX_VERSION, WHOLE_MODEL
 from gangway.server.model_config import ConfigError, Qos, parse_qos
-from gangway.server.repository import BrokenModel, ModelVersion, read_repository
+from gangway.server.repository import BrokenModel, ModelVersion, misplaced, read_repository
 
 
 def add_model(repository: Path, name: str, config: str | None = None, versions: tuple[str, ...] = ("1",)) -> Path:
@@ -41,14 +44,15 @@ def test_a_model_without_config_is_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        ("", [11]),
-        ("version_policy { latest { num_versions: 2 } }", [3, 11]),
-        ("version_policy { all {} }", [1, 3, 11]),
+        ("", [MAX_VERSION]),
+        ("version_policy { latest { num_versions: 2 } }", [11, MAX_VERSION]),
+        (f"version_policy {{ specific {{ versions: [0, {MAX_VERSION}] }} }}", [0, MAX_VERSION]),
+        ("version_policy { all {} }", [0, 1, 3, 11, MAX_VERSION]),
         ("version_policy { specific { versions: [3, 1, 3] } }", [1, 3]),
     ],
 )
 def test_version_policy(tmp_path: Path, policy: str, expected: list[int]) -> None:
-    add_model(tmp_path, "m", policy, ("1", "3", "11", "02", "0", "notes"))
+    add_model(tmp_path, "m", policy, ("1", "3", "11", "02", "0", "notes", str(MAX_VERSION), str(MAX_VERSION + 1)))
     assert served_versions(tmp_path) == expected
 
 
@@ -72,15 +76,13 @@ def test_a_broken_model_does_not_hinder_others(tmp_path: Path) -> None:
     assert isinstance(b, BrokenModel)
     assert b.reason.startswith("config.pbtxt: 2:1 : ")
     assert "unknown_field" in b.reason
-    assert c == BrokenModel("c", 0, "there is no version folder (such as '1')")
+    assert c == BrokenModel("c", WHOLE_MODEL, "there is no version folder (such as '1')")
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
         ('name: "other"', "name 'other' differs from the folder's name 'm'"),
-        ('platform: "tensorrt_plan"', "'tensorrt_plan' is not supported"),
-        ('backend: "python"', "'python' is not supported"),
         ("max_batch_size: -1", "max_batch_size is -1"),
         ('default_model_filename: "../x.onnx"', "leaves the version folder"),
         ("sequence_batching { iterative_sequence: true }", "sequence_batching.iterative_sequence is not supported"),
@@ -104,14 +106,72 @@ def test_wrong_configs_say_what_is_wrong(tmp_path: Path, config: str, reason: st
 
 def test_config_that_is_no_text(tmp_path: Path) -> None:
     (add_model(tmp_path, "m") / "config.pbtxt").write_bytes(b"\xff\xfe\x00")
-    assert only_reason(tmp_path).startswith("config.pbtxt: 'utf-8'")
+    assert only_reason(tmp_path).startswith("config.pbtxt: 'utf-16")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16", "cp1251"])
+def test_a_comment_in_any_encoding(tmp_path: Path, encoding: str) -> None:
+    comment = "модель" if encoding == "cp1251" else "f\xfcr alle F\xe4lle"
+    (add_model(tmp_path, "m") / "config.pbtxt").write_bytes(f"# {comment}\nmax_batch_size: 3".encode(encoding))
+    entry = only_entry(tmp_path)
+    assert isinstance(entry, ModelVersion)
+    assert entry.config.max_batch_size == 3
+
+
+@pytest.mark.parametrize(
+    ("engine", "remove", "add", "reason"),
+    [
+        ('platform: "tensorrt_plan"', "", "model.plan", ""),
+        ('platform: "tensorrt_plan"', "model.onnx", "model.plan", "platform 'tensorrt_plan' is not .* no 1/model.onnx"),
+        ('backend: "python"', "", "model.py", "backend 'python' is not supported, only ONNX .* there is 1/model.py"),
+        ('backend: "tensorrt" default_model_filename: "m.plan"', "", "m.plan", "1/m.plan is no .onnx file"),
+    ],
+)
+def test_an_onnx_file_is_served_whatever_is_named(
+    tmp_path: Path, engine: str, remove: str, add: str, reason: str
+) -> None:
+    version = add_model(tmp_path, "m", engine) / "1"
+    (version / add).write_bytes(b"")
+    if remove:
+        (version / remove).unlink()
+    entry = only_entry(tmp_path)
+    if isinstance(entry, BrokenModel):
+        assert reason and re.search(reason, entry.reason)
+    else:
+        assert not reason and "'tensorrt_plan'" in entry.without_effect[0]
+
+
+def test_what_lies_wrongly_is_named(tmp_path: Path) -> None:
+    assert list(misplaced([tmp_path])) == [f"{tmp_path} holds no models: a model lies in it as NAME/1/model.onnx"]
+    (tmp_path / "net.onnx").write_bytes(b"")
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / ".trash").mkdir()
+    loose, nothing = misplaced([tmp_path])
+    assert loose.endswith(f"a model lies in folders of its own, as {tmp_path}/net/1/model.onnx")
+    assert nothing.startswith(f"{tmp_path} holds no models")
+    assert read_repository([tmp_path]) == []
+    folder = add_model(tmp_path, "m")
+    (sentence,) = misplaced([folder])
+    assert sentence == f"{folder} looks like a model, not like a repository: name the folder above it"
+    os.mkdir(os.fsencode(tmp_path) + b"/caf\xe9")
+    assert ["UTF-8" in sentence for sentence in misplaced([tmp_path])] == [True, False]
+    assert [entry.name for entry in read_repository([tmp_path])] == ["m"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("02", "02 has leading zeros"), ("m.onnx", "m.onnx must lie in one"), ("x", r"\(such as '1'\)$")]
+)
+def test_a_model_without_versions_says_why(tmp_path: Path, name: str, hint: str) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / name).touch() if "." in name else (tmp_path / "m" / name).mkdir()
+    assert re.search(hint, only_reason(tmp_path))
 
 
 def test_one_name_in_two_repositories(tmp_path: Path) -> None:
     for repository in ("one", "two"):
         add_model(tmp_path / repository, "m")
     assert read_repository([tmp_path / "one", tmp_path / "two"]) == [
-        BrokenModel("m", 0, "model appears in two or more repositories")
+        BrokenModel("m", WHOLE_MODEL, "model appears in two or more repositories")
     ]
 
 
