@@ -1,5 +1,7 @@
 """The cache of compiled models: one folder per key; model bytes, compiler version and target decide the key."""
 
+import argparse
+import errno
 import fcntl
 import hashlib
 import logging
@@ -12,16 +14,63 @@ from pathlib import Path
 
 from gangway.artifact.digest import file_digest
 from gangway.artifact.format import FORMAT_VERSION, Manifest, TargetSpec
-from gangway.artifact.reader import ArtifactError, verify
+from gangway.artifact.reader import ArtifactError, others_may_write, verify
 from gangway.artifact.writer import temporary_prefix
 
+KEY_DIGITS = 64
 _log = logging.getLogger(__name__)
 
 
 def default_cache_dir() -> Path:
-    """Return $XDG_CACHE_HOME/gangway, or ~/.cache/gangway; relative values of the variable are ignored, as XDG says."""
+    """Return $XDG_CACHE_HOME/gangway, or ~/.cache/gangway; relative values of the variable are ignored, as XDG says.
+
+    Raises RuntimeError if the user has no home directory.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "gangway"
+
+
+def add_cache_dir(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Define the flag --cache-dir, whose value is a folder that can be used."""
+    parser.add_argument("--cache-dir", type=_cache_dir, default="", metavar="DIR",
+        help="where compiled models are kept ($XDG_CACHE_HOME/gangway, or ~/.cache/gangway)")  # fmt: skip
+
+
+def _cache_dir(text: str) -> Path:
+    """Return the folder, which is made if it is absent, and private to who may write it. Empty: the default.
+
+    What libraries write goes there, too, where the system has no folder for it.
+    """
+    try:
+        root = Path(text) if text else default_cache_dir()
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)  # not for a group, whatever the umask
+        is_writable = os.access(root, os.W_OK | os.X_OK)
+        if not is_writable and not any(len(item.name) == KEY_DIGITS for item in root.iterdir()):
+            raise OSError(errno.EACCES, "it cannot be written, and holds no compiled model")
+        if problem := others_may_write(root):
+            hint = f"change that, or name a folder in it, as --cache-dir={root / 'gangway'}"
+            raise argparse.ArgumentTypeError(f"{root} {problem}, and the code in it is executed: {hint}")
+        if is_writable:
+            _stand_in(root.absolute())
+    except RuntimeError:
+        raise argparse.ArgumentTypeError("is needed: this user has no home directory") from None
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{root} cannot be used: {error.strerror}; name another folder") from None
+    return root
+
+
+def _stand_in(root: Path) -> None:
+    """Let the cache stand in for a home and a folder of temporary files, for this process and those that it starts."""
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ.setdefault("XDG_CACHE_HOME", str(root))  # TVM looks for one of them when it is imported
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        folder = root / "tmp"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.environ["TMPDIR"] = str(folder)
 
 
 def cache_key(files: Iterable[Path], compiler_version: str, target: TargetSpec, dimensions: Mapping[str, int]) -> str:

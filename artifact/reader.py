@@ -1,6 +1,8 @@
 """Read and check an artifact. Only the standard library: workers import this and must stay small."""
 
+import os
 import re
+import stat
 from pathlib import Path, PurePosixPath
 
 from gangway.artifact.codec import decode
@@ -29,6 +31,7 @@ from gangway.artifact.format import (
 )
 
 MAX_VERSIONS = 5
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 MAX_BATCH_ROWS = 1 << 16  # of one call
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -42,12 +45,15 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of the artifact in `folder`, checked against the schema and for consistency.
 
     Everything a worker computes addresses from is checked here, so that a damaged manifest cannot make it read or write
-    outside its buffers. The files beside it are not opened; `verify` does that. Raises ArtifactError.
+    outside its buffers. The files beside it are not opened; `verify` does that. Raises ArtifactError, also if others
+    than this user and root may have written any of them.
     """
     path = folder / MANIFEST_FILE
     try:
+        _require_trusted(folder, path)
         manifest = decode(path.read_bytes())
         _check(manifest)
+        _require_trusted(*(folder / name for name in manifest.files))
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}: {error}") from error
     return manifest
@@ -68,6 +74,21 @@ def verify(folder: Path) -> Manifest:
         if checksum != spec.checksum:
             raise ArtifactError(f"{path}: its checksum is not the manifest's")
     return manifest
+
+
+def others_may_write(path: Path) -> str:
+    """Say by whom a file or folder can be written besides this user and root; nothing if by nobody. Raises OSError."""
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {status.st_uid}"
+    mode = stat.S_IMODE(status.st_mode)
+    return f"can be written by others (mode {mode:04o})" if mode & OTHERS_WRITE else ""
+
+
+def _require_trusted(*paths: Path) -> None:
+    for path in paths:
+        if problem := others_may_write(path):
+            raise ValueError(f"{path.name} {problem}")
 
 
 def _check(manifest: Manifest) -> None:

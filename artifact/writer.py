@@ -21,7 +21,7 @@ from gangway.artifact.format import (
     FileSpec,
     Manifest,
 )
-from gangway.artifact.reader import read_manifest
+from gangway.artifact.reader import OTHERS_WRITE, read_manifest
 
 
 class _Writer(ABC):
@@ -50,6 +50,8 @@ class _Writer(ABC):
         (self._temporary / MANIFEST_FILE).write_bytes(encode(manifest))
         read_manifest(self._temporary)
         for path in (*self._temporary.rglob("*"), self._temporary):
+            if (mode := path.stat().st_mode) & OTHERS_WRITE:
+                path.chmod(mode & ~OTHERS_WRITE)  # as the umask may have it, and the reader would refuse it
             _sync(path)
         self._temporary.chmod(0o755)  # mkdtemp makes it private; other users' servers may share the cache
         try:

@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gangway.artifact.cache import Cache, default_cache_dir
+from gangway.artifact.cache import Cache, add_cache_dir
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.jobs import DIMENSION, dimension, find_models
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("one PATH is compiled at a time")
     report = _reporter(1 if options.json else options.progress_fd)
     logging.getLogger("gangway").addHandler(_Warnings(report))
-    cache = Cache(options.cache_dir or default_cache_dir())
+    cache = Cache(options.cache_dir)
     try:
         target = detect(options.target)
         if options.look_up:
@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         "path", type=Path, nargs="+", metavar="PATH", help="an .onnx file, or a model directory (newest version)"
     )
     parser.add_argument("--look-up", action="store_true", help="only say which .onnx files the cache has compiled")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    add_cache_dir(parser)
     parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=DIMENSION)
     parser.add_argument("--optional", action="append", default=[], metavar="INPUT", help="requests may leave it out")
     parser.add_argument("--batch", action="store_true", help="refuse a model whose first dimension cannot be a batch")

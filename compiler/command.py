@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gangway.artifact.cache import Cache, default_cache_dir
+from gangway.artifact.cache import Cache, add_cache_dir
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.compiler.errors import ModelError
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 if a model cannot be compiled. Wrong arguments exit with 2 (argparse)."""
     options = _parser().parse_args(argv)
     console = Console()
-    cache = Cache(options.cache_dir or default_cache_dir())
+    cache = Cache(options.cache_dir)
     try:
         target = detect(options.target)
         for name, path in find_models(options.path):
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         "`gangway serve` does the same for the models of its repository; this is for looking, and to warm a cache.",
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="a model directory (all its versions) or an .onnx file")
-    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    add_cache_dir(parser)
     parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=DIMENSION)
     parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
     return parser

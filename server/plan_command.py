@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.console import Console
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.machine import cpu_name, machine_id
@@ -107,6 +107,6 @@ def _parser() -> argparse.ArgumentParser:
     add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
     add("--cores", type=positive_integer, metavar="T", help="cores to split over (all that were measured)")
     add("--batch", type=_batches, metavar="B[,B]", help="rows of the batch, or of several (those that were measured)")
-    add("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    add_cache_dir(parser)
     add("--json", type=Path, metavar="FILE", help="write the plan here, too; times in microseconds")
     return parser

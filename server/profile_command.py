@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.profile import Profile, encode_profile
@@ -60,9 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)"
     )
-    parser.add_argument(
-        "--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR", help="default: $XDG_CACHE_HOME/gangway"
-    )
+    add_cache_dir(parser)
     parser.add_argument("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
     parser.add_argument(
         "--seconds",

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.reader import MAX_VERSIONS
 from gangway.artifact.tuning import Tuning, encode_tuning, tuning_path, write_tuning
@@ -100,6 +100,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
     add("--seconds", type=positive_number, default=DEFAULT_SECONDS, metavar="N",
         help=f"time for measurements; compilation comes on top ({DEFAULT_SECONDS:.0f})")  # fmt: skip
-    add("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    add_cache_dir(parser)
     add("--json", type=Path, metavar="FILE", help="write the tuning here, too")
     return parser

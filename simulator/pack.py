@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.files import write_whole
 from gangway.artifact.profile import Profile, ProfileError, read_profile
 from gangway.artifact.reader import ArtifactError, read_manifest
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gangway.simulator.pack", description=__doc__)
     parser.add_argument("profiles", nargs="+", type=Path, metavar="PROFILE", help="files of `gangway profile`")
     parser.add_argument("-o", "--output", type=Path, default=FOLDER, metavar="DIR", help="where to write (the room's)")
-    parser.add_argument("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR", help="of the artifacts")
+    add_cache_dir(parser)
     options = parser.parse_args(argv)
     try:
         by_key: dict[str, list[Profile]] = {}

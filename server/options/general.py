@@ -39,7 +39,8 @@ class GeneralOptions:
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
     """Define the flags."""
-    from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES  # noqa: PLC0415 - not in the front end
+    from gangway.artifact.cache import add_cache_dir  # noqa: PLC0415 - not in the front end
+    from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES  # noqa: PLC0415
 
     add = parser.add_argument
     add("--id", type=_name, default=SERVER_NAME, metavar="NAME", help="the server's name in its metadata (%(default)s)")
@@ -47,8 +48,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
     add("--front-ends", type=integer(1, MAX_FRONT_ENDS), default=GeneralOptions.front_ends, metavar="N",
         help="processes that talk with clients and share the ports (%(default)s)")  # fmt: skip
-    add("--cache-dir", type=Path, default=_default_cache_dir(), metavar="DIR",
-        help="where compiled models are kept (~/.cache/gangway)")  # fmt: skip
+    add_cache_dir(parser)
     add("--scheduler", type=_scheduler, default=DEFAULT_POLICY, metavar="NAME",
         help=f"scheduling policy: {', '.join(sorted(POLICIES))} ({DEFAULT_POLICY})")  # fmt: skip
     add("--max-shapes", type=integer(0), default=GeneralOptions.max_shapes, metavar="N",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangway.artifact.cache import default_cache_dir
+from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.machine import cpu_name, machine_id
 from gangway.artifact.profile import ProfileError, profile_path, read_profile
 from gangway.artifact.tuning import find_tuning_by_result
@@ -88,5 +88,5 @@ def _parser() -> argparse.ArgumentParser:
     add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write; made if it is absent")
     add("--cores", default="all", metavar="LIST", help="cores that the profile was measured on (all)")
-    add("--cache-dir", type=Path, default=default_cache_dir(), metavar="DIR", help="default: $XDG_CACHE_HOME/gangway")
+    add_cache_dir(parser)
     return parser
