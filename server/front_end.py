@@ -21,6 +21,7 @@ from gangway.executor.process import die_with_parent, take_short_turns
 from gangway.executor.region_channel import RegionChannel
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
+from gangway.server import json_dataclass
 from gangway.server.answers import Answers
 from gangway.server.counting_pool import NoThreadError
 from gangway.server.data_plane import DataPlane
@@ -334,11 +335,11 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     os._exit(1)  # without waiting for threads, which wait for answers that nobody may give any more
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Run the process."""
     die_with_parent()
     take_short_turns()
-    options = FrontEndOptions.parse(argv)
+    options = json_dataclass.from_stdin(FrontEndOptions)
     log = ProcessLog(options.serve.logs.levels)
     keep_freed_memory()
     allow_many_descriptors()
@@ -351,4 +352,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

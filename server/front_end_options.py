@@ -1,9 +1,10 @@
-"""How a front-end process is started: one dataclass, to and from one JSON argument.
+"""How a front-end process is started: one dataclass, on its standard input.
 
 `serve` is all that the command line of `gangway serve` said, so a flag that matters here needs no further step: the
 front end reads it as `options.serve.GROUP.VALUE`. The other fields are what the supervisor adds.
 """
 
+import subprocess
 import sys
 from dataclasses import dataclass, field
 
@@ -36,22 +37,14 @@ class FrontEndOptions:
     thread_share: float = 1.0
     serve: ServeOptions = field(default_factory=ServeOptions)
 
-    def command(self) -> list[str]:
-        """Return the command line; start it with `pass_fds=options.descriptors`."""
-        return [sys.executable, "-m", "gangway.server.front_end", json_dataclass.dumps(self)]
+    def start(self, stderr: int | None = None) -> "subprocess.Popen[bytes]":
+        """Start the process. `stderr`: a descriptor for its log, None for the standard error of this process."""
+        command = [sys.executable, "-m", "gangway.server.front_end"]
+        with json_dataclass.as_stdin(self) as stdin:
+            return subprocess.Popen(command, pass_fds=self.descriptors, stdin=stdin, stderr=stderr)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """What the process must inherit."""
         optional = [fd for fd in (self.trace_fd, self.regions_fd, self.statistics_fd) if fd >= 0]
         return (self.control_fd, self.io_fd, self.supervisor_fd, *self.other_io_fds, *optional)
-
-    @classmethod
-    def parse(cls, argv: list[str]) -> "FrontEndOptions":
-        """Read what `command` wrote. Exits with 2 on anything else."""
-        try:
-            (text,) = argv
-            return json_dataclass.loads(cls, text)
-        except ValueError as error:
-            print(f"gangway.server.front_end: {error}", file=sys.stderr)
-            raise SystemExit(2) from error

@@ -1,7 +1,14 @@
-"""Frozen dataclasses to JSON and back, nested ones too: how a process gets all its options as one argument."""
+"""Frozen dataclasses to JSON and back, nested ones too: how a process gets all its options, on standard input.
+
+Not as an argument: every user of the machine can read those, and options may hold a secret.
+"""
 
 import json
+import os
+import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,6 +20,22 @@ Kind = TypeVar("Kind")
 def dumps(value: Any) -> str:
     """Return a dataclass as JSON. Its values may be dataclasses, tuples, None, paths, enums and what JSON has."""
     return json.dumps(asdict(value), default=str, separators=(",", ":"))
+
+
+@contextmanager
+def as_stdin(value: Any) -> Iterator[int]:
+    """Yield a descriptor for the standard input of a process that calls `from_stdin`."""
+    descriptor = os.memfd_create("options")
+    try:
+        os.pwrite(descriptor, dumps(value).encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def from_stdin(kind: type[Kind]) -> Kind:
+    """Return what whoever has started this process gave to `as_stdin`. Raises ValueError for anything else."""
+    return loads(kind, sys.stdin.read())
 
 
 def loads(kind: type[Kind], text: str) -> Kind:

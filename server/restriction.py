@@ -76,9 +76,13 @@ class Restriction:
 
 @dataclass(frozen=True)
 class Restrictions:
-    """All restrictions of one protocol; each category is in one of them at most."""
+    """All restrictions of one protocol; each category is in one of them at most.
+
+    `is_visible`: values of some stand on the server's command line.
+    """
 
     groups: tuple[Restriction, ...] = ()
+    is_visible: bool = False
 
     def of(self, category: Category) -> Restriction | None:
         """Return what a caller of this category must satisfy, if anything."""

@@ -1,7 +1,6 @@
 """One front end as the supervisor sees it: its process, which may be replaced, and the link to it."""
 
 import os
-import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -39,9 +38,7 @@ class FrontEndProcess:
         ours, theirs = packet_pair()
         options = replace(options, supervisor_fd=theirs.fileno())
         with self._log.of_child(self.name) as stderr:
-            process = subprocess.Popen(
-                options.command(), pass_fds=options.descriptors, stdin=subprocess.DEVNULL, stderr=stderr
-            )
+            process = options.start(stderr)
         theirs.close()
         os.sched_setaffinity(process.pid, {self._core})
         take_precedence(process.pid)

@@ -87,9 +87,10 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         help="longest request and answer, also after decompression (%(default)s)")  # fmt: skip
     add("--grpc-infer-response-compression-level", type=_compression, default=Compression.NONE, metavar="LEVEL",
         help="compress answers for clients that accept it: none, low, medium, high (none)")  # fmt: skip
-    add("--grpc-restricted-protocol", type=restriction, action="append", default=[], metavar="CATEGORY,...:KEY=VALUE",
+    add("--grpc-restricted-protocol", type=restriction, action="append", default=[],
+        metavar="CATEGORY,...:KEY=VALUE|@FILE",
         help="serve these methods only to who sends the metadata triton-grpc-protocol-KEY: VALUE; may be given several "
-        f"times; categories: {', '.join(Category)}")  # fmt: skip
+        f"times, or be lines of a file; categories: {', '.join(Category)}")  # fmt: skip
     _add_tls_flags(parser)
     _add_keepalive_flags(parser)
 

@@ -42,9 +42,10 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
     add("--http-max-input-size", type=integer(1), default=MAX_BODY_BYTES, metavar="BYTES",
         help="longest body of a request, also when it is inflated (%(default)s)")  # fmt: skip
-    add("--http-restricted-api", type=restriction, action="append", default=[], metavar="CATEGORY,...:KEY=VALUE",
-        help="serve these routes only to who sends the header KEY: VALUE; may be given several times; categories: "
-        f"{', '.join(Category)}")  # fmt: skip
+    add("--http-restricted-api", type=restriction, action="append", default=[],
+        metavar="CATEGORY,...:KEY=VALUE|@FILE",
+        help="serve these routes only to who sends the header KEY: VALUE; may be given several times, or be lines of a "
+        f"file; categories: {', '.join(Category)}")  # fmt: skip
 
 
 def read(arguments: argparse.Namespace) -> HttpOptions:

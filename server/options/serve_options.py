@@ -13,6 +13,8 @@ from gangway.server.options.models import ModelOptions
 from gangway.server.options.repository import RepositoryOptions
 from gangway.server.tracing.config import TraceConfig
 
+_VISIBLE = "every user of this machine can read the key in the list of processes; @FILE has it read from a file"
+
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -30,8 +32,9 @@ class ServeOptions:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the log shall say once: flags that were given and have no effect."""
-        return (*self.compatibility.warnings, *self.models.warnings, *self.grpc.warnings, *self._open_elsewhere())
+        """What the log shall say once: flags that have no effect, what is left open, secrets that others can read."""
+        given = (*self.compatibility.warnings, *self.models.warnings, *self.grpc.warnings)
+        return (*given, *self._open_elsewhere(), *self._visible())
 
     def _open_elsewhere(self) -> Iterator[str]:
         """Yield a sentence for each protocol that leaves open what the other one restricts."""
@@ -43,3 +46,10 @@ class ServeOptions:
             if served and (left := restricted.categories - others.categories):
                 names = ", ".join(sorted(left))
                 yield f"{flag} restricts {names}, which {protocol} leaves open to everyone: {other} restricts it"
+
+    def _visible(self) -> Iterator[str]:
+        """Yield a sentence for each flag whose value on the command line is a secret."""
+        given = {"--grpc-restricted-protocol": self.grpc.restrictions, "--http-restricted-api": self.http.restrictions}
+        for flag, restrictions in given.items():
+            if restrictions.is_visible:
+                yield f"{flag}: {_VISIBLE}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from gangway.server.restriction import Restriction, Restrictions, parse_restriction
 
 INT32_MAX = (1 << 31) - 1
+FROM_FILE = "@"  # no category begins so
 _TRUE = ("true", "1")
 _FALSE = ("false", "0")
 
@@ -94,17 +95,28 @@ def writable_file(text: str) -> Path:
     return path
 
 
-def restriction(text: str) -> Restriction:
-    """Return a restriction of protocols."""
+def restriction(text: str) -> Restrictions:
+    """Return a restriction of protocols, or those that are the lines of a file (`@FILE`)."""
+    if not text.startswith(FROM_FILE):
+        return Restrictions((_restriction(text),), is_visible=True)
+    try:
+        lines = readable_file(text.removeprefix(FROM_FILE)).read_text().splitlines()
+    except UnicodeDecodeError:
+        raise ArgumentTypeError(f"{text.removeprefix(FROM_FILE)} is no text") from None
+    return Restrictions(tuple(_restriction(line.strip()) for line in lines if line.strip()))
+
+
+def _restriction(text: str) -> Restriction:
     try:
         return parse_restriction(text)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
 
 
-def restrictions(flag: str, parts: Sequence[Restriction]) -> Restrictions:
+def restrictions(flag: str, given: Sequence[Restrictions]) -> Restrictions:
     """Return what all occurrences of a flag say together. Raises OptionError."""
-    together = Restrictions(tuple(parts))
+    groups = tuple(group for each in given for group in each.groups)
+    together = Restrictions(groups, any(each.is_visible for each in given))
     if (category := together.twice()) is not None:
         raise OptionError(flag, f"'{category}' is given more than once")
     return together

@@ -77,11 +77,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="gangway.server.tracing.exporter")
     for name in ("fd", "predecessors", "log-levels"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--config", required=True)
     options = parser.parse_args(argv)
     os.nice(NICE)
     log = ProcessLog(LogLevels.from_number(options.log_levels))
-    sink = make_sink(json_dataclass.loads(TraceConfig, options.config), options.predecessors)
+    sink = make_sink(json_dataclass.from_stdin(TraceConfig), options.predecessors)
     serve(socket.socket(fileno=options.fd), sink)
     sink.close()
     log.finish()

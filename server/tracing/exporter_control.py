@@ -60,14 +60,11 @@ class ExporterControl:
             "fd": self._theirs.fileno(),
             "predecessors": self._predecessors,
             "log-levels": self._log.settings.levels.to_number(),
-            "config": json_dataclass.dumps(self.config),
         }
         command = [sys.executable, "-m", "gangway.server.tracing.exporter"]
         command += [f"--{name}={value}" for name, value in arguments.items()]
-        with self._log.of_child("trace exporter") as stderr:
-            process = subprocess.Popen(
-                command, pass_fds=(self._theirs.fileno(),), stdin=subprocess.DEVNULL, stderr=stderr
-            )
+        with self._log.of_child("trace exporter") as stderr, json_dataclass.as_stdin(self.config) as stdin:
+            process = subprocess.Popen(command, pass_fds=(self._theirs.fileno(),), stdin=stdin, stderr=stderr)
         self._child = Child("trace exporter", process, self._exited)
         self._predecessors += 1
 

@@ -53,7 +53,7 @@ class Supervised:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(20)
         options = FrontEndOptions(1, self.control.segment.fd, self.io.fd, theirs.fileno(), SLOTS, address, serve=serve)
-        self.process = subprocess.Popen(options.command(), pass_fds=options.descriptors)
+        self.process = options.start()
         theirs.close()
         self.send(AllKnown())
 
