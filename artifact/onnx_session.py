@@ -18,6 +18,7 @@ import onnxruntime
 
 _FATAL = 4  # errors come as exceptions
 _BFLOAT16 = 16  # ONNX's number
+onnxruntime.set_default_logger_severity(_FATAL)  # of what it says outside of sessions
 
 
 def open_session(model: Path | bytes, optimised: bool = True) -> Any:

@@ -48,10 +48,12 @@ class _Writer(ABC):
         """Complete `manifest` with sizes and checksums, flush everything to disk, and let the artifact appear."""
         manifest = replace(manifest, files=self._finish())
         (self._temporary / MANIFEST_FILE).write_bytes(encode(manifest))
-        read_manifest(self._temporary)
-        for path in (*self._temporary.rglob("*"), self._temporary):
+        paths = (*self._temporary.rglob("*"), self._temporary)
+        for path in paths:
             if (mode := path.stat().st_mode) & OTHERS_WRITE:
                 path.chmod(mode & ~OTHERS_WRITE)  # as the umask may have it, and the reader would refuse it
+        read_manifest(self._temporary)
+        for path in paths:
             _sync(path)
         self._temporary.chmod(0o755)  # mkdtemp makes it private; other users' servers may share the cache
         try:

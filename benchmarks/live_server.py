@@ -68,7 +68,8 @@ class LiveServer:
 
 
 def _slots_of(front_end: int) -> list[tuple[SlotState, bool]]:
-    options = dict(re.findall(r'"(io_fd|slots)":(\d+)', command_of(front_end)))
+    given = Path(f"/proc/{front_end}/fd/0").read_text()  # its options
+    options = dict(re.findall(r'"(io_fd|slots)":(\d+)', given))
     descriptor = os.open(f"/proc/{front_end}/fd/{options['io_fd']}", os.O_RDWR)
     segment = Segment.attach(descriptor)
     table = SlotTable(segment, int(options["slots"]))

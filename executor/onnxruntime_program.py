@@ -11,7 +11,7 @@ from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.executor import _native
-from gangway.executor.complain import complain
+from gangway.executor.complain import WARNING, complain
 from gangway.executor.frames import Part, is_absent, join_strings, plan_frame, read_frame, split_strings, write_header
 from gangway.executor.joined_rows import join_rows, rows_of, split_rows
 
@@ -48,7 +48,7 @@ class OnnxRuntimeModel:
             failure = failure_of(error)
             together = f"{len(frames)} requests together: " if len(frames) > 1 else ""
             if not failure[0]:
-                complain(f"{self._manifest.model_name}: onnxruntime: {together}{failure[1]}")
+                complain(f"{self._manifest.model_name}: onnxruntime: {together}{failure[1]}", WARNING)
             return failure
         return None
 

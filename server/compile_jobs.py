@@ -82,9 +82,9 @@ class Compiler:
         except ArtifactError as error:
             raise CompileError(str(error)) from error
         self.target = manifest.target.name
-        made = "left to onnxruntime" if manifest.fallback_reason else "compiled"
-        found = "found in the cache" if report["cached"] else made
-        _log.info("%s: %s, %.2f s", name, found, time.monotonic() - begin)
+        if not manifest.fallback_reason:
+            found = "found in the cache" if report["cached"] else "compiled"
+            _log.info("%s: %s, %.2f s", name, found, time.monotonic() - begin)
         return manifest
 
     async def look_up(self, files: Sequence[tuple[Path, Stamp]]) -> None:

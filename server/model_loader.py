@@ -149,9 +149,6 @@ class ModelLoader:
             raise ConfigError(f"{len(declared)} buckets are declared, at most {self._max_shapes} shapes are compiled")
         if not declared and (sizes := fixed_sizes(config, manifest.inputs, symbols)):
             manifest = await self._compiled_for(entry, manifest, sizes, counts_rows(config, manifest))
-        if manifest.fallback_reason:
-            reason = manifest.fallback_reason
-            _log.warning("%s: cannot be compiled, so onnxruntime serves it: %s", entry.name, reason)
         tell_engine(config, manifest.engine, manifest.fallback_reason)
         rows = max_rows(config, counts_rows(config, manifest), self._computable_rows(manifest))
         batching = ModelBatching.of(config)
@@ -165,7 +162,7 @@ class ModelLoader:
             self._scheduler.unload(spec.model_id)
             raise
         seconds = time.monotonic() - begin
-        _log.info("model %s, version %d: ready after %.2f s", entry.name, entry.version, seconds)
+        _log_ready(model, manifest.fallback_reason, seconds)
         return replace(model, ready=replace(model.ready, load_seconds=seconds))
 
     def announced(self, model: LoadedModel) -> None:
@@ -329,6 +326,18 @@ class ModelLoader:
 
 def _encoded(config: ModelConfig) -> str:
     return base64.b64encode(config.SerializeToString()).decode()
+
+
+def _log_ready(model: LoadedModel, fallback_reason: str, seconds: float) -> None:
+    """Say that a model is ready, what serves it, and when that changes."""
+    level, served_by = logging.INFO, "compiled"
+    if model.shaped is not None:
+        symbols = ", ".join(model.shaped.symbols)
+        served_by = f"served by onnxruntime until sizes of {symbols} are compiled after their first request"
+    elif model.engine is Engine.ONNXRUNTIME:
+        level, served_by = logging.WARNING, f"served by onnxruntime: {fallback_reason}"
+    name, version = model.entry.name, model.entry.version
+    _log.log(level, "model %s, version %d: ready after %.2f s, %s", name, version, seconds, served_by)
 
 
 def _weights_bytes(manifest: Manifest) -> int:

@@ -96,7 +96,6 @@ class VariantKeeper:
         if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
             return None  # compiled, an optional input would be a constant
         model = Shaped(ready, path, symbols, spec, declared=set(declared))
-        _log.info("%s: compiled for sizes of %s on first use, at most %d", ready.name, ", ".join(symbols), self._limit)
         try:
             for sizes in declared:
                 await self._make(model, sizes)

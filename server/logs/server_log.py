@@ -18,8 +18,14 @@ from gangway.server.logs.settings import LogSettings
 
 KIND_CHARACTERS: Final = 60
 _DIGITS: Final = re.compile(r"[0-9a-fx]*\d[0-9a-fx]*")
-_LEVEL_OF_LETTER: Final = {"I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
-_FOREIGN: Final = re.compile(rb"([IWEF])\d{4} \d\d:\d\d:\d\d")  # how libraries of Google's begin a line
+_LEVELS: Final = {b"V": 10, b"I": 20, b"W": 30, b"4": 30, b"E": 40, b"F": 50}  # as Python's logging has them
+# How lines of libraries begin: Google's, onnxruntime's (which may be coloured), and what is said in `complain.py`.
+_LEVEL: Final = re.compile(
+    rb"([IWEF])\d{4} \d\d:\d\d:\d\d|(?:\x1b\[[\d;]*m)*[\d-]+ [\d:.]+ \[([VIWEF]):onnxruntime|<([0-7])>"
+)
+_NOISE: Final = re.compile(
+    rb"(Error|Warning) in cpuinfo: |onnxruntime cpuid_info warning: "
+)  # in sandboxes, on new CPUs
 
 
 class ServerLog:
@@ -41,9 +47,12 @@ class ServerLog:
         logging.getLogger().setLevel(settings.levels.threshold)
 
     @contextmanager
-    def of_child(self, name: str) -> Iterator[int]:
-        """Yield a descriptor to start a child with, as its standard error. Only with an event loop running."""
-        output = ChildOutput(lambda line: self._write(name, line), self._outputs.discard)
+    def of_child(self, name: str, level: int = logging.ERROR) -> Iterator[int]:
+        """Yield a descriptor to start a child with, as its standard error. Only with an event loop running.
+
+        `level`: of lines that do not tell theirs.
+        """
+        output = ChildOutput(lambda line: self._write(name, line, level), self._outputs.discard)
         self._outputs.add(output)
         try:
             yield output.child_end
@@ -56,7 +65,7 @@ class ServerLog:
         if not self.settings.verbose_level:
             yield subprocess.DEVNULL
             return
-        with self.of_child(name) as descriptor:
+        with self.of_child(name, logging.DEBUG) as descriptor:
             yield descriptor
 
     async def finish(self, timeout_seconds: float) -> None:
@@ -68,11 +77,11 @@ class ServerLog:
                 end.cancel()
         self._limit.report(everything=True)
 
-    def _write(self, name: str, line: bytes) -> None:
+    def _write(self, name: str, line: bytes, foreign_level: int) -> None:
         content = decode(line)
         if content is None:
             if line.strip():
-                self._handler.handle(_foreign_record(name, line))
+                self._handler.handle(_foreign_record(name, line, foreign_level))
             return
         if content.get("lost"):
             text = f"{content['lost']} lines of the {name} were lost: it wrote more than could be read"
@@ -89,10 +98,13 @@ def _record(source: str, level: int, message: str, **more: object) -> logging.Lo
     return logging.makeLogRecord({**basis, "source": source, **more})
 
 
-def _foreign_record(source: str, line: bytes) -> logging.LogRecord:
+def _foreign_record(source: str, line: bytes, level: int) -> logging.LogRecord:
     """Return the record of a line that did not come through Python's logging: mostly somebody's last words."""
+    if found := _LEVEL.match(line):
+        level = _LEVELS.get(found[1] or found[2] or found[3], logging.ERROR)
+        line = line[found.end() :] if found[3] else line
+    elif _NOISE.match(line):
+        level = logging.DEBUG
     text = line.decode(errors="backslashreplace").rstrip()
-    found = _FOREIGN.match(line)
-    level = _LEVEL_OF_LETTER[found[1].decode()] if found else logging.ERROR
     kind = f"{source}: {_DIGITS.sub('0', text[:KIND_CHARACTERS])}"
     return _record(source, level, text, kind=kind)

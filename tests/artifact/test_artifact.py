@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -255,6 +256,35 @@ def test_key_depends_on_bytes_compiler_target_and_dimensions(tmp_path: Path) -> 
     assert len(keys) == 7
     assert cache_key([a], "1", TARGET, {}) in keys
     assert cache_key([a], "1", TARGET, {"T": 1, "S": 2}) in keys
+
+
+@pytest.mark.parametrize("name", ["", "manifest.json", "kernels.so", "weights.bin"])
+def test_what_others_may_have_written_is_not_loaded(tmp_path: Path, name: str) -> None:
+    cache = Cache(tmp_path)
+    write(cache.folder(KEY))
+    path = cache.folder(KEY) / name
+    path.chmod(path.stat().st_mode | 0o020)
+    with pytest.raises(ArtifactError, match=r"can be written by others \(mode 0\d\d\d\)"):
+        read_manifest(cache.folder(KEY))
+    assert cache.lookup(KEY) is None
+    assert not cache.folder(KEY).exists()  # so that it is made again
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_belongs_to_another_user_is_not_loaded(tmp_path: Path) -> None:
+    write(tmp_path / KEY)
+    os.chown(tmp_path / KEY / "kernels.so", 12345, -1)
+    with pytest.raises(ArtifactError, match=r"kernels\.so belongs to user 12345"):
+        read_manifest(tmp_path / KEY)
+
+
+def test_an_artifact_is_closed_to_the_group_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        write(tmp_path / KEY)
+    finally:
+        os.umask(before)
+    assert read_manifest(tmp_path / KEY).key == KEY
 
 
 def test_default_cache_dir_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -286,6 +286,13 @@ def test_the_log_names_what_has_no_effect(served: Served) -> None:
     assert "WARNING supervisor: model mlp: without effect here: optimization.graph (" in served.server.log.read_text()
 
 
+def test_the_summary_says_what_the_server_says_of_itself(served: Served) -> None:
+    broken = sum(bool(reason) for _, reason in HOSTILE.values())
+    text = served.server.log.read_text()
+    assert re.search(rf"^{broken} of \d+ models are not ready, so the server says not ready$", text, re.MULTILINE), text
+    assert not served.client.is_server_ready()
+
+
 @pytest.mark.parametrize("name", [name for name, (_, reason) in HOSTILE.items() if reason])
 def test_a_hostile_configuration_keeps_its_model_from_being_ready(served: Served, name: str) -> None:
     states = {model.name: model for model in served.client.get_model_repository_index().models}

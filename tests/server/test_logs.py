@@ -1,5 +1,6 @@
 """Parts of the log: what is held back, what a line may look like, and what becomes of its file."""
 
+import asyncio
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ from gangway.executor.log_limit import ALWAYS, MAX_KINDS, OFTEN, RateLimit
 from gangway.executor.logs import MAX_LINE_BYTES, LogLevels, decode, encode
 from gangway.server.logs.formats import formatter_of
 from gangway.server.logs.log_file import LogFile
+from gangway.server.logs.server_log import ServerLog
 from gangway.server.logs.settings import LogSettings
 from gangway.server.options.command_line import parse_options
 
@@ -155,6 +157,34 @@ def test_json_has_fields_and_exceptions() -> None:
         "fields": {"model": "a"},
         "exception": "Traceback",
     }
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "text"),
+    [
+        ("terminate called", "ERROR", "terminate called"),
+        ("<4>m: onnxruntime: failed", "WARNING", "m: onnxruntime: failed"),
+        ("W0000 00:00:00.123 1 grpc.cc:1] late", "WARNING", "W0000 00:00:00.123 1 grpc.cc:1] late"),
+        ("\x1b[0;93m2026-11-25 18:00:00.5 [W:onnxruntime:Default, d.cc:1 F] no\x1b[m", "WARNING", r"\x1b[0;93m2026"),
+        ("2026-11-25 18:00:00.5 [E:onnxruntime:Default, env.cc:1 F] no", "ERROR", "2026"),
+        ("Error in cpuinfo: failed to parse", "DEBUG", "Error in cpuinfo: failed to parse"),
+    ],
+)
+def test_a_line_of_a_library_has_its_level(
+    capsys: pytest.CaptureFixture[str], line: str, level: str, text: str
+) -> None:
+    async def run() -> None:
+        log = ServerLog(LogSettings(verbose_level=1))
+        with log.of_child("worker 0") as descriptor:
+            os.write(descriptor, f"{line}\n".encode())
+        await log.finish(5)
+
+    handlers = logging.getLogger().handlers
+    try:
+        asyncio.run(run())
+    finally:
+        logging.getLogger().handlers = handlers
+    assert f"{level} worker 0: {text}" in capsys.readouterr().err
 
 
 def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:

@@ -189,6 +189,43 @@ def test_a_category_in_two_restrictions(capsys: pytest.CaptureFixture[str]) -> N
     assert "s3cret" not in text
 
 
+def test_restrictions_are_read_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("health:a=s3cret\n\n trace,logging:b=0ther \n")
+    options = parse_options([NEEDED, f"--grpc-restricted-protocol=@{keys}", "--http-restricted-api=health:a=b"])
+    assert [(group.key, group.value) for group in options.grpc.restrictions.groups] == [("a", "s3cret"), ("b", "0ther")]
+    (warning,) = options.warnings
+    assert warning.startswith("--http-restricted-api: every user of this machine can read the key")
+    keys.write_text("s3cret")
+    said = wrong(capsys, f"--grpc-restricted-protocol=@{keys}")
+    assert "argument --grpc-restricted-protocol: expected CATEGORY,...:KEY=VALUE" in said and "s3cret" not in said
+    assert "/no/file cannot be read" in wrong(capsys, "--grpc-restricted-protocol=@/no/file")
+
+
+def test_a_cache_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = parse_options([NEEDED, f"--cache-dir={tmp_path}/a/b"]).general.cache_dir
+    assert made.is_dir() and not made.stat().st_mode & 0o022
+    made.chmod(0o775)
+    said = wrong(capsys, f"--cache-dir={made}")
+    assert f"argument --cache-dir: {made} can be written by others (mode 0775)" in said
+    assert f"as --cache-dir={made}/gangway" in said and len(said.splitlines()) == 2
+    assert "argument --cache-dir: /proc/self cannot be used: it cannot be written" in wrong(
+        capsys, "--cache-dir=/proc/self"
+    )
+    assert "argument --cache-dir: /dev/null cannot be used: File exists" in wrong(capsys, "--cache-dir=/dev/null")
+
+
+def test_a_user_without_home_is_asked_for_a_cache(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert "argument --cache-dir: is needed: this user has no home directory" in wrong(capsys)
+
+
 def test_accepted_flags_are_remarked_upon_once() -> None:
     flags = ["--cuda-memory-pool-byte-size=0:1", "--cuda-memory-pool-byte-size=1:1", "--backend-directory", "/b"]
     assert parse_options([NEEDED, *flags]).warnings == (

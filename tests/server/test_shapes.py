@@ -135,6 +135,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert server.process.returncode == 0
 
 
+def test_one_sentence_says_what_serves_a_model(served: Served) -> None:
+    for name in ("sequence", "declared"):
+        (sentence,) = served.lines(rf"INFO supervisor: model {name}, version 1: ready after .* s, (.*)")
+        assert sentence == "served by onnxruntime until sizes of S are compiled after their first request"
+    assert not served.lines(" ERROR ")
+
+
 def test_declared_sizes_are_compiled_before_the_model_is_ready(served: Served) -> None:
     for size in (2, 6):
         assert served.lines(rf"declared, version 1, S={size}: ready")
