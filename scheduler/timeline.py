@@ -5,10 +5,13 @@ work, coloured by model. Written as it comes, so that nothing grows.
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
+
+_log = logging.getLogger(__name__)
 
 # Colour names that both viewers know; models take turns.
 COLOURS = (
@@ -68,8 +71,8 @@ class Stretch(NamedTuple):
 class TimelineWriter:
     """Writes stretches to a file; a context manager. Memory does not grow with their number.
 
-    The file is valid JSON only when it has been closed. `limit`: later stretches are counted, not written. Raises
-    OSError when the file cannot be written.
+    The file is valid JSON only when it has been closed. `limit`: later stretches are counted, not written, as are all
+    when the disk is full. Raises OSError when the file cannot be made.
     """
 
     def __init__(self, path: Path, cores: int, limit: int = 1_000_000, title: str = "gangway") -> None:
@@ -92,8 +95,10 @@ class TimelineWriter:
             self.dropped += 1
             return
         self.written += 1
-        self._file.write(",\n")
-        self._file.write(_event(self._complete_event(stretch)))
+        try:
+            self._file.write(",\n" + _event(self._complete_event(stretch)))
+        except OSError as error:
+            self._end(error)
 
     def add_block(self, stretch: Stretch, cores: Sequence[int]) -> None:
         """Write the same stretch for every core of a gang, by rank; the stretch's own core, rank and ranks are void."""
@@ -103,8 +108,16 @@ class TimelineWriter:
     def close(self) -> None:
         """Complete the file."""
         if not self._file.closed:
-            self._file.write(f'\n],"otherData":{{"written":{self.written},"dropped":{self.dropped}}}}}\n')
-            self._file.close()
+            try:
+                self._file.write(f'\n],"otherData":{{"written":{self.written},"dropped":{self.dropped}}}}}\n')
+                self._file.close()
+            except OSError as error:
+                self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        """Write no more: whoever is watched goes on."""
+        self._limit = 0
+        _log.error("the timeline %s is not complete: %s", self._file.name, error)
 
     def __enter__(self) -> "TimelineWriter":
         return self

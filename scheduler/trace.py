@@ -94,8 +94,9 @@ class TraceWriter:
                 self._file.flush()
 
     def close(self) -> None:
-        """Write the rest."""
-        self._file.close()
+        """Write the rest, if it can be written."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> "TraceWriter":
         return self

@@ -4,7 +4,6 @@ import importlib
 import io
 import os
 import sys
-from contextlib import suppress
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -55,7 +54,17 @@ def help_text() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; return the exit status: 0 well, 1 failed, 2 wrong usage, 130 interrupted."""
-    arguments = sys.argv[1:] if argv is None else argv
+    _open_streams()
+    try:
+        return _main(sys.argv[1:] if argv is None else argv)
+    except OSError:  # of printing: nobody is there who could be told more
+        return 1
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            drop_unwritable(stream)
+
+
+def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(help_text(), end="")
         return 0 if arguments else 2
@@ -71,20 +80,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(name: str, arguments: list[str]) -> int:
     """Run a command; what a user can put right (a missing file, no permission) is one line, not a traceback."""
-    _open_streams()
     try:
         status = int(importlib.import_module(COMMANDS[name].module).main(arguments) or 0)
-        sys.stdout.flush()
+        sys.stdout.flush()  # a full disk is said now, not by the interpreter at its end
         return status
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        with suppress(OSError):
-            print(f"gangway {name}: {error}", file=sys.stderr)
+        print(f"gangway {name}: {error}", file=sys.stderr)
         return 1
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            drop_unwritable(stream)
 
 
 def _open_streams() -> None:

@@ -109,10 +109,14 @@ def misplaced(directories: Sequence[Path]) -> Iterator[str]:
                 yield f"{item} is not served: a model lies in folders of its own, as {place}"
             elif item.is_dir() and not _is_utf8(item.name):
                 yield f"{item} is not served: a folder's name is the model's, and must be UTF-8"
-        if (directory / CONFIG_FILENAME).is_file() or any(_version_of(item.name) is not None for item in items):
+        if (directory / CONFIG_FILENAME).is_file() or any(_is_version(item) for item in items):
             yield f"{directory} looks like a model, not like a repository: name the folder above it"
         elif not any(item.is_dir() and _is_model(item.name) for item in items):
             yield f"{directory} holds no models: a model lies in it as {LAYOUT}"
+
+
+def _is_version(folder: Path) -> bool:
+    return _version_of(folder.name) is not None and (folder / DEFAULT_MODEL_FILENAME).is_file()
 
 
 def _is_model(name: str) -> bool:

@@ -1,8 +1,11 @@
 """The trace files that Perfetto opens."""
 
 import json
+from pathlib import Path
 
+import pytest
 from gangway.scheduler.timeline import Stretch, TimelineWriter
+from gangway.scheduler.trace import TraceWriter
 
 
 def test_a_trace_is_valid_and_complete(tmp_path):
@@ -34,3 +37,13 @@ def test_a_trace_of_nothing_is_valid(tmp_path):
     with TimelineWriter(tmp_path / "trace.json", cores=1):
         pass
     assert len(json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == 3
+
+
+def test_a_full_disk_ends_the_timeline_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    with TimelineWriter(Path("/dev/full"), cores=1) as writer:
+        for number in range(1000):
+            writer.add(Stretch(0, number, number + 0.5, 7, "m", 0, 1, 0, 1))
+    assert writer.dropped > 0
+    assert "the timeline /dev/full is not complete: [Errno 28]" in caplog.text
+    with TraceWriter(Path("/dev/full")) as trace:
+        trace.close()

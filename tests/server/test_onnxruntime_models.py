@@ -232,6 +232,7 @@ def test_log_summary_and_configuration_say_so(served: Served) -> None:
     while "ready: gRPC" not in (text := served.server.log.read_text()):
         assert time.monotonic() < deadline, text
     assert "WARNING model lstm, version 1: ready after " in text.replace("supervisor: ", "")
+    assert " ERROR " not in text
     lines = {line.split()[0]: line for line in text.splitlines() if " ready" in line}
     assert lines["lstm"].endswith("ready, served by onnxruntime")
     assert lines["simple"].rstrip().endswith("ready")
