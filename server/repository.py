@@ -1,5 +1,6 @@
 """A Triton model repository on disk: DIR/MODEL/config.pbtxt and DIR/MODEL/VERSION/model.onnx."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,7 @@ def misplaced(directories: Sequence[Path]) -> Iterator[str]:
 
 
 def _is_version(folder: Path) -> bool:
-    return _version_of(folder.name) is not None and (folder / DEFAULT_MODEL_FILENAME).is_file()
+    return _version_of(folder.name) is not None and os.path.isfile(folder / DEFAULT_MODEL_FILENAME)  # never raises
 
 
 def _is_model(name: str) -> bool:
@@ -154,14 +155,15 @@ def read_model(folder: Path, name: str = "", override: Override | None = None) -
         SequenceSettings.of(config)
         versions = _wanted_versions(config, _present_versions(folder))
         stamps = {version: stamp_of(folder, version) for version in versions}
+        filename = config.default_model_filename or DEFAULT_MODEL_FILENAME
+        paths = {version: folder / str(version) / filename for version in versions}
+        reasons = {version: _missing(config, path) for version, path in paths.items()}
+        in_vain = dict.fromkeys(versions[-1:], without_effect(config))
     except (ValueError, OSError) as error:  # ConfigError among others: hostile text may be wrong in any way
         return [BrokenModel(name, WHOLE_MODEL, str(error))]
-    filename = config.default_model_filename or DEFAULT_MODEL_FILENAME
-    in_vain = dict.fromkeys(versions[-1:], without_effect(config))
-    paths = {version: folder / str(version) / filename for version in versions}
     return [
-        BrokenModel(name, version, reason)
-        if (reason := _missing(config, path))
+        BrokenModel(name, version, reasons[version])
+        if reasons[version]
         else ModelVersion(name, version, path, config, qos, stamps[version], override, in_vain.get(version, ()))
         for version, path in paths.items()
     ]

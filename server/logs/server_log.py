@@ -23,9 +23,8 @@ _LEVELS: Final = {b"V": 10, b"I": 20, b"W": 30, b"4": 30, b"E": 40, b"F": 50}  #
 _LEVEL: Final = re.compile(
     rb"([IWEF])\d{4} \d\d:\d\d:\d\d|(?:\x1b\[[\d;]*m)*[\d-]+ [\d:.]+ \[([VIWEF]):onnxruntime|<([0-7])>"
 )
-_NOISE: Final = re.compile(
-    rb"(Error|Warning) in cpuinfo: |onnxruntime cpuid_info warning: "
-)  # in sandboxes, on new CPUs
+# What onnxruntime's parts say in sandboxes and on new CPUs, and which has no consequence.
+_NOISE: Final = re.compile(rb"(Error|Warning) in cpuinfo: |onnxruntime cpuid_info warning: ")
 
 
 class ServerLog:
