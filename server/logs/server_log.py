@@ -4,7 +4,6 @@ import asyncio
 import logging
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -15,6 +14,7 @@ from gangway.server.logs.child_output import ChildOutput
 from gangway.server.logs.formats import formatter_of
 from gangway.server.logs.log_file import LogFile
 from gangway.server.logs.settings import LogSettings
+from gangway.server.logs.standard_error import StandardError
 
 KIND_CHARACTERS: Final = 60
 _DIGITS: Final = re.compile(r"[0-9a-fx]*\d[0-9a-fx]*")
@@ -32,7 +32,7 @@ class ServerLog:
 
     def __init__(self, settings: LogSettings) -> None:
         self.settings = settings
-        self._handler = LogFile(settings.file) if settings.file else logging.StreamHandler(sys.stderr)
+        self._handler = LogFile(settings.file) if settings.file else StandardError()
         self._handler.addFilter(lambda record: self.settings.levels.allow(record.levelno))
         self._limit = RateLimit(self._handler)
         self._outputs: set[ChildOutput] = set()

@@ -17,6 +17,7 @@ from gangway.server.logs.formats import formatter_of
 from gangway.server.logs.log_file import LogFile
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.logs.settings import LogSettings
+from gangway.server.logs.standard_error import StandardError
 from gangway.server.options.command_line import parse_options
 
 from tests.server.conftest import no_more_threads
@@ -213,6 +214,22 @@ def test_without_a_file_lines_go_to_standard_error(tmp_path: Path, capsys: pytes
     file.emit(record_of("back"))
     file.close()
     assert (folder / "log").read_text() == "back\n"
+
+
+def test_a_standard_error_that_nobody_reads_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as reader, open(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stderr", pipe)
+        handler = StandardError()
+        for number in range(300):
+            handler.emit(record_of(f"{number:04d}" + "x" * 1000))
+        taken = len(reader.read(1 << 20).splitlines())
+        handler.emit(record_of("again"))
+        *_, told, last = reader.read(1 << 20).decode().splitlines()
+        monkeypatch.undo()
+    assert 0 < taken < 100
+    assert told == f"{300 - taken} lines were lost: standard error was not read"
+    assert last == "again"
 
 
 def test_flags(tmp_path: Path) -> None:
