@@ -34,6 +34,13 @@ MODELS: dict[str, tuple[str, str | bytes]] = {
     "markup": ("1", 'input [ { name: "INPUT0" dims: [/* columns */ 7 ] } ]'),
     "lost+found": ("1", ""),
 }
+# The step's version is 0, or not said at all: version 0, where there is one. Version 1 of it has other tensors.
+ENSEMBLE = """platform: "ensemble" max_batch_size: 4
+input [ { name: "a" data_type: TYPE_INT32 dims: [ 16 ] }, { name: "b" data_type: TYPE_INT32 dims: [ 16 ] } ]
+output [ { name: "sum" data_type: TYPE_INT32 dims: [ 16 ] } ]
+ensemble_scheduling { step { model_name: "both"
+  input_map [ { key: "INPUT0" value: "a" }, { key: "INPUT1" value: "b" } ]
+  output_map { key: "OUTPUT0" value: "sum" } } }"""
 SERVED = sorted(MODELS.keys() - {"markup", "lost+found"})
 
 
@@ -52,6 +59,11 @@ def brought(compiled_zoo: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
         shutil.copytree(compiled_zoo.repository / "simple" / "1", repository / name / version)
         content = config if isinstance(config, bytes) else config.encode()
         (repository / name / "config.pbtxt").write_bytes(content)
+    for version, source in (("0", "simple"), ("1", "mlp")):
+        shutil.copytree(compiled_zoo.repository / source / "1", repository / "both" / version)
+    (repository / "both" / "config.pbtxt").write_text("version_policy { all {} }")
+    (repository / "ensemble" / "1").mkdir(parents=True)
+    (repository / "ensemble" / "config.pbtxt").write_text(ENSEMBLE)
     shutil.copy(repository / "gpu" / "1" / "model.onnx", repository / "loose.onnx")
     os.rename(shutil.copytree(repository / "gpu", repository / "copy"), os.fsencode(repository) + b"/caf\xe9")
     keys.write_text("model-repository:admin=s3cret\n")
@@ -87,9 +99,17 @@ def test_what_can_be_served_is(brought: Brought) -> None:
         assert (statistics.version, statistics.inference_count) == (version, 2)
 
 
+def test_a_step_that_names_no_version_gets_version_0(brought: Brought) -> None:
+    inputs = [triton.InferInput(name, [2, 16], "INT32") for name in ("a", "b")]
+    for tensor in inputs:
+        tensor.set_data_from_numpy(np.full((2, 16), 3, np.int32))
+    assert (brought.client.infer("ensemble", inputs).as_numpy("sum") == 6).all()
+    assert brought.client.get_model_metadata("both").versions == ["0", "1"]
+
+
 def test_the_index_has_no_more_and_no_less(brought: Brought) -> None:
     index = {model.name: model for model in brought.client.get_model_repository_index(headers=ADMIN).models}
-    assert sorted(index) == sorted([*SERVED, "markup"])
+    assert sorted(index) == sorted([*SERVED, "both", "ensemble", "markup"])
     assert index["first"].version == "0" and index["last"].version == str(MAX_VERSION)
     assert "[/* columns */ 7 ]" in index["markup"].reason
 
@@ -108,7 +128,7 @@ def test_one_sentence_says_what_serves_a_model(brought: Brought) -> None:
     ready = re.findall(
         r"INFO supervisor: model (\w+), version \d+: ready after [\d.]+ s, compiled$", text, re.MULTILINE
     )
-    assert sorted(ready) == SERVED
+    assert sorted(ready) == sorted([*SERVED, "both", "both"])
     (error,) = [line for line in text.splitlines() if " ERROR " in line]
     assert "model markup: " in error
 
