@@ -1,6 +1,7 @@
-"""Small files of the cache, written whole or not at all."""
+"""Small files of the cache, written whole or not at all, and files beside a model that clients may name."""
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -19,3 +20,23 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
         raise
+
+
+def file_beside(folder: Path, name: str) -> Path:
+    """Return the file that a relative `name` means in a folder. A link is followed: the folder's owner has placed it.
+
+    Names stand in files that clients may send. Raises ValueError for a name that leaves the folder, and for what is
+    no regular file (whoever opens a pipe hangs), OSError if nothing is there.
+    """
+    relative = Path(name)
+    if relative.is_absolute() or ".." in relative.parts or "\0" in name:
+        raise ValueError(f"'{name}' leaves the model's folder")
+    path = folder / relative
+    require_regular(path)
+    return path
+
+
+def require_regular(path: Path) -> None:
+    """Raise ValueError for a folder, pipe, device or socket, OSError if nothing is there."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"'{path.name}' is no regular file")

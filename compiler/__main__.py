@@ -5,13 +5,15 @@ Lines on --progress-fd (or with --json on standard output), each one JSON object
   {"warning": "..."}                              zero or more: damage that was found in the cache
   {"key": "...", "folder": "...", "cached": true}  the last line of a success
   {"error": "...", "kind": "model"}                the last line of a failure; kind as the exit code says
+With --uncompiled REASON the model is left to onnxruntime for this reason, and not found by jobs without it.
 With --look-up there may be several PATHs, and nothing is compiled. Instead of a last line there is one for each that
 the cache has:
   {"found": "PATH", "folder": "..."}
 
 Exit codes: 0 compiled, left to onnxruntime, or found in the cache; 2 wrong arguments; 3 kind "model": the file is no
 valid ONNX model; 4 kind "unsupported": valid, but neither the compiler nor onnxruntime can serve it; 5 kind "io": files
-cannot be read or written; 6 kind "internal": a bug of the compiler, its traceback is on standard error.
+cannot be read or written, or there is no memory; 6 kind "internal": a bug of the compiler, its traceback is on standard
+error. After 5 another attempt may succeed.
 """
 
 import argparse
@@ -63,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
             options.optional,
             options.batch,
             options.whole,
+            options.uncompiled,
         )
     except Exception as error:  # everything becomes a report: the supervisor must not be left guessing
         return _failure(error, report)
@@ -101,12 +104,14 @@ def _failure(error: Exception, report: Report) -> int:
             kind = "unsupported"
         case ModelError():
             kind = "model"
-        case OSError():
+        case OSError() | MemoryError():
             kind = "io"
         case _:
             kind = "internal"
             traceback.print_exc()
-    message = str(error) if kind != "internal" else f"internal error of the compiler: {error!r}"
+    message = str(error) or "out of memory"
+    if kind == "internal":
+        message = f"internal error of the compiler: {error!r}"
     message = message[:LONGEST_MESSAGE]
     report({"error": message, "kind": kind})
     print(f"gangway.compiler: {message}", file=sys.stderr)
@@ -159,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--optional", action="append", default=[], metavar="INPUT", help="requests may leave it out")
     parser.add_argument("--batch", action="store_true", help="refuse a model whose first dimension cannot be a batch")
     parser.add_argument("--whole", action="store_true", help="leave it to onnxruntime")
+    parser.add_argument("--uncompiled", metavar="REASON", help="leave it to onnxruntime for now, and say this why")
     parser.add_argument("--target", metavar="NAME", help=f"{', '.join(TARGETS)}; default: the best this machine runs")
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--progress-fd", type=int, metavar="N", help="write JSON lines to this file descriptor")

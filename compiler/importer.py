@@ -6,13 +6,14 @@ instead of seconds.
 
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from gangway.artifact.files import file_beside
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.functions import inline_functions
 from gangway.compiler.graph import WIDE_BATCH, Graph, Node, TensorType
@@ -34,14 +35,25 @@ _NO_NAME = re.compile(  # what exporters and people write into a dimension of wh
 
 
 def external_locations(path: Path) -> set[str]:
-    """Return the names of files that hold weights, relative to the model's folder. Raises ModelError, OSError."""
+    """Return the names of files that hold tensors, relative to the model's folder. Raises ModelError, OSError."""
     return {
         entry.value
-        for tensor in _parse(path)[0].graph.initializer
+        for tensor in _tensors_in(_parse(path)[0])
         if external_data_helper.uses_external_data(tensor)
         for entry in tensor.external_data
         if entry.key == "location"
     }
+
+
+def _tensors_in(message: Any) -> Iterator[Any]:
+    """Yield every tensor of a message, however deep: also those of nodes, of graphs in them, and of functions."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if field.is_repeated else (value,):
+                yield from _tensors_in(part)
 
 
 def count_parameters(path: Path) -> int:
@@ -195,7 +207,10 @@ def _array(tensor: Any, folder: Path, file: BufferedReader, stretch: Stretch | N
         if stretch is None or tensor.raw_data:  # the latter: another tensor of the same name
             alone = onnx.TensorProto()  # to_array keeps external data in the message that it is given
             alone.CopyFrom(tensor)
-            return numpy_helper.to_array(alone, base_dir=str(folder))
+            if external_data_helper.uses_external_data(tensor):
+                alone.raw_data = _external_content(tensor, folder)
+                alone.data_location = onnx.TensorProto.DEFAULT
+            return numpy_helper.to_array(alone)
         array = np.empty(tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
         if array.nbytes != stretch.size_bytes:
             raise ValueError(f"{stretch.size_bytes} bytes instead of {array.nbytes}")
@@ -205,6 +220,14 @@ def _array(tensor: Any, folder: Path, file: BufferedReader, stretch: Stretch | N
         return array
     except (ValueError, TypeError, OSError, KeyError, checker.ValidationError) as error:
         raise ModelError(f"weights '{tensor.name}': {_first_lines(error)}") from error
+
+
+def _external_content(tensor: Any, folder: Path) -> bytes:
+    """Return the bytes of a tensor that lie in another file, which may be a link. Raises ValueError, OSError."""
+    place = external_data_helper.ExternalDataInfo(tensor)
+    with file_beside(folder, place.location).open("rb") as file:
+        file.seek(place.offset or 0)
+        return file.read(place.length if place.length else -1)
 
 
 def _fix_dimensions(model: Any, constants: Container[str], dimensions: Mapping[str, int]) -> bool:

@@ -8,20 +8,28 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gangway.artifact.cache import cache_key
+from gangway.artifact.files import file_beside, require_regular
 from gangway.artifact.format import TargetSpec
+from gangway.compiler.errors import ModelError, UnreadableModelError
 from gangway.compiler.onnx_file import may_have_external_data
 from gangway.compiler.size import refuse_too_large
 
 NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
 WHOLE: Mapping[str, int] = MappingProxyType({"whole ": 1})  # tells the key of a model that is not to be compiled
+UNCOMPILED: Mapping[str, int] = MappingProxyType({"uncompiled ": 1})  # of one that is to be, at another time
 _OPTIONAL = "optional "
 
 
 def model_key(path: Path, target: TargetSpec, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> str:
     """Return the key of the ONNX file `path` for `target`, with these values of symbolic dimensions.
 
-    Raises OSError, and ModelError for a broken file, or one that is larger than memory.
+    Raises OSError, and ModelError for a broken file, one that is larger than memory, and weights in what is no regular
+    file of the model's folder.
     """
+    try:
+        require_regular(path)
+    except ValueError as error:
+        raise UnreadableModelError(str(error)) from error
     refuse_too_large([path])
     files = [path, *_external_files(path)]
     refuse_too_large(files)
@@ -49,4 +57,7 @@ def _external_files(path: Path) -> list[Path]:
         return []
     from gangway.compiler.importer import external_locations  # noqa: PLC0415 - imports onnx
 
-    return sorted(path.parent / location for location in external_locations(path))
+    try:
+        return sorted(file_beside(path.parent, location) for location in external_locations(path))
+    except ValueError as error:
+        raise ModelError(f"external data: {error}") from error

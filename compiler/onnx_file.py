@@ -11,7 +11,8 @@ from typing import BinaryIO
 from gangway.compiler.protobuf import DamagedError, Field, fields, message
 
 LARGE_BYTES = 4096
-_GRAPH, _INITIALIZER = 7, 5  # fields of ModelProto and GraphProto
+_GRAPH, _FUNCTION, _INITIALIZER = 7, 25, 5  # fields of ModelProto and GraphProto
+_LOCATION = b"\x0a\x08location"  # the key beside the name of a file, with its header
 _DATA_TYPE, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 2, 8, 9, 13, 14  # fields of TensorProto
 _WHOLE_BYTES = {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13}  # element types that numpy reads as they stand
 
@@ -25,22 +26,28 @@ class Stretch:
 
 
 def may_have_external_data(path: Path) -> bool:
-    """Whether a weight of the ONNX file lies in another file; true, too, if the file is damaged. Raises OSError.
+    """Whether a tensor of the ONNX file may lie in another file; true, too, if the file is damaged. Raises OSError.
 
     Every start must know, for the key of a model.
     """
     with path.open("rb") as file:
         try:
             return any(
-                part.number in (_EXTERNAL_DATA, _DATA_LOCATION)
-                for graph in fields(file, 0, path.stat().st_size)
-                if graph.number == _GRAPH
-                for tensor in fields(file, graph.content, graph.end)
-                if tensor.number == _INITIALIZER
-                for part in fields(file, tensor.content, tensor.end)
+                _may_lie_elsewhere(file, field)
+                for whole in fields(file, 0, path.stat().st_size)
+                if whole.number in (_GRAPH, _FUNCTION)
+                for field in fields(file, whole.content, whole.end)
             )
         except DamagedError:
             return True
+
+
+def _may_lie_elsewhere(file: BinaryIO, field: Field) -> bool:
+    """Whether a field of a graph or function, if it is a weight or has tensors in it, names another file."""
+    if field.number == _INITIALIZER:
+        parts = fields(file, field.content, field.end)
+        return any(part.number in (_EXTERNAL_DATA, _DATA_LOCATION) for part in parts)
+    return _LOCATION in _read(file, field)
 
 
 def split(path: Path) -> tuple[bytes, dict[str, Stretch]]:

@@ -13,7 +13,7 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
-from gangway.compiler.key import NO_DIMENSIONS, WHOLE, model_key, with_optional
+from gangway.compiler.key import NO_DIMENSIONS, UNCOMPILED, WHOLE, model_key, with_optional
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ def compile_model(
     optional: Sequence[str] = (),
     with_batch: bool = False,
     whole: bool = False,
+    uncompiled: str | None = None,
 ) -> Compiled:
     """Return the artifact of the ONNX file `path`, compiled unless the cache holds it.
 
@@ -51,18 +52,21 @@ def compile_model(
     `dimensions` gives values to symbolic dimensions; only models without such are tuned. `optional` names inputs
     that requests may leave out, since they have initializers, too; such a model is left to onnxruntime. `with_batch`: a
     model whose first dimension cannot be a batch is not wanted. `whole`: it is left to onnxruntime, because the first
-    dimensions of its inputs may differ. Errors as of `compile_static`.
+    dimensions of its inputs may differ. `uncompiled`: why it is, for now. Errors as of `compile_static`.
     """
     start_ns = time.monotonic_ns()
     progress("key", 0, 1)
-    mark = with_optional(optional) if optional else WHOLE if whole else NO_DIMENSIONS
+    mark = with_optional(optional) if optional else WHOLE if whole else UNCOMPILED if uncompiled else NO_DIMENSIONS
     key = model_key(path, target, mark or dimensions)
     if with_batch and not cache.folder(key).exists():
         from gangway.compiler.importer import require_batch  # noqa: PLC0415
 
         require_batch(path)
-    if optional or whole:
-        return _leave(path, model_name, key, mark, optional, start_ns, cache, target, progress)
+    if optional or whole or uncompiled:
+        refusal = uncompiled or "first dimensions of its inputs may differ"
+        if optional:
+            refusal = f"it has optional inputs: {', '.join(optional)}"
+        return _leave(path, model_name, key, mark, optional, refusal, start_ns, cache, target, progress)
     tuning = None if dimensions else find_tuning(cache.root, key, target.name)
     if tuning and (manifest := cache.lookup(tuning.tuned_key)):
         return Compiled(manifest, cache.folder(tuning.tuned_key), True)
@@ -164,6 +168,7 @@ def _leave(
     key: str,
     mark: Mapping[str, int],
     optional: Sequence[str],
+    refusal: str,
     start_ns: int,
     cache: Cache,
     target: TargetSpec,
@@ -178,7 +183,6 @@ def _leave(
         progress(FALLBACK_PHASE, 0, 1)
         from gangway.compiler.fallback import leave_to_onnxruntime  # noqa: PLC0415
 
-        optional_inputs = f"it has optional inputs: {', '.join(optional)}"
-        refusal = UnsupportedModelError(optional_inputs if optional else "first dimensions of its inputs may differ")
-        manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, refusal, optional, mark)
+        error = UnsupportedModelError(refusal)
+        manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, error, optional, mark)
         return Compiled(manifest, folder, False)

@@ -1,14 +1,20 @@
-"""Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own at the lowest priority."""
+"""Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own at the lowest priority.
+
+A job has as much time as its model's size deserves, not counting what it waits for a core (`scheduler/blame.py`): all
+others wait for their turn meanwhile. A model whose job does not end, or dies, is left to onnxruntime by another job.
+"""
 
 import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +22,7 @@ from typing import Any
 from gangway.artifact.format import Manifest
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.executor.process import give_way, give_way_less
+from gangway.scheduler.blame import Blame
 from gangway.server.children import Child
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.model_stamp import Stamp
@@ -24,26 +31,47 @@ from gangway.server.progress import ProgressDisplay
 JOB_END_SECONDS = 10.0  # from the job's last word to its end
 BESIDE_REQUESTS_NICE = 10  # of a job that gets no time when it gives way
 PATIENCE_SECONDS = 5.0
+LEAST_LIMIT_SECONDS = 300.0  # for the smallest model
+LIMIT_SECONDS_PER_MIB = 3.0
+LOOK_SECONDS = 0.5
+MAX_RECIPES = 8192  # more than models and variants can be loaded
+FINAL_KINDS = ("model", "unsupported", "internal")  # of errors that another attempt would have, too
 _log = logging.getLogger(__name__)
 
 
 class CompileError(Exception):
-    """The model cannot be compiled; the message says why."""
+    """The model cannot be compiled; the message says why. `is_final`: another attempt would not succeed either."""
+
+    def __init__(self, message: str, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+def limit_seconds(path: Path) -> float:
+    """Return how long a job for an ONNX file may take, by the size of what lies in its folder. Raises OSError."""
+    size_bytes = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+    return LEAST_LIMIT_SECONDS + LIMIT_SECONDS_PER_MIB * (size_bytes >> 20)
 
 
 class Compiler:
     """Turns ONNX files into artifacts in the cache.
 
-    `log`: where details go, if they are wanted. `target`: what the last artifact was built for, for people.
+    `log`: where details go, if they are wanted. `target`: what the last artifact was built for, for people. `limit`: of
+    the job for a file, in seconds.
     """
 
-    def __init__(self, cache_dir: Path, log: ServerLog | None = None) -> None:
+    def __init__(
+        self, cache_dir: Path, log: ServerLog | None = None, limit: Callable[[Path], float] = limit_seconds
+    ) -> None:
         self._cache_dir = cache_dir
         self._log = log
+        self._limit = limit
+        self._stopping = False
         self._job: Child | None = None
         self._turn = asyncio.Lock()
         self._gives_way = False
         self._found: dict[tuple[Path, Stamp], str] = {}  # folders of artifacts
+        self._recipes: dict[str, Callable[[], Coroutine[Any, Any, Manifest]]] = {}  # by key of what was made last
         self.target = ""
 
     def give_way(self) -> None:
@@ -60,7 +88,7 @@ class Compiler:
         with_batch: bool = False,
         whole: bool = False,
     ) -> Manifest:
-        """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError.
+        """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError, OSError.
 
         One job at a time: further calls wait. `dimensions`: values for symbolic dimensions. `optional`: inputs
         that requests may leave out. `stamp`: of the files, if they may have been looked up. `with_batch`: a model
@@ -75,17 +103,34 @@ class Compiler:
             if folder is None:
                 with ProgressDisplay(name) as display:
                     report = await self._job_for(path, dimensions, optional, flags, display.update)
+                    killed = "error" in report and "kind" not in report and not self._stopping
+                    if killed and not (dimensions or optional or whole):
+                        _log.warning("%s: %s", name, report["error"])
+                        flags = [*flags, f"--uncompiled={report['error']}"]
+                        report = await self._job_for(path, {}, (), flags, display.update)
         if "error" in report:
-            raise CompileError(report["error"])
+            raise CompileError(report["error"], is_final=report.get("kind") in FINAL_KINDS)
         try:
             manifest = read_manifest(Path(report["folder"]))
         except ArtifactError as error:
             raise CompileError(str(error)) from error
+        self._remember(manifest.key, partial(self.compile, name, path, dimensions, optional, (), with_batch, whole))
         self.target = manifest.target.name
         if not manifest.fallback_reason:
             found = "found in the cache" if report["cached"] else "compiled"
             _log.info("%s: %s, %.2f s", name, found, time.monotonic() - begin)
         return manifest
+
+    async def compile_again(self, key: str) -> None:
+        """Put an artifact into the cache that it had before, unless it is there. Raises CompileError, OSError."""
+        if key in self._recipes:
+            await self._recipes[key]()
+
+    def _remember(self, key: str, recipe: Callable[[], Coroutine[Any, Any, Manifest]]) -> None:
+        self._recipes.pop(key, None)
+        self._recipes[key] = recipe
+        if len(self._recipes) > MAX_RECIPES:
+            del self._recipes[next(iter(self._recipes))]
 
     async def look_up(self, files: Sequence[tuple[Path, Stamp]]) -> None:
         """Ask the cache for many models by one job, so that `compile` of those that it has needs none."""
@@ -107,7 +152,8 @@ class Compiler:
         return self._job is not None and self._job.returncode is None
 
     def stop(self) -> None:
-        """Kill the job that runs, if any."""
+        """Kill the job that runs, if any; there is none afterwards."""
+        self._stopping = True
         if self._job is not None and self._job.returncode is None:
             self._job.kill()
 
@@ -119,7 +165,7 @@ class Compiler:
         flags: Sequence[str],
         progress: Callable[[str, int, int], None],
     ) -> dict[str, Any]:
-        """Run one job; return its last report, which has "folder" or "error"."""
+        """Run one job; return its last report, which has "folder" or "error". One that was killed has no "kind"."""
         arguments = [str(path), *(f"--dimension={name}={size}" for name, size in dimensions.items())]
         arguments += [*(f"--optional={name}" for name in optional), *flags]
         last: dict[str, Any] = {}
@@ -130,25 +176,39 @@ class Compiler:
             else:
                 last.update(report)
 
-        job = await self._run(arguments, take)
-        return last or {"error": f"the compile job {job.fate()}"}
+        limit = await asyncio.to_thread(self._limit, path)
+        job, is_overdue = await self._run(arguments, take, limit)
+        fate = f"took more than {limit:.0f} s and was ended" if is_overdue else job.fate()
+        return last or {"error": f"the compile job {fate}"}
 
-    async def _run(self, arguments: Sequence[str], take: Callable[[dict[str, Any]], None]) -> Child:
-        """Run a job to its end. Its warnings are logged, all else that it reports is taken."""
+    async def _run(
+        self, arguments: Sequence[str], take: Callable[[dict[str, Any]], None], limit: float = math.inf
+    ) -> tuple[Child, bool]:
+        """Run a job to its end, or for `limit` seconds; return it, and whether it was killed because they were over.
+
+        Its warnings are logged, all else that it reports is taken.
+        """
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-m", "gangway.compiler", *arguments]
         command += ["--cache-dir", str(self._cache_dir), "--progress-fd", str(write_fd)]
-        with contextlib.nullcontext() if self._log is None else self._log.details_of_child("compile job") as stderr:
-            process = subprocess.Popen(
-                command,
-                pass_fds=(write_fd,),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL if stderr is None else stderr,
-            )
-        os.close(write_fd)
-        self._job = job = Child("compile job", process, lambda _: None)
+        log = contextlib.nullcontext() if self._log is None else self._log.details_of_child("compile job")
+        try:
+            with log as stderr:
+                process = subprocess.Popen(
+                    command,
+                    pass_fds=(write_fd,),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL if stderr is None else stderr,
+                )
+            self._job = job = Child("compile job", process, lambda _: None)
+        except OSError:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
         patience = self._give_way(process.pid)
+        end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, limit))
         try:
             async for report in _reports(read_fd):
                 if "warning" in report:
@@ -159,8 +219,9 @@ class Compiler:
                 take(report)
         finally:
             patience.cancel()
+            end.cancel()
         await job.wait(JOB_END_SECONDS)
-        return job
+        return job, end.done() and not end.cancelled()
 
     def _give_way(self, pid: int) -> asyncio.TimerHandle:
         """Let requests go before a job; cancel what is returned unless the job must not wait for ever."""
@@ -169,6 +230,14 @@ class Compiler:
             return loop.call_later(0, lambda: None)
         give_way(pid)
         return loop.call_later(PATIENCE_SECONDS, give_way_less, pid, BESIDE_REQUESTS_NICE)
+
+
+async def _kill_when_overdue(job: Child, limit: float) -> None:
+    """Return after a job has had its time, and is killed for that."""
+    blame = Blame(job.pid, limit * 1e6, time.monotonic_ns() / 1e3)
+    while not blame.is_too_much(time.monotonic_ns() / 1e3):
+        await asyncio.sleep(LOOK_SECONDS)
+    job.kill()
 
 
 async def _reports(read_fd: int) -> AsyncIterator[dict[str, Any]]:

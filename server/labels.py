@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from gangway.artifact.files import file_beside, require_regular
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.config_error import ConfigError, shortened
 
@@ -12,7 +13,7 @@ MAX_LABEL_BYTES = 16 << 20
 def label_files(folder: Path, config: ModelConfig) -> dict[str, str]:
     """Return the label file of each output that has one, `folder` being the model's. Raises ConfigError.
 
-    A file outside of the folder is refused: clients may load configurations, and see the labels.
+    A name that leads out of the folder is refused: clients may load configurations, and see the labels.
     """
     files = {}
     for output in config.output:
@@ -23,7 +24,8 @@ def label_files(folder: Path, config: ModelConfig) -> dict[str, str]:
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Return the names, by class. Raises OSError, or ValueError for a file that is too large or no text."""
+    """Return the names, by class. Raises OSError, or ValueError for what is too large, no file, or no text."""
+    require_regular(path)
     if path.stat().st_size > MAX_LABEL_BYTES:
         raise ValueError(f"more than {MAX_LABEL_BYTES} bytes")
     lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -43,12 +45,8 @@ def labels_of(files: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 def _checked(folder: Path, name: str, where: str) -> Path:
     try:
-        path = (folder / name).resolve()
-        if not path.is_relative_to(folder.resolve()):
-            raise ConfigError(f"{where} leaves the model's folder")
+        path = file_beside(folder, name)
         read_labels(path)
-    except ConfigError:
-        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"{where} cannot be read: {reason}") from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from gangway.artifact.files import require_regular
 from gangway.protos.model_config_pb2 import DataType, ModelConfig
 from gangway.server.config_check import BACKEND as BACKEND  # noqa: PLC0414 - others take it from here
 from gangway.server.config_check import PLATFORM as PLATFORM  # noqa: PLC0414
@@ -90,6 +91,7 @@ def buckets_of(config: ModelConfig, symbols: Sequence[str]) -> list[tuple[int, .
 def read_config(path: Path) -> ModelConfig:
     """Parse a config.pbtxt. Raises ConfigError with file, line and column."""
     try:
+        require_regular(path)
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{path.name} has more than {MAX_FILE_BYTES} bytes")
         return text_format.Parse(_decoded(path.read_bytes()), ModelConfig())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gangway.artifact.files import file_beside
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
@@ -110,10 +111,8 @@ def _content(given: ModelWarmup.Input, datatype: str, elements: int, where: str,
 
 
 def _file(folder: Path, name: str, where: str) -> bytes:
-    path = Path(folder / FOLDER / name)
-    if ".." in path.parts or Path(name).is_absolute():
-        raise ConfigError(f"{where}: input_data_file '{name}' leaves the folder {FOLDER}")
     try:
+        path = file_beside(folder / FOLDER, name)
         if path.stat().st_size > MAX_SAMPLE_BYTES:
             raise ConfigError(f"{where}: input_data_file '{name}' is larger than {MAX_SAMPLE_BYTES} bytes")
         return path.read_bytes()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gangway.artifact.files import file_beside, require_regular
 from gangway.artifact.format import TensorSpec
 from gangway.artifact.item_bytes import ITEM_BYTES
 from gangway.executor.frames import join_strings, split_strings
@@ -110,10 +111,8 @@ def initial_state_files(folder: Path, config: ModelConfig) -> dict[str, str]:
             where = (
                 f"sequence_batching: state '{shortened(state.input_name)}': data_file '{shortened(state.data_file)}'"
             )
-            path = Path(folder, FOLDER, state.data_file)
-            if ".." in Path(state.data_file).parts or Path(state.data_file).is_absolute():
-                raise ConfigError(f"{where} leaves the folder {FOLDER}")
             try:
+                path = file_beside(folder / FOLDER, state.data_file)
                 _read(state, path)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{where} cannot be used: {error}") from error
@@ -134,6 +133,7 @@ def _contents(state: State, file: str | None) -> bytes | None:
 
 def _read(state: State, path: Path) -> bytes:
     """Return the contents in a file, which may be longer than the state, as in Triton. Raises OSError or ValueError."""
+    require_regular(path)
     if path.stat().st_size > MAX_STATE_BYTES:
         raise ValueError(f"it has more than {MAX_STATE_BYTES} bytes")
     content = path.read_bytes()

@@ -137,5 +137,5 @@ def test_initial_state_from_a_file(tmp_path: Path) -> None:
     tensors = SequenceTensors.of(config, INPUTS, OUTPUTS, files)
     assert tensors is not None and tensors.states[0].initial is None
     elsewhere = parsed(STATE.replace("dims:", f"initial_state {{ {FILE.replace('begin', '../begin')} }} dims:"))
-    with pytest.raises(ConfigError, match="leaves the folder"):
+    with pytest.raises(ConfigError, match="leaves the model's folder"):
         initial_state_files(tmp_path, elsewhere)
