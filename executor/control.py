@@ -9,7 +9,14 @@ from gangway.executor.leases import LEASE_BYTES, LeaseTable
 from gangway.executor.lost_regions import LOST_REGIONS_BYTES, LostRegions
 from gangway.executor.ring import BELL_BYTES, Bell, Ring, RingGroup, ring_bytes
 from gangway.executor.segment import Segment
-from gangway.executor.status_blocks import SCHEDULER_BLOCK_BYTES, SchedulerBlock, ServerBlock, server_block_bytes
+from gangway.executor.status_blocks import (
+    SCHEDULER_BLOCK_BYTES,
+    Heartbeats,
+    SchedulerBlock,
+    ServerBlock,
+    heartbeats_bytes,
+    server_block_bytes,
+)
 
 SUBMIT_CAPACITY: Final = 4096  # a Submit and a Cancel of every slot of a front end fit
 COMMAND_CAPACITY: Final = 256
@@ -70,9 +77,14 @@ class ControlLayout:
         return self.scheduler_block + SCHEDULER_BLOCK_BYTES
 
     @property
+    def heartbeats(self) -> int:
+        """Offset of what says which processes get on."""
+        return self.server_block + server_block_bytes(self.workers)
+
+    @property
     def lost_regions(self) -> int:
         """Offset of the words that say which regions have lost memory."""
-        return self.server_block + server_block_bytes(self.workers)
+        return self.heartbeats + heartbeats_bytes(self.front_ends)
 
     @property
     def size_bytes(self) -> int:
@@ -107,6 +119,7 @@ class ControlSegment:
         self.leases = LeaseTable(segment, layout.lease_table, layout.leases)
         self.scheduler_block = SchedulerBlock(segment, layout.scheduler_block)
         self.server_block = ServerBlock(segment, layout.server_block, layout.workers)
+        self.heartbeats = Heartbeats(segment, layout.heartbeats, layout.front_ends)
         self.lost_regions = LostRegions(segment, layout.lost_regions)
 
     @classmethod

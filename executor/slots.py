@@ -80,6 +80,7 @@ class SlotStatus(IntEnum):
     QUEUE_FULL = 6  # of its model, as its queue policy says
     CROWDED = 7  # so much waits for the whole server that its turn would not come
     INVALID = 8  # the model has no answer to numbers in it
+    CRASHED = 9  # workers ended by what they computed of it, or of requests to its model
 
 
 _STATUSES: Final = tuple(SlotStatus)

@@ -1,4 +1,4 @@
-"""What scheduler and supervisor say of themselves in the control segment, for the front end's metrics.
+"""What scheduler and supervisor say of themselves in the control segment, for the front end's metrics and health.
 
 Two blocks, each written by one process and read by any, without a lock: a message per event would cost more than what
 it tells. A block begins with the version of its layout, which `attach` compares: a process that was started again after
@@ -16,9 +16,13 @@ Supervisor's block, written when something dies:
     0   u32 version; u32 front ends, u32 schedulers that were started again
     16  f64 time of start (seconds since 1970)
     64  8 bytes for each worker: u32 CPU number; u32 times that it was started again
+
+Heartbeats: for the supervisor, each front end and the scheduler a cache line with the time at which it was last seen to
+get on, u64 ns on CLOCK_MONOTONIC.
 """
 
 import struct
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -41,7 +45,11 @@ _RESTARTS_OFFSET: Final = 4
 _START: Final = struct.Struct("<d")
 _START_OFFSET: Final = 16
 _WORKER: Final = struct.Struct("<2I")
+_BEAT: Final = struct.Struct("<Q")
 
+HEARTBEAT_BYTES: Final = 64  # of one process
+BEAT_EVERY_S: Final = 0.1  # of who has a thread for that
+STALE_AFTER_S: Final = 2.0  # who has not been seen for so long does not serve
 SCHEDULER_BLOCK_BYTES: Final = _HEADER_BYTES + _native.MAX_MODELS * _MODEL_BYTES
 
 
@@ -174,6 +182,35 @@ class ServerBlock:
             worker_restarts=[restarts for _, restarts in workers],
             cores=[core for core, _ in workers],
         )
+
+
+class Heartbeats:
+    """Lines from `offset` on, the supervisor's (number 0) first, then by front end, the scheduler's last."""
+
+    SUPERVISOR: Final = 0
+
+    def __init__(self, segment: Segment, offset: int, submitters: int) -> None:
+        self._view = segment.view
+        self._offset = offset
+        self.scheduler = submitters
+
+    def beat(self, process: int) -> None:
+        """Say that a process gets on. For that process alone."""
+        _BEAT.pack_into(self._view, self._offset + process * HEARTBEAT_BYTES, time.monotonic_ns())
+
+    def last_ns(self, process: int) -> int:
+        """Return when a process was last seen; 0: never."""
+        return int(_BEAT.unpack_from(self._view, self._offset + process * HEARTBEAT_BYTES)[0])
+
+    def all_fresh(self) -> bool:
+        """Whether supervisor and scheduler get on, as far as they have begun."""
+        seen_ns = [self.last_ns(process) for process in (self.SUPERVISOR, self.scheduler)]
+        return all(not last_ns or time.monotonic_ns() - last_ns < STALE_AFTER_S * 1e9 for last_ns in seen_ns)
+
+
+def heartbeats_bytes(submitters: int) -> int:
+    """Return the size of the heartbeats of so many front ends, the supervisor among them, and the scheduler."""
+    return (submitters + 1) * HEARTBEAT_BYTES
 
 
 def server_block_bytes(workers: int) -> int:

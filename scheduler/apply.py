@@ -1,6 +1,7 @@
 """What decisions do to gangs, and what becomes of requests when a gang has left."""
 
 import logging
+from collections.abc import Callable
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.leases import MAX_RANKS, PhaseKind
@@ -15,7 +16,7 @@ from gangway.scheduler.control import LoadModel
 from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Policy, Query, Reject, Resize, Start, StartOver, Stop
-from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.requests import MAX_CRASHES, RequestBook
 from gangway.scheduler.units import Request, Unit
 from gangway.scheduler.workers import WorkerTable
 
@@ -51,6 +52,7 @@ class Execution:
         self._arenas = arenas
         self._policy = policy
         self._accounts = accounts
+        self.on_crash: Callable[[int], None] = lambda model_id: None
 
     @property
     def could_grow(self) -> bool:
@@ -182,10 +184,10 @@ class Execution:
         self._ended(gang, now_us)
         return True
 
-    def lose_core(self, core: int, now_us: float) -> None:
-        """The worker of this core is dead."""
+    def lose_core(self, core: int, now_us: float, crashed_lease: int = -1) -> None:
+        """The worker of this core is dead. `crashed_lease`: what it died of, -1 if that was none."""
         self.changed = True
-        for gang in self.gangs.lose_core(core):
+        for gang in self.gangs.lose_core(core, crashed_lease):
             if not gang.outstanding:
                 self._ended(gang, now_us)
 
@@ -205,7 +207,7 @@ class Execution:
         self.changed |= not self.gangs.free
         self._close(gang)
         if lost or (invalid and len(unit.pieces) > 1):
-            self._run_again(unit)
+            self._run_again(unit, gang.crashed)
         elif invalid:
             self._fail(unit)
         else:
@@ -227,17 +229,21 @@ class Execution:
             else:
                 self._requests.answered(request)
 
-    def _run_again(self, unit: Unit) -> None:
+    def _run_again(self, unit: Unit, crashed: bool) -> None:
         """Its gang was lost: each of its requests goes on for itself, in case that one of them was the reason."""
         for piece in unit.pieces:
             request = piece.request
             request.units.remove(unit)
+            request.crashes += crashed
             if request.dropped:
                 if not request.units:
                     self._finish(request)
             elif not self._requests.run_again(piece, unit):
-                self.drop(request, SlotStatus.UNAVAILABLE)
+                at_fault = request.crashes >= MAX_CRASHES
+                self.drop(request, SlotStatus.CRASHED if at_fault else SlotStatus.UNAVAILABLE)
         self.changed = True
+        if crashed:
+            self.on_crash(unit.query.model_id)
 
     def _fail(self, unit: Unit) -> None:
         """A worker could not run it, and it is of one request."""

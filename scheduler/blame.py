@@ -2,7 +2,7 @@
 
 On a machine that is busy with other things a process may get no core for seconds. Nothing is wrong with it then, and a
 successor would get none either. So time counts against a process while it has nothing to run (it sleeps, or somebody
-has stopped it); while it has, only that counts which it spends on a core.
+has stopped it); while it has, or waits for a disk, only that counts which it spends on a core.
 """
 
 import os
@@ -16,21 +16,26 @@ _STATE, _USER, _SYSTEM = 0, 11, 12  # fields of /proc/PID/stat after the name
 
 
 class Activity(NamedTuple):
-    """A process at one moment: whether any of its threads runs or wants to, and the time that all have had cores."""
+    """A process at one moment: whether any thread runs, or would if it had a core or a disk answered; time on cores."""
 
     wants_core: bool
     cpu_us: float
 
 
 class Blame:
-    """What has counted against process `pid` since `now_us`; more than `limit_us` is too much."""
+    """What has counted against process `pid` since `now_us`; more than `limit_us` is too much.
 
-    def __init__(self, pid: int, limit_us: float, now_us: float) -> None:
+    `core_weight`: how much the time on a core counts, measured by the time in which the process has nothing to run.
+    """
+
+    def __init__(self, pid: int, limit_us: float, now_us: float, core_weight: float = 1.0) -> None:
         self.pid = pid
+        self._core_weight = core_weight
         self._limit_us = limit_us
         self._blamed_us = 0.0
         self._looked_us = now_us
-        self._cpu_us = 0.0 if (activity := activity_of(pid)) is None else activity.cpu_us
+        self._cpu_us = 0.0
+        self._counted_us(0.0)
 
     def is_too_much(self, now_us: float) -> bool:
         """Look again, unless the last look was just now."""
@@ -41,11 +46,14 @@ class Blame:
         return self._blamed_us > self._limit_us
 
     def _counted_us(self, passed_us: float) -> float:
-        activity = activity_of(self.pid)
+        try:
+            activity = activity_of(self.pid)
+        except OSError:  # who looks has no descriptor left: that says nothing about others
+            return 0.0
         if activity is None:
             return passed_us
         spent_us, self._cpu_us = activity.cpu_us - self._cpu_us, activity.cpu_us
-        return min(spent_us, passed_us) if activity.wants_core else passed_us
+        return min(spent_us, passed_us) * self._core_weight if activity.wants_core else passed_us
 
 
 def activity_of(pid: int) -> Activity | None:
@@ -56,7 +64,7 @@ def activity_of(pid: int) -> Activity | None:
     except (FileNotFoundError, ProcessLookupError):  # the process, or a thread, has just ended
         return None
     ticks = int(total[_USER]) + int(total[_SYSTEM])
-    return Activity(any(fields[_STATE] == "R" for fields in threads), ticks * _TICK_US)
+    return Activity(any(fields[_STATE] in "RD" for fields in threads), ticks * _TICK_US)
 
 
 def _fields(stat: Path) -> list[str]:

@@ -53,7 +53,19 @@ class ModelLoaded:
 
 @dataclass(frozen=True)
 class ModelFailed:
-    """From the scheduler: the model cannot be served."""
+    """From the scheduler: the model cannot be served, or not any more, and is unloaded.
+
+    `at_fault`: its requests ended workers.
+    """
+
+    model_id: int
+    reason: str
+    at_fault: bool = False
+
+
+@dataclass(frozen=True)
+class ArtifactLost:
+    """From the scheduler: a worker cannot load a model that others serve; it tries again now and then."""
 
     model_id: int
     reason: str
@@ -100,11 +112,21 @@ class UseProfile:
 class WorkerDied:
     """To the scheduler: this process of this core has ended (it is reaped: it writes nothing any more).
 
-    Its successor introduces itself by a `Ready` in its completion ring.
+    Its successor introduces itself by a `Ready` in its completion ring. `crashed`: it ended, or did not get on, by what
+    it executed: `lease`, -1 if that was none. Otherwise somebody has killed it.
     """
 
     core: int
     pid: int
+    crashed: bool = False
+    lease: int = -1
+
+
+@dataclass(frozen=True)
+class WorkerMissing:
+    """To the scheduler: a worker that died cannot be replaced now; nothing may wait for its successor."""
+
+    core: int
 
 
 @dataclass(frozen=True)
@@ -157,11 +179,13 @@ ControlMessage = (
     LoadModel
     | ModelLoaded
     | ModelFailed
+    | ArtifactLost
     | UnloadModel
     | ModelUnloaded
     | SetProfile
     | UseProfile
     | WorkerDied
+    | WorkerMissing
     | WorkerStuck
     | FrontEndDied
     | FrontEndQuiet

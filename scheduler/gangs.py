@@ -36,6 +36,7 @@ class Gang:
     wanted: int = 0  # ranks beyond have been told to leave
     outstanding: set[int] = field(default_factory=set)  # ranks that have not left
     reasons: set[LeftReason] = field(default_factory=set)
+    crashed: bool = False  # a worker ended by what it computed here
     started_us: float = 0.0
     joined_ns: int = 0  # the first of those that have left
     resized: bool = False  # not always on the same cores
@@ -210,14 +211,18 @@ class GangTable:
             self._ending.discard(gang)
         return gang
 
-    def lose_core(self, core: int) -> list[Gang]:
-        """The worker of this core is dead: abort the leases it was to work on; return those gangs."""
+    def lose_core(self, core: int, crashed_lease: int = -1) -> list[Gang]:
+        """The worker of this core is dead: abort the leases it was to work on; return those gangs.
+
+        `crashed_lease`: what it died of, -1 if that was none.
+        """
         lost = []
         for gang in self._gangs.values():
             ranks = [rank for rank in gang.outstanding if gang.cores[rank] == core]
             if ranks:
                 gang.outstanding.difference_update(ranks)
                 gang.reasons.add(LeftReason.ABORTED)
+                gang.crashed |= gang.lease == crashed_lease
                 gang.shared.abort()
                 lost.append(gang)
                 if not gang.outstanding:

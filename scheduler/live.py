@@ -37,7 +37,7 @@ from gangway.scheduler.units import Request
 from gangway.scheduler.walk_ins import WalkIns
 from gangway.scheduler.workers import WorkerTable
 
-IDLE_WAIT_US = 1_000_000
+IDLE_WAIT_US = 400_000  # whoever looks on sees that it gets on
 WATCH_WAIT_US = 100_000  # while a gang is under way: perhaps it has ended, and its ranks did not ring, or hang
 KEPT_SHARE = 128  # of the arena segment stays taken for idle arenas; it is 16 times the memory: an eighth of that
 _log = logging.getLogger(__name__)
@@ -81,6 +81,7 @@ class LiveScheduler:
         self.model_life = ModelLife(
             supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases), close
         )
+        self._execution.on_crash = self.model_life.crashed
         self._refusals = Refusals(self._execution, self.requests, self.workers, self._models)
         self._dispatcher = Dispatcher(
             policy, self._execution, self.requests, self.workers, self._models, self._former, trace, way_back_us
@@ -111,6 +112,7 @@ class LiveScheduler:
 
     def step(self) -> None:
         """Take in all messages there are, then let the policy decide."""
+        self.control.heartbeats.beat(self.control.heartbeats.scheduler)
         self._hear_workers(_now_us())
         arrived = self._hear_front_ends()
         letters = self.control.scheduler_bell.letters()
@@ -149,6 +151,7 @@ class LiveScheduler:
         self._hear_supervisor()  # or that it is gone: nobody rings for that
         self._report_stuck(now_us)
         self._refusals.shed(now_us)
+        self.model_life.tend(now_us)
         self._arenas.tend(now_us)
         self.accounts.counters.write(now_us)
         self._status.write(now_us)
@@ -169,8 +172,11 @@ class LiveScheduler:
                     self._models.set_profile(message)
                 case slow.UseProfile(model_id, path):
                     self.model_life.use_profile(model_id, Path(path))
-                case slow.WorkerDied(core, pid):
-                    self._worker_died(core, pid)
+                case slow.WorkerDied():
+                    self._worker_died(message)
+                case slow.WorkerMissing(core):
+                    self.workers.miss(core)
+                    self.model_life.worker_missing()
                 case slow.FrontEndDied(front_end):
                     self._front_end_died(front_end)
                 case slow.SetLog(levels):
@@ -225,10 +231,10 @@ class LiveScheduler:
                     self._former.arrived(request.query)
 
     def accept(self, request: Request) -> None:
-        """Answer UNAVAILABLE to a request for a model that is not there any more; keep an eye on others."""
+        """Refuse a request for a model that is not there any more; keep an eye on others."""
         model = self._models.get(request.query.model_id)
         if model is None or model.state is ModelState.UNLOADING:
-            self._execution.drop(request, SlotStatus.UNAVAILABLE)
+            self._execution.drop(request, SlotStatus.UNAVAILABLE if model is None else model.refusal)
         elif not request.dropped:
             self._refusals.watch(request)
 
@@ -244,14 +250,17 @@ class LiveScheduler:
         self._lose_worker(core)
         self.workers.start(core, pid, self._models.loads())
 
-    def _worker_died(self, core: int, pid: int) -> None:
+    def _worker_died(self, died: slow.WorkerDied) -> None:
         self._hear_workers(_now_us())  # what it said before it died; a successor's Ready may be there, too
-        if self.workers[core].pid == pid:
-            self._lose_worker(core)
+        worker = self.workers[died.core]
+        if worker.pid == died.pid:
+            self._lose_worker(died.core, died.lease)
+            if died.crashed and died.lease < 0 and worker.jobs:
+                self.model_life.crashed(worker.jobs[0].model_id)
 
-    def _lose_worker(self, core: int) -> None:
+    def _lose_worker(self, core: int, crashed_lease: int = -1) -> None:
         self.workers.lose(core)
-        self._execution.lose_core(core, _now_us())
+        self._execution.lose_core(core, _now_us(), crashed_lease)
         self._gang_ended()
 
     def _front_end_died(self, front_end: int) -> None:

@@ -1,8 +1,18 @@
-"""Models from LoadModel to ModelUnloaded: arenas, the workers' jobs, and the answers to the supervisor."""
+"""Models from LoadModel to ModelUnloaded: arenas, the workers' jobs, and the answers to the supervisor.
+
+A worker that cannot load what others serve tries again; they serve on meanwhile. A model that has ended a worker may
+have one query under way for a minute, so that others keep a worker. One that ends more of them is taken out of service,
+and the supervisor decides when it comes back.
+"""
 
 import logging
+import math
+import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from gangway.artifact.profile import ProfileError, read_profile
 from gangway.executor.messages import Unload
@@ -10,12 +20,26 @@ from gangway.executor.slots import SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.arenas import ArenaPool
-from gangway.scheduler.models import ModelState, ModelTable
+from gangway.scheduler.models import Model, ModelState, ModelTable
 from gangway.scheduler.packets import PacketSocket
+from gangway.scheduler.pauses import Pauses
 from gangway.scheduler.requests import RequestBook
 from gangway.scheduler.workers import WorkerTable
 
+MOST_CRASHES: Final = 5  # of workers by one model within the window; more take it out of service
+CRASH_WINDOW_SECONDS: Final = 60.0
+FIRST_PAUSE_SECONDS: Final = 0.5  # between a worker's attempts to load a model
+LONGEST_PAUSE_SECONDS: Final = 30.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Retry:
+    """A worker's attempts to load a model; `pid` is the worker's."""
+
+    pid: int
+    pauses: Pauses
+    due_us: float
 
 
 class ModelLife:
@@ -43,6 +67,8 @@ class ModelLife:
         self._execution = execution
         self._leases = leases
         self._close = close
+        self._retries: dict[tuple[int, int], _Retry] = {}  # by worker and model
+        self._crashes: dict[int, deque[float]] = {}  # when, by model
 
     def load(self, spec: slow.LoadModel) -> None:
         """Reserve arenas and let every worker load the model."""
@@ -72,26 +98,70 @@ class ModelLife:
             self.finish_unloads()
         elif not ok:
             reason = f"worker {core} cannot load the compiled model; its log line says why, it begins: {error}"
-            self._supervisor.send(slow.ModelFailed(model_id, reason))
-            self.unload(model_id)
-        elif model.state is ModelState.LOADING and self._workers.all_have(model_id):
-            self._models.serve(model)
-            self._workers.serve(model_id, True)
-            self._supervisor.send(slow.ModelLoaded(model_id))
+            if model.state is ModelState.SERVING and self._workers.any_has(model_id):
+                self._supervisor.send(slow.ArtifactLost(model_id, reason))
+                self._retry_later(core, model_id)
+            else:
+                self._fail(model_id, reason)
+        else:
+            self._retries.pop((core, model_id), None)
+            self._serve_if_complete(model)
 
-    def unload(self, model_id: int) -> None:
-        """Answer what waits for the model; forget it when its last gang has ended and no worker has it."""
+    def worker_missing(self) -> None:
+        """A worker is not waited for any more."""
+        for model in self._models.in_state(ModelState.LOADING):
+            self._serve_if_complete(model)
+
+    def tend(self, now_us: float) -> None:
+        """Have workers try again what they could not load, and forget what crashed long ago."""
+        for model_id, crashes in list(self._crashes.items()):
+            if crashes[-1] < now_us / 1e6 - CRASH_WINDOW_SECONDS:
+                del self._crashes[model_id]
+                if (model := self._models.get(model_id)) is not None:
+                    self._models.restrict(model, alone=False)
+        for key, retry in list(self._retries.items()):
+            worker, model = self._workers[key[0]], self._models.get(key[1])
+            if model is None or model.state is not ModelState.SERVING or worker.pid != retry.pid:
+                del self._retries[key]  # a successor gets all models anyway
+            elif now_us >= retry.due_us:
+                retry.due_us = math.inf
+                self._workers.order(worker, model.load)
+
+    def crashed(self, model_id: int) -> None:
+        """A worker ended by what it loaded or executed of this model."""
+        model = self._models.get(model_id)
+        if model is None or model.state is ModelState.UNLOADING:
+            return
+        now = time.monotonic()
+        crashes = self._crashes.setdefault(model_id, deque())
+        crashes.append(now)
+        while crashes[0] < now - CRASH_WINDOW_SECONDS:
+            crashes.popleft()
+        if model.state is ModelState.LOADING:
+            self._fail(model_id, "a worker process ended while it loaded the compiled model", at_fault=True)
+        elif len(crashes) > MOST_CRASHES:
+            reason = f"its requests ended {len(crashes)} worker processes within {CRASH_WINDOW_SECONDS:.0f} seconds"
+            self._fail(model_id, reason, at_fault=True)
+        elif len(crashes) == 1:
+            self._models.restrict(model, alone=True)
+
+    def unload(self, model_id: int, refusal: SlotStatus = SlotStatus.UNAVAILABLE) -> None:
+        """Answer what waits for the model; forget it when its last gang has ended and no worker has it.
+
+        `refusal`: the answer, also to requests that are on their way.
+        """
         model = self._models.get(model_id)
         if model is None:  # a predecessor began with that: a worker may not have heard of it
             self._workers.order_all(Unload(model_id))
             self._supervisor.send(slow.ModelUnloaded(model_id))
         elif model.state is not ModelState.UNLOADING:
             self._models.begin_unload(model)
+            model.refusal = refusal
             self._close(model_id)
             self._workers.serve(model_id, False)
             for unit in [unit for unit in self._requests.waiting if unit.query.model_id == model_id]:
                 for piece in unit.pieces:
-                    self._execution.drop(piece.request, SlotStatus.UNAVAILABLE)
+                    self._execution.drop(piece.request, refusal)
             self._workers.order_all(Unload(model_id))  # a worker in a gang takes it afterwards
             self.finish_unloads()
 
@@ -108,5 +178,24 @@ class ModelLife:
             if not in_use and self._workers.none_has(model_id):
                 self._arenas.remove_model(model_id)
                 self._models.remove(model)
+                self._crashes.pop(model_id, None)
                 self._execution.times.stretches.forget(model_id)
                 self._supervisor.send(slow.ModelUnloaded(model_id))
+
+    def _serve_if_complete(self, model: Model) -> None:
+        model_id = model.spec.model_id
+        if model.state is ModelState.LOADING and self._workers.all_have(model_id):
+            self._models.serve(model)
+            self._workers.serve(model_id, True)
+            self._supervisor.send(slow.ModelLoaded(model_id))
+
+    def _fail(self, model_id: int, reason: str, at_fault: bool = False) -> None:
+        self._supervisor.send(slow.ModelFailed(model_id, reason, at_fault))
+        self.unload(model_id, SlotStatus.CRASHED if at_fault else SlotStatus.UNAVAILABLE)
+
+    def _retry_later(self, core: int, model_id: int) -> None:
+        key, pid = (core, model_id), self._workers[core].pid
+        if key not in self._retries or self._retries[key].pid != pid:
+            self._retries[key] = _Retry(pid, Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, math.inf), 0.0)
+        retry = self._retries[key]
+        retry.due_us = time.monotonic_ns() / 1e3 + retry.pauses.failed() * 1e6

@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 from gangway.artifact.profile import Profile
 from gangway.executor.messages import Load
+from gangway.executor.slots import SlotStatus
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.control import LoadModel, SetProfile
 from gangway.scheduler.limits import Limits
@@ -27,6 +28,7 @@ class Model:
 
     spec: LoadModel
     state: ModelState = ModelState.LOADING
+    refusal: SlotStatus = SlotStatus.UNAVAILABLE  # of requests that come while it is UNLOADING
 
     @property
     def load(self) -> Load:
@@ -115,6 +117,15 @@ class ModelTable:
             rejects_late=known.rejects_late,
             varies=known.varies,
         )
+
+    def restrict(self, model: Model, alone: bool) -> None:
+        """Let only one query of a model be under way at a time, or as many as its limits allow."""
+        own = (f"model {model.spec.model_id}", 1, 1)
+        limits = tuple(limit for limit in model.spec.limits if limit != own)
+        model.spec = replace(model.spec, limits=(*limits, own) if alone else limits)
+        self.limits.remove(model.spec.model_id)
+        self.limits.add(model.spec)
+        self._review()
 
     def begin_unload(self, model: Model) -> None:
         """Any state -> UNLOADING."""

@@ -22,6 +22,7 @@ def quiesce(control: ControlSegment, supervisor: PacketSocket[slow.ControlMessag
 
     All rings to the scheduler are empty afterwards.
     """
+    control.heartbeats.beat(control.heartbeats.scheduler)
     control.scheduler_bell.take_over()
     for index in range(len(control.leases)):
         control.leases[index].abort()
@@ -89,6 +90,7 @@ def _await_quiet(control: ControlSegment, supervisor: PacketSocket[slow.ControlM
         elif blame.is_too_much(now_us):
             supervisor.send(slow.WorkerStuck(core, pid))
             blame = None
+        control.heartbeats.beat(control.heartbeats.scheduler)
         bell.wait(bell.seen(), 0, timeout_us=1000)
         introduced = _drain(control, core) or introduced
     return _drain(control, core) or introduced or pid

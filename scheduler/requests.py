@@ -14,7 +14,8 @@ from gangway.scheduler.unit_queue import UnitQueue
 from gangway.scheduler.units import NOTHING, Piece, Request, Unit, make_batch, separate, whole
 from gangway.scheduler.waiting import WaitingQueries
 
-MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE: it may be what kills workers
+MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE
+MAX_CRASHES = 2  # of workers; the first may have been of a batch with others, after which it is alone
 
 
 class RequestBook:
@@ -164,7 +165,7 @@ class RequestBook:
         if table.part_done(request.slot, request.sequence, piece.part):
             if not request.units:
                 self._forget(request)
-        elif table.attempts(request.slot) >= MAX_ATTEMPTS:
+        elif request.crashes >= MAX_CRASHES or table.attempts(request.slot) >= MAX_ATTEMPTS:
             return False
         else:
             if request.parts > 1:

@@ -39,6 +39,7 @@ class Request:
     dropped: bool = False
     drop_status: SlotStatus = SlotStatus.CANCELLED
     counts: SlotCounts = NOTHING  # of all its units
+    crashes: int = 0  # workers that ended by what they computed, of this request or of a batch with it
     batch: "Batch | None" = None
 
 

@@ -35,6 +35,7 @@ class WorkerTable:
         self._control = control
         self.workers = [Worker(index) for index in range(control.layout.workers)]
         self._served: set[int] = set()
+        self._missing: set[int] = set()  # dead, and nobody comes in their place for now
         self._free: tuple[int, ...] | None = ()  # None: to be found again
         self._in_service = 0
 
@@ -80,6 +81,7 @@ class WorkerTable:
 
     def start(self, index: int, pid: int, loads: Iterable[Load]) -> None:
         """A new process introduced itself: it has no model; give it these."""
+        self._missing.discard(index)
         self.workers[index] = Worker(index, pid)
         self._review()
         worker = self.workers[index]
@@ -90,6 +92,11 @@ class WorkerTable:
         """The process is gone."""
         self.workers[index] = Worker(index)
         self._review()
+
+    def miss(self, index: int) -> None:
+        """Nobody comes in the place of a dead worker for now."""
+        if not self.workers[index].pid:
+            self._missing.add(index)
 
     def order(self, worker: Worker, job: Load | Unload) -> None:
         """Send a job now or after those before it."""
@@ -116,8 +123,13 @@ class WorkerTable:
             self._send_job(worker)
 
     def all_have(self, model_id: int) -> bool:
-        """Whether every worker has the model; a dead one's successor is waited for."""
-        return all(model_id in worker.models for worker in self.workers)
+        """Whether every worker has the model; a dead one's successor is waited for, unless it is missing."""
+        present = [worker for worker in self.workers if worker.index not in self._missing]
+        return bool(present) and all(model_id in worker.models for worker in present)
+
+    def any_has(self, model_id: int) -> bool:
+        """Whether there is a worker that has the model."""
+        return any(model_id in worker.models for worker in self.workers)
 
     def none_has(self, model_id: int) -> bool:
         """Whether no worker has the model, or has yet to load it."""

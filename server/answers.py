@@ -31,7 +31,7 @@ class Answers:
 
     `models` is replaced by the front end; `ready` says whether the initial load is over and the server is not stopping;
     unless `strict_readiness`, the server then counts as ready whatever has become of its models.
-    `memory_bytes` says what a model holds, 0 if that is not known.
+    `memory_bytes` says what a model holds, 0 if that is not known; `is_served` whether the other processes get on.
     """
 
     def __init__(self, name: str = SERVER_NAME) -> None:
@@ -40,6 +40,7 @@ class Answers:
         self.ready = False
         self.memory_bytes: Callable[[ServedModel], int] = lambda model: 0
         self.strict_readiness = True
+        self.is_served: Callable[[], bool] = lambda: True
         self._version = version("gangway-serve")
 
     def server_live(self, _request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
@@ -51,14 +52,14 @@ class Answers:
         return pb.ServerReadyResponse(ready=self._all_ready())
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """Say whether a model can be used; an unknown one cannot."""
+        """Say whether a model can be used; an unknown one cannot, and none while nobody would execute a request."""
         try:
             self.models.find(request.name, request.version)
         except RequestError as error:
             if error.code == grpc.StatusCode.INVALID_ARGUMENT:
                 raise
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=True)
+        return pb.ModelReadyResponse(ready=self.is_served())
 
     def server_metadata(self, _request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Return name, version and the extensions that work."""
@@ -109,7 +110,7 @@ class Answers:
         return health_pb2.HealthCheckResponse(status=statuses.SERVING if self._all_ready() else statuses.NOT_SERVING)
 
     def _all_ready(self) -> bool:
-        return self.ready and (self.models.all_ready or not self.strict_readiness)
+        return self.ready and self.is_served() and (self.models.all_ready or not self.strict_readiness)
 
     def _selected(self, request: pb.ModelStatisticsRequest) -> list[ServedModel]:
         if not request.name:

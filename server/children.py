@@ -1,47 +1,39 @@
-"""Child processes of the supervisor: started, watched by pidfd, and counted when they die."""
+"""Child processes of the supervisor: started, watched by pidfd, and started again when they have ended."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
-import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
 
+from gangway.scheduler.pauses import Pauses
 
-class TooManyDeathsError(RuntimeError):
-    """A kind of process dies again and again: something is broken that a restart does not cure."""
-
-
-class DeathLimit:
-    """At most `deaths` in `window_seconds`; more raise TooManyDeathsError, which ends the server."""
-
-    def __init__(self, kind: str, deaths: int = 100, window_seconds: float = 60.0) -> None:
-        self._kind = kind
-        self._deaths = deaths
-        self._window_seconds = window_seconds
-        self._times: deque[float] = deque()
-
-    def count(self, now: float | None = None) -> None:
-        """Note one death at `now` (time.monotonic() seconds)."""
-        now = time.monotonic() if now is None else now
-        self._times.append(now)
-        while self._times[0] < now - self._window_seconds:
-            self._times.popleft()
-        if len(self._times) > self._deaths:
-            raise TooManyDeathsError(
-                f"the {self._kind} died {len(self._times)} times within {self._window_seconds:.0f} seconds"
-            )
+FREE_DEATHS: Final = 20  # in a row that cost no pause: a successor at once is what requests need
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 5.0
+SETTLED_SECONDS: Final = 5.0  # whoever has lived so long began well
+_log = logging.getLogger(__name__)
 
 
 class Child:
-    """One running process. `on_exit(child)` is called once, by the event loop, when it has ended and is reaped."""
+    """One running process. `on_exit(child)` is called once, by the event loop, when it has ended and is reaped.
+
+    Raises OSError where it cannot be watched; the process has ended then.
+    """
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], on_exit: Callable[["Child"], None]) -> None:
         self.name = name
         self._process = process
         self._on_exit = on_exit
-        self._pidfd = os.pidfd_open(process.pid)
+        try:
+            self._pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
         self._exited = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
 
@@ -80,3 +72,97 @@ class Child:
         self._process.wait()
         self._exited.set()
         self._on_exit(self)
+
+
+class KeptProcess:
+    """A process that runs as long as the server does: whenever it has ended another one is started.
+
+    `launch` returns a new process or raises OSError; then it is tried again, after pauses that grow. `begun` is called
+    when the process is watched, `ended` with each that has ended, before another one is launched; between the two
+    `prepare` is awaited. `missing` is called each time that there is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launch: Callable[[], "subprocess.Popen[bytes]"],
+        ended: Callable[[Child], None],
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        begun: Callable[[], None] = lambda: None,
+        missing: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self._launch = launch
+        self._ended = ended
+        self._prepare = prepare
+        self._begun = begun
+        self._missing = missing
+        self._pauses = Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SETTLED_SECONDS, FREE_DEATHS)
+        self._again: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._said = ""
+        self.child: Child | None = None  # the last one
+
+    def start(self) -> None:
+        """Start the first one. Raises OSError."""
+        self.child = Child(self.name, self._launch(), self._exited)
+        self._begun()
+        self._pauses.works()
+
+    def start_soon(self) -> None:
+        """Start the first one as soon as that is possible."""
+        self._again = asyncio.get_running_loop().create_task(self._start_again(0.0))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process, as far as is known."""
+        return self.child is not None and self.child.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the last one; 0 before the first."""
+        return 0 if self.child is None else self.child.pid
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process, if there is one."""
+        if self.child is not None and self.is_running:
+            self.child.kill()
+
+    def keep_no_more(self) -> None:
+        """Start no other one from now on."""
+        self._stopping = True
+        if self._again is not None:
+            self._again.cancel()
+
+    def _exited(self, child: Child) -> None:
+        self._ended(child)
+        if not self._stopping:
+            pause_seconds = self._pauses.failed()
+            when = f" in {pause_seconds:.2g} s" if pause_seconds else ""
+            _log.error("the %s (process %d) %s; starting another%s", self.name, child.pid, child.fate(), when)
+            self._again = asyncio.get_running_loop().create_task(self._start_again(pause_seconds))
+
+    async def _start_again(self, pause_seconds: float) -> None:
+        if self._prepare is not None and self.child is not None:
+            await self._prepare()
+        while True:
+            if pause_seconds:
+                await asyncio.sleep(pause_seconds)
+            try:
+                self.start()
+                break
+            except OSError as error:
+                pause_seconds = self._pauses.not_begun()
+                if str(error) != self._said:  # else every few seconds
+                    _log.error("the %s cannot be started, which is tried again and again: %s", self.name, error)
+                self._said = str(error)
+                self._missing()
+        if self._said:
+            self._said = ""
+            _log.info("the %s is started again (process %d)", self.name, self.pid)
+
+
+def pin(pid: int, core: int) -> None:
+    """Bind a process to a core; it stays where it may be if the core has been taken from us, or it has just ended."""
+    with suppress(OSError):
+        os.sched_setaffinity(pid, {core})

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-import os
+import socket
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from gangway.scheduler import control as slow
 from gangway.scheduler.packets import packet_pair
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
-from gangway.server.children import Child, DeathLimit
+from gangway.server.children import Child, KeptProcess, pin
 from gangway.server.link import Link
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.logs.settings import LogSettings
@@ -52,7 +53,8 @@ class SchedulerControl:
             timeline=str(timeline or ""),
         )
         self._core = placement.scheduler
-        self._limit = DeathLimit("scheduler")
+        self.process = KeptProcess("scheduler", self._launch, self._ended, begun=self._begun)
+        self._our_end: socket.socket | None = None
         self._specs: dict[int, slow.LoadModel] = {}
         self._profiles: dict[int, slow.SetProfile] = {}
         self._measured: dict[int, slow.UseProfile] = {}
@@ -60,24 +62,30 @@ class SchedulerControl:
         self._unloading: set[int] = set()
         self._unloads: dict[int, asyncio.Future[None]] = {}  # those that somebody waits for
         self._quieting: dict[int, asyncio.Future[None]] = {}  # by front end
-        self._child: Child | None = None
+        self._missing: set[int] = set()  # workers that have no successor yet
         self._link: LinkToScheduler | None = None
-        self._stopping = False
         self.on_worker_stuck: Callable[[int, int], None] = lambda core, pid: None
         self.on_model_unloaded: Callable[[int], None] = lambda model_id: None
-        self.on_model_lost: Callable[[int, str], None] = lambda model_id, reason: None
+        self.on_model_lost: Callable[[int, str, bool], None] = lambda model_id, reason, at_fault: None
+        self.on_artifact_lost: Callable[[slow.LoadModel, str], None] = lambda spec, reason: None
 
     def start(self) -> None:
-        """Start a scheduler and tell it all there is to know."""
-        ours, theirs = packet_pair()
+        """Start a scheduler and tell it all there is to know. Raises OSError."""
+        self.process.start()
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        self._our_end, theirs = packet_pair()
         levels = self._log.settings.levels.to_number()
-        with self._log.of_child("scheduler") as stderr:
-            process = start_scheduler(replace(self._plan, supervisor_fd=theirs.fileno(), log_levels=levels), stderr)
-        theirs.close()
-        os.sched_setaffinity(process.pid, {self._core})
-        self._child = Child("scheduler", process, self._exited)
+        with theirs, self._log.of_child("scheduler") as stderr:
+            plan = replace(self._plan, supervisor_fd=theirs.fileno(), log_levels=levels)
+            process = start_scheduler(plan, stderr)
+        pin(process.pid, self._core)
+        return process
+
+    def _begun(self) -> None:
+        assert self._our_end is not None, "it has been launched"
         bell = self._memory.control.scheduler_bell
-        self._link = LinkToScheduler(ours, slow.encode, slow.decode, self._heard, bell.ring_for_letter)
+        self._link = LinkToScheduler(self._our_end, slow.encode, slow.decode, self._heard, bell.ring_for_letter)
         for spec in self._specs.values():
             self._send(spec)
         self._send(slow.Begin())
@@ -89,12 +97,14 @@ class SchedulerControl:
             self._send(slow.FrontEndDied(front_end))
         for model_id in self._unloading:
             self._send(slow.UnloadModel(model_id))
+        for core in self._missing:
+            self._send(slow.WorkerMissing(core))
+        self._our_end = None
 
     @property
     def pid(self) -> int:
         """The running scheduler's process id."""
-        assert self._child is not None, "started"
-        return self._child.pid
+        return self.process.pid
 
     async def load(self, spec: slow.LoadModel) -> None:
         """Return when every worker has the model. Raises ModelLoadError."""
@@ -144,9 +154,19 @@ class SchedulerControl:
         """Tell which lines are wanted in the log."""
         self._send(slow.SetLog(settings.levels.to_number()))
 
-    def worker_died(self, core: int, pid: int) -> None:
-        """Tell that a worker is dead and reaped."""
-        self._send(slow.WorkerDied(core, pid))
+    def worker_died(self, core: int, pid: int, crashed: bool, lease: int | None) -> None:
+        """Tell that a worker is dead and reaped. `crashed`: by what it did, as `slow.WorkerDied` says."""
+        self._send(slow.WorkerDied(core, pid, crashed, -1 if lease is None else lease))
+
+    def worker_missing(self, core: int) -> None:
+        """Tell that a worker that died has no successor for now."""
+        if core not in self._missing:
+            self._missing.add(core)
+            self._send(slow.WorkerMissing(core))
+
+    def worker_comes(self, core: int) -> None:
+        """Note that there is a worker, who introduces himself."""
+        self._missing.discard(core)
 
     async def front_end_quiet(self, front_end: int) -> None:
         """Tell that a front end is dead; return when nothing touches its io segment any more."""
@@ -156,10 +176,10 @@ class SchedulerControl:
 
     async def stop(self, timeout_seconds: float) -> None:
         """End scheduler and workers (they get Exit from it); kill the scheduler when that takes too long."""
-        self._stopping = True
+        self.process.keep_no_more()
         self._send(slow.Stop())
-        if self._child is not None:
-            await self._child.wait(timeout_seconds)
+        if self.process.child is not None:
+            await self.process.child.wait(timeout_seconds)
 
     def _send(self, message: slow.ControlMessage) -> None:
         if self._link is not None:
@@ -169,11 +189,15 @@ class SchedulerControl:
         match message:
             case slow.ModelLoaded(model_id):
                 self._settle(model_id, None)
-            case slow.ModelFailed(model_id, reason):
+            case slow.ModelFailed(model_id, reason, at_fault):
                 self._forget(model_id)
-                self._settle(model_id, ModelLoadError(reason))
+                self._settle(model_id, ModelLoadError(reason), at_fault)
+            case slow.ArtifactLost(model_id, reason):
+                if model_id in self._specs:
+                    self.on_artifact_lost(self._specs[model_id], reason)
             case slow.FrontEndQuiet(front_end):
-                self._quieting.pop(front_end).set_result(None)
+                if not (quiet := self._quieting.pop(front_end)).done():
+                    quiet.set_result(None)
             case slow.WorkerStuck(core, pid):
                 self.on_worker_stuck(core, pid)
             case slow.Recovered(requests):
@@ -196,22 +220,18 @@ class SchedulerControl:
         self._measured.pop(model_id, None)
         self._unloading.add(model_id)
 
-    def _settle(self, model_id: int, error: ModelLoadError | None) -> None:
+    def _settle(self, model_id: int, error: ModelLoadError | None, at_fault: bool = False) -> None:
         done = self._loading.get(model_id)
         if done is None or done.done():
-            if error is not None:  # a worker's successor could not load what its predecessor had
-                self.on_model_lost(model_id, str(error))
+            if error is not None:  # no worker has it any more, or it ends workers
+                self.on_model_lost(model_id, str(error), at_fault)
         elif error is None:
             done.set_result(None)
         else:
             done.set_exception(error)
 
-    def _exited(self, child: Child) -> None:
+    def _ended(self, child: Child) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
-        if not self._stopping:
-            _log.error("the scheduler (process %d) %s; starting another", child.pid, child.fate())
-            self._limit.count()
-            self._memory.control.server_block.scheduler_restarted()
-            self.start()
+        self._memory.control.server_block.scheduler_restarted()

@@ -29,6 +29,9 @@ def failure(name: str, status: SlotStatus, max_queue: int, reason: str = "") -> 
             return RequestError(grpc.StatusCode.UNAVAILABLE, message)
         case SlotStatus.INVALID:
             return RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"model '{name}': {reason}")
+        case SlotStatus.CRASHED:
+            message = f"model '{name}' ended the worker processes that executed it; this request is given up"
+            return RequestError(grpc.StatusCode.INTERNAL, message)
         case _:
             why = f": {reason}" if reason else ""
             return RequestError(grpc.StatusCode.INTERNAL, f"the execution of model '{name}' failed{why}")

@@ -21,6 +21,7 @@ from gangway.executor.process import die_with_parent, take_short_turns
 from gangway.executor.region_channel import RegionChannel
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
+from gangway.executor.status_blocks import BEAT_EVERY_S, Heartbeats
 from gangway.server import json_dataclass
 from gangway.server.answers import Answers
 from gangway.server.counting_pool import NoThreadError
@@ -166,9 +167,10 @@ class FrontEnd:
         self._answers.models = models
         self._inference.serve(models)
 
-    def tell_memory(self, control: ControlSegment) -> None:
-        """Have ModelStatistics say what models hold, as the scheduler writes it into the control segment."""
+    def look_at(self, control: ControlSegment) -> None:
+        """Have answers say what the other processes write into the control segment: what models hold, who gets on."""
         self._answers.memory_bytes = lambda model: memory_bytes(model, control)
+        self._answers.is_served = control.heartbeats.all_fresh
 
     def listen(self, target: str) -> str:
         """Serve gRPC at "host:port" or "unix:PATH", and return it with the port it has; do nothing for "".
@@ -280,6 +282,13 @@ def tell(supervisor: socket.socket, message: bytes) -> bool:
     return True
 
 
+def beat(heartbeats: Heartbeats, index: int) -> None:
+    """Say for ever that this process gets on: that no thread keeps the interpreter for itself."""
+    while True:
+        heartbeats.beat(index)
+        time.sleep(BEAT_EVERY_S)
+
+
 def run(options: FrontEndOptions, log: ProcessLog) -> int:
     """Serve until the supervisor says Drain; return the exit status."""
     supervisor = socket.socket(fileno=options.supervisor_fd)
@@ -309,13 +318,14 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     except (TlsError, OSError, NoThreadError) as error:
         supervisor.send(to_json(BindFailed(str(error))))
         return 1
-    front_end.tell_memory(control)
+    front_end.look_at(control)
     doors = Doors(
         partial(front_end.listen, options.address),
         lambda: front_end.http.listen(options.serve.http.target),
         lambda: open_metrics(options.serve.metrics, front_end, plane, control, shared.peers),
         say,
     )
+    threading.Thread(target=beat, args=(control.heartbeats, options.index), name="heartbeat", daemon=True).start()
     threading.Thread(target=memory.run, name="memory", daemon=True).start()
     threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
     threading.Thread(target=front_end.sequences.run, name="sequences", daemon=True).start()

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from socket import socket
 
 from gangway.artifact.host_limits import process_limit
-from gangway.server.children import Child, DeathLimit
+from gangway.server.children import Child, KeptProcess
 from gangway.server.control import SchedulerControl
 from gangway.server.counting.rows import NO_ROW, RowKeeper
 from gangway.server.front_end_messages import (
@@ -84,7 +85,6 @@ class FrontEndControl:
         self._thread_share = thread_share(process_limit(), len(general.cores), general.front_ends)
         self.on_log_settings: Callable[[LogSettings], None] = lambda settings: None
         self._scheduler = scheduler
-        self._limit = DeathLimit("front end")
         self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}
         self._variants: dict[tuple[str, int, tuple[int, ...]], VariantReady] = {}
         self._retiring: dict[int, _Retiring] = {}  # by model number
@@ -95,23 +95,29 @@ class FrontEndControl:
         self._load_done: InitialLoadDone | None = None
         cores = dict(enumerate(placement.front_ends, FRONT_END))
         self._all = {
-            index: FrontEndProcess(index, _name(index, placement), core, log, self._heard, self._exited)
+            index: FrontEndProcess(
+                index, _name(index, placement), core, log, self._launch, self._heard, self._ended, self._prepare
+            )
             for index, core in cores.items()
         }
         self._agreements = Agreements(self._send, self._present, self._holds)
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._held_ports: tuple[socket, ...] = ()
-        self._replacements: set[asyncio.Task[None]] = set()
         self.metrics_address = ""  # "host:port"; empty: none
         self.http_address = ""  # the same
         self._stopping = False
 
     def start(self) -> None:
-        """Start the front ends and tell them what they shall serve. Raises BindError."""
+        """Start the front ends and tell them what they shall serve. Raises BindError, OSError."""
         if len(self._all) > 1:
             self._serve, self._held_ports = share_ports(self._serve)
         for process in self._all.values():
-            self._start(process)
+            process.kept.start()
+
+    @property
+    def processes(self) -> Mapping[int, KeptProcess]:
+        """The processes by their number in the control segment."""
+        return {index: process.kept for index, process in self._all.items()}
 
     async def listening(self) -> str:
         """Return the address ("host:port") once clients can connect to every front end. Raises BindError."""
@@ -191,49 +197,41 @@ class FrontEndControl:
 
     # -- processes
 
-    def _start(self, process: FrontEndProcess) -> None:
+    def _launch(self, process: FrontEndProcess) -> "subprocess.Popen[bytes]":
         memory, index = self._memory, process.index
-        regions = self._mappings.front_end(index)
-        options = FrontEndOptions(
-            index=index,
-            control_fd=memory.control.segment.fd,
-            io_fd=memory.io[index].fd,
-            supervisor_fd=-1,
-            slots=SLOTS,
-            address=self._serve.grpc.target,
-            serve=replace(self._serve, logs=self._log.settings),  # which a client may have changed
-            trace_fd=self._exporter.front_end_fd,
-            statistics_fd=memory.statistics.segment.fd,
-            regions_fd=regions.fileno(),
-            other_io_fds=tuple(memory.io[other].fd for other in self._all if other != index),
-            spin_us=self._placement.spin_us(index - FRONT_END),
-            thread_share=self._thread_share,
-        )
         known: list[FrontEndMessage] = [*self._agreements.known(), *self._models.values(), *self._variants.values()]
         if self._load_done is not None:
             known.append(self._load_done)
-        process.start(options, [*known, AllKnown()])
-        regions.close()
+        with self._mappings.front_end(index) as regions:
+            options = FrontEndOptions(
+                index=index,
+                control_fd=memory.control.segment.fd,
+                io_fd=memory.io[index].fd,
+                supervisor_fd=-1,
+                slots=SLOTS,
+                address=self._serve.grpc.target,
+                serve=replace(self._serve, logs=self._log.settings),  # which a client may have changed
+                trace_fd=self._exporter.front_end_fd,
+                statistics_fd=memory.statistics.segment.fd,
+                regions_fd=regions.fileno(),
+                other_io_fds=tuple(memory.io[other].fd for other in self._all if other != index),
+                spin_us=self._placement.spin_us(index - FRONT_END),
+                thread_share=self._thread_share,
+            )
+            return process.start_with(options, [*known, AllKnown()])
 
-    def _exited(self, process: FrontEndProcess, child: Child) -> None:
+    def _ended(self, process: FrontEndProcess, child: Child) -> None:
         for model_id in list(self._retiring):
             self._unused(process.index, model_id)
         self._agreements.left(process.index)
         self._callers = {number: call for number, call in self._callers.items() if call[0] != process.index}
         if not self._stopping:
-            _log.error("the %s (process %d) %s; starting another", process.name, child.pid, child.fate())
-            self._limit.count()
             self._memory.control.server_block.front_end_restarted()
-            task = asyncio.get_running_loop().create_task(self._replace(process))
-            self._replacements.add(task)
-            task.add_done_callback(self._replacements.discard)
 
-    async def _replace(self, process: FrontEndProcess) -> None:
+    async def _prepare(self, process: FrontEndProcess) -> None:
         await self._scheduler.front_end_quiet(process.index)
-        if not self._stopping:
-            self._memory.tables[process.index].init()
-            self._memory.statistics.set_heap_bytes(process.index - FRONT_END, 0)
-            self._start(process)
+        self._memory.tables[process.index].init()
+        self._memory.statistics.set_heap_bytes(process.index - FRONT_END, 0)
 
     def _present(self) -> set[int]:
         return {process.index for process in self._all.values() if process.is_up}
@@ -267,6 +265,8 @@ class FrontEndControl:
                 self._agreements.applied(process.index, message)
             case BindFailed(reason) if not self._listening.done():
                 self._stopping = True
+                for each in self._all.values():
+                    each.kept.keep_no_more()
                 self._listening.set_exception(BindError(reason))
             case BindFailed(reason):
                 _log.error("the %s cannot listen: %s", process.name, reason)

@@ -65,13 +65,14 @@ class ModelReady:
 class ModelUnavailable:
     """This version of the model answers no requests. `version` may be WHOLE_MODEL.
 
-    UNKNOWN: the repository has it, and nobody has asked for it yet.
+    UNKNOWN: the repository has it, and nobody has asked for it yet. `at_fault`: its requests ended worker processes.
     """
 
     name: str
     version: int
     reason: str
     state: Literal["LOADING", "UNLOADING", "UNAVAILABLE", "UNKNOWN"] = "UNAVAILABLE"
+    at_fault: bool = False
 
     @property
     def is_missed(self) -> bool:

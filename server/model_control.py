@@ -52,7 +52,7 @@ class ModelControl:
         self._options = options
         self._loader = loader
         self._front_end = front_end
-        self._models = ServedModels(loader, front_end, overrides)
+        self._models = ServedModels(loader, front_end, overrides, self._bring_back)
         self._ensembles = self._models.ensembles
         self._locks = NameLocks()
 
@@ -153,6 +153,7 @@ class ModelControl:
 
     def stop(self) -> None:
         """End what goes on in the background."""
+        self._models.lost.stop()
         self._models.releases.stop()
 
     # -- what there is
@@ -225,6 +226,19 @@ class ModelControl:
         if entry.version not in self._models.of(entry.name):
             self._models.announce_loading(entry)
         return await self._loader.load(entry)
+
+    async def _bring_back(self, entry: ModelVersion, broken: BrokenModel) -> bool:
+        """Serve again what has been lost, unless something else has become of it; return whether it needs no more."""
+        async with self._locks.hold(entry.name):
+            if not self._models.is_refused(broken):
+                return True
+            try:
+                loaded = [await self._loader.load(entry)]
+            except LOAD_ERRORS as error:
+                _log.error("model %s, version %d: not loaded again yet: %s", entry.name, entry.version, error)
+                return False
+            self._models.serve(loaded)
+        return True
 
     async def _load_members(self, name: str, override: Override | None, users: tuple[str, ...]) -> None:
         """Load what an ensemble needs. No lock is held meanwhile, so two of them cannot wait for each other."""

@@ -58,7 +58,8 @@ from gangway.server.trials import Sizes, TrialError, trial_sizes
 from gangway.server.variants import NEVER_COMPILED, VariantKeeper
 from gangway.server.warm_up import samples_of, warm_up
 
-LOAD_ERRORS = (CompileError, ModelLoadError, ValueError, OSError)  # ConfigError is a ValueError
+# ConfigError is a ValueError; a thread that cannot be started is a RuntimeError.
+LOAD_ERRORS = (CompileError, ModelLoadError, ValueError, OSError, RuntimeError)
 _log = logging.getLogger(__name__)
 
 
@@ -108,8 +109,10 @@ class ModelLoader:
         self._trials = asyncio.Lock()
         self._isolated: dict[str, Isolated] = {}  # by key of the artifact: the best there was, in quieter times maybe
         self._stop = threading.Event()
-        self.on_model_lost: Callable[[int, str], None] = lambda model_id, reason: None
+        self._remaking: dict[str, asyncio.Task[None]] = {}  # by key of the artifact
+        self.on_model_lost: Callable[[int, str, bool], None] = lambda model_id, reason, at_fault: None
         scheduler.on_model_lost = self._lost
+        scheduler.on_artifact_lost = self._artifact_lost
         scheduler.on_model_unloaded = lambda model_id: heapq.heappush(self._free_ids, model_id)
 
     async def look_up(self, entries: Iterable[ModelVersion]) -> None:
@@ -194,6 +197,8 @@ class ModelLoader:
     def stop(self) -> None:
         """End what is being compiled or measured."""
         self._stop.set()
+        for task in self._remaking.values():
+            task.cancel()
         self._compiler.stop()
 
     async def _compiled_for(
@@ -319,9 +324,22 @@ class ModelLoader:
         share_bytes = arenas_bytes() / (4 * (8 + loaded)) / self._leases
         return computable_rows(manifest, min(share_bytes, memory_limit_bytes() / 16))
 
-    def _lost(self, model_id: int, reason: str) -> None:
-        if not self._variants.lost(model_id):
-            self.on_model_lost(model_id, reason)
+    def _lost(self, model_id: int, reason: str, at_fault: bool) -> None:
+        if not self._variants.lost(model_id, at_fault):
+            self.on_model_lost(model_id, reason, at_fault)
+
+    def _artifact_lost(self, spec: LoadModel, reason: str) -> None:
+        """A worker lacks what others serve; it looks again now and then."""
+        if spec.key not in self._remaking:
+            _log.error("%s: %s; it is compiled again, those that have it serve on", spec.name, reason)
+            task = self._remaking[spec.key] = asyncio.get_running_loop().create_task(self._make_again(spec))
+            task.add_done_callback(lambda _: self._remaking.pop(spec.key))
+
+    async def _make_again(self, spec: LoadModel) -> None:
+        try:
+            await self._compiler.compile_again(spec.key)
+        except LOAD_ERRORS as error:
+            _log.error("%s: cannot be compiled again: %s", spec.name, error)
 
 
 def _encoded(config: ModelConfig) -> str:

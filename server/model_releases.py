@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import UNLOADED, ModelUnavailable
 from gangway.server.loaded_model import LoadedModel
 from gangway.server.model_loader import ModelLoader
 from gangway.server.overrides import Override, OverrideKeeper
+from gangway.server.repository import ModelVersion
 
 RETIRE_SECONDS = 660.0  # no request lasts longer
 UNLOAD_SECONDS = 60.0  # workers do it beside their queries
@@ -16,19 +17,19 @@ _log = logging.getLogger(__name__)
 
 
 class ModelReleases:
-    """Everything is called in the supervisor's event loop. `loaded`: what is served at that moment."""
+    """Everything is called in the supervisor's event loop. `in_use`: what is or shall be served at that moment."""
 
     def __init__(
         self,
         loader: ModelLoader,
         front_end: FrontEndControl,
         overrides: OverrideKeeper,
-        loaded: Callable[[], Sequence[LoadedModel]],
+        in_use: Callable[[], Iterable[ModelVersion]],
     ) -> None:
         self._loader = loader
         self._front_end = front_end
         self._overrides = overrides
-        self._loaded = loaded
+        self._in_use = in_use
         self._tasks: set[asyncio.Task[None]] = set()
 
     def release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
@@ -42,8 +43,8 @@ class ModelReleases:
         task.add_done_callback(self._tasks.discard)
 
     def remove_unused(self, override: Override | None) -> None:
-        """Remove what came with a client's request, unless something is served that is made of it."""
-        if override is not None and not any(model.entry.override is override for model in self._loaded()):
+        """Remove what came with a client's request, unless something is made of it that is or shall be served."""
+        if override is not None and not any(entry.override is override for entry in self._in_use()):
             self._overrides.remove(override)
 
     def stop(self) -> None:

@@ -227,7 +227,8 @@ class Models:
     def find(self, name: str, version: str) -> ServedModel:
         """Return the model; an empty version means the highest one that is usable.
 
-        Raises RequestError: NOT_FOUND if there is no such model or version, UNAVAILABLE if it is not ready.
+        Raises RequestError: NOT_FOUND if there is no such model or version, UNAVAILABLE if it is not ready, INTERNAL if
+        it has ended worker processes.
         """
         number = parse_version(version)
         known = {key[1]: entry for key, entry in self.entries.items() if key[0] == name and not _is_unknown(entry)}
@@ -246,6 +247,9 @@ class Models:
             raise RequestError(grpc.StatusCode.NOT_FOUND, message)
         if isinstance(entry, ModelUnavailable):
             which = "" if entry.version == WHOLE_MODEL else f" version {entry.version}"
+            if entry.at_fault:
+                message = f"model '{name}'{which} is not executed any more: {entry.reason}"
+                raise RequestError(grpc.StatusCode.INTERNAL, message)
             unavailable(f"model '{name}'{which} is not at ready state: {entry.reason}")
         return entry
 

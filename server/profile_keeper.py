@@ -78,7 +78,12 @@ class ProfileKeeper:
             if not self._wanted:
                 return
             model_id, manifest = next(iter(self._wanted.items()))
-            child = self._start(manifest)
+            try:
+                child = self._start(manifest)
+            except OSError as error:
+                _log.warning("%s: not measured now: %s", manifest.model_name, error)
+                quiet_seconds = LONGEST_QUIET_SECONDS
+                continue
             try:
                 disturbed = await self._watch(child)
             finally:

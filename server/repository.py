@@ -65,11 +65,15 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class BrokenModel:
-    """An entry that cannot be served. `version` is WHOLE_MODEL when the reason concerns the model as a whole."""
+    """An entry that cannot be served. `version` is WHOLE_MODEL when the reason concerns the model as a whole.
+
+    `at_fault`: its requests ended worker processes.
+    """
 
     name: str
     version: int
     reason: str
+    at_fault: bool = False
 
     def __post_init__(self) -> None:
         # Names of files that are no UTF-8 have surrogates, which no message to a client can hold.

@@ -31,7 +31,7 @@ class RepositoryPoller:
         """Follow what has changed since the last time, one model after the other."""
         try:
             found = await asyncio.to_thread(self._control.read_all)
-        except OSError as error:  # as long as nobody knows what there is, everything stays
+        except (OSError, RuntimeError) as error:  # no thread, or a folder is away: until there is, everything stays
             _log.warning("a repository cannot be listed: %s", error)
             return
         for name in (self._seen.keys() | self._control.names) - found.keys():

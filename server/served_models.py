@@ -1,12 +1,13 @@
 """Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from gangway.server.ensemble.control import EnsembleControl
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import UNLOADED, WHOLE_MODEL, ModelRemoved, ModelUnavailable
 from gangway.server.loaded_model import LoadedModel
+from gangway.server.lost_models import LostModels
 from gangway.server.model_loader import ModelLoader
 from gangway.server.model_releases import ModelReleases
 from gangway.server.overrides import OverrideKeeper
@@ -17,15 +18,24 @@ _log = logging.getLogger(__name__)
 
 
 class ServedModels:
-    """Everything is called in the supervisor's event loop, and nothing takes time."""
+    """Everything is called in the supervisor's event loop, and nothing takes time. `bring_back`: see LostModels."""
 
-    def __init__(self, loader: ModelLoader, front_end: FrontEndControl, overrides: OverrideKeeper) -> None:
+    def __init__(
+        self,
+        loader: ModelLoader,
+        front_end: FrontEndControl,
+        overrides: OverrideKeeper,
+        bring_back: Callable[[ModelVersion, BrokenModel], Awaitable[bool]],
+    ) -> None:
         self._loader = loader
         self._front_end = front_end
         self._served: dict[str, dict[int, LoadedModel]] = {}  # by name and version
         self._broken: dict[tuple[str, int], BrokenModel] = {}
         self.ensembles = EnsembleControl(self, self._served, self._broken)
-        self.releases = ModelReleases(loader, front_end, overrides, lambda: self.loaded)
+        self.lost = LostModels(bring_back)
+        self.releases = ModelReleases(
+            loader, front_end, overrides, lambda: [*(model.entry for model in self.loaded), *self.lost.entries]
+        )
         loader.on_model_lost = self._lost
 
     @property
@@ -92,14 +102,20 @@ class ServedModels:
         self.releases.release(model, leaving, reason)
         self.ensembles.gone(model)
 
-    def _lost(self, model_id: int, reason: str) -> None:
-        """A worker's successor cannot load what its predecessor had."""
+    def is_refused(self, broken: BrokenModel) -> bool:
+        """Whether nothing has become of a version since it was refused for this reason."""
+        return self._broken.get((broken.name, broken.version)) is broken
+
+    def _lost(self, model_id: int, reason: str, at_fault: bool) -> None:
+        """No worker has it any more, or it has ended too many of them."""
         for model in self.loaded:
             if model.ready.model_id == model_id:
                 del self._served[model.entry.name][model.entry.version]
                 if not self._served[model.entry.name]:
                     del self._served[model.entry.name]
-                self.refuse(BrokenModel(model.entry.name, model.entry.version, reason))
+                broken = BrokenModel(model.entry.name, model.entry.version, reason, at_fault)
+                self.refuse(broken)
+                self.lost.lost(model.entry, broken)
                 self._release(model)
                 self.ensembles.changed(model.entry.name)
 
@@ -114,7 +130,8 @@ class ServedModels:
         which = "" if broken.is_whole else f", version {broken.version}"
         _log.error("model %s%s: %s", broken.name, which, broken.reason)
         self._broken[broken.name, broken.version] = broken
-        self._front_end.announce(ModelUnavailable(broken.name, broken.version, broken.reason[:MAX_REASON_CHARACTERS]))
+        reason = broken.reason[:MAX_REASON_CHARACTERS]
+        self._front_end.announce(ModelUnavailable(broken.name, broken.version, reason, at_fault=broken.at_fault))
 
     def note(self, failures: Iterable[BrokenModel]) -> None:
         """Do the same for several, unless it has been said."""

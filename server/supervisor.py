@@ -14,6 +14,7 @@ from gangway.server.compile_jobs import Compiler
 from gangway.server.control import SchedulerControl
 from gangway.server.counting_pool import started_pool
 from gangway.server.front_end_control import FrontEndControl
+from gangway.server.heartbeat_watch import HeartbeatWatch
 from gangway.server.in_place.keeper import MappingKeeper
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.logs.settings import LogSettings
@@ -90,19 +91,22 @@ class Supervisor:
         self._overrides = OverrideKeeper()
         self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)
         self._desk = RepositoryDesk(self._front_end, self._models, self._overrides, options.repository)
+        self._watch = HeartbeatWatch(memory.control.heartbeats, self._scheduler.process, self._front_end.processes)
         self._statistics_log = StatisticsLog(self._front_end.counted, memory.statistics.figures)
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raises BindError, TooManyDeathsError, OSError."""
+        """Serve until SIGTERM or SIGINT. Raises BindError, OSError."""
         self._loop.set_exception_handler(self._fail)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, number)
-        startup = self._loop.create_task(self._start())
-        startup.add_done_callback(self._started)
+        tasks = [self._loop.create_task(work) for work in (self._start(), self._look_after_processes())]
+        for task in tasks:
+            task.add_done_callback(self._is_over)
         try:
             await self._end
         finally:
-            startup.cancel()
+            for task in tasks:
+                task.cancel()
             await self._shut_down()
 
     async def _start(self) -> None:
@@ -123,14 +127,19 @@ class Supervisor:
         others = (self._profiles.run(), poller.run(), self._statistics_log.run())
         await asyncio.gather(self._loader.compile_shapes(), *others)
 
+    async def _look_after_processes(self) -> None:
+        while True:
+            await self._watch.look()
+            self._workers.follow_cores()
+
     def _set_log(self, settings: LogSettings) -> None:
         """A client has changed the settings of the log."""
         self._log.apply(settings)
         self._scheduler.set_log(settings)
         _log.info("log settings changed by a client: %s", settings)
 
-    def _started(self, startup: "asyncio.Task[None]") -> None:
-        if not startup.cancelled() and (error := startup.exception()) is not None and not self._end.done():
+    def _is_over(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._end.done():
             self._end.set_exception(error)
 
     def _stop(self, number: int) -> None:

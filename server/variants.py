@@ -3,17 +3,20 @@
 onnxruntime answers all sizes. Each size that has answered a request is compiled once, in the background and one at a
 time; what is loaded takes over the requests of its sizes. At most `limit` per model stay loaded, the least recently
 used one goes first. Sizes that the model's owner declared (`gangway_buckets`) are compiled before the model is ready,
-and stay.
+and stay. What the compiler cannot do is not tried again; what has failed for another reason (a full disk, a killed job)
+is, when requests ask for it after a pause.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.scheduler.control import LoadModel
+from gangway.scheduler.pauses import Pauses
 from gangway.server.batching import ModelBatching
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.control import ModelLoadError, SchedulerControl
@@ -27,12 +30,16 @@ Sizes = tuple[int, ...]
 MAX_QUEUED = 16  # sizes that wait to be compiled, of all models; what comes on top asks again later
 NEVER_COMPILED = ("BYTES", "BF16")
 MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
+FIRST_PAUSE_SECONDS = 30.0  # front ends ask for the same sizes once a minute at most
+LONGEST_PAUSE_SECONDS = 3600.0
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Shaped:
     """A model with symbolic dimensions. `loaded` are its variants by sizes, the longest unused first.
+
+    `refused` sizes are never tried again, `failed` ones are.
 
     `is_dropped`: the model is unloaded, or about to be.
     """
@@ -44,6 +51,7 @@ class Shaped:
     loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
     declared: set[Sizes] = field(default_factory=set)
     refused: set[Sizes] = field(default_factory=set)
+    failed: dict[Sizes, tuple[Pauses, float]] = field(default_factory=dict)  # until when they are not tried
     is_dropped: bool = False
 
     @property
@@ -55,6 +63,18 @@ class Shaped:
         """Return what the scheduler is told of a variant: limits and batches are those of the model."""
         own = self.spec
         return ModelBatching.told(own).give(replace(variant, limits=own.limits, limit_priority=own.limit_priority))
+
+    def failed_for_now(self, sizes: Sizes) -> None:
+        """Note that these sizes are not there, for a reason that may pass."""
+        pauses = self.failed[sizes][0] if sizes in self.failed else _pauses()
+        self.failed[sizes] = pauses, time.monotonic() + pauses.failed()
+
+    def may_try(self, sizes: Sizes) -> bool:
+        """Whether it is of use to compile for these sizes now."""
+        tried = len(self.refused) + len(self.failed)
+        if sizes in self.loaded or sizes in self.refused:
+            return False
+        return time.monotonic() >= self.failed[sizes][1] if sizes in self.failed else tried < MAX_REFUSED
 
     def title(self, sizes: Sizes) -> str:
         """Return the name of one variant, for people."""
@@ -131,21 +151,30 @@ class VariantKeeper:
         for sizes in message.oldest:  # in the order of use: whatever was used last goes to the end
             if sizes in model.loaded:
                 model.loaded[sizes] = model.loaded.pop(sizes)
-        known = message.sizes in model.loaded or message.sizes in model.refused
-        if not known and len(self._queue) < MAX_QUEUED and len(model.refused) < MAX_REFUSED:
+        if model.may_try(message.sizes) and len(self._queue) < MAX_QUEUED:
             self._queue[message.name, message.version, message.sizes] = None
             self._news.set()
 
-    def lost(self, model_id: int) -> bool:
-        """A worker could not load what it had before; say whether that was a variant."""
+    def lost(self, model_id: int, at_fault: bool) -> bool:
+        """No worker has it any more, or it ended workers (`at_fault`); say whether that was a variant."""
+        found = self._find(model_id)
+        if found is None:
+            return False
+        model, sizes = found
+        del model.loaded[sizes]
+        if at_fault:
+            model.refused.add(sizes)
+        else:
+            model.failed_for_now(sizes)
+        self._front_end.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
+        return True
+
+    def _find(self, model_id: int) -> tuple[Shaped, Sizes] | None:
         for model in self._models.values():
             for sizes, variant in model.loaded.items():
                 if variant.model_id == model_id:
-                    del model.loaded[sizes]
-                    model.refused.add(sizes)
-                    self._front_end.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
-                    return True
-        return False
+                    return model, sizes
+        return None
 
     async def run(self) -> None:
         """Compile what is wanted, until cancelled."""
@@ -173,9 +202,14 @@ class VariantKeeper:
                 rows = min(rows, self._computable_rows(manifest))
             spec = model.like_it(self._make_spec(title, manifest, rows))
             await self._scheduler.load(spec)
-        except (CompileError, ModelLoadError) as error:
-            _log.warning("%s: left to onnxruntime: %s", title, error)
-            model.refused.add(sizes)
+        except (CompileError, ModelLoadError, OSError, RuntimeError) as error:
+            if isinstance(error, CompileError) and error.is_final:
+                _log.warning("%s: left to onnxruntime: %s", title, error)
+                model.refused.add(sizes)
+                model.failed.pop(sizes, None)
+            else:
+                _log.warning("%s: left to onnxruntime for now: %s", title, error)
+                model.failed_for_now(sizes)
             return
         ready = model.ready
         if model.is_dropped:
@@ -184,6 +218,7 @@ class VariantKeeper:
         self._scheduler.set_profile(profile_message(spec.model_id, ready))
         variant = VariantReady(spec.model_id, ready.name, ready.version, sizes, manifest.inputs, manifest.outputs, rows)
         model.loaded[sizes] = variant
+        model.failed.pop(sizes, None)
         if self._models.get(model.key) is model:
             self._front_end.announce_variant(variant)
         _log.info("%s: ready", title)
@@ -197,3 +232,7 @@ class VariantKeeper:
         self._scheduler.unload(model.loaded.pop(sizes).model_id)
         _log.info("%s: unloaded", model.title(sizes))
         return True
+
+
+def _pauses() -> Pauses:
+    return Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)

@@ -79,6 +79,13 @@ class MappingKeeper:
         orders.begin()
         return theirs
 
+    def worker_missing(self, index: int) -> None:
+        """Wait for nothing of a worker that is dead and has no successor yet."""
+        if index in self._workers:
+            self._workers.pop(index).close()
+            for region in list(self._regions.values()):
+                self._answered(region, index, region.state, True)
+
     def front_end(self, index: int) -> socket.socket:
         """Return what a new front end inherits (the caller closes it). A predecessor's requests have ended."""
         if index in self._front_ends:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from gangway.server import json_dataclass
-from gangway.server.children import Child
+from gangway.server.children import Child, KeptProcess
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.tracing.config import TraceConfig
 from gangway.server.tracing.exporter import STOP
@@ -23,10 +23,11 @@ class ExporterControl:
         self.config = config
         self._log = log
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._child: Child | None = None
+        self._kept = KeptProcess(
+            "trace exporter", self._launch, self._ended, prepare=lambda: asyncio.sleep(RESTART_SECONDS)
+        )
         self._wanted = False
         self._predecessors = 0
-        self._stopping = False
         if config.level:
             self.want()
 
@@ -39,23 +40,22 @@ class ExporterControl:
         """Have an exporter from now on."""
         if not self._wanted:
             self._wanted = True
-            self._start()
+            self._kept.start_soon()
 
     async def stop(self, timeout_seconds: float) -> None:
         """Have everything written that was sent, then end the process. Front ends have ended before."""
-        self._stopping = True
-        if self._child is None or self._child.returncode is not None:
+        self._kept.keep_no_more()
+        child = self._kept.child
+        if child is None or child.returncode is not None:
             return
         try:
             self._ours.send(STOP, socket.MSG_DONTWAIT)
         except BlockingIOError:  # it is far behind
             _log.warning("traces are lost: the trace exporter does not keep up")
             timeout_seconds = 0.0
-        await self._child.wait(timeout_seconds)
+        await child.wait(timeout_seconds)
 
-    def _start(self) -> None:
-        if self._stopping:
-            return
+    def _launch(self) -> "subprocess.Popen[bytes]":
         arguments = {
             "fd": self._theirs.fileno(),
             "predecessors": self._predecessors,
@@ -64,11 +64,7 @@ class ExporterControl:
         command = [sys.executable, "-m", "gangway.server.tracing.exporter"]
         command += [f"--{name}={value}" for name, value in arguments.items()]
         with self._log.of_child("trace exporter") as stderr, json_dataclass.as_stdin(self.config) as stdin:
-            process = subprocess.Popen(command, pass_fds=(self._theirs.fileno(),), stdin=stdin, stderr=stderr)
-        self._child = Child("trace exporter", process, self._exited)
-        self._predecessors += 1
+            return subprocess.Popen(command, pass_fds=(self._theirs.fileno(),), stdin=stdin, stderr=stderr)
 
-    def _exited(self, child: Child) -> None:
-        if not self._stopping:
-            _log.error("the trace exporter (process %d) %s; starting another", child.pid, child.fate())
-            asyncio.get_running_loop().call_later(RESTART_SECONDS, self._start)
+    def _ended(self, child: Child) -> None:
+        self._predecessors += 1

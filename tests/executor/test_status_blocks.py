@@ -2,12 +2,13 @@
 
 import os
 import struct
+import time
 from collections.abc import Iterator
 
 import pytest
 from gangway.executor import _native
 from gangway.executor.control import ControlLayout, ControlSegment
-from gangway.executor.status_blocks import VERSION, ModelAccount, SchedulerStatus
+from gangway.executor.status_blocks import STALE_AFTER_S, VERSION, ModelAccount, SchedulerStatus
 
 
 @pytest.fixture
@@ -79,5 +80,21 @@ def test_blocks_do_not_overlap() -> None:
     layout = ControlLayout(workers=9, front_ends=2, leases=16)
     assert layout.scheduler_block % 64 == layout.server_block % 64 == layout.size_bytes % 64 == 0
     assert layout.lease_table < layout.scheduler_block < layout.server_block < layout.size_bytes
-    assert layout.lost_regions - layout.server_block == 64 + 128
+    assert layout.heartbeats - layout.server_block == 64 + 128
+    assert layout.lost_regions - layout.heartbeats == (2 + 1) * 64, "of supervisor, front end and scheduler"
     assert layout.size_bytes - layout.lost_regions == 4 * _native.MAX_REGIONS
+
+
+def test_heartbeats_grow_stale(control: ControlSegment, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = control.heartbeats, attached(control).heartbeats
+    assert theirs.all_fresh(), "nobody has begun"
+    ours.beat(ours.SUPERVISOR)
+    ours.beat(ours.scheduler)
+    later_ns = time.monotonic_ns() + int(STALE_AFTER_S * 1e9)
+    assert theirs.all_fresh()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: later_ns)
+    assert not theirs.all_fresh()
+    ours.beat(ours.scheduler)
+    assert not theirs.all_fresh(), "both must get on"
+    ours.beat(ours.SUPERVISOR)
+    assert theirs.all_fresh()

@@ -28,6 +28,7 @@ from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.trace import TraceWriter
 from gangway.server.data_plane import DataPlane, Request, TensorLayout
 from gangway.server.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
+from gangway.server.worker_set import CRASHES
 
 from tests.tiny_model import TASKS, make_artifact
 
@@ -168,9 +169,10 @@ class Server:
 
     def replace_worker(self, index: int) -> None:
         """What a supervisor does when a worker has died."""
-        self.workers[index].wait(TIMEOUT_SECONDS)
+        crashed = -self.workers[index].wait(TIMEOUT_SECONDS) in CRASHES
+        lease = self.memory.control.status(index).lease if crashed else None
         self.memory.control.forget_worker(index)
-        self.tell(slow.WorkerDied(index, self.workers[index].pid))
+        self.tell(slow.WorkerDied(index, self.workers[index].pid, crashed, -1 if lease is None else lease))
         self.workers[index] = start_worker(self._plans[index])
 
     def kill_scheduler(self, meanwhile: Callable[[], None] = lambda: None) -> None:

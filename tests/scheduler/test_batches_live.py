@@ -219,9 +219,9 @@ def test_a_request_that_kills_workers_takes_no_other_with_it(batching):
     batching.former.count = 3
     for request in (healthy[0], poison, healthy[1]):
         request.submit()
-    for _ in range(3):
+    for _ in range(2):
         batching.replace_dead_worker()
-    assert batching.outcome(poison).status is SlotStatus.UNAVAILABLE
+    assert batching.outcome(poison).status is SlotStatus.CRASHED
     for request in healthy:
         assert batching.outcome(request).status is SlotStatus.OK
         assert batching.outcome(request).attempts == 2
@@ -234,9 +234,9 @@ def test_a_part_that_kills_workers_gives_up_its_whole_request(batching):
     batching.order(poison, 2, crash=1)
     healthy.submit()
     poison.submit()
-    for _ in range(3):
+    for _ in range(2):
         batching.replace_dead_worker()
-    assert batching.outcome(poison).status is SlotStatus.UNAVAILABLE
+    assert batching.outcome(poison).status is SlotStatus.CRASHED
     assert batching.outcome(healthy).status is SlotStatus.OK
     batching.until(lambda: batching.live.gangs.count == 0)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from gangway.executor.slots import SlotStatus
@@ -12,6 +13,8 @@ from gangway.server.shared_memory import FRONT_END
 from tests.company import company
 from tests.pace import back_within_s
 from tests.tiny_model import TASKS
+
+TIMEOUT_SECONDS = 20
 
 
 def test_many_requests_are_each_computed_once(server):
@@ -78,11 +81,40 @@ def test_a_killed_worker_costs_an_attempt(server, victim):
 def test_a_query_that_kills_workers_is_given_up(server):
     poison = server.request(crash=1)
     healthy = server.request()
-    for _ in range(3):
+    for _ in range(2):  # the second time shows that it was no chance
         assert server.replace_dead_worker() == -signal.SIGILL
-    assert server.outcome(poison).status is SlotStatus.UNAVAILABLE
+    assert server.outcome(poison).status is SlotStatus.CRASHED
     assert server.outcome(healthy).status is SlotStatus.OK
     assert server.counters(healthy) == {1}
+
+
+def test_a_model_whose_queries_kill_workers_again_and_again_is_given_up(server):
+    for _ in range(3):
+        poison = server.request(crash=1)
+        for _ in range(2):
+            server.replace_dead_worker()
+        assert server.outcome(poison).status is SlotStatus.CRASHED
+    failed = server.expect(slow.ModelFailed)
+    assert failed.at_fault and failed.reason == "its requests ended 6 worker processes within 60 seconds"
+    assert server.expect(slow.ModelUnloaded).model_id == 7
+    server.tell(server.specs[0])
+    server.expect(slow.ModelLoaded)
+    assert server.outcome(server.request()).status is SlotStatus.OK
+
+
+def test_a_missing_worker_is_not_waited_for(server):
+    server.workers[1].kill()
+    server.workers[1].wait(TIMEOUT_SECONDS)
+    server.memory.control.forget_worker(1)
+    server.tell(slow.WorkerDied(1, server.workers[1].pid))
+    server.tell(replace(server.specs[0], model_id=8))
+    server.tell(slow.WorkerMissing(1))
+    assert server.expect(slow.ModelLoaded).model_id == 8
+    assert server.outcome(server.request(model_id=8)).status is SlotStatus.OK
+    server.replace_worker(1)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while (outcome := server.outcome(server.request(task_us=1000))).ranks < 2:
+        assert outcome.status is SlotStatus.OK and time.monotonic() < deadline
 
 
 def test_a_killed_scheduler_loses_and_doubles_nothing(server):

@@ -17,9 +17,10 @@ from gangway.artifact.format import TensorSpec
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.front_end_messages import ShapeWanted, VariantGone, VariantReady, from_json, to_json
+from gangway.scheduler.control import LoadModel
+from gangway.server.front_end_messages import ModelReady, ShapeWanted, VariantGone, VariantReady, from_json, to_json
 from gangway.server.model_config import ConfigError, buckets_of
-from gangway.server.variants import MAX_QUEUED
+from gangway.server.variants import FIRST_PAUSE_SECONDS, MAX_QUEUED, Shaped
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
@@ -269,3 +270,18 @@ def test_messages_about_variants() -> None:
         ShapeWanted("m", 2, (3,), ((1,), (2,))),
     ]
     assert [from_json(to_json(message)) for message in messages] == messages
+
+
+def test_sizes_are_tried_again_after_growing_pauses_unless_the_compiler_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    ready = ModelReady(1, "sequence", 1, "", (), (), 0, 1, True)
+    model = Shaped(ready, Path("model.onnx"), ("S",), LoadModel(1, "sequence", "", 1, 1, 0, 1))
+    model.refused.add((2,))
+    for pause in (FIRST_PAUSE_SECONDS, 2 * FIRST_PAUSE_SECONDS):
+        assert model.may_try((3,))
+        model.failed_for_now((3,))
+        now += pause - 1
+        assert not model.may_try((3,))
+        now += 1
+    assert model.may_try((3,)) and model.may_try((4,)) and not model.may_try((2,))

@@ -1,14 +1,18 @@
 """Children: real processes, watched by the event loop."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
-from gangway.server.children import Child, DeathLimit, TooManyDeathsError
+from gangway.scheduler.pauses import Pauses
+from gangway.server import children
+from gangway.server.children import Child, KeptProcess
 
 
 def sleeper(seconds: float = 60) -> subprocess.Popen[bytes]:
@@ -49,10 +53,52 @@ def test_exit_status() -> None:
     asyncio.run(scenario())
 
 
-def test_death_limit_counts_within_its_window() -> None:
-    limit = DeathLimit("worker", deaths=3, window_seconds=10)
-    for now in (0.0, 1.0, 2.0, 11.5, 12.5):
-        limit.count(now)
-    with pytest.raises(TooManyDeathsError, match="the worker died 4 times within 10 seconds"):
-        for now in (13.0, 13.0):
-            limit.count(now)
+def test_a_process_is_started_again_also_where_that_fails_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sleeper dies at once, more often than pauses are spared, and then there is no process to be had."""
+    monkeypatch.setattr(children, "LONGEST_PAUSE_SECONDS", 0.02)
+    launches: list[float] = []
+    told: list[str] = []
+
+    def launch() -> subprocess.Popen[bytes]:
+        launches.append(time.monotonic())
+        if len(launches) in (25, 26):
+            raise BlockingIOError(errno.EAGAIN, "no process to be had")
+        return sleeper(0 if len(launches) < 25 else 60)
+
+    async def scenario() -> None:
+        kept = KeptProcess(
+            "sleeper",
+            launch,
+            lambda child: told.append(child.fate()),
+            begun=lambda: told.append("begun"),
+            missing=lambda: told.append("missing"),
+        )
+        kept.start()
+        while len(launches) < 27:
+            await asyncio.sleep(0.01)
+        assert kept.is_running
+        kept.keep_no_more()
+        kept.kill()
+        assert kept.child is not None
+        await kept.child.wait(10)
+        assert len(launches) == 27
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    dead = ["begun", "exited with status 0"]
+    assert told == [*dead * 24, "missing", "missing", "begun", "was killed by SIGKILL"]
+    assert min(late - early for early, late in pairwise(launches[24:])) >= 0.02
+
+
+def test_pauses_grow_to_a_bound_and_begin_anew_after_a_quiet_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    pauses = Pauses(0.5, 3.0, settled_seconds=10, free=2)
+    pauses.works()
+    assert [pauses.failed() for _ in range(7)] == [0, 0, 0.5, 1, 2, 3, 3]
+    pauses.works()
+    now = 9.0
+    assert pauses.failed() == 3, "not quiet for long enough"
+    pauses.works()
+    now = 19.0
+    assert pauses.failed() == 0
+    assert [pauses.not_begun() for _ in range(3)] == [0.5, 1, 2], "what never begins costs a pause from the first time"

@@ -25,7 +25,7 @@ from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import Load, run_for
 from benchmarks.processes import memory_of
 from benchmarks.reference import example_of
-from tests.server.whole_server import TIMEOUT_SECONDS, names_of, small_repository, started
+from tests.server.whole_server import TIMEOUT_SECONDS, names_of, small_repository, started, until
 
 
 @pytest.fixture
@@ -94,20 +94,22 @@ def test_a_death_during_the_start_is_mended(repository, compiled_zoo, victim):
     assert process.returncode == 0
 
 
-def test_a_process_that_dies_again_and_again_ends_the_server(repository, compiled_zoo):
-    with started(repository, compiled_zoo.cache_dir) as process:
-        server = LiveServer("", process, Path(), 0)
+def test_workers_that_die_again_and_again_are_replaced_after_growing_pauses(repository, compiled_zoo):
+    with live_server(repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as server:
+        workers, killed = len(server.pids()["worker"]), set()
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while process.poll() is None:
+        while "starting another in" not in server.log.read_text():
             assert time.monotonic() < deadline
             for pid in server.pids()["worker"]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(0.005)
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-    assert process.returncode == 1
-    assert output.splitlines()[-1] == "gangway serve: the worker died 101 times within 60 seconds"
-    assert not names_of([process.pid])
+                    killed.add(pid)
+        assert len(killed) > 20
+        until(lambda: len(server.pids()["worker"]) == workers)
+        example = example_of("mlp", compiled_zoo.onnx_file("mlp"))
+        answers = run_for(Load(server.url, example.request, example.outputs, 1), seconds=0.1)
+        assert {outcome.result for outcome in answers.outcomes} == {RIGHT}
+    assert server.process.returncode == 0
 
 
 def test_leftovers_of_a_killed_server_are_swept(repository, compiled_zoo):
