@@ -4,13 +4,23 @@ In a container the path in /proc/self/cgroup may not exist below the mount; the 
 group then. The limit of a group holds for all groups below it, so the tightest one on the way to the root counts.
 """
 
+import contextlib
 import os
 import resource
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
+PROC: Final = Path("/proc")
+_MOST_BYTES: Final = 1 << 16  # of a file in /proc or of a cgroup
+_MEMORY_FILES: Final = {2: "memory.max", 1: "memory.limit_in_bytes"}
+# Lines of memory.stat whose memory the kernel cannot take back; pages of files, which it can, are in none of them.
+_TAKEN: Final = {
+    2: frozenset(("anon", "shmem", "kernel_stack", "pagetables", "percpu", "sock", "slab_unreclaimable")),
+    1: frozenset(("total_rss", "total_shmem")),
+}
 
 
 def cpu_quota(cgroups: Path = CGROUPS, membership: str | None = None) -> float | None:
@@ -32,18 +42,66 @@ def cpu_quota(cgroups: Path = CGROUPS, membership: str | None = None) -> float |
     return min(quotas, default=None)
 
 
+@dataclass(frozen=True)
+class MemoryLimit:
+    """How much memory processes may take, and what says so."""
+
+    size_bytes: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.size_bytes >> 20} MiB of memory ({self.name})"
+
+
+def memory_limit(cgroups: Path = CGROUPS, membership: str | None = None) -> MemoryLimit:
+    """Return the tightest limit of memory here: the machine's, a cgroup's or RLIMIT_AS."""
+    limits = [MemoryLimit(machine_bytes(), "the machine's")]
+    limits += [MemoryLimit(limit, "RLIMIT_AS") for limit in _rlimit(resource.RLIMIT_AS)]
+    for _, _, name, limit in _limited_groups("memory", _MEMORY_FILES, cgroups, membership):
+        limits.append(MemoryLimit(limit, f"{name} of the cgroup"))
+    return min(limits, key=lambda limit: limit.size_bytes)
+
+
 def memory_limit_bytes(cgroups: Path = CGROUPS, membership: str | None = None) -> int:
-    """Return how much memory processes may take here: the tightest of the machine's, the cgroups' and RLIMIT_AS."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_rlimit(resource.RLIMIT_AS)]
-    limits += _integers("memory", {2: "memory.max", 1: "memory.limit_in_bytes"}, cgroups, membership)
-    return min(limits)
+    """Return how much memory processes may take here."""
+    return memory_limit(cgroups, membership).size_bytes
+
+
+def address_space_bytes() -> int | None:
+    """Return how much address space a process may have (RLIMIT_AS), None if there is no limit."""
+    return min(_rlimit(resource.RLIMIT_AS), default=None)
+
+
+class FreeMemory:
+    """Measures how much memory this process could take now. Made once: limits are looked up, and files opened, then.
+
+    Pages of files count as free: the kernel takes them back before anything else. Raises OSError without /proc.
+    """
+
+    def __init__(self, cgroups: Path = CGROUPS, membership: str | None = None, proc: Path = PROC) -> None:
+        self._machine = os.open(proc / "meminfo", os.O_RDONLY)
+        self._groups = []
+        for version, folder, _, limit in _limited_groups("memory", _MEMORY_FILES, cgroups, membership):
+            if limit < machine_bytes():
+                with contextlib.suppress(OSError):
+                    self._groups.append((limit, os.open(folder / "memory.stat", os.O_RDONLY), _TAKEN[version]))
+        self._limit = address_space_bytes()
+        self._mapped = os.open(proc / "self/statm", os.O_RDONLY) if self._limit is not None else -1
+
+    def measure(self) -> int:
+        """Return the bytes that are free by the tightest of the limits."""
+        free = [1024 * _sum_of(self._machine, frozenset(("MemAvailable:",)))]
+        free += [limit - _sum_of(group, names) for limit, group, names in self._groups]
+        if self._limit is not None:
+            free.append(self._limit - int(os.pread(self._mapped, 64, 0).split()[0]) * resource.getpagesize())
+        return max(0, min(free))
 
 
 def process_limit(cgroups: Path = CGROUPS, membership: str | None = None) -> int | None:
     """Return how many processes and threads there may be (tightest `pids.max`, RLIMIT_NPROC); None: any number."""
     of_user = _rlimit(resource.RLIMIT_NPROC) if os.getuid() else []  # the kernel does not hold root to it
-    limits = [*of_user, *_integers("pids", {2: "pids.max", 1: "pids.max"}, cgroups, membership)]
-    return min(limits, default=None)
+    groups = _limited_groups("pids", {2: "pids.max", 1: "pids.max"}, cgroups, membership)
+    return min([*of_user, *(limit for *_, limit in groups)], default=None)
 
 
 def _group_folders(controller: str, cgroups: Path, membership: str | None) -> Iterator[tuple[int, Path]]:
@@ -66,14 +124,32 @@ def _text_of(path: Path) -> str:
     return path.read_text().strip()
 
 
-def _integers(controller: str, files: Mapping[int, str], cgroups: Path, membership: str | None) -> list[int]:
+def _limited_groups(
+    controller: str, files: Mapping[int, str], cgroups: Path, membership: str | None
+) -> list[tuple[int, Path, str, int]]:
+    """Return version, folder, file and limit of each cgroup that limits this process by a controller."""
     found = []
     for version, folder in _group_folders(controller, cgroups, membership):
         try:
-            found.append(int(_text_of(folder / files[version])))
+            found.append((version, folder, files[version], int(_text_of(folder / files[version]))))
         except (OSError, ValueError):  # no such controller here, or "max"
             continue
     return found
+
+
+def machine_bytes() -> int:
+    """Return how much memory the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _sum_of(file: int, names: frozenset[str]) -> int:
+    """Return the sum of the numbers behind these names, each at the beginning of a line."""
+    try:
+        text = os.pread(file, _MOST_BYTES, 0).decode()
+    except OSError:  # the group is gone, its limit with it
+        return 0
+    lines = [line.split(None, 2) for line in text.splitlines()]
+    return sum(int(words[1]) for words in lines if words[0] in names)
 
 
 def _rlimit(which: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 import array
 import math
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Final
 from gangway.artifact.format import Manifest, TensorSpec
 from gangway.executor.leases import LeaseSpec, Member, passes_for
 from gangway.executor.local import LocalExecutor
+from gangway.executor.memory_budget import memory_budget
 from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus
 
 RUN_TIMEOUT_S: Final = 60
@@ -110,7 +110,7 @@ class ModelRunner(LocalExecutor):
         return RunTimes(tuple((end - begin) / 1e3 for begin, end in zip(begins_ns, ends_ns, strict=False)))
 
     def _reserve(self, rows: int) -> None:
-        """Take memory for so many rows of all gangs together. A full /dev/shm is an OSError here, later a SIGBUS."""
+        """Take memory for so many rows of all gangs together. Raises MemoryFullError."""
         if rows <= self._reserved_rows:
             return
         if rows > self.room_rows:
@@ -152,14 +152,7 @@ class ModelRunner(LocalExecutor):
 def _rows_that_fit(manifest: Manifest) -> int:
     tensors = (*manifest.inputs, *manifest.outputs)
     row_bytes = manifest.arena_bytes + sum(_aligned(tensor.row_bytes) for tensor in tensors)
-    shared = os.statvfs("/dev/shm")
-    free_bytes = min(shared.f_bavail * shared.f_frsize, _available_bytes())
-    return max(1, int(min(free_bytes * _SPARE, _MOST_BYTES) / row_bytes))
-
-
-def _available_bytes() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    return max(1, int(min(memory_budget().room_bytes() * _SPARE, _MOST_BYTES) / row_bytes))
 
 
 def _example(tensor: TensorSpec) -> bytes:

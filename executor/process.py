@@ -8,6 +8,7 @@ import signal
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -123,6 +124,12 @@ def die_with_parent() -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+
+
+def be_ended_first() -> None:
+    """Where the kernel has to end a process because memory is full, have it be this one: it is soon replaced."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def keep_one_heap() -> None:

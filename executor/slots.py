@@ -81,6 +81,7 @@ class SlotStatus(IntEnum):
     CROWDED = 7  # so much waits for the whole server that its turn would not come
     INVALID = 8  # the model has no answer to numbers in it
     CRASHED = 9  # workers ended by what they computed of it, or of requests to its model
+    NO_MEMORY = 10  # it needs more than there is without any other request
 
 
 _STATUSES: Final = tuple(SlotStatus)

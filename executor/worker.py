@@ -15,7 +15,7 @@ from gangway.executor.complain import complain
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Exit, Load, Ready, Unload, unpack
 from gangway.executor.model_jobs import ModelJobs
-from gangway.executor.process import die_with_parent, keep_one_heap, take_precedence
+from gangway.executor.process import be_ended_first, die_with_parent, keep_one_heap, take_precedence
 from gangway.executor.region_channel import RegionChannel
 from gangway.executor.region_jobs import RegionJobs
 from gangway.executor.segment import Segment
@@ -61,6 +61,7 @@ def _settle(core: int, parent: int) -> None:
         sys.exit(1)
     os.sched_setaffinity(0, {core})
     take_precedence()
+    be_ended_first()
     keep_one_heap()
 
 

@@ -277,12 +277,13 @@ class Execution:
         return self.gangs.open(unit, arena_offset, spec.indivisible, spec.name)
 
     def _cannot_form(self, unit: Unit) -> None:
-        """There is no memory for so many rows: perhaps there is for one request."""
+        """There is no memory for so many rows: perhaps there is for one request, or when others have ended."""
         self.changed = True
         if len(unit.pieces) > 1:
             self._requests.break_up(unit)
         else:
-            self.drop(unit.pieces[0].request, SlotStatus.UNAVAILABLE)
+            others = self._arenas.in_use
+            self.drop(unit.pieces[0].request, SlotStatus.UNAVAILABLE if others else SlotStatus.NO_MEMORY)
 
     def _close(self, gang: Gang) -> None:
         self._arenas.release(gang.unit.query.model_id, gang.arena_offset)

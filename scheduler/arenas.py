@@ -62,6 +62,11 @@ class ArenaPool:
         """The memory of all arenas."""
         return self._committed_bytes
 
+    @property
+    def in_use(self) -> bool:
+        """Whether any query has an arena."""
+        return any(len(model.busy) > len(model.aside) for model in self._models.values())
+
     def usage(self, model_id: int) -> ArenaUsage:
         """Return what a model has now; nothing if it is not there."""
         model = self._models.get(model_id)
@@ -98,7 +103,7 @@ class ArenaPool:
     def acquire(self, model_id: int, rows: int) -> int | None:
         """Return the offset of an arena with memory for `rows` rows, None when all are in use.
 
-        Raises OSError (ENOSPC, ENOMEM) when the machine has no memory for it.
+        Raises OSError when there is no memory for it, although every idle arena but this one has given its own back.
         """
         model = self._models[model_id]
         if not model.idle:
@@ -108,9 +113,7 @@ class ArenaPool:
         arena = _fitting(model.idle, needed)
         if needed > arena.committed_bytes:
             self._make_room(needed - arena.committed_bytes, arena)
-            self._segment.allocate(arena.offset, needed)
-            self._committed_bytes += needed - arena.committed_bytes
-            arena.committed_bytes = needed
+            self._commit(arena, needed)
         self._idle.pop(arena.offset, None)
         model.idle.remove(arena)
         model.busy[arena.offset] = arena
@@ -157,6 +160,22 @@ class ArenaPool:
                 return
             if arena is not keep:
                 self._give_back(arena)
+
+    def _commit(self, arena: _Arena, needed_bytes: int) -> None:
+        """Take memory for the first `needed_bytes` of an arena. Raises OSError, having taken none."""
+        offset, size_bytes = arena.offset + arena.committed_bytes, needed_bytes - arena.committed_bytes
+        for last in (False, True):
+            try:
+                self._segment.allocate(offset, size_bytes)
+            except OSError:
+                self._segment.punch(offset, size_bytes)
+                if last:
+                    raise
+                self._make_room(self._kept_bytes, arena)  # all that is idle gives its memory back
+            else:
+                break
+        self._committed_bytes += size_bytes
+        arena.committed_bytes = needed_bytes
 
     def _give_back(self, arena: _Arena) -> None:
         self._segment.punch(arena.offset, arena.committed_bytes)

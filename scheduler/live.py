@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.executor.control import ControlSegment
 from gangway.executor.logs import LogLevels
 from gangway.executor.messages import Cancel, Exit, Left, Loaded, Ready, Submit, Unloaded, unpack
@@ -39,7 +40,7 @@ from gangway.scheduler.workers import WorkerTable
 
 IDLE_WAIT_US = 400_000  # whoever looks on sees that it gets on
 WATCH_WAIT_US = 100_000  # while a gang is under way: perhaps it has ended, and its ranks did not ring, or hang
-KEPT_SHARE = 128  # of the arena segment stays taken for idle arenas; it is 16 times the memory: an eighth of that
+KEPT_SHARE = 1 / 8  # of the memory limit stays taken for idle arenas
 _log = logging.getLogger(__name__)
 
 
@@ -67,7 +68,7 @@ class LiveScheduler:
         self.workers = WorkerTable(control)
         self._former = make_former(self.requests.next_id, way_back_us, dispatch_us) if policy.batches else None
         self._models = ModelTable(control.layout.workers, self._former)
-        self._arenas = pool = ArenaPool(arenas, arenas.size_bytes // KEPT_SHARE)
+        self._arenas = pool = ArenaPool(arenas, int(KEPT_SHARE * memory_limit_bytes()))
         self._trace = trace
         self._set_log = set_log
         self._policy = policy

@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from gangway.executor.memory_budget import memory_budget
 from gangway.executor.messages import Cancel, Submit
 from gangway.executor.ring import Bell, Ring
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotRequest, SlotStatus, SlotTable
 from gangway.server.door import Door
-from gangway.server.heap import Heap, HeapFullError
+from gangway.server.heap import KEPT_BYTES, Heap, HeapFullError
 from gangway.server.in_place.elsewhere import NOWHERE, Elsewhere
 from gangway.server.layouts import FrameLayout as FrameLayout  # noqa: PLC0414 - others take these from here
 from gangway.server.layouts import HeldBlock, HeldLayout
@@ -30,11 +31,19 @@ from gangway.server.layouts import Placement as Placement  # noqa: PLC0414
 from gangway.server.layouts import TensorLayout as TensorLayout  # noqa: PLC0414
 
 BLOCKS_AT_ONCE = 8  # are given back while the lock is held: some tenths of a millisecond
+KEPT_SHARE = 1 / 16  # of the memory limit is what freed blocks keep at most
 ROOMY = 1 / 2  # of the slots: while fewer are taken the scheduler need not make room for newcomers
 
 
 class PoolExhaustedError(Exception):
-    """No slot, or not enough memory for the tensors: too many requests at once. Clients see UNAVAILABLE."""
+    """No slot, or not enough memory for the tensors: too many requests at once. Clients see UNAVAILABLE.
+
+    `for_good`: it would be so if there were no other request. Clients see RESOURCE_EXHAUSTED.
+    """
+
+    def __init__(self, message: str, for_good: bool = False) -> None:
+        super().__init__(message)
+        self.for_good = for_good
 
 
 class Request:
@@ -198,7 +207,8 @@ class DataPlane:
         self.lock = threading.Lock()
         self.door = Door(slots.slots)
         self.last_wait_ns: dict[int, int] = {}  # by model
-        self.heap = Heap(slots.size_bytes, io.size_bytes, io.allocate, io.punch)
+        kept_bytes = memory_budget().share_bytes(KEPT_SHARE, KEPT_BYTES)
+        self.heap = Heap(slots.size_bytes, io.size_bytes, io.allocate, io.punch, kept_bytes)
         self._ring = submit_ring
         self._bell = scheduler_bell
         self._aside: list[Request] = []  # closed by us, not yet let go by the executor
@@ -251,6 +261,11 @@ class DataPlane:
         while given:
             with self.lock:
                 given = self.heap.give_back_idle(BLOCKS_AT_ONCE)
+
+    def give_back_waiting(self) -> None:
+        """Give back all memory that no request has."""
+        with self.lock:
+            self.heap.give_back_waiting()
 
     def hold(self, size_bytes: int) -> HeldBlock:
         """Return memory that outlives requests; `drop` it. Raises PoolExhaustedError, at once."""
@@ -320,9 +335,13 @@ class DataPlane:
         try:
             return self.heap.allocate(size_bytes)
         except HeapFullError as error:
+            if size_bytes > self.heap.capacity_bytes:
+                limit = memory_budget().limit
+                message = f"the request's tensors take {size_bytes} bytes, more than {limit} leave room for"
+                raise PoolExhaustedError(message, for_good=True) from error
             raise PoolExhaustedError(f"no memory for the request's tensors: {error}") from error
         except OSError as error:
-            raise PoolExhaustedError(f"the system has no memory for the request's tensors: {error}") from error
+            raise PoolExhaustedError(str(error)) from error
 
 
 def _offsets(block: int, places: Sequence[tuple[int, int]], elsewhere: Mapping[int, int]) -> tuple[int, ...]:

@@ -14,8 +14,7 @@ from gangway.server.data_plane import DataPlane, PoolExhaustedError, Request
 from gangway.server.ensemble.call import EnsembleCall
 from gangway.server.ensemble.run import EnsembleRun
 from gangway.server.ensemble.spans import count_inner, outcome_of, times_of
-from gangway.server.errors import unavailable
-from gangway.server.failures import failure
+from gangway.server.failures import failure, no_room
 from gangway.server.in_place.choice import choose
 from gangway.server.in_place.elsewhere import NOWHERE, Elsewhere
 from gangway.server.in_place.mappings import Mappings
@@ -163,7 +162,7 @@ class Execution:
             return self.plane.open(way.layout(contents), plan.shapes.rows, placed)
         except PoolExhaustedError as error:
             placed.let_go()
-            unavailable(f"Exceeds maximum queue size: {error}")
+            raise no_room(error) from error
 
     def submit(self, plan: Plan, request: Request, call: Call, clock: RequestClock, by_bell: bool = False) -> None:
         """Hand a request to the scheduler, and cancel it when its call is over. Raises RequestError (UNAVAILABLE)."""
@@ -179,7 +178,7 @@ class Execution:
                 by_bell,
             )
         except PoolExhaustedError as error:
-            unavailable(f"Exceeds maximum queue size: {error}")
+            raise no_room(error) from error
         # Only from here on is there something to cancel; a call that has ended meanwhile takes no callback any more.
         self._calls.add(request)
         if not call.add_callback(lambda: self._ended(request)):

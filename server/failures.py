@@ -1,9 +1,18 @@
 """What a client is told of a request that was handed over and has not been answered."""
 
 import grpc
+from gangway.executor.memory_budget import memory_budget
 from gangway.executor.slots import SlotStatus
+from gangway.server.data_plane import PoolExhaustedError
 from gangway.server.door import OVERLOADED
 from gangway.server.errors import RequestError
+
+
+def no_room(error: PoolExhaustedError) -> RequestError:
+    """Return the error for a request that found no slot or no memory."""
+    if error.for_good:
+        return RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{error}: send fewer rows")
+    return RequestError(grpc.StatusCode.UNAVAILABLE, f"Exceeds maximum queue size: {error}")
 
 
 def failure(name: str, status: SlotStatus, max_queue: int, reason: str = "") -> RequestError:
@@ -32,6 +41,9 @@ def failure(name: str, status: SlotStatus, max_queue: int, reason: str = "") -> 
         case SlotStatus.CRASHED:
             message = f"model '{name}' ended the worker processes that executed it; this request is given up"
             return RequestError(grpc.StatusCode.INTERNAL, message)
+        case SlotStatus.NO_MEMORY:
+            needs = f"the request for model '{name}' needs more than {memory_budget().limit} leave room for"
+            return RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{needs}: send fewer rows")
         case _:
             why = f": {reason}" if reason else ""
             return RequestError(grpc.StatusCode.INTERNAL, f"the execution of model '{name}' failed{why}")

@@ -99,16 +99,25 @@ class Heap:
     def _carve(self, size: int) -> int:
         offset = self._first_fit(size)
         if offset is None and self._waiting:
-            self._merge_waiting()
+            self.give_back_waiting()
             offset = self._first_fit(size)
         if offset is None:
             raise HeapFullError(f"{size} bytes asked for, {self.capacity_bytes - self.bytes_in_use} free in pieces")
         try:
-            self._take(offset, size)
+            self._take_from_system(offset, size)
         except OSError:
             self._return(offset, size)
             raise
         return offset
+
+    def _take_from_system(self, offset: int, size: int) -> None:
+        try:
+            self._take(offset, size)
+        except OSError:
+            if not self._waiting:
+                raise
+            self.give_back_waiting()  # what is kept warm is given back first
+            self._take(offset, size)
 
     def _first_fit(self, size: int) -> int | None:
         for index, (begin, end) in enumerate(self._ranges):
@@ -120,7 +129,8 @@ class Heap:
                 return begin
         return None
 
-    def _merge_waiting(self) -> None:
+    def give_back_waiting(self) -> None:
+        """Give back all blocks that are not in use, to the system and to the ranges."""
         for size, offsets in self._waiting.items():
             for offset in offsets:
                 self._return(offset, size)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gangway.executor.memory_budget import memory_budget
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.calls import Call, Contents, TensorCall
 from gangway.server.control import ModelLoadError
@@ -99,6 +100,8 @@ def _run(
             if outcome.status in (SlotStatus.INTERNAL, SlotStatus.INVALID) and outcome.attempts <= 1:
                 why = f": {outcome.reason}" if outcome.reason else ""
                 raise TrialError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts{why}")
+            if outcome.status is SlotStatus.NO_MEMORY:
+                raise ModelLoadError(f"a trial run needs more than {memory_budget().limit} leave room for")
             if outcome.status is not SlotStatus.OK:
                 raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
             try:

@@ -13,6 +13,7 @@ from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
 from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.artifact.staging import staging_bytes
 from gangway.executor import _native
+from gangway.executor.memory_budget import memory_budget
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.lease_count import LEAST_LEASES
@@ -92,6 +93,7 @@ class ModelLoader:
         batching: bool = True,
         leases: int = LEAST_LEASES,
         default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+        workers: int = 1,
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
@@ -113,7 +115,9 @@ class ModelLoader:
         self.on_model_lost: Callable[[int, str, bool], None] = lambda model_id, reason, at_fault: None
         scheduler.on_model_lost = self._lost
         scheduler.on_artifact_lost = self._artifact_lost
-        scheduler.on_model_unloaded = lambda model_id: heapq.heappush(self._free_ids, model_id)
+        self._workers = workers
+        self._mapped_bytes: dict[int, int] = {}  # of weights, by model
+        scheduler.on_model_unloaded = self._forget
 
     async def look_up(self, entries: Iterable[ModelVersion]) -> None:
         """Find in one go what the cache has of models that are about to be loaded."""
@@ -153,12 +157,14 @@ class ModelLoader:
         if not declared and (sizes := fixed_sizes(config, manifest.inputs, symbols)):
             manifest = await self._compiled_for(entry, manifest, sizes, counts_rows(config, manifest))
         tell_engine(config, manifest.engine, manifest.fallback_reason)
+        self._require_memory(manifest)
         rows = max_rows(config, counts_rows(config, manifest), self._computable_rows(manifest))
         batching = ModelBatching.of(config)
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
         spec = limits.give(batching.give(self._spec(f"{entry.name}, version {entry.version}", manifest, rows)))
         await self._scheduler.load(spec)
+        self._mapped_bytes[spec.model_id] = _weights_bytes(manifest)
         try:
             model = await self._try(entry, spec, manifest, config, declared, files)
         except BaseException:
@@ -340,6 +346,28 @@ class ModelLoader:
             await self._compiler.compile_again(spec.key)
         except LOAD_ERRORS as error:
             _log.error("%s: cannot be compiled again: %s", spec.name, error)
+
+    def _require_memory(self, manifest: Manifest) -> None:
+        """Raise ModelLoadError if memory cannot hold the model and one row of a request.
+
+        Pages of weights count, although the kernel could take them back: it would read them again for every request.
+        """
+        row_bytes = sum(tensor.row_bytes for tensor in (*manifest.inputs, *manifest.outputs))
+        one_row_bytes = manifest.arena_bytes + staging_bytes(manifest) + 2 * row_bytes  # in a message, and as a tensor
+        weights_bytes = _weights_bytes(manifest)
+        if manifest.engine is Engine.ONNXRUNTIME:
+            weights_bytes = self._workers * sum(file.size_bytes for file in manifest.files.values())
+        budget = memory_budget()
+        left_bytes = budget.room_bytes() - sum(self._mapped_bytes.values())
+        if weights_bytes + one_row_bytes > left_bytes:
+            raise ModelLoadError(
+                f"the model needs {weights_bytes >> 20} MiB for weights and {one_row_bytes >> 20} MiB for each row,"
+                f" but of {budget.limit} {max(0, left_bytes) >> 20} MiB are left"
+            )
+
+    def _forget(self, model_id: int) -> None:
+        self._mapped_bytes.pop(model_id, None)
+        heapq.heappush(self._free_ids, model_id)
 
 
 def _encoded(config: ModelConfig) -> str:

@@ -6,6 +6,7 @@ import resource
 from contextlib import suppress
 from typing import Final, TextIO
 
+from gangway.executor.memory_budget import memory_budget
 from gangway.executor.process import keep_one_heap
 
 _M_TRIM_THRESHOLD: Final = -1
@@ -14,6 +15,7 @@ KEEP_BYTES: Final = (64 << 20, 32 << 20)  # of blocks up to this size; older ver
 MAX_CONNECTIONS: Final = 16384
 LEAST_DESCRIPTORS: Final = 256
 OTHER_DESCRIPTORS: Final = 192  # connections reserved for health, metrics, clients' regions, what the server has open
+KEEP_SHARE: Final = 1 / 32  # of the memory limit, if that is less
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -29,7 +31,8 @@ def keep_freed_memory() -> None:
     memory that the next one gets.
     """
     keep_one_heap()
-    kept = next((size for size in KEEP_BYTES if _libc.mallopt(_M_MMAP_THRESHOLD, size) == 1), None)
+    sizes = [memory_budget().share_bytes(KEEP_SHARE, size) for size in KEEP_BYTES]
+    kept = next((size for size in sizes if _libc.mallopt(_M_MMAP_THRESHOLD, size) == 1), None)
     if kept is None or _libc.mallopt(_M_TRIM_THRESHOLD, 2 * kept) != 1:
         raise ValueError("mallopt: the thresholds were refused")
 

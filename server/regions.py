@@ -22,7 +22,7 @@ from gangway.server.in_place.mapped import MappedRegion
 FOLDER: Final = Path("/dev/shm")
 MAX_REGIONS = 256  # each one holds a descriptor
 MAX_NAME_BYTES = 1024
-RESERVED_PREFIXES: Final = ("gangway.", "sem.")  # a server's own segments, POSIX semaphores: no tensors
+RESERVED_PREFIXES: Final = ("gangway.", "sem.")  # reserved for servers; POSIX semaphores: no tensors
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # never waits for the other end of a pipe
 
 

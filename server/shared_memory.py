@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from gangway.artifact.host_limits import memory_limit_bytes
+from gangway.artifact.host_limits import address_space_bytes, machine_bytes, memory_limit_bytes
 from gangway.executor.control import ControlLayout, ControlSegment
+from gangway.executor.memory_budget import memory_budget
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
 from gangway.scheduler.lease_count import lease_count
@@ -15,6 +16,10 @@ FRONT_END = 1  # the first one
 SLOTS = 1024  # requests in flight per front end
 MOST_ARENA_BYTES = 1 << 45  # of the 2^47 that a process can address
 HEAP_BYTES = 2 << 30  # tensors of requests in flight, per front end; sparse
+SHARE = 1 / 4  # of the memory limit, if that is less
+ARENAS = 64  # times the machine's memory, of address space
+PROCESS_BYTES = {"worker": 16 << 20, "front end": 64 << 20, "others": 40 << 20}  # of their own, without a model
+LEAST_ADDRESS_SPACE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,15 @@ class SharedMemory:
 
     @classmethod
     def create(cls, workers: int, front_ends: int = 1) -> "SharedMemory":
-        """Make all segments. Raises OSError when the system refuses."""
+        """Make all segments. Raises OSError when the system refuses, or has no memory for the server's processes."""
+        _require_memory(workers, front_ends)
         submitters = FRONT_END + front_ends
         control = ControlSegment.create(ControlLayout(workers, submitters, lease_count(workers)))
         arenas = Segment.create(arenas_bytes(), "arenas")
-        io = tuple(Segment.create(SLOTS * SLOT_BYTES + HEAP_BYTES, f"io{index}") for index in range(submitters))
+        share_bytes = int(SHARE * memory_limit_bytes())
+        bounded = address_space_bytes() is not None
+        heap_bytes = min(HEAP_BYTES, share_bytes // submitters if bounded else share_bytes)
+        io = tuple(Segment.create(SLOTS * SLOT_BYTES + heap_bytes, f"io{index}") for index in range(submitters))
         tables = tuple(SlotTable(segment, SLOTS) for segment in io)
         for segment, table in zip(io, tables, strict=True):
             segment.allocate(0, table.size_bytes)
@@ -53,4 +62,23 @@ class SharedMemory:
 
 def arenas_bytes() -> int:
     """Return the size of the segment of arenas: address space, since few of them are ever used at once."""
-    return min(64 * memory_limit_bytes(), MOST_ARENA_BYTES)
+    if address_space_bytes() is not None:
+        return int(SHARE * memory_limit_bytes())
+    return min(ARENAS * machine_bytes(), MOST_ARENA_BYTES)
+
+
+def _require_memory(workers: int, front_ends: int) -> None:
+    counts = {"worker": workers, "front end": front_ends, "others": 1}
+    needed_bytes = sum(counts[kind] * size_bytes for kind, size_bytes in PROCESS_BYTES.items())
+    budget, address_space = memory_budget(), address_space_bytes()
+    if address_space is not None and address_space < LEAST_ADDRESS_SPACE_BYTES:
+        raise OSError(
+            f"each process needs {LEAST_ADDRESS_SPACE_BYTES >> 20} MiB of address space, RLIMIT_AS allows"
+            f" {address_space >> 20} MiB"
+        )
+    left_bytes = budget.room_bytes()
+    if left_bytes < needed_bytes:
+        raise OSError(
+            f"the server needs {needed_bytes >> 20} MiB without a model, but of {budget.limit}"
+            f" {max(0, left_bytes) >> 20} MiB are left"
+        )

@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from gangway.executor.process import take_precedence_alone
-from gangway.executor.segment import sweep_stale
 from gangway.scheduler.lease_count import lease_count
 from gangway.server.compile_jobs import Compiler
 from gangway.server.control import SchedulerControl
@@ -46,8 +45,6 @@ class Supervisor:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()  # set by a signal; an exception is fatal
-        for name in sweep_stale():
-            _log.info("removed %s from /dev/shm, left by a killed server", name)
         for folder in sweep_overrides():
             _log.info("removed %s, left by a killed server", folder)
         general = options.general
@@ -87,6 +84,7 @@ class Supervisor:
             options.models.batching,
             lease_count(len(general.cores)),
             options.models.default_max_batch_size,
+            len(general.cores),
         )
         self._overrides = OverrideKeeper()
         self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)

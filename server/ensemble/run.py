@@ -25,7 +25,7 @@ from gangway.server.ensemble.starting import Prepared, prepare_compiled, prepare
 from gangway.server.ensemble.values import Values
 from gangway.server.ensemble.ways import StepWay
 from gangway.server.errors import RequestError
-from gangway.server.failures import failure
+from gangway.server.failures import failure, no_room
 from gangway.server.queue_policy import Terms
 from gangway.server.request_clock import RequestClock
 from gangway.server.shape_watch import ShapeWatch
@@ -117,8 +117,7 @@ class EnsembleRun:
                 prepared = prepare_compiled(self._pool, self._values, step.model, way, inputs)
             self._submit(_Running(index, way, prepared, begin_ns))
         except PoolExhaustedError as error:
-            message = f"Exceeds maximum queue size: {error}"
-            raise self._failed(step, begin_ns, RequestError(grpc.StatusCode.UNAVAILABLE, message)) from error
+            raise self._failed(step, begin_ns, no_room(error)) from error
         except RequestError as error:
             raise self._failed(step, begin_ns, error) from error
 

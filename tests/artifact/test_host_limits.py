@@ -4,7 +4,7 @@ import os
 import resource
 
 import pytest
-from gangway.artifact.host_limits import cpu_quota, memory_limit_bytes, process_limit
+from gangway.artifact.host_limits import FreeMemory, cpu_quota, memory_limit, memory_limit_bytes, process_limit
 
 MACHINE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -50,6 +50,36 @@ def test_quota(tmp_path, files, membership, quota):
 )
 def test_memory_limit(tmp_path, files, membership, limit):
     assert memory_limit_bytes(group(tmp_path, files), membership) == limit
+
+
+def test_memory_limit_says_what_it_is(tmp_path):
+    assert str(memory_limit(group(tmp_path, {"memory.max": "440401920\n"}), "0::/")) == (
+        "420 MiB of memory (memory.max of the cgroup)"
+    )
+    assert memory_limit(tmp_path / "none", "0::/").name == "the machine's"
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "free"),
+    [
+        ({}, "0::/", 7000 * 1024),
+        ({"memory.max": "5000000", "memory.stat": "anon 1000000\nfile 3000000\nshmem 500000\n"}, "0::/", 3500000),
+        (
+            {
+                "memory/memory.limit_in_bytes": "5000000",
+                "memory/memory.stat": "rss 1\ntotal_cache 4000000\ntotal_rss 2000000\ntotal_shmem 100000\n",
+            },
+            "4:memory:/outside",
+            2900000,
+        ),
+        ({"a/memory.max": "4000000", "a/memory.stat": "anon 4500000"}, "0::/a", 0),
+    ],
+)
+def test_free_memory(tmp_path, files, membership, free):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    7000 kB\n")
+    groups = group(tmp_path, files)
+    assert FreeMemory(groups, membership, tmp_path / "proc").measure() == free
 
 
 def test_address_space_bounds_memory(tmp_path):

@@ -4,6 +4,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from gangway.artifact.host_limits import MemoryLimit
+from gangway.executor import segment as segments
+from gangway.executor.memory_budget import MemoryBudget, MemoryFullError
 from gangway.executor.segment import Segment
 from gangway.scheduler.arenas import PAGE_BYTES, REST_US, ArenaPool
 
@@ -92,6 +95,26 @@ def test_idle_arenas_give_memory_back_when_others_need_it(segment: Segment) -> N
     for model_id in (1, 2):
         pool.remove_model(model_id)
     assert resident_bytes(segment) == 0
+
+
+def test_idle_arenas_give_memory_back_where_there_is_no_other(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_bytes = 1 << 30
+    budget = MemoryBudget(MemoryLimit(1 << 30, "a test's"), lambda: free_bytes - resident_bytes(segment), lambda: 0.0)
+    monkeypatch.setattr(segments, "memory_budget", lambda: budget)
+    pool = ArenaPool(segment, 64 * PAGE_BYTES)
+    for model_id in (1, 2):
+        pool.add_model(model_id, row_bytes=20 * PAGE_BYTES, max_rows=1, count=1)
+    first = pool.acquire(1, 1)
+    assert first is not None and pool.in_use
+    free_bytes = budget.reserve_bytes + 30 * PAGE_BYTES
+    budget.room_bytes()
+    with pytest.raises(MemoryFullError, match="81920 bytes are asked for, 40960 are left of 1024 MiB"):
+        pool.acquire(2, 1)
+    assert resident_bytes(segment) == 20 * PAGE_BYTES
+    pool.release(1, first)
+    assert pool.acquire(2, 1) is not None and resident_bytes(segment) == 20 * PAGE_BYTES
 
 
 def test_an_arena_that_is_set_aside_is_in_use_when_it_has_been_put_to_use(segment: Segment) -> None:

@@ -141,8 +141,9 @@ def test_a_request_that_was_never_submitted(bench: Bench) -> None:
 def test_a_full_heap_gives_the_slot_back() -> None:
     bench = Bench(heap_bytes=4096)
     for _ in range(2 * SLOTS):
-        with pytest.raises(PoolExhaustedError, match="no memory for the request's tensors"):
+        with pytest.raises(PoolExhaustedError, match="the request's tensors take 18112 bytes") as caught:
             bench.plane.open(LAYOUT, rows=100)
+        assert caught.value.for_good
     requests = [bench.plane.open(LAYOUT, 1) for _ in range(SLOTS)]
     assert bench.plane.usage().requests == SLOTS
     for request in requests:

@@ -48,6 +48,17 @@ def test_the_warmest_block_comes_back_first() -> None:
     assert (heap.allocate(4999), heap.allocate(5000)) == (second, first)
 
 
+def test_what_waits_is_given_back_where_the_system_has_no_more() -> None:
+    heap = make_heap(0, 1 << 20, system=System(limit=64))
+    heap.free(heap.allocate(64 * 40))
+    second = heap.allocate(64 * 30)
+    with pytest.raises(OSError):
+        heap.allocate(64 * 36)
+    heap.free(second)
+    heap.allocate(64 * 60)
+    assert heap.bytes_in_use == 64 * 60
+
+
 def test_pieces_are_merged_when_a_large_block_is_needed() -> None:
     heap = make_heap(0, 64 * 16)
     blocks = [heap.allocate(64) for _ in range(16)]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import posix_ipc
 import pytest
 import tritonclient.grpc as triton
 from gangway.artifact.reader import verify
@@ -21,7 +20,7 @@ from onnx import helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.faults import RIGHT
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.live_server import LiveServer
 from benchmarks.load import Load, run_for
 from benchmarks.processes import memory_of
 from benchmarks.reference import example_of
@@ -110,15 +109,6 @@ def test_workers_that_die_again_and_again_are_replaced_after_growing_pauses(repo
         answers = run_for(Load(server.url, example.request, example.outputs, 1), seconds=0.1)
         assert {outcome.result for outcome in answers.outcomes} == {RIGHT}
     assert server.process.returncode == 0
-
-
-def test_leftovers_of_a_killed_server_are_swept(repository, compiled_zoo):
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait(TIMEOUT_SECONDS)
-    name = f"/gangway.{process.pid}.control"
-    os.close(posix_ipc.SharedMemory(name, posix_ipc.O_CREX, size=4096).fd)
-    with live_server(repository, [f"--cache-dir={compiled_zoo.cache_dir}"]):
-        assert not names_of([process.pid])
 
 
 def test_a_broken_model_hinders_no_other(repository, compiled_zoo, tmp_path):

@@ -1,0 +1,99 @@
+"""The one budget of memory: what all processes under the same limits have taken, and what this one may still take.
+
+Nobody keeps accounts for the others. What is free is measured, by the limits themselves (`FreeMemory`): so a process
+that dies owes nothing, and what no account would hold (libraries, onnxruntime, the kernel's own) counts, too. Between
+two measurements a process counts what it takes. Who is about to take much asks first, in pieces of `PIECE_BYTES`.
+"""
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from gangway.artifact.host_limits import FreeMemory, MemoryLimit, memory_limit
+
+PIECE_BYTES: Final = 4 << 20  # of a large piece of memory are taken at once, so that processes see each other's
+RESERVE: Final = 1 / 8  # of the limit is left for what nobody asks for, between these bounds
+RESERVE_BYTES: Final = (16 << 20, 256 << 20)
+SMALL_BYTES: Final = 64 << 10  # so little may be taken from the first half of the reserve: small requests go on
+MESSAGE_SHARE: Final = 1 / 32  # of the limit is what one message may have: the reserve has room for it, four times
+FASTEST_BYTES_PER_S: Final = 4 << 30  # nobody takes memory faster: so long a measurement holds
+FRESH_S: Final = (0.001, 1.0)
+
+
+class MemoryFullError(OSError):
+    """The budget has no room for so much now. ENOMEM, as if the system had said so."""
+
+    def __init__(self, size_bytes: int, room_bytes: int, limit: MemoryLimit) -> None:
+        super().__init__(errno.ENOMEM, _text(size_bytes, room_bytes, limit))
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class MemoryBudget:
+    """Safe for threads. `measure`: bytes that are free now; `now_s`: any steady clock."""
+
+    def __init__(
+        self, limit: MemoryLimit, measure: Callable[[], int], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limit = limit
+        self.reserve_bytes = min(max(int(limit.size_bytes * RESERVE), RESERVE_BYTES[0]), RESERVE_BYTES[1])
+        self._measure = measure
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._room_bytes = 0
+        self._until_s = 0.0  # the measurement holds
+
+    def share_bytes(self, share: float, most_bytes: int) -> int:
+        """Return a share of the limit, but not more than `most_bytes`."""
+        return min(int(share * self.limit.size_bytes), most_bytes)
+
+    def take(self, size_bytes: int) -> None:
+        """Take so much, or raise MemoryFullError. Nothing is given back: what is freed is found by measuring."""
+        needed_bytes = size_bytes if size_bytes > SMALL_BYTES else -self.reserve_bytes // 2
+        with self._lock:
+            if self._room_bytes < needed_bytes or self._now_s() >= self._until_s:
+                self._look()
+                if self._room_bytes < needed_bytes:
+                    raise MemoryFullError(size_bytes, max(0, self._room_bytes), self.limit)
+            self._room_bytes -= size_bytes
+
+    def fits(self, size_bytes: int) -> bool:
+        """Return whether so much could be taken now."""
+        with self._lock:
+            if self._room_bytes < size_bytes or self._now_s() >= self._until_s:
+                self._look()
+            return self._room_bytes >= size_bytes
+
+    def note(self, size_bytes: int) -> None:
+        """Count what has been taken without asking, until it is found by measuring."""
+        with self._lock:
+            self._room_bytes -= size_bytes
+
+    def room_bytes(self) -> int:
+        """Return how much could be taken now, measured; below 0 if not even the reserve is left."""
+        with self._lock:
+            self._look()
+            return self._room_bytes
+
+    def _look(self) -> None:
+        self._room_bytes = self._measure() - self.reserve_bytes
+        self._until_s = self._now_s() + fresh_s(self._room_bytes)
+
+
+def fresh_s(room_bytes: int) -> float:
+    """Return how many seconds such a measurement holds: others may take memory meanwhile, but only so fast."""
+    return min(max(room_bytes / FASTEST_BYTES_PER_S, FRESH_S[0]), FRESH_S[1])
+
+
+@cache
+def memory_budget() -> MemoryBudget:
+    """Return this process's budget."""
+    return MemoryBudget(memory_limit(), FreeMemory().measure)
+
+
+def _text(size_bytes: int, room_bytes: int, limit: MemoryLimit) -> str:
+    return f"the server's memory is full: {size_bytes} bytes are asked for, {room_bytes} are left of {limit}"
