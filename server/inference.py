@@ -9,6 +9,7 @@ from gangway.server.data_plane import DataPlane
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.execution import Call, Execution
 from gangway.server.in_place.mappings import Mappings
+from gangway.server.large_contents import split_contents
 from gangway.server.models import Models, ServedModel
 from gangway.server.plan import Plan, Planner
 from gangway.server.regions import NO_REGIONS, Regions
@@ -17,7 +18,7 @@ from gangway.server.response_cache import ResponseCache, key_of
 from gangway.server.sequence.sequences import Sequences
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.tracing.tracer import Tracer
-from gangway.server.wire import MalformedRequestError, split_request
+from gangway.server.wire import MalformedRequestError, Raws, split_request
 from google.protobuf.message import DecodeError
 
 
@@ -89,14 +90,12 @@ class Inference:
         """Answer one serialised ModelInferRequest by a serialised ModelInferResponse. Raises RequestError."""
         arrival_ns = time.monotonic_ns()
         try:
-            header, request_id, raws = split_request(message)
+            header, request_id, raws = split_contents(split_request(message))
         except MalformedRequestError as error:
             invalid(str(error))
         return self.infer_parts(header, request_id, raws, call, arrival_ns)
 
-    def infer_parts(
-        self, header: bytes, request_id: bytes, raws: list[memoryview], call: Call, arrival_ns: int
-    ) -> bytes:
+    def infer_parts(self, header: bytes, request_id: bytes, raws: Raws, call: Call, arrival_ns: int) -> bytes:
         """Do the same with a request in parts: the message without id and tensors, the id, the tensors' bytes.
 
         Equal headers share a plan, so whoever makes them should make equal ones. `arrival_ns`: CLOCK_MONOTONIC.
@@ -105,6 +104,8 @@ class Inference:
             unavailable(self._refusal)
         plan = self._take(header, bool(raws))
         try:
+            if not isinstance(raws, list):
+                raws = raws()
             if self._cache is not None and plan.cacheable:
                 return self._remember(self._cache, plan, header, request_id, raws, call, arrival_ns)
             return self._run(plan, request_id, raws, call, arrival_ns)

@@ -22,7 +22,7 @@ from gangway.server.errors import RequestError
 from gangway.server.stream_call import StreamContext, StreamedCall
 from gangway.server.stream_messages import SequenceKey, StreamedRequest, failure, success
 from gangway.server.stream_order import AnswerOrder, SequenceQueues, Ticket
-from gangway.server.wire import MalformedRequestError
+from gangway.server.wire import MalformedRequestError, Raws
 
 WITHOUT_ID = ""  # the line of such requests; others have names of models
 STATUS_HEADER = ("triton_grpc_error", "true")  # the first error shall end the stream, as its status
@@ -33,9 +33,7 @@ _log = logging.getLogger(__name__)
 class Infer(Protocol):
     """`Inference.infer_parts`."""
 
-    def __call__(
-        self, header: bytes, request_id: bytes, raws: list[memoryview], call: StreamedCall, arrival_ns: int
-    ) -> bytes:
+    def __call__(self, header: bytes, request_id: bytes, raws: Raws, call: StreamedCall, arrival_ns: int) -> bytes:
         """Return the serialised ModelInferResponse. Raises RequestError."""
 
 
@@ -109,7 +107,7 @@ class Stream:
         self._sequences: SequenceQueues[_Work] = SequenceQueues()
         self._order: AnswerOrder[_Answer] = AnswerOrder()
         self._ready: deque[_Answer] = deque()
-        self._held_bytes = 0
+        self.held_bytes = 0
         self._reading = False
         self._half_closed = False  # the client sends nothing more
         self._ended = False
@@ -146,7 +144,7 @@ class Stream:
             self._sequences.clear()
             self._order.clear()
             self._ready.clear()
-            self.unsent_bytes = self._held_bytes = 0
+            self.unsent_bytes = self.held_bytes = 0
             self._changed.notify_all()
         for call in calls:
             call.end()
@@ -181,7 +179,7 @@ class Stream:
             if self._ended:
                 return
             self._calls.discard(answer.call)
-            self._held_bytes -= size_bytes
+            self.held_bytes -= size_bytes
             self.unsent_bytes -= size_bytes
             self._read_on()
         answer.call.end()
@@ -191,7 +189,7 @@ class Stream:
     def _read_on(self) -> None:
         """Have a thread wait for the next request, if there may be one. The caller holds the lock."""
         closed = self._reading or self._half_closed or self._ended or self._refusal is not None
-        if not closed and len(self._calls) < self._limits.in_flight and self._held_bytes < self._limits.held_bytes:
+        if not closed and len(self._calls) < self._limits.in_flight and self.held_bytes < self._limits.held_bytes:
             self._reading = True
             try:
                 self._start(self._take)
@@ -223,7 +221,7 @@ class Stream:
                 return
             work = _Work(request, arrival_ns, call, self._order.ticket(lines))
             self._calls.add(call)
-            self._held_bytes += request.size_bytes
+            self.held_bytes += request.size_bytes
             begins = self._sequences.enter(work)
             self._read_on()
         if problem:
@@ -280,7 +278,7 @@ class Stream:
         with self._changed:
             if self._ended:
                 return
-            self._held_bytes += len(answer.message) - work.request.size_bytes
+            self.held_bytes += len(answer.message) - work.request.size_bytes
             self.unsent_bytes += len(answer.message)
             self._ready.extend(self._order.put(work.ticket, answer))
             self._changed.notify_all()

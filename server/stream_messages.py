@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.large_contents import split_contents
 from gangway.server.sequence.step import ID, ID_KINDS, UINT64_MASK
-from gangway.server.wire import length_prefix, split_request
+from gangway.server.wire import Raws, length_prefix, split_request
 from google.protobuf.message import DecodeError
 
 FINAL_PARAMETER = "triton_final_response"
@@ -34,14 +35,14 @@ class StreamedRequest:
 
     header: bytes
     request_id: bytes
-    raws: list[memoryview]
+    raws: Raws
     sequence: SequenceKey | None
     size_bytes: int
 
     @classmethod
     def of(cls, message: bytes) -> "StreamedRequest":
         """Take a message apart. Raises MalformedRequestError."""
-        header, request_id, raws = split_request(message)
+        header, request_id, raws = split_contents(split_request(message))
         return cls(header, request_id, raws, sequence_of(header), len(message))
 
 

@@ -7,7 +7,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
 
 # element type -> (field of InferTensorContents, numpy's name)
-_FIELDS: Final = {
+FIELDS: Final = {
     "BOOL": ("bool_contents", "bool"),
     "INT8": ("int_contents", "int8"),
     "INT16": ("int_contents", "int16"),
@@ -25,9 +25,9 @@ _FIELDS: Final = {
 
 def to_bytes(contents: pb.InferTensorContents, name: str, datatype: str, elements: int, model: str) -> bytes:
     """Return the elements as raw bytes. Raises RequestError (INVALID_ARGUMENT)."""
-    if datatype not in _FIELDS:
+    if datatype not in FIELDS:
         invalid(f"input '{name}' for model '{model}': {datatype} is only possible in raw_input_contents")
-    expected, dtype = _FIELDS[datatype]
+    expected, dtype = FIELDS[datatype]
     others = [field.name for field, _ in contents.ListFields() if field.name != expected]
     if others:
         invalid(f"input '{name}' for model '{model}': expected {expected} for {datatype}, got {others[0]}")

@@ -7,6 +7,7 @@ The walk is stricter than protobuf: what protobuf would accept and ignore (a kno
 over-long lengths, a second id) is refused here, because no client sends it in good faith.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gangway.artifact.format import MAX_TENSORS
@@ -24,6 +25,9 @@ MAX_ID_BYTES = 64 * 1024
 
 _RAW_TAG = RAW_INPUT_CONTENTS << 3 | LENGTH_DELIMITED
 _ID_TAG = REQUEST_ID << 3 | LENGTH_DELIMITED
+
+
+Raws = list[memoryview] | Callable[[], list[memoryview]]  # a function, if they are to be read when all else is right
 
 
 class MalformedRequestError(ValueError):
@@ -55,12 +59,12 @@ def split_request(message: bytes) -> SplitRequest:
         if tag < 0x80:
             position += 1
         else:
-            tag, position = _read_varint(message, position, limit_bytes=5)
+            tag, position = read_varint(message, position, limit_bytes=5)
         if tag & 7 == LENGTH_DELIMITED:
             if position < end and (length := message[position]) < 0x80:
                 position += 1
             else:
-                length, position = _read_varint(message, position, limit_bytes=5)
+                length, position = read_varint(message, position, limit_bytes=5)
             content, position = position, position + length
             if position > end:
                 raise MalformedRequestError(f"field {tag >> 3} has {length} bytes, but only {end - content} follow")
@@ -69,7 +73,7 @@ def split_request(message: bytes) -> SplitRequest:
                 kept = position
                 (raws if tag == _RAW_TAG else ids).append(view[content:position])
         else:
-            position = _skip_scalar(message, tag, position)
+            position = _skip_unknown(message, tag, position)
         if tag >> 3 == 0 or tag >> 32:
             raise MalformedRequestError(f"field number {tag >> 3} at byte {start}")
     header.append(view[kept:])
@@ -99,7 +103,7 @@ def _checked_id(ids: list[memoryview]) -> bytes:
     return content
 
 
-def _read_varint(message: bytes, position: int, limit_bytes: int) -> tuple[int, int]:
+def read_varint(message: bytes | memoryview, position: int, limit_bytes: int) -> tuple[int, int]:
     """Return the number at `position` and where it ends. Raises MalformedRequestError."""
     value = shift = 0
     try:
@@ -115,19 +119,25 @@ def _read_varint(message: bytes, position: int, limit_bytes: int) -> tuple[int, 
     raise MalformedRequestError(f"a number of more than {limit_bytes} bytes at byte {position - limit_bytes}")
 
 
-def _skip_scalar(message: bytes, tag: int, position: int) -> int:
+def _skip_unknown(message: bytes, tag: int, position: int) -> int:
     """Return where a varint or fixed-size field ends; only fields this version does not know may have one."""
     field, wire_type = tag >> 3, tag & 7
     if field <= RAW_INPUT_CONTENTS:
         raise MalformedRequestError(f"field {field} has wire type {wire_type}, expected {LENGTH_DELIMITED}")
-    if wire_type == 0:
-        return _read_varint(message, position, limit_bytes=10)[1]
-    if wire_type not in FIXED_SIZES:
-        raise MalformedRequestError(f"field {field} has wire type {wire_type}: groups are not part of the protocol")
-    position += FIXED_SIZES[wire_type]
+    position = skip_scalar(message, tag, position)
     if position > len(message):
         raise MalformedRequestError(f"field {field} is cut off")
     return position
+
+
+def skip_scalar(message: bytes | memoryview, tag: int, position: int) -> int:
+    """Return where a varint or fixed-size value would end. Raises MalformedRequestError."""
+    field, wire_type = tag >> 3, tag & 7
+    if wire_type == 0:
+        return read_varint(message, position, limit_bytes=10)[1]
+    if wire_type not in FIXED_SIZES:
+        raise MalformedRequestError(f"field {field} has wire type {wire_type}: groups are not part of the protocol")
+    return position + FIXED_SIZES[wire_type]
 
 
 def length_prefix(field: int, size: int) -> bytes:

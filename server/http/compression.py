@@ -4,6 +4,7 @@ import zlib
 from dataclasses import replace
 from typing import Final
 
+from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.http.replies import HttpError, Reply
 
 MIN_BYTES: Final = 1024  # smaller answers would hardly be smaller
@@ -11,7 +12,7 @@ LEVEL: Final = 1  # the others cost much more than they save
 MAX_RATIO: Final = 100  # a bomb has up to 1032
 ALWAYS_BYTES: Final = 16 * 1024 * 1024  # a body of zeros may grow so large in any case
 MAX_MEMBERS: Final = 1024  # each costs as much as thousands of bytes
-_STEP_BYTES: Final = 1024 * 1024
+_STEP_BYTES: Final = 256 * 1024
 _GZIP: Final = 31  # window bits of zlib that mean: gzip's header
 _ZLIB: Final = 15
 _RAW: Final = -15
@@ -19,7 +20,7 @@ _WINDOW_BITS: Final = {"gzip": _GZIP, "deflate": _ZLIB}
 
 
 def inflate(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Return the body as it was. Raises HttpError: 415 unknown encoding, 413 too large, 400 damaged."""
+    """Return the body as it was. Raises HttpError: 415 unknown encoding, 413 too large, 400 damaged, 503 no memory."""
     if encoding == "identity":
         return body
     if encoding == "x-gzip":
@@ -38,6 +39,7 @@ def inflate(body: bytes, encoding: str, max_bytes: int) -> bytes:
                 if members == MAX_MEMBERS:
                     raise HttpError(400, f"the {encoding} body has more than {MAX_MEMBERS} members")
                 stream, members = zlib.decompressobj(wbits=bits), members + 1
+            memory_budget().take(_STEP_BYTES)
             part = view[at : at + _STEP_BYTES]  # of both sides: what zlib leaves of it is copied
             piece = stream.decompress(part, _STEP_BYTES)
             at += len(part) - len(stream.unconsumed_tail) - len(stream.unused_data)
@@ -51,6 +53,8 @@ def inflate(body: bytes, encoding: str, max_bytes: int) -> bytes:
     except zlib.error as error:
         fault = f"bytes follow the {encoding} body" if members > 1 else f"the body is no {encoding}"
         raise HttpError(400, f"{fault}: {error}") from None
+    except MemoryFullError as error:
+        raise HttpError(503, str(error)) from None
     return b"".join(pieces)
 
 

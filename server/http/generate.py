@@ -13,7 +13,7 @@ from gangway.server.http.infer_response import Output, outputs_of, split_respons
 from gangway.server.http.json_text import dump, kind_of, parse_object
 from gangway.server.http.messages import parameters_of, set_parameter, string_of
 from gangway.server.http.replies import EVENTS, JSON, Reply
-from gangway.server.http.tensors import flatten, from_raw, to_raw
+from gangway.server.http.tensors import LateTensor, count_of, flatten, from_raw, raw_of
 from gangway.server.models import ServedModel, Tensor
 from gangway.server.wire import MAX_ID_BYTES
 
@@ -45,12 +45,12 @@ def read_generate(model: ServedModel, version: str, text: bytes | memoryview) ->
     return JsonRequest(message.SerializeToString(deterministic=True), request_id, tuple(contents), Wishes())
 
 
-def _add_input(message: pb.ModelInferRequest, tensor: Tensor, value: Any, model: ServedModel) -> bytes:
+def _add_input(message: pb.ModelInferRequest, tensor: Tensor, value: Any, model: ServedModel) -> bytes | LateTensor:
     where = f"input '{tensor.name}' for model '{model.name}'"
     elements = flatten(value, where)
-    shape = deduced_shape(tensor, model, len(elements), where)
+    shape = deduced_shape(tensor, model, count_of(elements), where)
     message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-    return to_raw(elements, tensor.datatype, where)
+    return raw_of(elements, tensor.datatype, where)
 
 
 def deduced_shape(tensor: Tensor, model: ServedModel, elements: int, where: str) -> list[int]:

@@ -6,20 +6,40 @@ Becomes what `Inference.infer_parts` takes. Tensors in the body stay where they 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
+from gangway.server.http.json_numbers import Numbers
 from gangway.server.http.json_text import kind_of, parse_object, shown
 from gangway.server.http.messages import MAX_INT64, set_parameters, string_of, utf8
-from gangway.server.http.tensors import MAX_RANK, flatten, to_raw
-from gangway.server.wire import MAX_ID_BYTES
+from gangway.server.http.tensors import MAX_RANK, LateTensor, count_of, flatten, raw_of
+from gangway.server.models import ServedModel
+from gangway.server.wire import MAX_ID_BYTES, Raws
 
 MAX_CACHED_REQUESTS: Final = 1024
 MAX_CACHED_TEXT_BYTES: Final = 4096
 MAX_INPUTS: Final = 1024  # more than any model has, so that messages name what is wrong
 
+ELEMENT_BYTES: Final = 64  # of JSON for one element, at most, with blanks around it
+ROOM_BYTES: Final = 1024 * 1024  # for all else
+
 Body = bytes | memoryview
+
+
+def most_body_bytes(model: ServedModel) -> int | None:
+    """Return how many bytes a request's body can have, by the model's inputs; None if they set no bound.
+
+    Generous: each element may be a long number in JSON.
+    """
+    most_bytes = ROOM_BYTES
+    for tensor in model.inputs.values():
+        sizes = [model.max_rows if axis == 0 and model.batched else size for axis, size in enumerate(tensor.shape)]
+        if tensor.datatype == "BYTES" or min(sizes, default=0) < 0:
+            return None
+        most_bytes += math.prod(sizes) * ELEMENT_BYTES
+    return most_bytes
 
 
 @dataclass(frozen=True)
@@ -36,11 +56,14 @@ class Wishes:
 
 @dataclass(frozen=True)
 class JsonRequest:
-    """What the JSON says. `contents`: of each input that is sent, its bytes, or how many of them follow the JSON."""
+    """What the JSON says. `contents`: of each input that is sent, its bytes, or how many of them follow the JSON.
+
+    Numbers of a large array are read when the rest of the request has been found right.
+    """
 
     header: bytes  # serialised ModelInferRequest without id and raw contents
     request_id: bytes
-    contents: tuple[bytes | int, ...]
+    contents: tuple[bytes | int | LateTensor, ...]
     wishes: Wishes
 
     @property
@@ -48,13 +71,18 @@ class JsonRequest:
         """Whether it holds no tensor."""
         return all(isinstance(content, int) for content in self.contents)
 
-    def raws(self, model: str, binary: memoryview) -> list[memoryview]:
+    def raws(self, model: str, binary: memoryview) -> Raws:
         """Return the tensors; `binary` is what follows the JSON. Raises RequestError (INVALID_ARGUMENT)."""
-        raws, position = [], 0
+        raws: list[memoryview] = []
+        late: dict[int, LateTensor] = {}
+        position = 0
         for content in self.contents:
             if isinstance(content, int):
                 raws.append(binary[position : position + content])
                 position += content
+            elif isinstance(content, LateTensor):
+                late[len(raws)] = content
+                raws.append(binary[:0])
             else:
                 raws.append(memoryview(content))
         if position != len(binary):
@@ -62,7 +90,11 @@ class JsonRequest:
                 f"model '{model}': {len(binary)} bytes follow the JSON, but the inputs' binary_data_size make"
                 f" {position}"
             )
-        return raws
+        return partial(_read_late, raws, late) if late else raws
+
+
+def _read_late(raws: list[memoryview], late: Mapping[int, LateTensor]) -> list[memoryview]:
+    return [late[index].read() if index in late else raw for index, raw in enumerate(raws)]
 
 
 class JsonRequests:
@@ -94,7 +126,7 @@ def read_request(model: str, version: str, text: Body) -> JsonRequest:
     parameters = dict(_object(content, "parameters", where))
     binary_output = _flag(parameters, "binary_data_output", where)
     set_parameters(message.parameters, parameters, where)
-    contents: list[bytes | int] = []
+    contents: list[bytes | int | LateTensor] = []
     for item in _array(content, "inputs", where, needed=True):
         contents += _add_input(message, item, model)
     named = [_add_output(message, item, model) for item in _array(content, "outputs", where)]
@@ -110,7 +142,7 @@ def _request_id(content: Mapping[str, Any], where: str) -> bytes:
     return request_id
 
 
-def _add_input(message: pb.ModelInferRequest, item: Any, model: str) -> list[bytes | int]:
+def _add_input(message: pb.ModelInferRequest, item: Any, model: str) -> list[bytes | int | LateTensor]:
     """Add an input; return its contents, if the request has them."""
     if not isinstance(item, dict):
         invalid(f"request for model '{model}': expected an object as input, got {kind_of(item)}")
@@ -136,13 +168,13 @@ def _add_input(message: pb.ModelInferRequest, item: Any, model: str) -> list[byt
     return [_data(item["data"], tensor.datatype, math.prod(shape), where)] if "data" in item else []
 
 
-def _data(data: Any, datatype: str, expected: int, where: str) -> bytes:
-    if not isinstance(data, list):
+def _data(data: Any, datatype: str, expected: int, where: str) -> bytes | LateTensor:
+    if not isinstance(data, list | Numbers):
         invalid(f"{where}: expected an array as 'data', got {kind_of(data)}")
     elements = flatten(data, where)
-    if len(elements) != expected:
-        invalid(f"{where}: expected {expected} elements in 'data' for the shape, got {len(elements)}")
-    return to_raw(elements, datatype, where)
+    if count_of(elements) != expected:
+        invalid(f"{where}: expected {expected} elements in 'data' for the shape, got {count_of(elements)}")
+    return raw_of(elements, datatype, where)
 
 
 def _shape(item: Mapping[str, Any], where: str) -> list[int]:

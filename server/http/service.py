@@ -8,9 +8,9 @@ from gangway.server.errors import RequestError, invalid, unsupported
 from gangway.server.http.call import HttpCall
 from gangway.server.http.compression import MIN_BYTES, accepted, deflate, inflate
 from gangway.server.http.generate import generate_reply, read_generate
-from gangway.server.http.infer_request import JsonRequest, JsonRequests
+from gangway.server.http.infer_request import JsonRequest, JsonRequests, most_body_bytes
 from gangway.server.http.infer_response import JsonResponses
-from gangway.server.http.json_text import parse_object, turn_for
+from gangway.server.http.json_text import parse_object
 from gangway.server.http.operations import OPERATIONS, Operation
 from gangway.server.http.raw_request import read_raw
 from gangway.server.http.replies import HttpError, Reply, error_text, refusal
@@ -81,7 +81,7 @@ class Service:
         body = incoming.body
         if b"content-encoding" in incoming.headers:
             encoding = incoming.headers[b"content-encoding"].decode("latin-1").strip().lower()
-            body = inflate(body, encoding, self._max_body_bytes)
+            body = inflate(body, encoding, self._most_bytes(incoming.route))
         match incoming.route.operation:
             case "infer":
                 return self._infer(incoming, memoryview(body))
@@ -90,9 +90,15 @@ class Service:
             case operation:
                 return self._ask(incoming, OPERATIONS[operation][incoming.verb], body)
 
+    def _most_bytes(self, route: Route) -> int:
+        """Return how long a body may be when it is inflated. Raises RequestError for inference with no such model."""
+        if route.operation not in INFERENCES:
+            return self._max_body_bytes
+        most_bytes = most_body_bytes(self._models().find(route.model, route.version))
+        return self._max_body_bytes if most_bytes is None else min(most_bytes, self._max_body_bytes)
+
     def _ask(self, incoming: Incoming, operation: Operation, body: bytes) -> Reply:
-        with turn_for(body):
-            content = parse_object(body) if incoming.verb == "POST" else {}
+        content = parse_object(body) if incoming.verb == "POST" else {}
         method = self._methods.get(operation.method)
         if method is None:
             unsupported(f"{operation.method} is not supported by this server")
@@ -102,9 +108,7 @@ class Service:
         route = incoming.route
         json_bytes = _json_bytes(incoming.headers, len(body))
         if json_bytes or HEADER_LENGTH not in incoming.headers:
-            text = body[:json_bytes]
-            with turn_for(text):
-                request = self._requests.read(route.model, route.version, text)
+            request = self._requests.read(route.model, route.version, body[:json_bytes])
         else:
             request = read_raw(self._models().find(route.model, route.version), route.version, body)
         return self._responses.reply(self._run(incoming, request, body[json_bytes:]), request.wishes)
@@ -112,8 +116,7 @@ class Service:
     def _generate(self, incoming: Incoming, body: bytes) -> Reply:
         route = incoming.route
         model = self._models().find(route.model, route.version)
-        with turn_for(body):
-            request = read_generate(model, route.version, body)
+        request = read_generate(model, route.version, body)
         response = self._run(incoming, request, memoryview(b""))
         return generate_reply(response, streamed=route.operation == "generate_stream")
 

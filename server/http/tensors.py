@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 from gangway.artifact.datatypes import DTYPES
 from gangway.executor.frames import join_strings, split_strings
-from gangway.server.errors import invalid
-from gangway.server.http.json_text import dump, dump_numbers, kind_of, shown
+from gangway.executor.memory_budget import MemoryFullError, memory_budget
+from gangway.server.errors import invalid, unavailable
+from gangway.server.http.json_numbers import Numbers, NumbersError
+from gangway.server.http.json_text import dump, dump_numbers, kind_of, parse, shown
 from gangway.server.http.messages import utf8
 
 MAX_RANK: Final = 32
@@ -26,8 +29,33 @@ _KINDS: Final = {
 }
 
 
-def flatten(data: Any, where: str) -> list[Any]:
+@dataclass(frozen=True)
+class LateTensor:
+    """A tensor whose numbers have been counted, but not read. `where`: for messages."""
+
+    numbers: Numbers
+    datatype: str
+    where: str
+
+    def read(self) -> memoryview:
+        """Return its raw contents. Raises RequestError (INVALID_ARGUMENT; UNAVAILABLE where memory is full)."""
+        if self.datatype not in _KINDS or self.datatype == "BYTES":
+            to_raw([0], self.datatype, self.where)
+        dtype = np.dtype(DTYPES[self.datatype])
+        try:
+            memory_budget().take(self.numbers.count * dtype.itemsize)
+            read = self.numbers.read(dtype.itemsize, lambda text: to_raw(parse(text), self.datatype, self.where))
+        except NumbersError as error:
+            invalid(f"{self.where}: failed to parse the request JSON: {error}")
+        except MemoryFullError as error:
+            unavailable(str(error))
+        return memoryview(read)
+
+
+def flatten(data: Any, where: str) -> "list[Any] | Numbers":
     """Return the elements of a nested or flat list, or of a single value. Raises RequestError (INVALID_ARGUMENT)."""
+    if isinstance(data, Numbers):
+        return data
     elements = data if isinstance(data, list) else [data]
     for _ in range(MAX_RANK):
         if not (elements and type(elements[0]) is list):
@@ -36,6 +64,16 @@ def flatten(data: Any, where: str) -> list[Any]:
             invalid(f"{where}: arrays and elements are mixed")
         elements = list(chain.from_iterable(elements))
     invalid(f"{where}: the arrays are nested deeper than {MAX_RANK} levels")
+
+
+def raw_of(elements: "list[Any] | Numbers", datatype: str, where: str) -> "bytes | LateTensor":
+    """Return elements as raw contents, those of a large array unread. Raises RequestError (INVALID_ARGUMENT)."""
+    return LateTensor(elements, datatype, where) if isinstance(elements, Numbers) else to_raw(elements, datatype, where)
+
+
+def count_of(elements: "list[Any] | Numbers") -> int:
+    """Return how many elements there are."""
+    return elements.count if isinstance(elements, Numbers) else len(elements)
 
 
 def to_raw(elements: Sequence[Any], datatype: str, where: str) -> bytes:

@@ -1,14 +1,19 @@
 """Hostile bytes over HTTP: each is answered or refused, nobody else notices, nothing stays taken."""
 
+import gzip
 import json
 import resource
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import grpc
+import numpy as np
 import pytest
+from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.http import connection as connections
 from gangway.server.http import connection_limit
 from gangway.server.http import server as http_server
@@ -381,3 +386,46 @@ def test_an_offer_of_another_protocol_is_ignored(unharmed: Any) -> None:
             assert one_reply(connection)[0] == 200
         connection.sendall(b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n" + LIVE)
         assert one_reply(connection)[0] in (400, 404, 405)
+
+
+def json_bomb(http: Ask, _url: str) -> None:
+    """24 KB that are 16 MiB of JSON, two million objects."""
+    body = gzip.compress(b'{"inputs":[' + b'{"a":1},' * (2 << 20) + b"{}]}")
+    assert http("POST", "/v2/models/simple/infer", body, {"Content-Encoding": "gzip"}).status == 413
+
+
+def json_values(http: Ask, _url: str) -> None:
+    text = b'{"inputs":[' + b'{"a":1},' * (2 << 20) + b"{}]}"
+    assert http("POST", "/v2/models/simple/infer", text).status == 400
+
+
+def json_image(http: Ask, _url: str) -> None:
+    data = np.random.default_rng(0).random(150528).tolist()
+    given = {"name": "input", "shape": [1, 3, 224, 224], "datatype": "FP32", "data": data}
+    assert http("POST", "/v2/models/mobilenetv2/infer", json.dumps({"inputs": [given]}).encode()).status == 200
+
+
+def typed_numbers(_http: Ask, url: str) -> None:
+    """16 MiB of numbers of one byte each, for a model that takes 16."""
+    request = pb.ModelInferRequest(model_name="simple")
+    tensor = request.inputs.add(name="INPUT0", datatype="INT32", shape=[1, 16])
+    tensor.contents.int_contents.extend([1] * (16 << 20))
+    with grpc.insecure_channel(url, [("grpc.max_send_message_length", -1)]) as channel:
+        infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError, match="expected 2 inputs but got 1 inputs"):
+            infer(request.SerializeToString(), timeout=20)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("send", [json_bomb, json_values, json_image, typed_numbers])
+def test_large_texts_do_not_hold_up_others(unharmed: Any, live_http: Ask, send: Callable[[Ask, str], None]) -> None:
+    sender = threading.Thread(target=lambda: [send(live_http, unharmed.url) for _ in range(2)])
+    sender.start()
+    waits_s = []
+    while sender.is_alive():
+        begin_s = time.monotonic()
+        assert live_http("POST", "/v2/models/simple/infer", GOOD).status == 200
+        waits_s.append(time.monotonic() - begin_s)
+        time.sleep(0.005)
+    sender.join()
+    assert sum(wait_s > 0.1 for wait_s in waits_s) <= 2, sorted(waits_s)[-5:]
