@@ -15,6 +15,8 @@ from h2.settings import SettingCodes
 READ_BYTES = 1 << 16
 TIMEOUT_S = 30.0
 
+ENDS = (StreamEnded, StreamReset)
+
 
 class RawConnection:
     """Connects and says hello. With `window_bytes` the server may send so much of each answer, and no more.
@@ -65,6 +67,8 @@ class RawConnection:
         """Send all of a message, as the server makes room, and end our side; stop if the server ends the call first."""
         try:
             while data:
+                if any(isinstance(event, ENDS) and event.stream_id == stream for event in self.events):
+                    return
                 room = self.http.local_flow_control_window(stream)
                 if room:
                     self.send(stream, data[:room])

@@ -55,6 +55,12 @@ class Door:
         self._mixed_until_s = self._turned_away_until_s = -ONE_CLASS_S
         self._refused = memoryview(bytearray(8)).cast("Q")  # a word of our own, until there is one that others see
         self.is_crowded = False
+        self.full_reason = ""  # why nobody is let in, as long as the server's memory is full
+
+    @property
+    def refusal(self) -> str:
+        """What who is not let in is told."""
+        return self.full_reason or OVERLOADED
 
     def count_in(self, word: memoryview) -> None:
         """Count those who are refused in this word from now on, on top of what it says."""
@@ -67,6 +73,10 @@ class Door:
 
     def admits(self) -> bool:
         """Return whether the message of a call that has come shall be received; if so, `enter` when it has been."""
+        if self.full_reason:
+            with self._lock:
+                self._refused[0] += 1
+            return False
         if not self.is_crowded or self._now_s() < self._mixed_until_s:
             return True
         with self._lock:

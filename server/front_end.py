@@ -15,8 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import gangway.server.grpc_environment  # noqa: F401 - before grpc
+import grpc
 from gangway.executor.control import ControlSegment
 from gangway.executor.logs import ProcessLog
+from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget
 from gangway.executor.process import die_with_parent, take_short_turns
 from gangway.executor.region_channel import RegionChannel
 from gangway.executor.segment import Segment
@@ -26,6 +28,7 @@ from gangway.server import json_dataclass
 from gangway.server.answers import Answers
 from gangway.server.counting_pool import NoThreadError
 from gangway.server.data_plane import DataPlane
+from gangway.server.errors import RequestError
 from gangway.server.front_end_messages import (
     MAX_MESSAGE_BYTES,
     Agreed,
@@ -188,6 +191,19 @@ class FrontEnd:
         self.server.start()
         return address
 
+    def watch_memory(self, reason: str, is_full: bool) -> bool:
+        """See to the calls that wait for memory; return whether there are any.
+
+        They are told the reason if they have waited too long. If memory is full, end what takes it without being under
+        way: calls that arrive, and the stream that holds most.
+        """
+        error = RequestError(grpc.StatusCode.UNAVAILABLE, reason)
+        waits = self.server.look_at_arrivals(error)
+        if is_full:
+            self.server.end_arriving(error)
+            self.streams.end_largest()
+        return waits
+
     def handle(self, message: FrontEndMessage) -> None:
         """Do what the supervisor says. Returns from Drain when the last request has ended."""
         match message:
@@ -299,7 +315,6 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
         return tell(supervisor, to_json(message))
 
     shared = Shared(options, plane)
-    memory = MemoryKeeper(shared.heap_bytes, plane.give_back_idle)
     tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
     try:
         mappings = make_mappings(options, control)
@@ -319,6 +334,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
         supervisor.send(to_json(BindFailed(str(error))))
         return 1
     front_end.look_at(control)
+    memory = MemoryKeeper(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory)
     doors = Doors(
         partial(front_end.listen, options.address),
         lambda: front_end.http.listen(options.serve.http.target),
@@ -345,11 +361,22 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     os._exit(1)  # without waiting for threads, which wait for answers that nobody may give any more
 
 
+def within_memory(options: ServeOptions) -> ServeOptions:
+    """Return the options with messages that are no longer than the memory limit allows."""
+    share_bytes = partial(memory_budget().share_bytes, MESSAGE_SHARE)
+    return replace(
+        options,
+        grpc=replace(options.grpc, max_message_bytes=share_bytes(options.grpc.max_message_bytes)),
+        http=replace(options.http, max_body_bytes=share_bytes(options.http.max_body_bytes)),
+    )
+
+
 def main() -> int:
     """Run the process."""
     die_with_parent()
     take_short_turns()
     options = json_dataclass.from_stdin(FrontEndOptions)
+    options = replace(options, serve=within_memory(options.serve))
     log = ProcessLog(options.serve.logs.levels)
     keep_freed_memory()
     allow_many_descriptors()

@@ -12,6 +12,7 @@ from typing import NoReturn, TypeAlias, cast
 
 import grpc
 from gangway.executor.log_limit import OFTEN
+from gangway.executor.memory_budget import memory_budget
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.counting_pool import CountingPool
 from gangway.server.door import Door
@@ -28,6 +29,7 @@ from gangway.server.process import max_connections
 from gangway.server.silent_connections import SilentConnections
 from gangway.server.streams import Streams
 from gangway.server.thread_share import scaled
+from gangway.server.threadless.arrivals import Arrivals
 from gangway.server.threadless.early_call import Begin, EarlyCall
 from gangway.server.threadless.grpc_calls import AVAILABLE, EarlyCalls
 from gangway.server.threadless.inference import ThreadlessInference
@@ -81,6 +83,7 @@ class GrpcFrontEnd:
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(_guarded_stream(streams.serve))
         self._add(INFERENCE_SERVICE, handlers)
         self._threadless = threadless if AVAILABLE else None
+        self._arrivals = Arrivals(memory_budget(), options.max_message_bytes)
         watch: MethodHandler = grpc.unary_stream_rpc_method_handler(health.watch)
         self._add(HEALTH_SERVICE, {"Check": _message_handler(health.check), "Watch": watch})
         self._early = self._early_inference(handlers["ModelInfer"], inference)
@@ -113,6 +116,18 @@ class GrpcFrontEnd:
         for early in self._early:
             early.start()
 
+    def look_at_arrivals(self, error: RequestError) -> bool:
+        """See to calls that wait for memory to receive their message; return whether there are any.
+
+        Who has waited too long gets this error.
+        """
+        self._arrivals.look(error)
+        return self._arrivals.waits
+
+    def end_arriving(self, error: RequestError) -> int:
+        """End the calls whose message has not come, with this error; return how many."""
+        return self._gate.arriving.end_all(error)
+
     def stop(self, grace_seconds: float) -> None:
         """Accept nothing new, return when the running requests have ended, or cancel them after the grace time."""
         self._server.stop(grace_seconds).wait(grace_seconds + 1.0)
@@ -128,7 +143,7 @@ class GrpcFrontEnd:
         if self._threadless is None or not self._gate.lets_all_in("ModelInfer"):
             return []
         path, door = f"/{INFERENCE_SERVICE}/ModelInfer", inference.execution.plane.door
-        return [self._early_calls(path, handler, self._threadless.begin, door)]
+        return [self._early_calls(path, handler, self._threadless.begin, door, arrivals=self._arrivals)]
 
     def _early_health(self, service: str, name: str, method: AnyMethod) -> EarlyCalls:
         """Have questions about health answered by gRPC's own thread: whatever is taken, they need nothing of it."""
@@ -147,11 +162,18 @@ class GrpcFrontEnd:
         return self._early_calls(f"/{service}/{name}", _message_handler(method), begin, always_open, RESERVED_CALLS)
 
     def _early_calls(
-        self, path: str, handler: MethodHandler, begin: Begin, door: Door, reserved_calls: int = 0
+        self,
+        path: str,
+        handler: MethodHandler,
+        begin: Begin,
+        door: Door,
+        reserved_calls: int = 0,
+        arrivals: Arrivals | None = None,
     ) -> EarlyCalls:
         behaviour = self._gate.plain(path.rpartition("/")[2], handler).unary_unary
         assert behaviour is not None, "one message in, one out"
-        return EarlyCalls(self._server, path, begin, behaviour, self._pool, self._gate.arriving, door, reserved_calls)
+        arriving = self._gate.arriving
+        return EarlyCalls(self._server, path, begin, behaviour, self._pool, arriving, door, reserved_calls, arrivals)
 
 
 def _message_handler(method: AnyMethod) -> MethodHandler:

@@ -8,9 +8,10 @@ the room.
 import logging
 import threading
 import time
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gangway.executor.log_limit import OFTEN
+from gangway.server.errors import RequestError
 
 PERIOD_S = 0.5
 
@@ -22,6 +23,14 @@ class Call(Protocol):
 
     def cancel(self) -> object:
         """End the call; whoever waits in it gets an exception."""
+
+
+@runtime_checkable
+class AnswerableCall(Protocol):
+    """A call that can be answered from any thread, also before its message has come (`EarlyCall`)."""
+
+    def answer(self, result: RequestError) -> object:
+        """End the call with an error."""
 
 
 class StalledCalls:
@@ -54,6 +63,17 @@ class StalledCalls:
             self.leave(call)
             call.cancel()
         return ended
+
+    def end_all(self, error: RequestError) -> int:
+        """End all calls with this error, those that can have one, because there is no memory; return how many."""
+        calls = self._calls.copy()
+        for call in calls:
+            self.leave(call)
+            if isinstance(call, AnswerableCall):
+                call.answer(error)
+            else:
+                call.cancel()
+        return len(calls)
 
 
 class Kind(Protocol):

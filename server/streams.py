@@ -17,6 +17,7 @@ from gangway.server.stream_call import StreamContext
 
 PERIOD_S = 1.0
 READY_THREADS = 4  # are started before the first stream
+WORTH_BYTES = 1 << 20  # a stream that holds less is not ended for its memory
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +83,15 @@ class Streams:
             return False
         largest = max(streams, key=lambda stream: stream.unsent_bytes)
         _log.warning("a stream is ended: answers of %d bytes wait to be sent", largest.unsent_bytes)
+        largest.cancel()
+        return True
+
+    def end_largest(self) -> bool:
+        """End the stream that holds most, because memory is full; False if none holds much."""
+        largest = max(self._snapshot(), key=lambda stream: stream.held_bytes, default=None)
+        if largest is None or largest.held_bytes < WORTH_BYTES:
+            return False
+        _log.warning("a stream is ended: it holds %d bytes, and memory is full", largest.held_bytes)
         largest.cancel()
         return True
 

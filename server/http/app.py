@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
+from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.counting_pool import CountingPool, NoThreadError
 from gangway.server.http.call import HttpCall
+from gangway.server.http.connection import MEMORY_FULL
 from gangway.server.http.replies import HttpError, Reply, error_text
 from gangway.server.http.routes import HEALTH, Route, route_of
 from gangway.server.http.service import Incoming, Service, method_of, verbs_of
@@ -59,9 +61,9 @@ class App:
         try:
             route = _route(scope)
             self._admit(route, scope["method"], headers)
-            if scope["state"] and route.operation not in HEALTH:
+            if "reserved" in scope["state"] and route.operation not in HEALTH:
                 raise HttpError(503, "too many connections", closes=True)
-            await self._read(body, headers, receive)
+            await self._read(body, scope, headers, receive)
             incoming = Incoming(scope["method"], route, headers, body.content(), call, time.monotonic_ns())
             return await self._answer(incoming, receive)
         except HttpError as error:
@@ -77,20 +79,27 @@ class App:
         if restriction is not None and not restriction.admits([headers.get(restriction.key.encode(), b"")]):
             raise HttpError(403, f"This API is restricted, expecting header '{restriction.key}'")
 
-    async def _read(self, body: "_Body", headers: Mapping[bytes, bytes], receive: Receive) -> None:
+    async def _read(self, body: "_Body", scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> None:
         """Read the body. Raises HttpError, ClientGoneError. A client that stalls is the connection's affair.
 
         What is left of a body that is refused is dropped as it comes: many clients read no answer before they have sent
         all. One that asks first (Expect) may never send it, so that nobody knows where its next request begins.
         """
         closes = b"expect" in headers
-        if int(headers.get(b"content-length", b"0")) > self._max_body_bytes:
+        length = int(headers.get(b"content-length", b"0"))
+        if length > self._max_body_bytes:
             raise self._too_large(closes)
+        try:
+            memory_budget().take(length)  # what is received is counted again, by the connection
+        except MemoryFullError as error:
+            raise HttpError(503, str(error), closes=closes) from None
         more = True
         while more:
             message = await receive()
             if message["type"] != "http.request":
                 raise ClientGoneError
+            if MEMORY_FULL in scope["state"]:
+                raise HttpError(503, scope["state"][MEMORY_FULL], closes=closes)
             piece = message.get("body", b"")
             more = message.get("more_body", False)
             body.add(piece)

@@ -5,6 +5,7 @@ import socket
 from typing import Any, Final
 
 import httptools
+from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.http.connection_limit import ConnectionLimit, Phase
 from gangway.server.http.replies import error_text
 from gangway.server.http.upgrade import without_offer
@@ -16,6 +17,7 @@ IDLE_SECONDS: Final = 600  # between two requests
 STALL_SECONDS: Final = 30  # for the headers; for a body or an answer besides what its size takes; without a byte of it
 MIN_BYTES_PER_SECOND: Final = 4096  # of a body that comes, of an answer that is taken
 GONE_SECONDS: Final = 0.5  # whether a client that has closed its sending side is still there
+MEMORY_FULL: Final = "gangway.memory_full"  # in the state of a request: why no more of its body is taken
 
 RESERVED_STATE: Final = {"reserved": True}  # `state` in the scope of a connection that is there for health alone
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -153,6 +155,12 @@ class BoundedConnection(HttpToolsProtocol):
         self._progress += 1
         self._body_bytes += len(body)
         if not self.cycle.response_complete:
+            try:
+                memory_budget().take(len(body))
+            except MemoryFullError as error:
+                self.cycle.scope["state"][MEMORY_FULL] = str(error)
+                self.cycle.message_event.set()
+                return
             self.cycle.body += body
             if len(self.cycle.body) >= PIECE_BYTES:
                 self.flow.pause_reading()

@@ -53,9 +53,15 @@ class EarlyCall:
     def receive(self) -> None:
         """Ask for the message, and to hear of the end."""
         self._calls.arriving.enter(self)
-        call = self._event.call
-        call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(_FLAGS),), self._closed)
-        call.start_server_batch((cygrpc.ReceiveMessageOperation(_FLAGS),), self._arrived)
+        self._event.call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(_FLAGS),), self._closed)
+        if self._calls.arrivals is None:
+            self.ask()
+        else:
+            self._calls.arrivals.enter(self)
+
+    def ask(self) -> None:
+        """Ask for the message alone."""
+        self._event.call.start_server_batch((cygrpc.ReceiveMessageOperation(_FLAGS),), self._arrived)
 
     def time_remaining(self) -> float:
         """Return the seconds until the client's deadline, a huge number without one."""
@@ -102,6 +108,8 @@ class EarlyCall:
         self._calls.arriving.leave(self)
         self._due -= 1
         message = received.batch_operations[0].message()
+        if self._calls.arrivals is not None:
+            self._calls.arrivals.leave(self, len(message or b""))
         if message is None:  # the call has ended, or the client sends none
             details = _MESSAGE_EXPECTED.format(self._calls.path)
             self.answer(RequestError(grpc.StatusCode.UNIMPLEMENTED, details))

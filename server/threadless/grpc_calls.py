@@ -14,8 +14,9 @@ from typing import Any
 
 import grpc
 from gangway.server.counting_pool import CountingPool
-from gangway.server.door import OVERLOADED, Door
+from gangway.server.door import Door
 from gangway.server.stalled_calls import StalledCalls
+from gangway.server.threadless.arrivals import Arrivals
 from gangway.server.threadless.early_call import Begin, Behaviour, EarlyCall, Returned
 from grpc import _server
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
@@ -33,7 +34,7 @@ class EarlyCalls:
     """All calls of one method of a server that has not been started. What else has the method's name gets none of them.
 
     `path`: "/SERVICE/METHOD". `begin` deals with messages; `behaviour` with those that it does not want, in a thread of
-    `pool`. `arriving`: calls whose message has not come. `door`: says who is received at all.
+    `pool`. `arriving`: calls whose message has not come. `door`: says who is received at all, `arrivals`: when.
     `reserved_calls`: as many are taken above the server's limit. `has_thread`: see CountingPool.
     """
 
@@ -47,8 +48,9 @@ class EarlyCalls:
         arriving: StalledCalls,
         door: Door,
         reserved_calls: int = 0,
+        arrivals: Arrivals | None = None,
     ) -> None:
-        self.path, self.begin, self.arriving, self.door = path, begin, arriving, door
+        self.path, self.begin, self.arriving, self.door, self.arrivals = path, begin, arriving, door, arrivals
         self._behaviour = behaviour
         self._pool = pool
         self.has_thread = pool.has_thread
@@ -80,7 +82,7 @@ class EarlyCalls:
             if limit is not None and len(server.rpc_states) >= limit + self._reserved_calls:
                 self._reject(event, cygrpc.StatusCode.resource_exhausted, b"Concurrent RPC limit exceeded!")
             elif not self.door.admits():
-                self._reject(event, cygrpc.StatusCode.unavailable, OVERLOADED.encode())
+                self._reject(event, cygrpc.StatusCode.unavailable, self.door.refusal.encode())
             else:
                 call = EarlyCall(self, event)
                 server.rpc_states.add(call)

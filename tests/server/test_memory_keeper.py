@@ -4,10 +4,16 @@ import os
 import subprocess
 import sys
 
+import pytest
+from gangway.artifact.host_limits import MemoryLimit
+from gangway.executor.memory_budget import MemoryBudget, memory_budget
+from gangway.server.data_plane import DataPlane
 from gangway.server.memory_keeper import WORTH_BYTES, MemoryKeeper
+from gangway.server.shared_memory import SharedMemory
 
 LONG_QUEUE = f"""
 import os
+from gangway.executor.memory_budget import memory_budget
 from gangway.server.memory_keeper import MemoryKeeper
 from gangway.server.process import keep_freed_memory
 
@@ -18,7 +24,7 @@ keep_freed_memory()
 pairs = [(b"1" * 600_000, b"1" * 5_000) for _ in range(600)]
 held, pins = [list(column) for column in zip(*pairs)]  # pins stay, so that freeing the others does not shorten the heap
 del pairs
-keeper = MemoryKeeper(lambda: 600_000 * len(held), lambda: None)
+keeper = MemoryKeeper(lambda: 600_000 * len(held), None, memory_budget())
 assert not keeper.look()
 held.clear()
 before = resident_bytes()
@@ -31,9 +37,14 @@ def test_the_memory_of_a_long_queue_goes_back() -> None:
     subprocess.run([sys.executable, "-c", LONG_QUEUE], check=True)
 
 
-def test_it_is_returned_once_and_only_if_it_is_much() -> None:
+@pytest.fixture(scope="module")
+def plane() -> DataPlane:
+    return SharedMemory.create(1).own_data_plane()
+
+
+def test_it_is_returned_once_and_only_if_it_is_much(plane: DataPlane) -> None:
     in_flight = 0
-    keeper = MemoryKeeper(lambda: in_flight, lambda: None)
+    keeper = MemoryKeeper(lambda: in_flight, plane, memory_budget())
     in_flight = WORTH_BYTES - 1
     assert not keeper.look()
     in_flight = 0
@@ -44,3 +55,17 @@ def test_it_is_returned_once_and_only_if_it_is_much() -> None:
     assert not keeper.look()
     in_flight = 0
     assert [keeper.look(), keeper.look()] == [True, False]
+
+
+def test_nobody_is_let_in_while_memory_is_full(plane: DataPlane) -> None:
+    free_bytes, told = 1 << 30, []
+    budget = MemoryBudget(MemoryLimit(1 << 30, "a test's"), lambda: free_bytes)
+    keeper = MemoryKeeper(lambda: 0, plane, budget, lambda reason, is_full: bool(told.append(is_full)))
+    kept = plane.hold(1 << 20)
+    plane.drop(kept)
+    for is_full in (False, True, False):
+        free_bytes = budget.reserve_bytes // 4 if is_full else 1 << 30
+        keeper.watch()
+        assert plane.door.admits() is not is_full
+        assert ("1024 MiB of memory (a test's)" in plane.door.refusal) is is_full
+    assert told == [False, True, False]

@@ -20,11 +20,11 @@ from onnx import helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.faults import RIGHT
-from benchmarks.live_server import LiveServer
+from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import Load, run_for
 from benchmarks.processes import memory_of
 from benchmarks.reference import example_of
-from tests.server.whole_server import TIMEOUT_SECONDS, names_of, small_repository, started, until
+from tests.server.whole_server import TIMEOUT_SECONDS, small_repository, started, until
 
 
 @pytest.fixture
