@@ -17,6 +17,7 @@ from gangway.server.model_config import (
     DEFAULT_MODEL_FILENAME,
     ENGINE_PARAMETER,
     FALLBACK_PARAMETER,
+    LEAST_TARGET_PARAMETER,
     MAX_CONFIG_BYTES,
     PLATFORM,
     ConfigError,
@@ -106,6 +107,11 @@ def tell_engine(config: ModelConfig, engine: Engine, fallback_reason: str) -> No
     config.parameters[ENGINE_PARAMETER].string_value = engine.value
     if fallback_reason:
         config.parameters[FALLBACK_PARAMETER].string_value = fallback_reason
+
+
+def tell_least_target(config: ModelConfig, least_us: float) -> None:
+    """Say in the config's parameters what no target that is a multiple is less than."""
+    config.parameters[LEAST_TARGET_PARAMETER].string_value = f"{least_us / 1e3:.3f}"
 
 
 def counts_rows(config: ModelConfig, manifest: Manifest) -> bool:

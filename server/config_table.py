@@ -229,4 +229,5 @@ PARAMETERS: Mapping[str, Entry] = {
     "gangway_buckets": _honoured("sizes to compile before the model is ready; see shapes.md"),
     "gangway_engine": _honoured("set by the server: what executes the model"),
     "gangway_fallback_reason": _honoured("set by the server: why it was not compiled"),
+    "gangway_least_target_ms": _honoured("set by the server: no target that is a multiple is less; see deadlines.md"),
 }

@@ -42,6 +42,7 @@ from gangway.server.in_place.keeper import MappingKeeper
 from gangway.server.listen_address import UNIX
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.logs.settings import LogSettings
+from gangway.server.options.grpc import GrpcOptions
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.placement import Placement
 from gangway.server.shared_memory import FRONT_END, SLOTS, SharedMemory
@@ -122,6 +123,11 @@ class FrontEndControl:
     async def listening(self) -> str:
         """Return the address ("host:port") once clients can connect to every front end. Raises BindError."""
         return await self._listening
+
+    @property
+    def grpc(self) -> GrpcOptions:
+        """How gRPC is served, once it is: with the port that clients connect to."""
+        return self._serve.grpc
 
     @property
     def entries(self) -> Mapping[tuple[str, int], ModelReady | ModelUnavailable]:

@@ -22,30 +22,38 @@ WAIT_STEP_NS = 100_000_000  # how often `stop` is looked at
 WARM_UP_RUNS = 2  # the first ones fault pages in
 MIN_RUNS, MAX_RUNS = 3, 20
 BUDGET_SECONDS = 0.1
+PAUSE_SECONDS = 0.001  # a client's next request finds scheduler and workers asleep
 
 
 @dataclass(frozen=True)
 class Isolated:
     """Medians of one row of zeros on all cores, in microseconds.
 
-    `compute_us`: first to last task. `latency_us`: arrival to answer, with the way through the scheduler, which for a
-    small model is the larger part.
+    `compute_us`: first to last task. `latency_us`: all that a client on this machine waits for, which for a small model
+    is mostly transport, front end and scheduler. `request_cost_us`: the part of it that any request costs.
+    `busy_cost_us`: what any request costs where others keep the machine busy; no multiple is less.
     """
 
     compute_us: float
     latency_us: float
+    request_cost_us: float = 0.0
+    busy_cost_us: float = 0.0
 
 
-def measure_isolated(plane: DataPlane, model: ServedModel, sizes: Sequence[Sizes], stop: threading.Event) -> Isolated:
+def measure_isolated(
+    plane: DataPlane, model: ServedModel, sizes: Sequence[Sizes], stop: threading.Event, request_cost_us: float
+) -> Isolated:
     """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer, or until `stop` is set.
 
-    It has the first of the `sizes` of symbolic dimensions that are possible. Raises TrialError when the model cannot do
-    with zeros, ModelLoadError when a run fails in another way.
+    It has the first of the `sizes` of symbolic dimensions that are possible. `request_cost_us`: what a request costs
+    outside the data plane. Raises TrialError when the model cannot do with zeros, ModelLoadError when a run fails in
+    another way.
     """
     outcomes = list(_outcomes(plane, model, sizes, stop))
     return Isolated(
         statistics.median(outcome.compute_us for outcome in outcomes),
-        statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
+        request_cost_us + statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
+        request_cost_us,
     )
 
 
@@ -57,6 +65,7 @@ def _outcomes(
     for run in range(MAX_RUNS):
         if run >= MIN_RUNS and time.monotonic() > end:
             return
+        stop.wait(PAUSE_SECONDS)
         yield run_once(plane, call, contents, stop, rows)
 
 

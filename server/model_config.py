@@ -25,6 +25,7 @@ BATCHING_PARAMETER = "batching"  # whether requests are joined to batches, and b
 BATCHING_OFF = "off"
 BUCKETS_PARAMETER = "gangway_buckets"  # sizes of symbolic dimensions that are compiled before the model is ready
 ENGINE_PARAMETER = "gangway_engine"  # what executes the model; set by the server
+LEAST_TARGET_PARAMETER = "gangway_least_target_ms"  # of targets that are multiples; set by the server
 FALLBACK_PARAMETER = "gangway_fallback_reason"  # why it was not compiled; set by the server
 MAX_FILE_BYTES = 1 << 20
 MAX_FILENAME_BYTES = 255

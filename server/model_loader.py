@@ -27,6 +27,7 @@ from gangway.server.auto_complete import (
     max_rows,
     optional_inputs,
     tell_engine,
+    tell_least_target,
 )
 from gangway.server.batching import ModelBatching, show_dynamic_batching, tell_batching
 from gangway.server.compile_jobs import CompileError, Compiler
@@ -52,6 +53,7 @@ from gangway.server.options.models import DEFAULT_MAX_BATCH_SIZE
 from gangway.server.profile_keeper import ProfileKeeper
 from gangway.server.rate_limits import ModelLimits, RateLimits
 from gangway.server.repository import ModelVersion
+from gangway.server.request_cost import measure_request_cost_us
 from gangway.server.sequence.tensors import initial_state_files
 from gangway.server.shared_memory import arenas_bytes
 from gangway.server.targets import profile_message, resolve_qos_us, warn_of_target
@@ -77,6 +79,7 @@ class ModelLoader:
 
     `complete_configs`: what a configuration leaves out is taken from the model. `batching`: requests may be joined.
     `leases`: so many queries of a model can be under way. `default_max_batch_size`: of models without a configuration.
+    `way_back_us`: what policies reckon with for an answer's way to the client.
     """
 
     def __init__(
@@ -94,9 +97,11 @@ class ModelLoader:
         leases: int = LEAST_LEASES,
         default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         workers: int = 1,
+        way_back_us: float = 0.0,
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
+        self._front_end = front_end
         self._plane = plane
         self._max_shapes = max_shapes
         self._profiles = profiles
@@ -106,10 +111,12 @@ class ModelLoader:
         self._batching = batching
         self._leases = leases
         self._default_max_batch_size = default_max_batch_size
+        self._way_back_us = way_back_us
         self._free_ids = list(range(_native.MAX_MODELS))
         self._variants = VariantKeeper(compiler, scheduler, front_end, self._spec, max_shapes, self._computable_rows)
         self._trials = asyncio.Lock()
         self._isolated: dict[str, Isolated] = {}  # by key of the artifact: the best there was, in quieter times maybe
+        self.request_cost_us = 0.0  # a client's, whatever the model; 0 until the first model is there
         self._stop = threading.Event()
         self._remaking: dict[str, asyncio.Task[None]] = {}  # by key of the artifact
         self.on_model_lost: Callable[[int, str, bool], None] = lambda model_id, reason, at_fault: None
@@ -248,18 +255,27 @@ class ModelLoader:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
         async with self._trials:
             samples = await asyncio.to_thread(samples_of, config, entry.folder)
+            if not self.request_cost_us:  # before that, processes that start have the cores
+                self.request_cost_us = await asyncio.to_thread(measure_request_cost_us, self._front_end.grpc)
             warmed = await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
             sizes = trial_sizes(ServedModel.of(ready), manifest.trial_sizes, warmed)
             isolated, failure = await self._measure(ready, manifest.key, sizes)
             if manifest.engine is Engine.ONNXRUNTIME and ModelBatching.of(config).joins:
                 ready = await self._tested(ready, manifest, config, sizes, failure)
+        tell_least_target(config, self._busy_cost_us)
+        ready = replace(ready, config=_encoded(config))
         isolated_us = isolated.compute_us if isolated else 0.0
         ready = replace(ready, qos_us=resolve_qos_us(entry.qos, isolated), isolated_us=isolated_us)
-        warn_of_target(ready, entry.qos, isolated)
+        warn_of_target(ready, entry.qos, isolated, self.request_cost_us)
         self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated))
         shaped = await self._variants.prepare(ready, entry.path, declared, spec)
         self._profiles.add(spec.model_id, manifest)
         return LoadedModel(entry, ready, isolated, manifest.engine, shaped)
+
+    @property
+    def _busy_cost_us(self) -> float:
+        """What any request costs a client where others keep the machine busy."""
+        return self.request_cost_us + self._way_back_us
 
     async def _tested(
         self, ready: ModelReady, manifest: Manifest, config: ModelConfig, sizes: Sequence[Sizes], failure: str
@@ -287,7 +303,9 @@ class ModelLoader:
         While others are served the model is not alone. An earlier measurement counts if it was quicker.
         """
         try:
-            isolated = await asyncio.to_thread(measure_isolated, self._plane, ServedModel.of(ready), sizes, self._stop)
+            isolated = await asyncio.to_thread(
+                measure_isolated, self._plane, ServedModel.of(ready), sizes, self._stop, self.request_cost_us
+            )
         except ModelLoadError as error:
             if ready.engine is not Engine.ONNXRUNTIME or self._stop.is_set():
                 raise
@@ -299,6 +317,8 @@ class ModelLoader:
         best = Isolated(
             min(known.compute_us, isolated.compute_us),
             min(known.latency_us, isolated.latency_us),
+            isolated.request_cost_us,
+            self._busy_cost_us,
         )
         self._isolated[key] = best
         return best, ""

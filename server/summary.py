@@ -27,11 +27,16 @@ def print_summary(
     target: str,
     loaded: Sequence[LoadedModel],
     broken: Sequence[BrokenModel],
+    request_cost_us: float,
 ) -> None:
     """Print models, latency targets, cores, addresses and a client command to copy. Nobody needs it but people."""
     console = Console(highlight=False)
     cores = ", ".join(map(str, options.general.cores))
     lines = [f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.general.scheduler}"]
+    if request_cost_us:
+        lines.insert(
+            0, f"alone      as a client here sees it, with {milliseconds(request_cost_us)} that any request costs"
+        )
     if http_address:
         lines.append(f"HTTP       {http_address}")
     if address:

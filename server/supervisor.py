@@ -85,6 +85,7 @@ class Supervisor:
             lease_count(len(general.cores)),
             options.models.default_max_batch_size,
             len(general.cores),
+            placement.way_back_us,
         )
         self._overrides = OverrideKeeper()
         self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)
@@ -116,7 +117,8 @@ class Supervisor:
         self._compiler.give_way()
         metrics, http = self._front_end.metrics_address, self._front_end.http_address
         loaded, broken = self._models.loaded, self._models.broken
-        print_summary(self._options, address, metrics, http, self._compiler.target, loaded, broken)
+        target, cost_us = self._compiler.target, self._loader.request_cost_us
+        print_summary(self._options, address, metrics, http, target, loaded, broken, cost_us)
         if http:
             _log.info("ready: HTTP on %s", http)
         _log.info("ready: %s", f"gRPC on {address}" if address else "no gRPC")

@@ -15,9 +15,12 @@ _log = logging.getLogger(__name__)
 
 
 def resolve_qos_us(qos: Qos, isolated: Isolated | None) -> float | None:
-    """Return the latency target in microseconds, None for best effort, and for a multiple of what is not known."""
+    """Return the latency target in microseconds, None for best effort, and for a multiple of what is not known.
+
+    No multiple is less than what any request costs on a busy machine.
+    """
     if qos.multiple is not None:
-        return None if isolated is None else qos.multiple * isolated.latency_us
+        return None if isolated is None else max(qos.multiple * isolated.latency_us, isolated.busy_cost_us)
     return None if qos.milliseconds is None else qos.milliseconds * 1e3
 
 
@@ -39,20 +42,25 @@ def policies_of(ready: ModelReady) -> QueuePolicies:
     return QueuePolicies.of(config_of(ready))
 
 
-def warn_of_target(ready: ModelReady, qos: Qos, isolated: Isolated | None) -> None:
-    """Say in the log if the target of a model is out of reach, or not known."""
-    policy = policies_of(ready).default
-    target_us = min((limit for limit in (ready.qos_us, policy.timeout_us) if limit), default=None)
-    fate = "refused" if policy.rejects_late else "late"
+def warn_of_target(ready: ModelReady, qos: Qos, isolated: Isolated | None, request_cost_us: float = 0.0) -> None:
+    """Say in the log if the target of a model is out of reach, or not known.
+
+    `request_cost_us`: what any request costs; counts where the model's own latency is not known.
+    """
+    policies = policies_of(ready)
+    timeouts_us = [policy.timeout_us for policy in (policies.default, *policies.by_level.values())]
+    target_us = min((limit for limit in (ready.qos_us, *timeouts_us) if limit), default=None)
+    alone = Isolated(0.0, request_cost_us, request_cost_us) if isolated is None else isolated
     if isolated is None and qos.multiple is not None:
         _log.warning(
             "%s: a target of %gx is not known without a measured latency: best effort", ready.name, qos.multiple
         )
-    elif isolated is not None and target_us is not None and target_us < isolated.latency_us:
+    elif target_us is not None and target_us < alone.latency_us:
         _log.warning(
-            "%s: the target of %.3f ms is below the latency alone, %.3f ms: every request will be %s",
+            "%s: the target of %.3f ms is out of reach, requests are served late: one takes %.3f ms alone, %.3f ms of"
+            " them whatever the model",
             ready.name,
             target_us / 1e3,
-            isolated.latency_us / 1e3,
-            fate,
+            alone.latency_us / 1e3,
+            alone.request_cost_us / 1e3,
         )

@@ -15,6 +15,7 @@ from gangway.clients.perf.prepare import (
     FROM_CONFIG,
     Workload,
     configured_targets,
+    least_targets_us,
     measure_isolated,
     parse_isolated,
     parse_levels,
@@ -118,14 +119,16 @@ def _mlperf(
 def _workload(
     options: argparse.Namespace, mix: Mix, connection: Connection, requests: Mapping[str, bytes], tls: Tls | None
 ) -> Workload:
+    least_us: Mapping[str, float] = {}  # given latencies mean the same targets for every server
     if options.isolated:
         isolated_us = parse_isolated(options.isolated, mix.names)
     else:
         isolated_us = measure_isolated(connection.url, requests, options.timeout_ms / 1000, tls)
+        least_us = least_targets_us(connection, mix.names)
     levels = parse_levels(options.qos) if options.qos and options.qos != FROM_CONFIG else ()
-    configured = {} if levels else configured_targets(connection, mix.names)
+    configured = {} if levels else configured_targets(connection, requests, not options.isolated)
     own = mix.with_qos(None) if options.qos == FROM_CONFIG else mix
-    return resolve(own, levels, configured, isolated_us)
+    return resolve(own, levels, configured, isolated_us, least_us)
 
 
 def _check_picture(options: argparse.Namespace) -> None:

@@ -16,11 +16,14 @@ from gangway.clients.open_loop import INFER_METHOD, sender_precedence
 from gangway.clients.raw_channel import RawChannel, call_alone
 from gangway.clients.tensors import Array, dtype_of, infer_request
 from gangway.clients.tls import Tls
-from gangway.workload.mix import Mix
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.workload.mix import Mix, MixModel
 from gangway.workload.outcomes import Targets
 from gangway.workload.qos import Qos, WorkloadError, parse_qos
 
 QOS_PARAMETER = "qos_ms"  # of a model's configuration
+LEAST_PARAMETER = "gangway_least_target_ms"  # of a configuration as a Gangway server completes it
+REPORT_PARAMETER = "gangway_stats"  # of a request: its answer says what became of it
 ISOLATED_S, FEWEST, MOST = 1.0, 5, 100  # how long a model is asked alone, and how often at least and at most
 FROM_CONFIG = "config"
 
@@ -54,21 +57,44 @@ def prepare_requests(connection: Connection, names: Sequence[str], source: str, 
 def measure_isolated(
     url: str, requests: Mapping[str, bytes], timeout_s: float, tls: Tls | None = None
 ) -> dict[str, float]:
-    """Return each model's median latency in microseconds, asked one request at a time. Raises ClientError."""
+    """Return each model's median latency in microseconds, as this client sees it, one request at a time.
+
+    A Gangway server on this machine means the same by "alone", and by a target of "3x". Raises ClientError.
+    """
     with sender_precedence():
         return {
             name: _isolated_us(url, name, message_body(request), timeout_s, tls) for name, request in requests.items()
         }
 
 
-def configured_targets(connection: Connection, names: Sequence[str]) -> dict[str, Qos | None]:
-    """Return the target in each model's configuration, None where it has none. Raises RefusedError, WorkloadError."""
+def configured_targets(
+    connection: Connection, requests: Mapping[str, bytes], resolved: bool = True
+) -> dict[str, Qos | None]:
+    """Return the target in each model's configuration, None where it has none. Raises ClientError, WorkloadError.
+
+    `resolved`: multiples by the server, if it says what its requests' targets are, as Gangway does.
+    """
     targets: dict[str, Qos | None] = {}
-    for name in names:
+    for name, request in requests.items():
         parameters = connection.model_config(name).config.parameters
         text = parameters[QOS_PARAMETER].string_value if QOS_PARAMETER in parameters else ""
-        targets[name] = parse_qos(text) if text else None
+        qos = parse_qos(text) if text else None
+        if resolved and qos is not None and qos.multiple is not None:
+            qos = _resolved_by_server(connection, request) or qos
+        targets[name] = qos
     return targets
+
+
+def least_targets_us(connection: Connection, names: Sequence[str]) -> dict[str, float]:
+    """Return what no target that is a multiple is less than, by model: as a Gangway server says it, else 0.
+
+    Raises ClientError.
+    """
+    parameters = {name: connection.model_config(name).config.parameters for name in names}
+    return {
+        name: float(known[LEAST_PARAMETER].string_value) * 1e3 if LEAST_PARAMETER in known else 0.0
+        for name, known in parameters.items()
+    }
 
 
 def parse_levels(text: str) -> tuple[Qos, ...]:
@@ -77,19 +103,23 @@ def parse_levels(text: str) -> tuple[Qos, ...]:
 
 
 def resolve(
-    mix: Mix, levels: Sequence[Qos], configured: Mapping[str, Qos | None], isolated_us: Mapping[str, float]
+    mix: Mix,
+    levels: Sequence[Qos],
+    configured: Mapping[str, Qos | None],
+    isolated_us: Mapping[str, float],
+    least_us: Mapping[str, float],
 ) -> Workload:
-    """Settle targets and weights.
+    """Settle targets and weights. No multiple of `isolated_us` is less than `least_us`.
 
     `levels` hold for every model, each one under its own name; none: the mix's own targets, else those that the server
     has in its configuration, under the name "qos". Weights that follow targets follow the first level.
     Raises WorkloadError.
     """
     if not levels:
-        own = (replace(model, qos=model.qos or configured.get(model.name)) for model in mix.models)
-        resolved = replace(mix, models=tuple(own)).resolve(isolated_us)
+        own = tuple(replace(model, qos=model.qos or configured.get(model.name)) for model in mix.models)
+        resolved = _floored(replace(mix, models=own), isolated_us, least_us).resolve(isolated_us)
         return Workload(resolved, {"qos": _targets_us(resolved)}, isolated_us)
-    mixes = [mix.with_qos(level).resolve(isolated_us) for level in levels]
+    mixes = [_floored(mix.with_qos(level), isolated_us, least_us).resolve(isolated_us) for level in levels]
     targets = {str(level).replace(" ", ""): _targets_us(each) for level, each in zip(levels, mixes, strict=True)}
     return Workload(mixes[0], targets, isolated_us)
 
@@ -126,12 +156,32 @@ def _isolated_of_text(text: str) -> dict[str, float]:
     return isolated
 
 
+def _resolved_by_server(connection: Connection, request: bytes) -> Qos | None:
+    """Return the target that the server has for a request, in milliseconds; None if it does not say."""
+    asking = pb.ModelInferRequest.FromString(request)
+    asking.parameters[REPORT_PARAMETER].bool_param = True
+    target_us = connection.infer(asking).parameters["target_us"].int64_param
+    return Qos(milliseconds=target_us / 1000) if target_us else None
+
+
 def _values(model: str, inputs: Sequence[TensorMetadata], source: str, seed: int) -> dict[str, Array]:
     if source == "random":
         return random_tensors(inputs, 1, seed)
     if source == "zero":
         return {tensor.name: np.zeros(concrete_shape(tensor, 1), dtype_of(tensor.datatype)) for tensor in inputs}
     return npy_tensors(inputs, {tensor.name: Path(source, model, f"{tensor.name}.npy") for tensor in inputs})
+
+
+def _floored(mix: Mix, isolated_us: Mapping[str, float], least_us: Mapping[str, float]) -> Mix:
+    """Return the mix with milliseconds in place of those multiples that would be less than that."""
+
+    def floored(model: MixModel) -> MixModel:
+        qos, floor_us = model.qos, least_us.get(model.name, 0.0)
+        if qos is None or qos.multiple is None or not floor_us or qos.resolve_us(isolated_us[model.name]) >= floor_us:
+            return model
+        return replace(model, qos=Qos(milliseconds=floor_us / 1e3))
+
+    return replace(mix, models=tuple(map(floored, mix.models)))
 
 
 def _targets_us(mix: Mix) -> Targets:

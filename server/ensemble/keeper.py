@@ -192,7 +192,10 @@ def _labels(entry: ModelVersion, config: ModelConfig, members: Sequence[LoadedMo
 
 
 def _isolated(steps: Sequence[Step], members: Sequence[LoadedModel]) -> Isolated | None:
-    """Return how fast the ensemble is when it is alone: as its longest chain. None if that of a step is not known."""
+    """Return how fast the ensemble is when it is alone: as its longest chain, asked for step by step.
+
+    None if that of a step is not known.
+    """
     known = [member.isolated for member in members if member.isolated is not None]
     if len(known) < len(members):
         return None
@@ -202,7 +205,8 @@ def _isolated(steps: Sequence[Step], members: Sequence[LoadedModel]) -> Isolated
     ]
     compute_us = longest_after([0.0, *(each.compute_us for each in known)], _with_start(after))[0]
     latency_us = longest_after([0.0, *(each.latency_us for each in known)], _with_start(after))[0]
-    return Isolated(compute_us, latency_us)
+    cost_us, busy_cost_us = max((one.request_cost_us, one.busy_cost_us) for one in known)
+    return Isolated(compute_us, latency_us, cost_us, busy_cost_us)
 
 
 def _with_start(after: Sequence[Sequence[int]]) -> list[list[int]]:

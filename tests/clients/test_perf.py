@@ -161,7 +161,7 @@ def test_the_command_line_knows_it():
 
 
 def test_levels_are_sets_of_targets_and_the_first_one_sets_weights():
-    workload = resolve(TWO, parse_levels("3x,5x"), {}, {"a": 1000, "b": 3000})
+    workload = resolve(TWO, parse_levels("3x,5x"), {}, {"a": 1000, "b": 3000}, {})
     assert workload.targets_us == {"3x": (3000, 9000), "5x": (5000, 15000)}
     assert workload.mix.shares == pytest.approx((0.75, 0.25))
 
@@ -169,8 +169,10 @@ def test_levels_are_sets_of_targets_and_the_first_one_sets_weights():
 def test_targets_come_from_the_mix_then_from_the_server():
     mix = Mix("two", (MixModel("a", 1, Qos(milliseconds=7)), MixModel("b", 1)))
     configured: dict[str, Any] = {"a": Qos(milliseconds=1), "b": Qos(multiple=2)}
-    assert resolve(mix, (), configured, {"a": 1000, "b": 3000}).targets_us == {"qos": (7000, 6000)}
-    assert resolve(mix, (), {"a": None, "b": None}, {}).targets_us == {"qos": (7000, None)}
+    assert resolve(mix, (), configured, {"a": 1000, "b": 3000}, {}).targets_us == {"qos": (7000, 6000)}
+    assert resolve(mix, (), {"a": None, "b": None}, {}, {}).targets_us == {"qos": (7000, None)}
+    floored = resolve(TWO, parse_levels("3x,5ms"), {}, {"a": 1000, "b": 3000}, {"a": 3400.0, "b": 3400.0})
+    assert floored.targets_us == {"3x": (3400, 9000), "5ms": (5000, 5000)}, "what the server calls 3x"
 
 
 def test_isolated_latencies_are_given_or_taken_from_a_result(tmp_path: Path):

@@ -10,11 +10,15 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.front_end_messages import ModelReady
 from gangway.server.isolated import Isolated
 from gangway.server.model_config import Qos, parse_qos
+from gangway.server.options.grpc import GrpcOptions
+from gangway.server.request_cost import USUAL_US, measure_request_cost_us
 from gangway.server.targets import profile_message, resolve_qos_us, warn_of_target
 from google.protobuf import text_format
 
-ALONE = Isolated(compute_us=900.0, latency_us=1000.0)
+ALONE = Isolated(compute_us=900.0, latency_us=1000.0, request_cost_us=400.0, busy_cost_us=1200.0)
 FLOATS = TensorSpec("x", "FP32", (-1, 4), 16)
+LEVELS = """dynamic_batching { priority_levels: 2 default_priority_level: 1
+    priority_queue_policy { key: 2 value { default_timeout_microseconds: 90 } } }"""
 WORDS = TensorSpec("x", "INT64", (-1, -1), 8, ("N", "words"))
 
 
@@ -28,6 +32,7 @@ def test_a_multiple_is_of_the_latency_seen_from_outside() -> None:
     assert resolve_qos_us(parse_qos("3x"), None) is None
     assert resolve_qos_us(parse_qos("2.5"), None) == 2500.0
     assert resolve_qos_us(Qos(), ALONE) is None
+    assert resolve_qos_us(parse_qos("1x"), ALONE) == 1200.0, "any request may cost that"
 
 
 def test_the_scheduler_is_told_what_counts_for_requests_without_a_timeout() -> None:
@@ -43,6 +48,11 @@ def test_times_of_a_model_of_open_shapes_are_guesses_but_not_those_of_its_varian
     assert not profile_message(5, ready("", WORDS)).varies
 
 
+@pytest.mark.parametrize("options", [GrpcOptions(allowed=False), GrpcOptions(address="127.0.0.1", port=1)])
+def test_where_no_request_can_be_made_its_cost_is_assumed(options: GrpcOptions) -> None:
+    assert measure_request_cost_us(options) == USUAL_US
+
+
 def test_targets_out_of_reach_are_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         warn_of_target(ready("", qos_us=1500.0), Qos(milliseconds=1.5), ALONE)
@@ -50,9 +60,14 @@ def test_targets_out_of_reach_are_said_in_the_log(caplog: pytest.LogCaptureFixtu
         warn_of_target(ready("", qos_us=500.0), Qos(milliseconds=0.5), ALONE)
         refusing = replace(ready("dynamic_batching { default_queue_policy {} }"), qos_us=500.0)
         warn_of_target(refusing, Qos(milliseconds=0.5), ALONE)
+        warn_of_target(ready("", qos_us=300.0), Qos(milliseconds=0.3), None, request_cost_us=400.0)
+        warn_of_target(ready(LEVELS), Qos(), ALONE)
         warn_of_target(ready(""), Qos(multiple=3), None)
+    late = "is out of reach, requests are served late: one takes"
     assert caplog.messages == [
-        "m: the target of 0.500 ms is below the latency alone, 1.000 ms: every request will be late",
-        "m: the target of 0.500 ms is below the latency alone, 1.000 ms: every request will be refused",
+        f"m: the target of 0.500 ms {late} 1.000 ms alone, 0.400 ms of them whatever the model",
+        f"m: the target of 0.500 ms {late} 1.000 ms alone, 0.400 ms of them whatever the model",
+        f"m: the target of 0.300 ms {late} 0.400 ms alone, 0.400 ms of them whatever the model",
+        f"m: the target of 0.090 ms {late} 1.000 ms alone, 0.400 ms of them whatever the model",
         "m: a target of 3x is not known without a measured latency: best effort",
     ]
