@@ -5,6 +5,7 @@ One copy of each input into shared memory, one copy of each output out of it; or
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 from gangway.executor.slots import SlotOutcome, SlotStatus
@@ -131,7 +132,8 @@ class Execution:
         call: Call,
         clock: RequestClock,
     ) -> bytes:
-        with EnsembleRun(self.plane, self._watch, way, plan.terms, clock) as run:
+        terms = replace(plan.terms, rejects_late=plan.refuses_late)
+        with EnsembleRun(self.plane, self._watch, way, terms, clock) as run:
             self._calls.add(run)
             if not call.add_callback(lambda: self._ended(run)):
                 self._ended(run)
@@ -141,7 +143,7 @@ class Execution:
         spans, end_ns = run.spans, time.monotonic_ns()
         outcome = outcome_of(spans, clock.arrival_ns)
         times = times_of(spans, end_ns - clock.arrival_ns)
-        in_time = self._in_time(clock, end_ns)
+        in_time = self._in_time(plan, clock, end_ns)
         plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts)
         count_inner(way.graph, spans)
         if self._tracer.active:
@@ -173,7 +175,7 @@ class Execution:
                 terms.priority,
                 clock.arrival_ns,
                 clock.limit_ns,
-                terms.rejects_late,
+                plan.refuses_late,
                 terms.max_queue,
                 by_bell,
             )
@@ -207,13 +209,15 @@ class Execution:
             compute_infer=infer_ns,
             compute_output=end_ns - finished_ns,
         )
-        in_time, leads = self._in_time(clock, end_ns), outcome.leads
+        in_time, leads = self._in_time(plan, clock, end_ns), outcome.leads
         plan.model.statistics.succeeded(plan.shapes.rows, times, in_time, outcome.counts, outcome.batch_rows, leads)
         return end_ns
 
-    def _in_time(self, clock: RequestClock, end_ns: int) -> bool | None:
+    def _in_time(self, plan: Plan, clock: RequestClock, end_ns: int) -> bool | None:
         """Return whether an answer now meets the target (None: there is none); one that does lets calls in."""
         is_met = clock.is_met(end_ns)
         if is_met:
             self.plane.door.in_time()
+            statistics = plan.model.statistics
+            statistics.least_met_us = min(statistics.least_met_us, plan.terms.target_us)
         return is_met

@@ -79,6 +79,16 @@ class Plan:
         return candidates_of(self.call, self.shapes, self.sources, self.model.outputs)
 
     @property
+    def refuses_late(self) -> bool:
+        """Whether it is refused once it is late.
+
+        By a target of the configuration only when a request has met as short a one: one that none can meet would have
+        all of them refused.
+        """
+        terms = self.terms
+        return terms.rejects_late and (terms.by_client or self.model.statistics.least_met_us <= terms.target_us)
+
+    @property
     def cacheable(self) -> bool:
         """Whether the response cache may answer it."""
         return self.may_be_cached and not self.regions

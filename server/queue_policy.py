@@ -41,12 +41,13 @@ class QueuePolicy:
 
 @dataclass(frozen=True)
 class Terms:
-    """How one request is treated. `target_us`: from arrival to answer, 0 is none."""
+    """How one request is treated. `target_us`: from arrival to answer, 0: none. `by_client`: the client has set it."""
 
     target_us: float
     priority: int  # class, across all models: lower ones go first, 0 is normal
     rejects_late: bool
     max_queue: int
+    by_client: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,14 @@ class QueuePolicies:
         """
         level = min(level or self.default_level, self.levels or MAX_CLASS)
         policy = self.by_level.get(level, self.default)
-        limits = (qos_us or 0, policy.timeout_us, timeout_us if policy.allows_timeout else 0)
+        stated_us = min((limit for limit in (qos_us or 0, policy.timeout_us) if limit), default=0)
+        by_client = policy.allows_timeout and timeout_us > 0 and (not stated_us or timeout_us < stated_us)
         return Terms(
-            target_us=min((limit for limit in limits if limit), default=0),
+            target_us=timeout_us if by_client else stated_us,
             priority=level - self.default_level,
             rejects_late=policy.rejects_late,
             max_queue=policy.max_queue,
+            by_client=by_client,
         )
 
 

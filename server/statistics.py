@@ -4,6 +4,7 @@ ModelStatistics, the metrics and the log are three views of the same counters. T
 (`counting/layout.py`), so that they outlive the front end that counts and add up over several.
 """
 
+import math
 import threading
 import time
 from bisect import bisect_left
@@ -88,6 +89,7 @@ class Statistics:
         self._rows = (self._row, *others)
         self._add = self._row.add
         self._response_bounds_ns = response_bounds_ns
+        self.least_met_us = math.inf  # the shortest target that a request has met, as this process knows
         self._lock = threading.Lock()  # of what follows
         places = {rows: batch_offset(place) for place, rows in enumerate(batches_in(self._row.read()))}
         self._batches = {rows: (place, _row_bucket(rows)) for rows, place in places.items()}

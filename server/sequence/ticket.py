@@ -64,7 +64,7 @@ class Patience:
     def of(cls, plan: Plan, arrival_ns: int) -> "Patience":
         """Return what a request's parameters and its model's queue policy say."""
         timeout_us = plan.sequence.timeout_us if plan.sequence else 0
-        late_us = plan.terms.target_us if plan.terms.rejects_late else 0
+        late_us = plan.terms.target_us if plan.refuses_late else 0
         return cls(
             plan.model.name,
             arrival_ns + timeout_us * 1000 if timeout_us else NEVER_NS,

@@ -36,6 +36,7 @@ MODELS = {
     "strict": ("mobilenetv2", 'parameters { key: "late" value { string_value: "reject" } }' + QOS),
     "quick": ("mlp", ""),
     "patient": ("mlp", QOS),
+    "hasty": ("mlp", 'parameters { key: "late" value { string_value: "reject" } }' + QOS.replace("3x", "0.001")),
 }
 CLIENT = """
 import sys, grpc
@@ -124,7 +125,7 @@ def inputs(model: str, rows: int, task_us: float = 0) -> list[triton.InferInput]
         tensor = triton.InferInput("orders", [rows, 16], "INT32")
         tensor.set_data_from_numpy(orders_of(rows, task_us))
         return [tensor]
-    shape = [rows, 16] if model in ("quick", "patient") else [rows, 3, 224, 224]
+    shape = [rows, 16] if model in ("quick", "patient", "hasty") else [rows, 3, 224, 224]
     tensor = triton.InferInput("input", shape, "FP32")
     tensor.set_data_from_numpy(np.zeros(shape, np.float32))
     return [tensor]
@@ -167,7 +168,9 @@ def test_the_smaller_of_target_and_timeout_counts(served: Served) -> None:
     assert summary
     target_us = served.report("patient")["target_us"]
     assert target_us == pytest.approx(1000 * milliseconds_of(summary[2]), rel=0.01)
-    assert target_us == pytest.approx(3000 * milliseconds_of(summary[1]), rel=0.01)
+    config = served.client.get_model_config("patient", as_json=True)["config"]
+    least_us = 1000 * float(config["parameters"]["gangway_least_target_ms"]["string_value"])
+    assert target_us == pytest.approx(max(3000 * milliseconds_of(summary[1]), least_us), rel=0.01)
     assert served.report("patient", timeout=target_us // 2)["target_us"] == target_us // 2
     assert served.report("patient", timeout=60_000_000)["target_us"] == target_us
     assert served.report("quick")["target_us"] == 0
@@ -206,8 +209,19 @@ def test_what_cannot_be_in_time_is_refused_at_once(served: Served) -> None:
     assert after["blocks"] == before["blocks"]
 
 
+def test_a_target_that_no_request_has_met_refuses_nobody(served: Served) -> None:
+    before = served.counts("hasty")
+    for _ in range(10):
+        assert served.infer("hasty").as_numpy("output").shape == (1, 10)
+    after = served.counts("hasty")
+    assert (after["refused"], after["qos_missed"] - before["qos_missed"]) == (0, 10)
+    warning = "hasty: the target of 0.001 ms is out of reach, requests are served late: one takes "
+    assert warning in served.server.log.read_text()
+
+
 def test_a_backlog_that_makes_a_request_late_has_it_refused(served: Served) -> None:
     """As soon as that is certain: the backlog is not worked off before."""
+    served.until(lambda: served.infer("strict", timeout=100_000) and served.counts("strict")["qos_met"])
     with held_workers(served.server):
         busy = served.send("heavy", priority=HIGH)
         served.await_busy()

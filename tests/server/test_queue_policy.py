@@ -16,7 +16,7 @@ LEVELS = "priority_levels: 3 default_priority_level: 2"
 
 def test_without_a_policy_requests_are_served_late() -> None:
     assert policies("").terms(0, 0, None) == Terms(0, 0, False, 0)
-    assert policies("dynamic_batching {}").terms(700, 0, 900.0) == Terms(700, 0, False, 0)
+    assert policies("dynamic_batching {}").terms(700, 0, 900.0) == Terms(700, 0, False, 0, by_client=True)
 
 
 def test_the_smaller_of_target_and_timeout_counts() -> None:
@@ -29,7 +29,7 @@ def test_the_smaller_of_target_and_timeout_counts() -> None:
 def test_a_written_policy_refuses_as_triton_s_default_is() -> None:
     assert policies("dynamic_batching { default_queue_policy {} }").terms(0, 0, 5.0) == Terms(5.0, 0, True, 0)
     delaying = policies("dynamic_batching { default_queue_policy { timeout_action: DELAY max_queue_size: 4 } }")
-    assert delaying.terms(9, 0, None) == Terms(9, 0, False, 4)
+    assert delaying.terms(9, 0, None) == Terms(9, 0, False, 4, by_client=True)
 
 
 @pytest.mark.parametrize(("allowed", "target_us"), [("true", 300), ("false", 500)])
