@@ -31,7 +31,8 @@ HURRIED = 1.0  # or so many, if somebody who runs may yield
 MOST_PATIENCE_US = 5000.0  # whatever held up the scheduler
 MOST_REST_US = 20_000.0  # whatever the policy says of those that run
 CALM_US = 50_000.0  # that long may pass until one that is only about those who take no cores from others
-CALM, TIMED, ABOVE = range(3)  # newcomers: without a deadline, with one, of a class above somebody who runs
+# Newcomers: without a deadline, with one, for whom somebody who runs makes room (of a class below, or it is brief).
+CALM, TIMED, ABOVE = range(3)
 
 
 class Dispatcher:
@@ -73,12 +74,17 @@ class Dispatcher:
         """A query waits from now on."""
         execution = self._execution
         execution.queue_changed = True
-        if self._came < TIMED and query.deadline_us is not None:
-            self._came = TIMED
+        if self._came < ABOVE and query.deadline_us is not None:
+            self._came = ABOVE if self._is_let_through(query) else TIMED
         if query.priority < self._highest:  # no need to compare others like it
             self._highest = query.priority
             if any(query.priority < gang.unit.query.priority for gang in execution.gangs.all()):
                 self._came = ABOVE
+
+    def _is_let_through(self, query: Query) -> bool:
+        """Whether others make room for it at once, as for one of a class above theirs."""
+        model = self._models.profiles.get(query.model_id) if self._policy.brief_first else None
+        return model is not None and model.is_brief
 
     def calm_us(self, now_us: float) -> float:
         """Return how long nothing need be heard of newcomers without a deadline, of class 0 or lower; 0: no time.

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
+
+SWITCH_US: Final = 300.0  # what it costs to stop a query and to start it again
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,11 @@ class ModelProfile:
         if len(self.batches) == 1:
             return float(rows)
         return self._between(self._factors(cores), rows)
+
+    @cached_property
+    def is_brief(self) -> bool:
+        """Whether a row takes next to nothing: less than stopping somebody for it. What is not known does not."""
+        return 0.0 < self.fastest_us(0, self.cores) <= SWITCH_US
 
     @cached_property
     def derived(self) -> dict[object, Any]:

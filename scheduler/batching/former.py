@@ -50,13 +50,14 @@ class _Shown:
     """What a `Formed` is made of.
 
     In a crowd not all of those who will be late are shown: of each kind as many as could begin. That is one on each
-    free core, but a class above that of somebody who runs may have any core.
+    free core, but a class above that of somebody who runs may have any core, and so may those that are brief.
     """
 
     crowded: bool
     free_cores: int
     core_count: int
     lowest: float  # class of those that run
+    brief: bool = False  # the kind that is being looked at: others make room for it
     queries: list[Query] = field(default_factory=list)
     units: dict[int, FormedUnit] = field(default_factory=dict)
     planned: bool = False  # requests have cores planned for them
@@ -64,7 +65,7 @@ class _Shown:
 
     def late(self, priority: int) -> int:
         """Return how many of a kind of this class are shown who will be late."""
-        return self.core_count if priority < self.lowest else self.free_cores
+        return self.core_count if self.brief or priority < self.lowest else self.free_cores
 
 
 class BatchFormer:
@@ -127,6 +128,7 @@ class BatchFormer:
             if group.model_id not in models:
                 continue
             model = self._models.get(group.model_id)
+            shown.brief = models[group.model_id].is_brief
             if group.started or group.formed:
                 begun += group.in_order
             elif model is None:
@@ -138,6 +140,7 @@ class BatchFormer:
                 model.see(models[group.model_id], core_count, stretch, group.is_timed)
                 may_wait = free_cores == core_count and len(group) == len(waiting)
                 self._show(group, model, now_us, may_wait, stretch, shown)
+        shown.brief = False
         for model_id, groups in in_order.items():
             model = self._models[model_id]
             stretch = stretches.get(model_id, 1.0)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from gangway.scheduler.policies.gangway_aging import Aging
+from gangway.scheduler.policies.gangway_brief import Brief
 from gangway.scheduler.policies.gangway_foresight import Foresight
 from gangway.scheduler.policies.gangway_moves import moves
 from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
@@ -23,9 +24,11 @@ class Gangway(Policy):
     name = "gangway"
     batches = True
     walk_ins = True
+    brief_first = True
 
     def __init__(self) -> None:
         self._aging = Aging()
+        self._brief = Brief()
         self._foresight = Foresight()
         self._worth = Worth()
         self._ordered: Sequence[Work] = ()  # as decided last
@@ -35,12 +38,13 @@ class Gangway(Policy):
         self._ordered = ()
         if not snapshot.waiting and (not snapshot.free_cores or not snapshot.running):
             return ()
-        waiting = candidates(snapshot.waiting, snapshot.now_us, snapshot.core_count)
+        waiting = candidates(snapshot.waiting, snapshot.now_us, snapshot.core_count, snapshot.models)
         works = [Work(query, None, snapshot) for query in waiting]
         works += [Work(block.query, block, snapshot) for block in snapshot.running]
         classify(works)
         self._foresight.give_up(works, snapshot)
         self._aging.promote(works, snapshot)
+        any_brief = self._brief.promote(works, snapshot)
         over = stopped_in_vain(works, snapshot.core_count)
         if over:
             works = [work for work in works if work not in over]
@@ -53,7 +57,10 @@ class Gangway(Policy):
             pair(ordered)
         share_out(ordered, snapshot.core_count, snapshot.free_leases + len(over))
         self._ordered = ordered
-        return [StartOver(work.query.query_id, START_OVER) for work in over] + moves(ordered, snapshot)
+        decisions = [StartOver(work.query.query_id, START_OVER) for work in over] + moves(ordered, snapshot)
+        if any_brief:
+            self._brief.charge(ordered, snapshot.core_count)
+        return decisions
 
     def yields_from_us(self) -> float | None:
         """Return from when on one of those that run might make room for a newcomer with a deadline."""

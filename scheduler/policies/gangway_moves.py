@@ -5,17 +5,17 @@ A running query makes room only if that is worth it: see `worth_it`.
 
 from collections.abc import Sequence
 
-from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, BEHIND, FITS, IN_TIME, machine_us
+from gangway.scheduler.model_profile import SWITCH_US
+from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, BEHIND, BRIEF, FITS, IN_TIME, machine_us
 from gangway.scheduler.policy import Decision, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.prediction import Work
 
-SWITCH_US = 300.0  # what it costs to stop a query and to start it again
 LONGER = 2.0  # a query that was given up yields to a single one if it still takes so many times as much
 FAR_US = 300.0  # a layer boundary that is farther away is not waited for
 LEAST_GAIN_US = 150.0  # growing must save so much,
 LEAST_GAIN = 0.03  # and such a share of the rest
 EARLIEST_WAKE_US = 50.0
-REASONS = {IN_TIME: "next by deadline", FITS: "late, and nobody else will be by it"}
+REASONS = {BRIEF: "takes next to nothing", IN_TIME: "next by deadline", FITS: "late, and nobody else will be by it"}
 OTHERWISE = "nobody with a deadline to meet needs the cores"
 
 
@@ -67,7 +67,7 @@ def _make_room(ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapsho
         if victim.block is None or victim.fixed or victim.grant >= victim.cores:
             continue
         if worth_it(first, victim) or _saves_several(ordered, victim, snapshot.core_count):
-            decisions.append(_yield(victim))
+            decisions.append(_yield(victim, first.tier == BRIEF))
             victim.fixed = True
             missing -= victim.cores - victim.grant
     wake_us = min(
@@ -78,10 +78,12 @@ def _make_room(ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapsho
         decisions.append(Wake(snapshot.now_us + wake_us))
 
 
-def _yield(victim: Work) -> Decision:
+def _yield(victim: Work, hurried: bool) -> Decision:
+    """Return how it makes room. `hurried`: a boundary that should have come already is not waited for."""
     block = victim.block
     assert block is not None
-    far = victim.boundary_us() > FAR_US
+    boundary_us = victim.boundary_us()
+    far = boundary_us > FAR_US or (hurried and boundary_us <= 0.0)
     if victim.grant and not far:
         return Resize(block.query.query_id, block.cores[: victim.grant], "others need the cores")
     return Stop(block.query.query_id, far, "others go first")
@@ -90,16 +92,18 @@ def _yield(victim: Work) -> Decision:
 def worth_it(first: Work, victim: Work) -> bool:
     """Return whether taking cores from a running query now is better than waiting for its end.
 
-    For a higher class it always is, and for a query that can be in time if the other is lost. One that was given up
-    may still be in time if it goes on: then it is one deadline for another, and the time counts that the longer one
-    would take from those who come meanwhile. Otherwise it must save more deadlines than it costs; if it costs none,
-    shorter latencies count, each in proportion to the isolated one.
+    For a higher class it always is, for one that takes next to nothing, and for a query that can be in time if the
+    other is lost. One that was given up may still be in time if it goes on: then it is one deadline for another, and
+    the time counts that the longer one would take from those who come meanwhile. Otherwise it must save more deadlines
+    than it costs; if it costs none, shorter latencies count, each in proportion to the isolated one.
     """
     if first.query.priority != victim.query.priority:
         return first.query.priority < victim.query.priority
     wait_us = victim.remaining_us(victim.cores)
     if wait_us <= SWITCH_US or first.tier > IN_TIME:
         return False
+    if first.tier == BRIEF:
+        return True
     if victim.tier == AGED:
         return False
     if first.tier == AGED or victim.tier == BEHIND:

@@ -2,6 +2,7 @@
 
 Priority classes go strictly first. Within a class:
 
+- `BRIEF`: those that take next to nothing, late or not, within a bounded share of the machine (`gangway_brief.py`);
 - `AGED`: one query that has been `BEHIND` for long, within a bounded share of the machine (`gangway_aging.py`);
 - `FITS`: those of the two last kinds that are shorter than all in time, none of which is late if they go first;
 - `IN_TIME`: those that will be in time if they are run in order of their deadlines;
@@ -11,13 +12,14 @@ Priority classes go strictly first. Within a class:
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query
 from gangway.scheduler.prediction import Work
 
-AGED, FITS, IN_TIME, AT_RISK, BEHIND = range(5)
+BRIEF, AGED, FITS, IN_TIME, AT_RISK, BEHIND = range(6)
 
 LATE_FACTOR = 10.0  # virtual deadline of a late query: so many times its target after its arrival
 BEST_EFFORT_FACTOR = 30.0  # of one without a deadline: so many times its isolated latency,
@@ -49,23 +51,28 @@ def rank(work: Work) -> tuple[int, int, bool, float, int]:
     return (query.priority, work.tier, is_new, work.due_us, query.query_id)
 
 
-def candidates(waiting: Sequence[Query], now_us: float, core_count: int) -> Sequence[Query]:
+def candidates(
+    waiting: Sequence[Query], now_us: float, core_count: int, models: Mapping[int, ModelProfile]
+) -> Sequence[Query]:
     """Return the waiting queries that are worth planning: all, or of very many those that may be served next.
 
-    These are the ones that have begun, those whose deadlines come first, the oldest that are late, and the oldest
-    without a deadline. A higher class comes before a lower one. One pass over the queries, with little work for each.
+    These are the ones that have begun, those whose deadlines come first, the oldest that are late, brief and others,
+    and the oldest without a deadline. A higher class comes before a lower one. One pass over the queries, with little
+    work for each.
     """
     most = max(LEAST_PLANNED, core_count)
     if len(waiting) <= 2 * most:
         return waiting
+    brief = {number for number, model in models.items() if model.is_brief}
     found = [query for query in waiting if query.started]
     for priority in sorted({query.priority for query in waiting}):
         fresh = [query for query in waiting if query.priority == priority and not query.started]
         hopeful = [query for query in fresh if query.deadline_us is not None and query.deadline_us > now_us]
         found += heapq.nsmallest(most, hopeful, key=_deadline_us)
-        found += islice(
-            (query for query in fresh if query.deadline_us is not None and query.deadline_us <= now_us), core_count
-        )
+        late = [query for query in fresh if query.deadline_us is not None and query.deadline_us <= now_us]
+        found += islice((query for query in late if query.model_id not in brief), core_count)
+        if brief:
+            found += islice((query for query in late if query.model_id in brief), core_count)
         found += islice((query for query in fresh if query.deadline_us is None), core_count)
         if len(found) >= most:
             break

@@ -7,7 +7,7 @@ first ones, as long as they gain by them.
 
 from collections.abc import Sequence
 
-from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, IN_TIME
+from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, BRIEF, IN_TIME
 from gangway.scheduler.policy import Snapshot
 from gangway.scheduler.prediction import Work
 
@@ -94,7 +94,7 @@ def _squeeze(able: Sequence[Work]) -> None:
 
 def _needs(donor: Work, work: Work) -> int:
     """Return how many cores a query must keep for itself, whoever else is in need."""
-    if donor.query.priority < work.query.priority or donor.tier == AGED or donor.fixed:
+    if donor.query.priority < work.query.priority or donor.tier in (BRIEF, AGED) or donor.fixed:
         return donor.grant
     if donor.query.priority > work.query.priority or donor.tier != IN_TIME:
         return 0

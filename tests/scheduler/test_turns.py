@@ -177,6 +177,17 @@ def test_a_policy_that_knows_who_yields_is_asked_when_that_matters(
     assert decided_about(scripted, first, newcomer) == decided
 
 
+def test_who_takes_next_to_nothing_is_decided_about_at_once(scripted, monkeypatch):
+    monkeypatch.setattr(dispatch, "HURRIED", 0.0)
+    monkeypatch.setattr(dispatch, "MOST_REST_US", 60e6)
+    scripted.tell(slow.SetProfile(7, isolated_us=100.0))
+    scripted.script.brief_first = True
+    scripted.script.yields_in_us = 60e6
+    first = hang_on_both(scripted)
+    scripted.until(lambda: scripted.is_asleep(patient=True))
+    assert decided_about(scripted, first, {"deadline_ns": LATE_NS})
+
+
 def test_however_long_nobody_yields_newcomers_wait_only_for_a_while(scripted, monkeypatch):
     monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
     monkeypatch.setattr(dispatch, "MOST_REST_US", 20_000)

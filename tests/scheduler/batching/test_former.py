@@ -279,7 +279,7 @@ def test_of_a_long_queue_all_are_shown_that_the_policy_would_choose_from(seed: i
     ]
     shown = Former(spec(LINEAR, joins=False)).form(waiting, now_us=5e4).queries
     assert len(shown) < len(waiting) / 2
-    assert list(candidates(shown, 5e4, CORES)) == list(candidates(waiting, 5e4, CORES))
+    assert list(candidates(shown, 5e4, CORES, MODELS)) == list(candidates(waiting, 5e4, CORES, MODELS))
 
 
 def test_of_a_long_queue_the_next_batches_are_shown_and_one_of_the_late_ones() -> None:
@@ -319,6 +319,15 @@ def test_who_is_late_is_shown_if_somebody_of_a_lower_class_can_make_room() -> No
     blocks = [RunningBlock(query(200, LINEAR, priority=1), 1, (0, 1), 0.0)]
     shown = batches(Former(spec(FLAT)).form(late, now_us=1e6, free=0, running=blocks))
     assert shown == [list(range(1, 9)), list(range(9, 17))]
+
+
+def test_who_is_late_is_shown_if_it_takes_next_to_nothing() -> None:
+    """Others make room for it."""
+    late = [query(number, deadline_us=500.0) for number in range(1, 101)]
+    brief = {FLAT: replace(MODELS[FLAT], latency_us=(((200.0, 100.0),),))}
+    former = Former(spec(FLAT)).former
+    assert batches(former.form(queue(late), 1e6, brief, CORES, 0)) == [list(range(1, 9)), list(range(9, 17))]
+    assert batches(former.form(queue(late), 1e6, MODELS, CORES, 0)) == []
 
 
 def test_no_batch_has_more_rows_or_requests_than_allowed() -> None:

@@ -265,7 +265,7 @@ def test_very_many_queries_are_not_all_planned() -> None:
         query(1000, SHORT, 0.0),
     )
     late[400], late[600] = begun, higher
-    found = candidates([*late, hopeful], 0.0, 2)
+    found = candidates([*late, hopeful], 0.0, 2, MODELS)
     assert {begun.query_id, higher.query_id, hopeful.query_id} <= {each.query_id for each in found}
     assert len(found) < 100
 

@@ -1,8 +1,8 @@
 """When those that run would make room for a newcomer. Times are microseconds, two cores, models of `test_gangway`."""
 
 import pytest
+from gangway.scheduler.model_profile import SWITCH_US
 from gangway.scheduler.policies.gangway import Gangway
-from gangway.scheduler.policies.gangway_moves import SWITCH_US
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot
 from gangway.scheduler.prediction import INFINITE, MARGIN
 
