@@ -32,30 +32,39 @@ def default_cache_dir() -> Path:
 
 def add_cache_dir(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Define the flag --cache-dir, whose value is a folder that can be used."""
-    parser.add_argument("--cache-dir", type=_cache_dir, default="", metavar="DIR",
+
+    def folder(text: str) -> Path:
+        try:
+            return usable_cache_dir(text)
+        except OSError as error:
+            raise argparse.ArgumentTypeError(error.strerror) from None
+
+    parser.add_argument("--cache-dir", type=folder, default="", metavar="DIR",
         help="where compiled models are kept ($XDG_CACHE_HOME/gangway, or ~/.cache/gangway)")  # fmt: skip
 
 
-def _cache_dir(text: str) -> Path:
+def usable_cache_dir(text: str) -> Path:
     """Return the folder, which is made if it is absent, and private to who may write it. Empty: the default.
 
-    What libraries write goes there, too, where the system has no folder for it.
+    What libraries write goes there, too, where the system has no folder for it. Raises OSError, which says what to do.
     """
     try:
         root = Path(text) if text else default_cache_dir()
+    except RuntimeError:
+        raise OSError(errno.ENOENT, "is needed: this user has no home directory") from None
+    try:
         root.mkdir(mode=0o755, parents=True, exist_ok=True)  # not for a group, whatever the umask
         is_writable = os.access(root, os.W_OK | os.X_OK)
         if not is_writable and not any(len(item.name) == KEY_DIGITS for item in root.iterdir()):
             raise OSError(errno.EACCES, "it cannot be written, and holds no compiled model")
-        if problem := others_may_write(root):
-            hint = f"change that, or name a folder in it, as --cache-dir={root / 'gangway'}"
-            raise argparse.ArgumentTypeError(f"{root} {problem}, and the code in it is executed: {hint}")
-        if is_writable:
+        problem = others_may_write(root)
+        if is_writable and not problem:
             _stand_in(root.absolute())
-    except RuntimeError:
-        raise argparse.ArgumentTypeError("is needed: this user has no home directory") from None
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"{root} cannot be used: {error.strerror}; name another folder") from None
+        raise OSError(error.errno, f"{root} cannot be used: {error.strerror}; name another folder") from None
+    if problem:
+        hint = f"change that, or name a folder in it, as --cache-dir={root / 'gangway'}"
+        raise OSError(errno.EPERM, f"{root} {problem}, and the code in it is executed: {hint}")
     return root
 
 

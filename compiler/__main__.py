@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gangway.artifact.cache import Cache, add_cache_dir
+from gangway.artifact.cache import Cache, usable_cache_dir
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.jobs import DIMENSION, dimension, find_models
@@ -49,8 +49,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error("one PATH is compiled at a time")
     report = _reporter(1 if options.json else options.progress_fd)
     logging.getLogger("gangway").addHandler(_Warnings(report))
-    cache = Cache(options.cache_dir)
     try:
+        cache = Cache(usable_cache_dir(options.cache_dir))
         target = detect(options.target)
         if options.look_up:
             return _look_up(options.path, cache, target, report)
@@ -159,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
         "path", type=Path, nargs="+", metavar="PATH", help="an .onnx file, or a model directory (newest version)"
     )
     parser.add_argument("--look-up", action="store_true", help="only say which .onnx files the cache has compiled")
-    add_cache_dir(parser)
+    parser.add_argument("--cache-dir", default="", metavar="DIR", help="where compiled models are kept")
     parser.add_argument("--dimension", type=dimension, action="append", default=[], metavar="NAME=SIZE", help=DIMENSION)
     parser.add_argument("--optional", action="append", default=[], metavar="INPUT", help="requests may leave it out")
     parser.add_argument("--batch", action="store_true", help="refuse a model whose first dimension cannot be a batch")

@@ -179,6 +179,8 @@ def _data(data: Any, datatype: str, expected: int, where: str) -> bytes | LateTe
 
 def _shape(item: Mapping[str, Any], where: str) -> list[int]:
     shape = item.get("shape")
+    if isinstance(shape, Numbers):  # thousands of bytes of text
+        invalid(f"{where}: expected at most {MAX_RANK} dimensions in 'shape', got {shape.count}")
     if not isinstance(shape, list) or not all(type(size) is int and abs(size) <= MAX_INT64 for size in shape):
         invalid(f"{where}: expected an array of numbers as 'shape', got {shown(shape)}")
     if len(shape) > MAX_RANK:

@@ -39,7 +39,7 @@ MODELS = {
               "histogram_options { buckets: [0.01, 1.5, 30000] } } } "
               'parameters { key: "qos_ms" value { string_value: "10000" } }'),
     "cached": ("mlp", "response_cache { enable: true }"),
-    "hopeless": ("mlp", 'parameters { key: "qos_ms" value { string_value: "0.001" } } '
+    "hopeless": ("mlp", 'parameters { key: "qos_ms" value { string_value: "50" } } '
                  'parameters { key: "late" value { string_value: "reject" } }'),
 }  # fmt: skip
 TRITON_COUNTERS = (
@@ -108,9 +108,9 @@ def test_counters_are_those_of_model_statistics(served: Served) -> None:
     for _ in range(2):
         served.infer("quick", rows=3)
     with pytest.raises(InferenceServerException, match="Request timeout expired"):
-        served.infer("hopeless")
+        served.infer("hopeless", timeout=1)
     with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
-        served.infer("hopeless")
+        served.infer("hopeless", timeout=1)
     send_too_few_bytes(served, "quick")
     with pytest.raises(InferenceServerException, match="data-type"):  # it reaches no model, and counts for none
         tensor = triton.InferInput("input", [1, 16], "INT32")
