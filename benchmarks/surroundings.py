@@ -309,6 +309,13 @@ def _poison(scene: Scene) -> None:
     repeat(lambda: post(scene.server.http_url, POISON, body), clients=3, seconds=4 * FAULT_S)
 
 
+def _right(scene: Scene) -> None:
+    """Two clients ask rightly, as often as others ask wrongly: what a bomb costs is to be compared with that."""
+    tensor = {"name": "input", "datatype": "FP32", "shape": [1, 16], "data": [0.5] * 16}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    repeat(lambda: post(scene.server.http_url, WATCHED, body), clients=2)
+
+
 def _bombs(content: bytes) -> Callable[[Scene], None]:
     """Return what sends a gzip body by two clients that wait for the answer."""
     bomb = gzip.compress(content, 9)
@@ -390,6 +397,7 @@ SITUATIONS = (
     Situation("scheduler stopped", _stopped("scheduler"), back_within_s=HANG_S),
     Situation("front end stopped", _stopped("front end"), back_within_s=HANG_S),
     Situation("poison requests", _poison),
+    Situation("right requests, to compare with", _right),
     Situation("gzip of 16 MiB of JSON objects", _bombs(_json_objects()), bounds_p99=True),
     Situation("gzip of 16 MiB of numbers", _bombs(_json_numbers()), bounds_p99=True),
     Situation("slow bodies", _slow, bounds_p99=True),

@@ -23,7 +23,7 @@ MAX_CACHED_TEXT_BYTES: Final = 4096
 MAX_INPUTS: Final = 1024  # more than any model has, so that messages name what is wrong
 
 ELEMENT_BYTES: Final = 64  # of JSON for one element, at most, with blanks around it
-ROOM_BYTES: Final = 1024 * 1024  # for all else
+ROOM_BYTES: Final = 256 * 1024  # for all else: names, ids, parameters
 
 Body = bytes | memoryview
 
