@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
+from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.evaluate import evaluate
 from gangway.compiler.graph import Node
 from gangway.compiler.importer import read_graph
@@ -268,3 +268,18 @@ def test_functions_without_an_end(tmp_path: Path) -> None:
     ):
         with pytest.raises(UnreadableModelError, match="without an end"):
             read_graph(with_functions(tmp_path / "f.onnx", 17, functions))
+
+
+@pytest.mark.parametrize(
+    ("operator", "dividend", "divisor", "told"),
+    [
+        ("Div", 7, 0, "integer division by zero"),
+        ("Mod", 7, 0, "integer division by zero"),
+        ("Div", -(2**63), -1, "least integer divided by -1"),
+    ],
+)
+def test_constants_without_a_quotient_are_refused(operator: str, dividend: int, divisor: int, told: str) -> None:
+    share = Node("share", operator, ("a", "b"), ("c",), {})
+    values = {"a": np.array([dividend]), "b": np.array([divisor])}
+    with pytest.raises(ModelError, match=told):
+        evaluate(share, values, 17)
