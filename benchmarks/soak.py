@@ -21,6 +21,7 @@ import numpy as np
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 import tritonclient.utils.shared_memory as shm
+from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
@@ -101,7 +102,7 @@ class Traffic:
                 status = error.status() or error.message()
                 refused = any(word in str(status) for word in ("UNAVAILABLE", "503", "CANCELLED"))
                 self.note(kind, "refused" if refused else f"{status}: {error.message()}"[:90])
-            except OSError:  # HTTP: the connection is gone with its front end
+            except (OSError, HTTPParseError):  # HTTP: the connection is gone with its front end
                 self.note(kind, "refused")
             self.over.wait(0.1)
 
