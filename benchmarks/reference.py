@@ -11,7 +11,6 @@ from gangway.clients.tensors import Array, infer_request
 from gangway.protos import grpc_service_pb2 as pb
 
 DATATYPES = {"tensor(float)": "FP32", "tensor(int32)": "INT32", "tensor(int64)": "INT64"}
-BINARY_INPUTS = {"attention_mask", "token_type_ids"}  # of transformers
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,6 @@ def example_of(model: str, path: Path, seed: int = 0, rows: int = 1) -> Example:
         for node in session.get_inputs()
     ]
     inputs = random_tensors(metadata, batch=1, seed=seed)  # the session has fixed the real one already
-    for name in inputs.keys() & BINARY_INPUTS:
-        inputs[name] %= 2
     names = [node.name for node in session.get_outputs()]
     outputs = dict(zip(names, session.run(names, inputs), strict=True))
     request = infer_request(model, "", {tensor.name: (tensor.datatype, inputs[tensor.name]) for tensor in metadata})

@@ -30,11 +30,14 @@ def concrete_shape(tensor: TensorMetadata, batch: int) -> tuple[int, ...]:
 
 
 def random_tensor(tensor: TensorMetadata, batch: int, generator: np.random.Generator) -> Array:
-    """Return standard normal floats, integers in [0, 100), or coin flips, in the tensor's shape."""
+    """Return standard normal floats, or coin flips, in the tensor's shape.
+
+    Integers are 0 and 1: they may be masks, or indices, which are refused beyond the end of a table.
+    """
     shape, dtype = concrete_shape(tensor, batch), dtype_of(tensor.datatype)
     if dtype.kind == "f":
         return generator.standard_normal(shape, dtype=np.float32).astype(dtype)
-    return generator.integers(0, 2 if dtype.kind == "b" else 100, shape).astype(dtype)
+    return generator.integers(0, 2, shape).astype(dtype)
 
 
 def random_tensors(tensors: Sequence[TensorMetadata], batch: int, seed: int) -> dict[str, Array]:
