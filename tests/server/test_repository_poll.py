@@ -76,7 +76,7 @@ def test_a_name_in_two_repositories_is_served_by_neither(served: Controlled) -> 
 def test_an_error_at_the_start_may_be_the_end(tmp_path: Path) -> None:
     write(tmp_path, "bare", 1)
     command = [*GANGWAY, "serve", f"--model-repository={tmp_path}", "--exit-on-error=true", "--grpc-port=0"]
-    command += ["--http-port=0"]
+    command += ["--http-port=0", "--metrics-port=0"]
     command += [f"--cache-dir={tmp_path}", "--disable-auto-complete-config"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
