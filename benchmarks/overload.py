@@ -56,17 +56,21 @@ class Sample:
 
     memory_bytes: int  # proportional shares of what they share
     descriptors: int
+    threads: int = 0
+    processes: int = 0
 
 
 def sample(server: LiveServer) -> Sample:
-    """Add up memory and open files over the server's processes; one that has just ended counts nothing."""
-    memory_bytes = descriptors = 0
+    """Add up over the server's processes; one that has just ended counts nothing."""
+    memory_bytes = descriptors = threads = processes = 0
     for pids in server.pids().values():
         for pid in pids:
             with suppress(OSError):
                 memory_bytes += memory_of(pid).pss_bytes
                 descriptors += len(list((PROC / str(pid) / "fd").iterdir()))
-    return Sample(memory_bytes, descriptors)
+                threads += len(list((PROC / str(pid) / "task").iterdir()))
+                processes += 1
+    return Sample(memory_bytes, descriptors, threads, processes)
 
 
 @contextmanager
@@ -105,9 +109,9 @@ def recovery_s(outcomes: Outcomes, targets_us: Sequence[float | None], end_s: fl
     return float("inf")
 
 
-def thirds(samples: Sequence[Sample]) -> list[float]:
-    """Return the median memory in each third of the time, in bytes [3]; NaN without samples."""
-    sizes = [one.memory_bytes for one in samples]
+def thirds(samples: Sequence[Sample], figure: str = "memory_bytes") -> list[float]:
+    """Return the median of a figure in each third of the time [3]; NaN without samples."""
+    sizes = [getattr(one, figure) for one in samples]
     third = max(1, len(sizes) // 3)
     parts = (sizes[:third], sizes[third:][:third], sizes[-third:])
     return [float(np.median(part)) if part else math.nan for part in parts]

@@ -6,7 +6,6 @@ What is held against bounds: every answer is right or refused, and memory, descr
 import os
 import queue
 import signal
-import statistics
 import sys
 import tempfile
 import threading
@@ -14,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +23,8 @@ from geventhttpclient.response import HTTPParseError
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import is_right, raw_channel, raw_infer
-from benchmarks.processes import memory_of
+from benchmarks.load import TOLERANCE, is_right, raw_channel, raw_infer
+from benchmarks.overload import Sample, sample, thirds
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo, onnx_file
@@ -39,38 +37,12 @@ KILL_EVERY_S, RELOAD_EVERY_S, SAMPLE_EVERY_S = 15.0, 5.0, 2.0
 TIMEOUT_S = 30
 STEPS = 5  # of a sequence
 GROWTH_AT_MOST = 0.02  # from the second third of the time to its last
-TOLERANCE = 1e-4
 
 Tensors = dict[str, "np.ndarray[tuple[int, ...], np.dtype[np.generic]]"]
 
 
 class RefusedError(Exception):
     """The server has refused or lost a request, which clients are told to expect while processes are killed."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What all processes of a server hold at one moment."""
-
-    memory_bytes: int
-    descriptors: int
-    threads: int
-    processes: int
-
-
-def sample(server: LiveServer) -> Sample:
-    """Add up over the server's processes; one that has just ended counts nothing."""
-    totals = [0, 0, 0, 0]
-    for pid in (pid for pids in server.pids().values() for pid in pids):
-        with suppress(OSError):
-            one = (
-                memory_of(pid).pss_bytes,
-                len(os.listdir(f"/proc/{pid}/fd")),
-                len(os.listdir(f"/proc/{pid}/task")),
-                1,
-            )
-            totals = [total + more for total, more in zip(totals, one, strict=True)]
-    return Sample(*totals)
 
 
 class Traffic:
@@ -284,12 +256,6 @@ def run(server: LiveServer, traffic: Traffic, seconds: float, kill_every_s: floa
         for thread in threads:
             thread.join()
     return samples
-
-
-def thirds(samples: Sequence[Sample], name: str) -> list[float]:
-    """Return the median of a figure in each third of the time [3]."""
-    values, third = [getattr(one, name) for one in samples], max(1, len(samples) // 3)
-    return [float(statistics.median(part)) for part in (values[:third], values[third : 2 * third], values[-third:])]
 
 
 def report_soak(report: Report, traffic: Traffic, samples: Sequence[Sample]) -> None:
