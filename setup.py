@@ -1,7 +1,8 @@
-"""Build: the rooms of the house become `gangway.*`, protos become modules, executor/native becomes an extension."""
+"""Build: the protocol files become modules, executor/native becomes an extension."""
 
 import re
 import tempfile
+from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -10,7 +11,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 C_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
-ROOMS = ("artifact", "clients", "compiler", "executor", "protos", "scheduler", "server", "simulator", "workload", "zoo")
+PACKAGES = [f"gangway.{name}" for name in find_packages("gangway")]
 
 
 def generate_protos() -> None:
@@ -43,31 +44,23 @@ class BuildExt(build_ext):
         super().run()
 
 
-def packages() -> list[str]:
-    found = []
-    for room in ROOMS:
-        found += [f"gangway.{room}", *(f"gangway.{room}.{name}" for name in find_packages(room))]
-    return found
-
-
 native = Extension(
     "gangway.executor._native",
-    sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "executor" / "native").glob("*.c")),
-    depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "executor" / "native").glob("*.h")),
+    sources=sorted(glob("gangway/executor/native/*.c", root_dir=ROOT)),
+    depends=sorted(glob("gangway/executor/native/*.h", root_dir=ROOT)),
     extra_compile_args=C_FLAGS,
 )
 
 probes = Extension(
     "gangway.executor._probes",
-    sources=["executor/probes/probes.c"],
+    sources=["gangway/executor/probes/probes.c"],
     extra_compile_args=[*C_FLAGS, "-ffp-contract=fast"],  # a multiplication and an addition become one instruction
 )
 
 setup(
-    packages=packages(),
-    package_dir={f"gangway.{room}": room for room in ROOMS},
+    packages=PACKAGES,
     package_data={
-        **{f"gangway.{room}": ["py.typed"] for room in ROOMS},
+        **dict.fromkeys(PACKAGES, ["py.typed"]),
         "gangway.protos": ["*.proto", "*.pyi", "py.typed"],
         "gangway.simulator": ["measured_models/*.json", "measured_models/batches/*.json", "npu_layers.csv", "py.typed"],
     },
