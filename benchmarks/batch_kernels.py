@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.kernel_gap import random_arguments
+from benchmarks.report import Row, option_parser, start_report
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.specs import BatchPlan, ConvSpec
 from gangway.compiler.target import detect
 from gangway.compiler.templates import registry
 from gangway.compiler.trial import Array, Library, aligned
-
-from benchmarks.kernel_gap import random_arguments
-from benchmarks.report import Row, option_parser, start_report
 
 PARTS = 16  # of a layer's tasks, task by task
 Call = Callable[[], None]

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.repository import compile_model, ensure_zoo
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores
 from gangway.executor.machine import measure_machine
 from gangway.executor.model_runner import ModelRunner
-
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import compile_model, ensure_zoo
 
 Joined = Callable[[Sequence[float]], float]  # of the runs of one round
 WAYS = ("row", "fat", "thin", "alone")

@@ -7,8 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from gangway.server.process import keep_freed_memory
-
 from benchmarks.batching_estimator import run_estimator
 from benchmarks.batching_latency import ODD_MODELS, PAPERS_MODELS, run_odd, run_split
 from benchmarks.batching_poisson import run_poisson
@@ -19,6 +17,7 @@ from benchmarks.batching_step import STEP_MODELS, run_step
 from benchmarks.fetch_triton import fetch
 from benchmarks.fetching import FetchError
 from benchmarks.report import Report, add_repository_option, option_parser, start_report
+from gangway.server.process import keep_freed_memory
 
 PARTS: Mapping[str, Callable[[Report, Setting], None]] = {
     "prepare": lambda _, setting: prepare(setting),

@@ -5,14 +5,14 @@ from functools import cache
 from itertools import pairwise
 
 import numpy as np
-from gangway.scheduler.batching.estimator import BatchSizeEstimator
-from gangway.scheduler.batching.size import BatchSizes, batch_sizes
-from gangway.scheduler.batching.split import GANG_US
-from gangway.workload.arrivals import Floats
 
 from benchmarks.batching_queue import Change, Dispatcher, Packrat, PerDispatch, arrivals_at, serve
 from benchmarks.batching_setup import MAX_ROWS, Setting, model_profile
 from benchmarks.report import Report, Row
+from gangway.scheduler.batching.estimator import BatchSizeEstimator
+from gangway.scheduler.batching.size import BatchSizes, batch_sizes
+from gangway.scheduler.batching.split import GANG_US
+from gangway.workload.arrivals import Floats
 
 MODELS = ("resnet50", "mobilenetv2")
 QUERIES = 8000

@@ -4,14 +4,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from gangway.scheduler.batching.waves import PlanTable, plan_table
-
 from benchmarks.batching_setup import MAX_ROWS, Client, Setting, gangway, model_profile, with_and_without
 from benchmarks.onnxruntime_peer import Timed, onnxruntime_peer, pinned, timed_ms
 from benchmarks.reference import Example, repeated
 from benchmarks.report import Report, Row
 from benchmarks.repository import onnx_file
 from benchmarks.turns import Turns
+from gangway.scheduler.batching.waves import PlanTable, plan_table
 
 PAPERS_MODELS = ("resnet50", "inception_v3", "gpt2", "bert_base")
 ODD_MODELS = ("resnet50", "bert_base")

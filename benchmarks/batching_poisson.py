@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
-from gangway.clients.open_loop import drive
-from gangway.workload.arrivals import Floats, poisson_for
-from gangway.workload.mix import Mix, MixModel
 
 from benchmarks.batching_setup import TIMEOUT_S, Client, Setting, counted, with_and_without
 from benchmarks.reference import Example, repeated
 from benchmarks.report import Report, Row
+from gangway.clients.open_loop import drive
+from gangway.workload.arrivals import Floats, poisson_for
+from gangway.workload.mix import Mix, MixModel
 
 MODELS = ("resnet50", "mobilenetv2")
 SHARE = 0.5  # of capacity

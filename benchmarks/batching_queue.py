@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
 from gangway.scheduler.arrival_rate import ArrivalRate
 from gangway.workload.arrivals import Floats
 

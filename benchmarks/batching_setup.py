@@ -8,16 +8,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gangway.clients.connection import Connection
-from gangway.clients.timing import server_times
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.profiles import policy_profile
-
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import is_right, raw_channel, raw_infer
 from benchmarks.reference import Example, example_of
 from benchmarks.repository import compile_model, ensure_profiles, ensure_zoo, find_profile, onnx_file
 from benchmarks.serving_servers import write_repository
+from gangway.clients.connection import Connection
+from gangway.clients.timing import server_times
+from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.profiles import policy_profile
 
 MAX_ROWS = 64
 DISTINCT_ROWS = 4  # of an example; larger batches repeat them

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.zoo import MODELS
-
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import GANGWAY, ensure_zoo, onnx_file
+from gangway.zoo import MODELS
 
 BASELINE = "simple"
 COLD_S = {"bert_large": 60.0}

@@ -9,13 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangway.artifact.console import ProgressBars
-from gangway.executor.cores import available_cores
-
 from benchmarks.conformance_cases import NEWEST_OPSET, Case, collect
 from benchmarks.conformance_docs import write_docs
 from benchmarks.conformance_runner import CRASHED, NATIVE, ONNXRUNTIME, RELAX, UNSUPPORTED, Outcome, run_all
 from benchmarks.report import CONSOLE, Report, Row, option_parser, start_report
+from gangway.artifact.console import ProgressBars
+from gangway.executor.cores import available_cores
 
 HOWS = (NATIVE, RELAX, ONNXRUNTIME, UNSUPPORTED, CRASHED)
 LEAST_COMPILED = 0.85

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from gangway.artifact.cache import default_cache_dir
 from onnx import TensorProto
+
+from gangway.artifact.cache import default_cache_dir
 
 Array = npt.NDArray[Any]
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.conformance_cases import Array, Case, same
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Engine, Manifest
@@ -26,8 +28,6 @@ from gangway.executor.frame_requests import read_answer, write_request
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SlotRequest, SlotStatus
-
-from benchmarks.conformance_cases import Array, Case, same
 
 NATIVE, RELAX, ONNXRUNTIME, UNSUPPORTED, CRASHED = "native", "Relax", "onnxruntime", "unsupported", "crashed"
 CASE_TIMEOUT_S = 120  # the slowest compiles for seconds

@@ -13,6 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.batch_kernels import Call, lower_quartiles
+from benchmarks.report import Row, add_repository_option, option_parser, start_report
+from benchmarks.repository import ensure_zoo, onnx_file
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.importer import read_graph
@@ -22,10 +26,6 @@ from gangway.compiler.target import detect
 from gangway.compiler.templates import registry
 from gangway.compiler.templates.base import Image
 from gangway.compiler.trial import Array, Library, aligned
-
-from benchmarks.batch_kernels import Call, lower_quartiles
-from benchmarks.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import ensure_zoo, onnx_file
 
 MODELS = ("mobilenetv2", "efficientnet_b0")
 ROWS = (1, 8)

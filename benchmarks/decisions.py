@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from benchmarks.report import Row, option_parser, start_report
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.simulator.engine import simulate
@@ -16,8 +17,6 @@ from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.arrivals import poisson
 from gangway.workload.mix import Mix, MixModel, capacity_per_s, read_mix
 from gangway.workload.qos import Qos
-
-from benchmarks.report import Row, option_parser, start_report
 
 CORES = 2
 WAITING = (10, 100, 1000)

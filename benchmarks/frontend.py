@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.clients.connection import Connection
-from gangway.clients.timing import PHASES, ServerTimes, server_times
-
 from benchmarks.cost import run_in_rounds
 from benchmarks.fetch_perf_analyzer import BINARY
 from benchmarks.frontend_peers import compare
@@ -19,6 +16,8 @@ from benchmarks.perf_analyzer import closed_loop, run_one
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row
 from benchmarks.repository import onnx_file
+from gangway.clients.connection import Connection
+from gangway.clients.timing import PHASES, ServerTimes, server_times
 
 TARGETS_MS = {"mlp": 0.6, "mobilenetv2": 1.5}  # 1x16 floats; 1x3x224x224 floats
 LOADS = (("mlp", 1), ("mobilenetv2", 1), ("mlp", 16))  # model and number of clients

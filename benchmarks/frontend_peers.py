@@ -9,9 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.placement import place
-
 from benchmarks.cost import ROLES, Pids, Stretch, cost_columns, measure_stretch, median_of
 from benchmarks.fetching import FetchError
 from benchmarks.frontend_models import CORNER, IDENTITY, PASS_MODELS, PYTHON, write_pass_models
@@ -24,6 +21,8 @@ from benchmarks.report import Report, Row
 from benchmarks.repository import onnx_file
 from benchmarks.transports import ALIGNED, UNALIGNED, in_region, region_with
 from benchmarks.triton_server import CONFIGURATIONS, triton_server
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.placement import place
 
 OURS, TRITON, FLOOR = "gangway", "triton", "grpcio alone"
 TRITON_CONFIGURATION = CONFIGURATIONS["triton 1x1"]  # one process for each model: the least CPU

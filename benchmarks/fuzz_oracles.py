@@ -14,6 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
+
+from benchmarks.fuzz_service import answer, checked_plan
 from gangway.artifact.datatypes import DTYPES
 from gangway.protos.grpc_service_pb2 import ModelInferRequest
 from gangway.server.errors import RequestError
@@ -23,9 +26,6 @@ from gangway.server.http.json_text import parse
 from gangway.server.http.replies import HttpError
 from gangway.server.http.tensors import from_raw
 from gangway.server.wire import MalformedRequestError, split_request
-from google.protobuf.message import DecodeError
-
-from benchmarks.fuzz_service import answer, checked_plan
 
 MAX_INFLATED_BYTES = 1 << 20
 STATUSES = {200, 400, 403, 404, 405, 413, 415}

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gangway.protos.grpc_service_pb2 import ModelInferRequest
 
 from benchmarks.fuzz_oracles import KINDS
 from benchmarks.fuzz_service import ENCODINGS, PATHS
+from gangway.protos.grpc_service_pb2 import ModelInferRequest
 
 ROW = np.arange(16, dtype=np.int32)
 

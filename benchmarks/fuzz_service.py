@@ -10,6 +10,9 @@ from functools import cache
 from typing import Any, Final
 
 import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor
+
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
@@ -23,8 +26,6 @@ from gangway.server.http.service import Incoming, Service, verbs_of
 from gangway.server.methods import Method
 from gangway.server.models import Models, item_bytes
 from gangway.server.plan import Plan, make_plan
-from google.protobuf import message_factory
-from google.protobuf.descriptor import MethodDescriptor
 
 MAX_BODY_BYTES: Final = 1 << 20
 PATHS: Final = (

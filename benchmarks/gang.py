@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.repository import compile_model, ensure_zoo
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
 from gangway.artifact.reader import read_manifest
 from gangway.artifact.writer import ArtifactWriter
@@ -23,9 +25,6 @@ from gangway.executor.leases import Control, LeaseSpec, Member
 from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import Left
 from gangway.executor.slots import SlotRequest
-
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import compile_model, ensure_zoo
 
 MODELS = ("resnet50", "mobilenetv2")
 KERNELS = Path(__file__).with_name("gang_kernels.c")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.artifact.reader import read_manifest
 from gangway.clients.tensors import Array, dtype_of

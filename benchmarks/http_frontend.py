@@ -13,8 +13,6 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 import numpy as np
-from gangway.clients.connection import Connection
-from gangway.clients.timing import server_times
 
 from benchmarks.cost import ROLES, WARM_UP_S, cost_columns, cpu_by_role, run_in_rounds
 from benchmarks.fetch_perf_analyzer import BINARY
@@ -24,6 +22,8 @@ from benchmarks.perf_analyzer import closed_loop, run_one
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row
 from benchmarks.repository import onnx_file
+from gangway.clients.connection import Connection
+from gangway.clients.timing import server_times
 
 LOADS = (("mlp", 1, False), ("mlp", 1, True), ("mobilenetv2", 1, False), ("mlp", 16, False))  # model, clients, as JSON
 DATATYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}

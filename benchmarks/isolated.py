@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import onnxruntime as ort
-from gangway.clients.tensors import Array
 
 from benchmarks.reference import Example, open_session
 from benchmarks.repository import onnx_file
+from gangway.clients.tensors import Array
 
 THREADS = 2
 ROUNDS = 9

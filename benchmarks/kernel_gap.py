@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.report import Report, Row
+from benchmarks.timing import sampled
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.importer import read_graph
@@ -20,9 +23,6 @@ from gangway.compiler.job import lower_graph
 from gangway.compiler.specs import ConvSpec, KernelPlan
 from gangway.compiler.templates import registry
 from gangway.compiler.trial import Array, Library, aligned
-
-from benchmarks.report import Report, Row
-from benchmarks.timing import sampled
 
 KERNELS_PER_OBJECT = 8
 LEADERS = 3

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from gangway.compiler.activations import RELU, RELU6
-from gangway.compiler.specs import AttentionSpec, ConvSpec, GlobalPoolSpec, LayerNormSpec, MatMulSpec, PoolSpec
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.sequence_peer import SequenceSpec, is_dense, sequence_model
+from gangway.compiler.activations import RELU, RELU6
+from gangway.compiler.specs import AttentionSpec, ConvSpec, GlobalPoolSpec, LayerNormSpec, MatMulSpec, PoolSpec
 
 RUNS = 12
 PeerSpec = SequenceSpec | PoolSpec | GlobalPoolSpec

@@ -16,6 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.kernel_gap import DENSE, MOST_GAP, convolutions, report_gaps
+from benchmarks.kernel_peer import PeerSpec, onnxruntime_us
+from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.repository import ensure_zoo, onnx_file
+from benchmarks.timing import sampled
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.buffers import Step
@@ -28,12 +34,6 @@ from gangway.compiler.templates import registry
 from gangway.compiler.templates.base import registers
 from gangway.compiler.templates.builder import Argument, Buffer, Expr, Register, kernel, lanes_at, repeat, store
 from gangway.compiler.trial import Array, Library, aligned
-
-from benchmarks.kernel_gap import DENSE, MOST_GAP, convolutions, report_gaps
-from benchmarks.kernel_peer import PeerSpec, onnxruntime_us
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import ensure_zoo, onnx_file
-from benchmarks.timing import sampled
 
 PEAK_ROUNDS = 100_000
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.gang import OVERHEAD_US_AT_MOST, make_artifact, percentile, summary
+from benchmarks.report import Row, option_parser, start_report
 from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import Lease
@@ -24,9 +26,6 @@ from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, 
 from gangway.scheduler.timeline import Stretch, TimelineWriter
 from gangway.server.data_plane import DataPlane, Request, TensorLayout
 from gangway.server.shared_memory import FRONT_END, SharedMemory
-
-from benchmarks.gang import OVERHEAD_US_AT_MOST, make_artifact, percentile, summary
-from benchmarks.report import Row, option_parser, start_report
 
 LAYERS = 40
 LAYER_US = 300.0

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from gangway.clients.connection import SERVICE
-from gangway.executor.segment import Segment
-from gangway.executor.slots import SlotState, SlotTable
-from gangway.protos import grpc_service_pb2 as pb
 
 from benchmarks.load import raw_channel
 from benchmarks.processes import command_of, descendants_of
 from benchmarks.repository import GANGWAY
+from gangway.clients.connection import SERVICE
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotState, SlotTable
+from gangway.protos import grpc_service_pb2 as pb
 
 ROLES = {"server": "front end", "scheduler": "scheduler", "executor": "worker"}
 START_TIMEOUT_S = 300  # a cold cache compiles every model first

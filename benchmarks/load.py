@@ -11,6 +11,7 @@ from typing import Self
 
 import grpc
 import numpy as np
+
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES
 from gangway.clients.tensors import Array, outputs_of
 from gangway.protos import grpc_service_pb2 as pb

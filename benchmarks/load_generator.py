@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 import grpc
 import numpy as np
-from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
-from gangway.clients.open_loop import drive
-from gangway.clients.perf.prepare import prepare_requests
-from gangway.workload.arrivals import Arrivals
-from gangway.workload.outcomes import summarise
 
 from benchmarks.live_server import live_server
 from benchmarks.load import raw_channel, raw_infer
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo
+from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
+from gangway.clients.open_loop import drive
+from gangway.clients.perf.prepare import prepare_requests
+from gangway.workload.arrivals import Arrivals
+from gangway.workload.outcomes import summarise
 
 RATES_PER_S = {"mlp": 200.0, "mobilenetv2": 40.0}  # well below what the server carries
 TIMEOUT_S = 30

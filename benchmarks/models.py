@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gangway.clients.tensors import Array
-from gangway.zoo import MODELS
-
 from benchmarks.gang_runner import GangRunner, LoadedModel
 from benchmarks.load import relative_error
 from benchmarks.onnxruntime_peer import Timed, pinned, timed_ms
@@ -23,6 +20,8 @@ from benchmarks.peers import PEERS
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import compile_model, ensure_zoo, onnx_file
+from gangway.clients.tensors import Array
+from gangway.zoo import MODELS
 
 NETWORKS = [name for name in MODELS if name not in ("mlp", "simple", "simple_string", "simple_int8")]
 ALL = "all"

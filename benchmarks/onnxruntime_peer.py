@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gangway.clients.tensors import Array
-
 from benchmarks.reference import open_session
+from gangway.clients.tensors import Array
 
 RunOnce = Callable[[], object]
 Timed = Callable[[], float]  # runs one query, returns its milliseconds

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.zoo import DEFAULT_NAMES
-
 from benchmarks.fetching import TOOLS, FetchError, run, succeeds
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.report import Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo
+from gangway.zoo import DEFAULT_NAMES
 
 ROOT = TOOLS / "clients"
 TIMEOUT_S = 300

@@ -19,12 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gangway.clients.open_loop import OpenLoopRun, drive
-from gangway.protos import grpc_service_pb2 as pb
-from gangway.workload.arrivals import Arrivals, poisson_for
-from gangway.workload.mix import Mix, MixModel, capacity_per_s, read_mix
-from gangway.workload.outcomes import Outcomes
-from gangway.workload.qos import Qos
 
 from benchmarks.isolated import Reference
 from benchmarks.live_server import LiveServer, live_server
@@ -35,6 +29,12 @@ from benchmarks.report import Report, Row, add_repository_option, option_parser,
 from benchmarks.repository import ensure_profiles, ensure_zoo, onnx_file
 from benchmarks.serving_servers import warm_up, write_repository
 from benchmarks.transports import ALIGNED, in_region, region_with
+from gangway.clients.open_loop import OpenLoopRun, drive
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.workload.arrivals import Arrivals, poisson_for
+from gangway.workload.mix import Mix, MixModel, capacity_per_s, read_mix
+from gangway.workload.outcomes import Outcomes
+from gangway.workload.qos import Qos
 
 PEAK_SHARES = (0.5, 0.7, 0.9, 1.1)
 CALM_SHARE = 0.3

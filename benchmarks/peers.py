@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import openvino
-from gangway.clients.tensors import Array
 
 from benchmarks.onnxruntime_peer import RunOnce, onnxruntime_peer
+from gangway.clients.tensors import Array
 
 
 def openvino_peer(path: Path, inputs: Mapping[str, Array], threads: int) -> RunOnce:

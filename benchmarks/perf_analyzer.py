@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gangway.clients.connection import Connection
-from gangway.zoo import DEFAULT_NAMES
-
 from benchmarks.fetch_perf_analyzer import BINARY, fetch, perf_analyzer_environment
 from benchmarks.live_server import live_server
 from benchmarks.perf_analyzer_cases import CASES, GRPC, HTTP, Case, models, write_files
 from benchmarks.perf_analyzer_modes import MODES, Mode, closed_loop
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo
+from gangway.clients.connection import Connection
+from gangway.zoo import DEFAULT_NAMES
 
 __all__ = ["MODES", "Mode", "Result", "closed_loop", "run_one"]
 

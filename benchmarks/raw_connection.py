@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from gangway.clients.connection import SERVICE
-from gangway.clients.grpc_http2 import request_headers
 from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamEnded, StreamReset, TrailersReceived
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
+
+from gangway.clients.connection import SERVICE
+from gangway.clients.grpc_http2 import request_headers
 
 READ_BYTES = 1 << 16
 TIMEOUT_S = 30.0

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
+
 from gangway.clients.inputs import TensorMetadata, random_tensors
 from gangway.clients.tensors import Array, infer_request
 from gangway.protos import grpc_service_pb2 as pb

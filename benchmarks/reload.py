@@ -14,8 +14,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import onnx
-from gangway.clients.connection import SERVICE
-from gangway.protos import grpc_service_pb2 as pb
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.live_server import LiveServer, live_server
@@ -23,6 +21,8 @@ from benchmarks.load import raw_channel, raw_infer
 from benchmarks.reference import example_of
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo, onnx_file
+from gangway.clients.connection import SERVICE
+from gangway.protos import grpc_service_pb2 as pb
 
 WATCHED = "mobilenetv2"  # asked all the time, while other models come and go
 OTHER = "resnet18"

@@ -15,6 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.live_server import live_server
+from benchmarks.replay_live import LiveRun, Lone, Replayed
+from benchmarks.report import add_repository_option, option_parser, start_report
+from benchmarks.repository import compile_model, ensure_zoo
 from gangway.artifact.machine import whole_machine_id
 from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
 from gangway.clients.connection import Connection
@@ -30,11 +35,6 @@ from gangway.simulator.scenario import WAKE_UP_US, level_per_demand
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.outcomes import Row, summarise
-
-from benchmarks.live_server import live_server
-from benchmarks.replay_live import LiveRun, Lone, Replayed
-from benchmarks.report import add_repository_option, option_parser, start_report
-from benchmarks.repository import compile_model, ensure_zoo
 
 CORES = 2
 MIX = Mix("replayed", (MixModel("mobilenetv2", 6.0), MixModel("resnet50", 1.0)))

@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+
+from benchmarks.live_server import LiveServer
+from benchmarks.processes import core_times, process_cpu_ns
 from gangway.clients.connection import Connection
 from gangway.clients.grpc_http2 import message_body
 from gangway.clients.open_loop import INFER_METHOD, drive, sender_precedence
@@ -15,9 +18,6 @@ from gangway.clients.raw_channel import RawChannel, call_alone
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes
-
-from benchmarks.live_server import LiveServer
-from benchmarks.processes import core_times, process_cpu_ns
 
 LONE_REQUESTS = {"mobilenetv2": 15, "resnet50": 9}
 TIMEOUT_S = 30.0  # of a lone request

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gangway.artifact.console import Console
 from rich.table import Table
+
+from gangway.artifact.console import Console
 
 # A file or a pipe has no width of its own: wide enough that no cell is wrapped.
 CONSOLE = Console()

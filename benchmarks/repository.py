@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from benchmarks.quiet import QuietMachine
 from gangway.artifact.machine import whole_machine_id
 from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile
 from gangway.artifact.reader import read_manifest
 from gangway.zoo import DEFAULT_NAMES
-
-from benchmarks.quiet import QuietMachine
 
 GANGWAY = [sys.executable, "-m", "gangway.server.cli"]
 COMPILE_TIMEOUT_S = 300

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
 from gangway.compiler.activations import Activation
 from gangway.compiler.specs import AttentionSpec, ConvSpec, LayerNormSpec, MatMulSpec
-from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 SequenceSpec = ConvSpec | AttentionSpec | LayerNormSpec | MatMulSpec
 

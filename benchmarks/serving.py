@@ -17,12 +17,6 @@ from math import log
 from pathlib import Path
 from statistics import geometric_mean
 
-from gangway.clients.open_loop import drive
-from gangway.workload.arrivals import poisson_for
-from gangway.workload.mix import Mix, capacity_per_s, read_mix
-from gangway.workload.outcomes import summarise
-from gangway.workload.qos import Qos
-
 from benchmarks.fetching import FetchError
 from benchmarks.isolated import Reference
 from benchmarks.processes import core_times
@@ -34,6 +28,11 @@ from benchmarks.serving_points import Point, counts_of, decode_file, encode, enc
 from benchmarks.serving_servers import Served, known_servers, serving, warm_up
 from benchmarks.serving_table import GOALS, MULTIPLES, add_tables, anything_holds, describe
 from benchmarks.triton_server import CONFIGURATIONS
+from gangway.clients.open_loop import drive
+from gangway.workload.arrivals import poisson_for
+from gangway.workload.mix import Mix, capacity_per_s, read_mix
+from gangway.workload.outcomes import summarise
+from gangway.workload.qos import Qos
 
 OURS = "gangway"
 LOWEST_SHARE = 0.25

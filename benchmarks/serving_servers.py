@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.protos import model_config_pb2 as mc
 from google.protobuf import text_format
 
 from benchmarks.live_server import live_server
@@ -15,6 +14,7 @@ from benchmarks.processes import cpu_ns, descendants_of
 from benchmarks.reference import Example
 from benchmarks.repository import onnx_file
 from benchmarks.triton_server import CONFIGURATIONS, triton_server
+from gangway.protos import model_config_pb2 as mc
 
 QOS_PARAMETER = "qos_ms"
 WARM_UP_QUERIES = 3

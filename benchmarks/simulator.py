@@ -4,6 +4,7 @@ import resource
 import sys
 import time
 
+from benchmarks.report import Row, option_parser, start_report
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.simulator.engine import simulate
 from gangway.simulator.runs import TARGET, one_core_rate
@@ -11,8 +12,6 @@ from gangway.simulator.scenario import make_scenario
 from gangway.workload.arrivals import poisson
 from gangway.workload.mix import read_mix
 from gangway.workload.outcomes import summarise
-
-from benchmarks.report import Row, option_parser, start_report
 
 CORES = 64
 LOAD = 0.12  # of what the cores could do if every query ran on one

@@ -12,6 +12,10 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+
+from benchmarks.live_server import live_server
+from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.repository import ensure_profiles, ensure_zoo
 from gangway.clients.connection import Connection
 from gangway.clients.open_loop import drive
 from gangway.clients.perf.prepare import configured_targets, measure_isolated, prepare_requests
@@ -19,10 +23,6 @@ from gangway.workload.arrivals import Arrivals, poisson_for
 from gangway.workload.mix import Mix, MixModel, capacity_per_s
 from gangway.workload.outcomes import Row as Outcome
 from gangway.workload.outcomes import summarise
-
-from benchmarks.live_server import live_server
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import ensure_profiles, ensure_zoo
 
 IN_TIME = 0.95
 LOSS_AT_MOST = 0.03  # of the long ones' queries in time

@@ -7,15 +7,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from gangway.artifact.format import WEIGHTS_FILE
-from gangway.zoo import DEFAULT_NAMES
-
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import Load, run_for
 from benchmarks.processes import file_mappings, memory_of
 from benchmarks.reference import example_of
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import COMPILE_TIMEOUT_S, GANGWAY, ensure_zoo, onnx_file
+from gangway.artifact.format import WEIGHTS_FILE
+from gangway.zoo import DEFAULT_NAMES
 
 COLD_COMPILE_S = {"resnet50": 12.0, "mobilenetv2": 12.0}
 CACHED_COMPILE_S = 0.5

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from gangway.clients.tensors import infer_request
 
 from benchmarks.faults import Resources, longest_gap_s, resources_of, settled
 from benchmarks.live_server import LiveServer, live_server
@@ -31,6 +30,7 @@ from benchmarks.raw_connection import RawConnection
 from benchmarks.reference import example_of
 from benchmarks.report import Report, Row
 from benchmarks.repository import ensure_zoo, onnx_file
+from gangway.clients.tensors import infer_request
 
 WATCHED, IMAGES, POISON = "mlp", "mobilenetv2", "divide"
 PACE_S = 0.005  # between two requests of the client that watches

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.zoo import write_model
-from gangway.zoo.catalog import MODELS
 from PIL import Image
 
 from benchmarks.live_server import live_server
 from benchmarks.report import Row, option_parser, start_report
 from benchmarks.triton_example_list import DEFAULT_PORTS, IMAGE, Example, examples_of
 from benchmarks.triton_example_models import write_integer_identity, write_photo_model
+from gangway.zoo import write_model
+from gangway.zoo.catalog import MODELS
 
 TIMEOUT_S = 120
 PASSED, FAILED, NOT_APPLICABLE = "passed", "FAILED", "not applicable"

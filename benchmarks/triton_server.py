@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from gangway.protos import model_config_pb2 as mc
 from google.protobuf import text_format
 
 from benchmarks.fetch_triton import BACKENDS, fetch, triton_environment
@@ -19,6 +18,7 @@ from benchmarks.live_server import free_port, stop, wait_until_ready
 from benchmarks.processes import descendants_of
 from benchmarks.reference import symbolic_dimensions
 from benchmarks.repository import onnx_file
+from gangway.protos import model_config_pb2 as mc
 
 MODEL = Path(__file__).parent / "triton_model.py"
 # Reserved for tensors on their way to and from each process of a model: an image or an answer of ours is 3 MB at most.

@@ -5,10 +5,11 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message
+
 from gangway.clients.errors import ClientError, RefusedError, UnreachableError
 from gangway.clients.tls import Tls
 from gangway.protos import grpc_service_pb2 as pb
-from google.protobuf.message import Message
 
 SERVICE = "/inference.GRPCInferenceService/"
 UNLIMITED_MESSAGES = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+
 from gangway.clients.errors import InputError
 from gangway.clients.tensors import Array, dtype_of
 from gangway.protos import grpc_service_pb2 as pb

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
+from h2.exceptions import ProtocolError
+
 from gangway.clients.connection import SERVICE
 from gangway.clients.errors import UnreachableError
 from gangway.clients.grpc_http2 import message_body
@@ -19,7 +21,6 @@ from gangway.clients.raw_channel import Ended, RawChannel
 from gangway.clients.tls import Tls
 from gangway.workload.arrivals import Arrivals, Floats
 from gangway.workload.outcomes import OK, Outcomes
-from h2.exceptions import ProtocolError
 
 INFER_METHOD = SERVICE + "ModelInfer"
 LEAD_S = 0.02  # from the connection to the schedule's beginning

@@ -13,15 +13,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from gangway.clients.errors import RefusedError, UnreachableError
-from gangway.clients.grpc_http2 import (
-    client_connection,
-    data_frames,
-    request_headers,
-    status_of_headers,
-    status_of_reset,
-)
-from gangway.clients.tls import Tls, TlsSocket
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -34,6 +25,16 @@ from h2.events import (
     TrailersReceived,
 )
 from h2.exceptions import ProtocolError, StreamClosedError
+
+from gangway.clients.errors import RefusedError, UnreachableError
+from gangway.clients.grpc_http2 import (
+    client_connection,
+    data_frames,
+    request_headers,
+    status_of_headers,
+    status_of_reset,
+)
+from gangway.clients.tls import Tls, TlsSocket
 
 RECEIVE_BYTES = 1 << 18
 FRAMED_BYTES = 1 << 17  # of bodies, made into frames ahead of the socket: so much more is sent of what is cancelled

@@ -4,10 +4,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from rich.table import Table
+
 from gangway.artifact.console import Console
 from gangway.clients.tensors import Array
 from gangway.clients.timing import PHASES, ServerTimes
-from rich.table import Table
 
 FIRST_VALUES = 6
 

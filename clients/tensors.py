@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+
 from gangway.artifact.datatypes import DTYPES
 from gangway.clients.errors import InputError, RefusedError
 from gangway.protos import grpc_service_pb2 as pb

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import grpc
+
 from gangway.clients.errors import InputError
 
 HTTP2 = "h2"

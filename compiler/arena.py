@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+
 from gangway.artifact.format import ALIGNMENT_BYTES, Space
 from gangway.compiler.buffers import Buffer, Step
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
+
 from gangway.artifact.format import Space
 from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Geometry

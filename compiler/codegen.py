@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from gangway.artifact.format import TargetSpec
 from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
 
 
 @dataclass(frozen=True)

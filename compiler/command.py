@@ -6,6 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich.progress import MofNCompleteColumn
+from rich.table import Table
+
 from gangway.artifact.cache import Cache, add_cache_dir
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Manifest, TargetSpec
@@ -13,8 +16,6 @@ from gangway.compiler.errors import ModelError
 from gangway.compiler.jobs import DIMENSION, dimension, find_models
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
-from rich.progress import MofNCompleteColumn
-from rich.table import Table
 
 
 def main(argv: Sequence[str]) -> int:

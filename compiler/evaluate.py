@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from onnx import defs, helper, numpy_helper
+
 from gangway.compiler.errors import ModelError
 from gangway.compiler.graph import Node
 from gangway.compiler.protos import means_the_same, node_proto
 from gangway.compiler.specs import Array
-from onnx import defs, helper, numpy_helper
 
 
 def evaluate(node: Node, constants: Mapping[str, Array], opset: int) -> dict[str, Array]:

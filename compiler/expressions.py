@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from gangway.compiler.graph import TensorType
 from gangway.compiler.specs import Array, Instruction, Operand, PointwiseSpec
 

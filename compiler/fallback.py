@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from gangway.artifact.datatypes import ITEM_BYTES, STORAGE
 from gangway.artifact.format import (
     MAX_TENSORS,

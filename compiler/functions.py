@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import onnx
+from onnx import defs, helper, inliner, numpy_helper, shape_inference
+
 from gangway.compiler.bodies import own_body
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.graph import Graph, Node, TensorType
@@ -24,7 +26,6 @@ from gangway.compiler.protos import (
     value_proto,
 )
 from gangway.compiler.specs import Array
-from onnx import defs, helper, inliner, numpy_helper, shape_inference
 
 _CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
 _MOST_NODES = 1 << 17  # of a model that calls functions, which may call functions, and so on

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+
 from gangway.compiler.graph import Graph, Node, TensorType
 from gangway.compiler.specs import Array
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from gangway.compiler.errors import MixedRowsError, OneEngineError, UnsupportedModelError
 from gangway.compiler.specs import Array
 

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
+from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
+
 from gangway.artifact.files import file_beside
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.functions import inline_functions
@@ -22,8 +25,6 @@ from gangway.compiler.key import NO_DIMENSIONS
 from gangway.compiler.onnx_file import Stretch, split
 from gangway.compiler.protos import opset_of
 from gangway.compiler.specs import Array
-from google.protobuf.message import DecodeError
-from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
 OLDEST_OPSET = 7  # before that, broadcasting followed attributes that nobody looks at here

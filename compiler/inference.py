@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import helper, numpy_helper, shape_inference
+
 from gangway.compiler.evaluate import evaluate_proto
 from gangway.compiler.graph import TensorType
 from gangway.compiler.protos import opset_of, tensor_types, value_proto
 from gangway.compiler.specs import Array
-from onnx import helper, numpy_helper, shape_inference
 
 _MOST_ELEMENTS = 256  # of a constant that a shape can depend on
 _ROUNDS = 16  # more than any exporter chains up; each finds everything that follows from known shapes at once

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from gangway.artifact.format import BatchKernel, TargetSpec, Version
 from gangway.artifact.writer import ArtifactWriter
 from gangway.compiler import codegen

@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+
 from gangway.artifact.format import Space
 from gangway.compiler import movement  # noqa: F401 - its placings
 from gangway.compiler.buffers import Buffer, Step

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+
 from gangway.artifact.format import Space
 from gangway.compiler.buffers import Buffer
 from gangway.compiler.graph import TensorType

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from onnx import defs, helper, numpy_helper
+
 from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.specs import Array
-from onnx import defs, helper, numpy_helper
 
 OWN_DOMAINS = ("", "ai.onnx")  # of ONNX's own operators
 _REDEFINED = {  # opsets that gave an operator another meaning, but neither other inputs nor other attributes

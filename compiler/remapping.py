@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from gangway.compiler.expressions import contiguous
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Movement, Program

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
 from gangway.compiler.evaluate import evaluate
 from gangway.compiler.graph import WIDE_BATCH, Graph, Node
 from gangway.compiler.rows_rules import NOT_KNOWN, RULES, SHAPE_INPUTS, Operands, Rows

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+
 from gangway.compiler.errors import ModelError
 from gangway.compiler.evaluate import evaluate
 from gangway.compiler.gemm import split_gemm

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
+
 from gangway.compiler.graph import Graph, Node
 from gangway.compiler.specs import Array
 

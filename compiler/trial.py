@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from gangway.artifact.format import ALIGNMENT_BYTES
 
 Array = npt.NDArray[Any]

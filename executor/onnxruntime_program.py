@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
 from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
 from gangway.artifact.onnx_session import open_session, run_session

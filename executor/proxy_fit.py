@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from gangway.artifact.counter_log import CounterLog, CounterSample
 from gangway.artifact.proxy import InterferenceProxy
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 
 import grpc
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.errors import RequestError, unsupported

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import grpc
+
 from gangway.executor.frames import Part, needed_bytes, plan_frame, read_frame, write_header
 from gangway.server.data_plane import FrameLayout, Layout, Request, TensorLayout
 from gangway.server.errors import RequestError

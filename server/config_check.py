@@ -8,12 +8,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup
 from gangway.server.config_error import MAX_REASON_CHARACTERS, ConfigError, shortened
 from gangway.server.config_table import FIELDS, PARAMETERS, Entry, Fate
 from gangway.server.ensemble.config import is_ensemble
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
 
 PACKAGE = "inference."
 PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX files; clients and configs rely on the names

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import grpc
+
 from gangway.executor.frames import split_strings
 from gangway.server.calls import Content, Contents
 from gangway.server.errors import RequestError, invalid

@@ -1,6 +1,7 @@
 """What a client is told of a request that was handed over and has not been answered."""
 
 import grpc
+
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.slots import SlotStatus
 from gangway.server.data_plane import PoolExhaustedError

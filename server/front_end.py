@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import gangway.server.grpc_environment  # noqa: F401 - before grpc
 import grpc
+
+import gangway.server.grpc_environment  # noqa: F401 - before grpc
 from gangway.executor.control import ControlSegment
 from gangway.executor.logs import ProcessLog
 from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget

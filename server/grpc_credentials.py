@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import cast
 
 import grpc
+
 from gangway.server.tls_files import TlsError, TlsFiles, check_files, stamp
 
 _log = logging.getLogger(__name__)

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, TypeAlias, cast
 
 import grpc
+from google.protobuf.message import DecodeError
+
 from gangway.executor.log_limit import OFTEN
 from gangway.executor.memory_budget import memory_budget
 from gangway.protos import grpc_service_pb2 as pb
@@ -33,7 +35,6 @@ from gangway.server.threadless.arrivals import Arrivals
 from gangway.server.threadless.early_call import Begin, EarlyCall
 from gangway.server.threadless.grpc_calls import AVAILABLE, EarlyCalls
 from gangway.server.threadless.inference import ThreadlessInference
-from google.protobuf.message import DecodeError
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import grpc
+
 from gangway.server.counting_pool import NO_THREAD, CountingPool, started_pool
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.restriction import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restriction, Restrictions

@@ -4,10 +4,11 @@ import threading
 from collections.abc import Iterator
 
 import grpc
+from google.protobuf.message import DecodeError
+
 from gangway.protos import health_pb2
 from gangway.server.answers import HEALTH_SERVICES, Answers
 from gangway.server.methods import AnyMethod, health_check_of
-from google.protobuf.message import DecodeError
 
 PERIOD_S = 0.25  # how late a watcher may learn of a change
 MAX_WATCHERS = 64  # each has a thread

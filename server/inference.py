@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 
+from google.protobuf.message import DecodeError
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.batching import preserves_ordering
 from gangway.server.data_plane import DataPlane
@@ -19,7 +21,6 @@ from gangway.server.sequence.sequences import Sequences
 from gangway.server.shape_watch import ShapeWatch
 from gangway.server.tracing.tracer import Tracer
 from gangway.server.wire import MalformedRequestError, Raws, split_request
-from google.protobuf.message import DecodeError
 
 
 class Inference:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from google.protobuf.message import DecodeError
+
 from gangway.executor.frames import join_strings
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.protos import grpc_service_pb2 as pb
@@ -27,7 +29,6 @@ from gangway.server.wire import (
     read_varint,
     skip_scalar,
 )
-from google.protobuf.message import DecodeError
 
 if TYPE_CHECKING:
     import numpy as np

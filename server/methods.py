@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from google.protobuf.message import Message
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.answers import Answers
@@ -14,7 +16,6 @@ from gangway.server.logs.answers import LogAnswers
 from gangway.server.region_methods import RegionMethods
 from gangway.server.repository_calls import RepositoryCalls
 from gangway.server.tracing.answers import TraceAnswers
-from google.protobuf.message import Message
 
 Request = TypeVar("Request", bound=Message)
 

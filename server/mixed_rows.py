@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+
 from gangway.artifact.datatypes import STORAGE
 from gangway.executor.frames import join_strings, split_strings
 from gangway.server.calls import Contents, FrameCall, frame_call_of

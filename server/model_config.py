@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from google.protobuf import text_format
+
 from gangway.artifact.files import require_regular
 from gangway.protos.model_config_pb2 import DataType, ModelConfig
 from gangway.server.config_check import BACKEND as BACKEND  # noqa: PLC0414 - others take it from here
@@ -16,7 +18,6 @@ from gangway.server.config_check import check_fields
 from gangway.server.config_error import ConfigError as ConfigError  # noqa: PLC0414 - others take it from here
 from gangway.server.config_error import shortened
 from gangway.server.ensemble.config import check_ensemble, is_ensemble
-from google.protobuf import text_format
 
 ONNX_SUFFIX = ".onnx"
 DEFAULT_MODEL_FILENAME = "model.onnx"

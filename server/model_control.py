@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 import grpc
+
 from gangway.server.ensemble.config import MAX_DEPTH
 from gangway.server.ensemble.control import in_order, with_members
 from gangway.server.errors import RequestError

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 import grpc
+
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.artifact.item_bytes import ITEM_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import grpc
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import RequestError, invalid, unavailable
-from google.protobuf import json_format
-from google.protobuf.message import DecodeError
 
 CONFIG_PARAMETER = "config"
 FILE_PREFIX = "file:"

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from google.protobuf.message import DecodeError
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.calls import Call, Contents, FrameCall, Sinks, TensorCall, call_of, frame_call_of
 from gangway.server.classification import PARAMETER as CLASSIFICATION
@@ -24,7 +26,6 @@ from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.request_shapes import InputTensor, shapes_of
 from gangway.server.sequence.step import SequenceStep, check_step, step_of
 from gangway.server.typed_contents import to_bytes
-from google.protobuf.message import DecodeError
 
 MAX_CACHED_PLANS = 1024
 MAX_CACHED_HEADER_BYTES = 4096

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.table import Table
+
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.console import Console
 from gangway.artifact.format import Engine, Manifest
@@ -19,7 +21,6 @@ from gangway.scheduler.profiles import policy_profile
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.model_argument import find_model, positive_integer
 from gangway.server.profile_table import wholeness
-from rich.table import Table
 
 
 def main(argv: Sequence[str]) -> int:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from rich.table import Table
+
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.profile import LayerProfile, Profile
 from gangway.artifact.proxy import InterferenceProxy
-from rich.table import Table
 
 
 def layer_table(manifest: Manifest, profile: Profile) -> Table:

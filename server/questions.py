@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
+
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.front_end_messages import OK
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 import grpc
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid
 from gangway.server.front_end_messages import RegionChange

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import grpc
+
 from gangway.server.errors import RequestError, internal, invalid
 from gangway.server.in_place.mapped import MappedRegion
 

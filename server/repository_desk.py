@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import grpc
+
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.front_end_control import FrontEndControl
 from gangway.server.front_end_messages import RepositoryAnswer, RepositoryCall

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from gangway.server.listen_address import UNIX, socket_address
-from gangway.server.options.grpc import GrpcOptions
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import StreamEnded, StreamReset
 from h2.exceptions import ProtocolError
+
+from gangway.server.listen_address import UNIX, socket_address
+from gangway.server.options.grpc import GrpcOptions
 
 USUAL_US: Final = 400.0  # where none can be made; `gangway perf` with `mlp`: 0.42-0.55 ms alone (2 cores, 2026-11-25)
 WARM_UP_CALLS: Final = 8

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import grpc
+
 from gangway.executor.slots import SlotCounts
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.counting.figures import OWN_KEYS, REASONS, Figures, Totals, figures_of

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
+
 from gangway.server.counting_pool import NoThreadError
 from gangway.server.errors import RequestError
 from gangway.server.stream_call import StreamContext, StreamedCall

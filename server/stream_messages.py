@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from google.protobuf.message import DecodeError
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.large_contents import split_contents
 from gangway.server.sequence.step import ID, ID_KINDS, UINT64_MASK
 from gangway.server.wire import Raws, length_prefix, split_request
-from google.protobuf.message import DecodeError
 
 FINAL_PARAMETER = "triton_final_response"
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import grpc
+
 from gangway.server.counting_pool import CountingPool
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.stream import Infer, OrderOf, Stream, StreamLimits

@@ -4,6 +4,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from rich.table import Table
+
 from gangway.artifact.console import Console
 from gangway.artifact.format import Engine
 from gangway.server.batching import in_words
@@ -14,7 +16,6 @@ from gangway.server.process import drop_unwritable
 from gangway.server.queue_policy import Terms
 from gangway.server.repository import BrokenModel
 from gangway.server.targets import config_of, policies_of
-from rich.table import Table
 
 _log = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
 from gangway.artifact.datatypes import DTYPES
 
 

@@ -123,6 +123,7 @@ def _file(folder: Path, name: str, where: str) -> bytes:
 def _random(datatype: str, elements: int) -> bytes:
     """Return the same numbers each time: floats in [0, 1), integers in 0 to 127, which most models can do with."""
     import numpy as np  # noqa: PLC0415
+
     from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415
 
     source = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query
 from gangway.simulator.results import REFUSED, STATUSES, UNFINISHED, Counters, Limits, Result

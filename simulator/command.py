@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rich.progress import SpinnerColumn
+
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
@@ -21,7 +23,6 @@ from gangway.simulator.scenario import OVERHEADS, Requests, Scenario, make_scena
 from gangway.workload.mix import parse_mix, read_mix
 from gangway.workload.qos import WorkloadError, parse_qos
 from gangway.workload.search import Probe
-from rich.progress import SpinnerColumn
 
 SEARCH = "search"
 ALL = "all"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from gangway.scheduler.policies.weaving import Candidate, Choice, least_idle, two_modes
 from gangway.simulator.npu_models import Npu, NpuModel
 from gangway.workload.arrivals import Arrivals, Floats

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from rich.table import Table
+
 from gangway.simulator.results import Counters
 from gangway.simulator.runs import TARGET, PolicyRun
 from gangway.workload.outcomes import Row
-from rich.table import Table
 
 COLUMNS = ("qps", "satisfied", "mean_ms", "p50_ms", "p95_ms", "p99_ms", "over_isolated", "errors")
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from gangway.workload.outcomes import OK, Outcomes
 from numpy.typing import NDArray
+
+from gangway.workload.outcomes import OK, Outcomes
 
 STATUSES = (OK, "UNAVAILABLE", "UNFINISHED")
 REFUSED = 1  # index of the status of rejected queries

@@ -23,8 +23,9 @@ gain by it. A few numbers through all of them are what is measured.
 from dataclasses import dataclass
 
 import numpy as np
-from gangway.simulator.measured import MeasuredModel
 from numpy.typing import NDArray
+
+from gangway.simulator.measured import MeasuredModel
 
 Floats = NDArray[np.float64]
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gangway.executor.control import ControlSegment
-
 from benchmarks.live_server import LiveServer
 from benchmarks.processes import command_of
+from gangway.executor.control import ControlSegment
 
 TIMEOUT_S = 30
 

@@ -7,13 +7,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.gang_runner import GangRunner, LoadedModel
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
-from onnx import TensorProto, helper, numpy_helper
-
-from benchmarks.gang_runner import GangRunner, LoadedModel
 
 ROWS = (1, 2, 3, 5, 7, 8, 13, 32)
 node = helper.make_node

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
 from gangway.artifact.staging import plan_staging
@@ -19,8 +21,6 @@ from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus
-from onnx import TensorProto, helper, numpy_helper
-
 from tests.onnx_networks import Array
 from tests.test_batches import save_network
 

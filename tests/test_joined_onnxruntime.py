@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
+
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import ONNX_FILE
 from gangway.compiler.pipeline import compile_model
@@ -17,8 +19,6 @@ from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import LeftReason
 from gangway.executor.onnxruntime_program import OnnxRuntimeModel
 from gangway.executor.slots import SlotStatus
-from onnx import helper
-
 from tests.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
 
 ANSWER_BYTES = 1 << 14

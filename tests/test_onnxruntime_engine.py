@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+
+from benchmarks.processes import cpu_ns
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.pipeline import compile_model
@@ -20,8 +22,6 @@ from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
 from gangway.zoo import write_model
-
-from benchmarks.processes import cpu_ns
 from tests.onnx_networks import FOREIGN, Array
 
 HEAP = 1 << 16

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import TensorProto, helper
+
 from gangway.artifact.format import BatchKernel, BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
 from gangway.artifact.staging import staging_bytes
 from gangway.artifact.writer import ArtifactWriter
-from onnx import TensorProto, helper
 
 KERNELS = Path(__file__).parent / "executor" / "kernels.c"
 TASKS = 24  # of a layer and a row

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from gangway.workload.mix import Mix
 from gangway.workload.qos import WorkloadError
 

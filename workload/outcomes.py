@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+
 from gangway.workload.arrivals import Floats, Integers
 
 OK = "OK"

@@ -1,6 +1,8 @@
 """BERT, uncased, with its pooler (Devlin et al. 2018), as PyTorch exports it."""
 
 import numpy as np
+from onnx import TensorProto
+
 from gangway.zoo.blocks_transformer import (
     Size,
     attention_bias,
@@ -15,7 +17,6 @@ from gangway.zoo.blocks_transformer import (
 )
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
-from onnx import TensorProto
 
 EPSILON = 1e-12
 TOKEN_TYPES = 2

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from gangway.zoo.builder import GraphBuilder
 
 LOWEST = float(np.finfo(np.float32).min)  # what PyTorch's models add to the score of a masked position

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gangway.zoo.blueprint import Blueprint, Normal, Uniform, Weight
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
+
+from gangway.zoo.blueprint import Blueprint, Normal, Uniform, Weight
 
 BATCH = "N"
 # ReLU halves the power of a normal signal (He et al. 2015); balanced weights see its variance only, without the mean.

@@ -1,5 +1,7 @@
 """What Triton's public client examples ask for: `simple` and its like, an identity, a classifier with labels."""
 
+from onnx import TensorProto
+
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
 from gangway.zoo.sequences import (
@@ -7,7 +9,6 @@ from gangway.zoo.sequences import (
 )
 from gangway.zoo.sequences import simple_sequence as simple_sequence  # noqa: PLC0414
 from gangway.zoo.sequences import simple_string_dyna_sequence as simple_string_dyna_sequence  # noqa: PLC0414
-from onnx import TensorProto
 
 SIMPLE_ELEMENTS = 16
 SIMPLE_OPERATORS = {"OUTPUT0": "Add", "OUTPUT1": "Sub"}

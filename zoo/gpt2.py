@@ -4,6 +4,8 @@ Its linear layers are Gemms on [N x S, channels], between two Reshapes. Its head
 """
 
 import numpy as np
+from onnx import TensorProto
+
 from gangway.zoo.blocks_transformer import (
     LOWEST,
     Size,
@@ -17,7 +19,6 @@ from gangway.zoo.blocks_transformer import (
 )
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
-from onnx import TensorProto
 
 EPSILON = 1e-5
 SMALL = Size(layers=12, heads=12, hidden=768, vocabulary=50257, positions=1024)

@@ -1,9 +1,10 @@
 """What stands in front of a classifier: from the bytes of an image to what the network was trained on."""
 
+from onnx import TensorProto
+
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
 from gangway.zoo.examples import COLOURS, IMAGE_SIZE
-from onnx import TensorProto
 
 
 def simple_pixels(seed: int) -> Blueprint:

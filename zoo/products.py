@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gangway.zoo.count import infer, known_shape
 from onnx import ModelProto
+
+from gangway.zoo.count import infer, known_shape
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from onnx import TensorProto
+
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.catalog import MODELS, build
 from gangway.zoo.sequence_configs import SEQUENCE_CONFIGS, SequenceConfig
-from onnx import TensorProto
 
 CONFIG_TYPES = {  # ONNX's data types in the names of config.pbtxt
     TensorProto.FLOAT: "TYPE_FP32",

@@ -4,9 +4,10 @@ INPUT and OUTPUT are INT32 [N, 1], as is each control but CORRID; READY is a fac
 gives 0.
 """
 
+from onnx import TensorProto
+
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
-from onnx import TensorProto
 
 SHAPE = (1,)
 INTEGERS = TensorProto.INT32

@@ -5,6 +5,8 @@ brings into place: [S, R] read as [R, S], less its first row, read as [S, R - 1]
 """
 
 import numpy as np
+from onnx import TensorProto, numpy_helper
+
 from gangway.zoo.blocks_transformer import (
     Size,
     embed,
@@ -17,7 +19,6 @@ from gangway.zoo.blocks_transformer import (
 )
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
-from onnx import TensorProto, numpy_helper
 
 EPSILON = 1e-12
 BASE = Size(layers=12, heads=12, hidden=768, vocabulary=32000, positions=0)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from gangway.clients.connection import Connection
 from gangway.clients.errors import ClientError
 from gangway.clients.open_loop import OpenLoopRun, drive

@@ -18,6 +18,8 @@ from typing import Any
 
 import mlperf_loadgen as loadgen
 import numpy as np
+from h2.exceptions import ProtocolError
+
 from gangway.clients.errors import ClientError, UnreachableError
 from gangway.clients.grpc_http2 import message_body
 from gangway.clients.open_loop import INFER_METHOD, OpenLoopRun
@@ -25,7 +27,6 @@ from gangway.clients.perf.measure import Run, Session
 from gangway.clients.raw_channel import RawChannel
 from gangway.workload.outcomes import OK, Outcomes
 from gangway.workload.qos import WorkloadError
-from h2.exceptions import ProtocolError
 
 SAMPLES = 1000
 VALID = "Result is : VALID"

@@ -5,9 +5,10 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from gangway.clients.perf.measure import Goal, Run, Session
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from gangway.clients.perf.measure import Goal, Run, Session
 
 COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#8d5524", "#555555")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+
 from gangway.clients.connection import Connection
 from gangway.clients.errors import RefusedError
 from gangway.clients.grpc_http2 import message_body

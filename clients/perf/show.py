@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
+from rich.table import Table
+
 from gangway.artifact.console import Console
 from gangway.clients.perf.measure import Goal, Run, Session
 from gangway.workload.outcomes import Row
 from gangway.workload.search import Found
-from rich.table import Table
 
 LATE_SHARE = 0.05  # of the tightest target: a sender later than that is said
 OWN_COLUMNS = ("blocks", "conflicts", "preemptions")

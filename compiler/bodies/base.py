@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from onnx import numpy_helper
+
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import Graph, Node, TensorType
 from gangway.compiler.specs import Array
-from onnx import numpy_helper
 
 _REDUCED_BY_INPUT = {"ReduceSum": 13}  # the others since 18
 _SLICED_BY_INPUT, _PADDED_BY_INPUT = 10, 11

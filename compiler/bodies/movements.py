@@ -1,6 +1,7 @@
 """Operators that move numbers, or make some of positions."""
 
 import numpy as np
+
 from gangway.compiler.bodies.base import Body, defines
 from gangway.compiler.expressions import FLOATS
 

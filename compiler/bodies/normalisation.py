@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+
 from gangway.compiler.bodies.base import Body, defines
 
 

@@ -6,6 +6,7 @@ Formulas are those of ONNX's operators, with its default activations.
 from collections.abc import Callable
 
 import numpy as np
+
 from gangway.compiler.bodies.base import Body, defines
 from gangway.compiler.specs import Array
 

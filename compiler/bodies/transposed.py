@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+
 from gangway.compiler.bodies.base import Body, defines
 from gangway.compiler.specs import Array
 

@@ -1,6 +1,7 @@
 """Conv, and BatchNormalization that no convolution could absorb."""
 
 import numpy as np
+
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Program
 from gangway.compiler.operators.registry import lowers

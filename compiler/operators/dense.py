@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Geometry, Program, geometry_of
 from gangway.compiler.operators.registry import lowers

@@ -4,6 +4,7 @@ import math
 from typing import Literal, cast
 
 import numpy as np
+
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Pick, Program
 from gangway.compiler.operators.registry import lowers

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 
 import numpy as np
+
 from gangway.compiler.expressions import ELEMENT_TYPES, FLOATS, MOST_OPERANDS, Expression, Value, operand_kinds
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Program

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+
 from gangway.compiler.activations import Activation
 from gangway.compiler.expressions import Expression, Value
 from gangway.compiler.graph import Node

@@ -1,6 +1,7 @@
 """Slice, Pad, Tile, Expand and Gather with constant indices: where each number comes from is known per axis."""
 
 import numpy as np
+
 from gangway.compiler.expressions import Expression, Value
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Program

@@ -4,6 +4,7 @@ import math
 from typing import Literal, cast
 
 import numpy as np
+
 from gangway.compiler.expressions import contiguous
 from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.layers import Program

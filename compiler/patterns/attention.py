@@ -7,6 +7,7 @@ values and the result are cut out of sequences, by any Reshape, Transpose, Split
 from dataclasses import dataclass, replace
 
 import numpy as np
+
 from gangway.compiler.graph import Graph, Node
 from gangway.compiler.patterns.editor import Editor, number
 from gangway.compiler.patterns.strides import View, view_of, whole

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
 from gangway.compiler.graph import Graph, Node, TensorType
 from gangway.compiler.specs import Array
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
+
 from gangway.compiler.graph import Graph, Node
 from gangway.compiler.patterns.editor import Editor
 from gangway.compiler.specs import Array

@@ -4,6 +4,7 @@
 """
 
 import numpy as np
+
 from gangway.compiler.graph import Graph, Node
 from gangway.compiler.patterns.editor import Editor
 

@@ -8,6 +8,7 @@ model computes the same numbers in float32. What is left of either operator is s
 from dataclasses import replace
 
 import numpy as np
+
 from gangway.compiler.graph import Graph, Node
 from gangway.compiler.patterns.editor import Editor
 from gangway.compiler.specs import Array

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from gangway.compiler import codegen
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.evaluate import evaluate

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import tvm
+from tvm import relax, tirx
+
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.protos import model_proto, node_proto
@@ -14,7 +16,6 @@ from gangway.compiler.relax.expression import Expression
 from gangway.compiler.relax.resize import resize
 from gangway.compiler.relax.steered import count_up, reduce_over, slice_at
 from gangway.compiler.specs import Array
-from tvm import relax, tirx
 
 _PASSES = [
     relax.transform.DecomposeOpsForInference(),

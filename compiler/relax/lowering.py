@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+
 from gangway.artifact.format import MAX_ARGUMENTS
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.graph import Node

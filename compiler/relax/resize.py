@@ -10,10 +10,11 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from tvm import te, tirx
+
 from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.relax.expression import Expression
 from gangway.compiler.specs import Array
-from tvm import te, tirx
 
 Expr = Any
 Tap = tuple[Expr, Expr]  # place along an axis, weight

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from gangway.compiler.errors import UnsupportedModelError
 from tvm import s_tir, tirx
+
+from gangway.compiler.errors import UnsupportedModelError
 
 STACK_BYTES = 16 << 10  # a worker's stack is not large; what is larger becomes memory of the arena
 TASK_OPERATIONS = 1 << 15  # statements of a task, tens of microseconds

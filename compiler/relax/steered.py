@@ -6,10 +6,11 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from tvm import te, tirx
+
 from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.relax.expression import Expression
 from gangway.compiler.specs import Array
-from tvm import te, tirx
 
 Expr = Any
 Types = Mapping[str, TensorType]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
 from gangway.compiler.specs.base import KernelSpec
 
 SegmentKind = Literal["run", "table", "fill"]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from gangway.compiler.specs.base import Check, KernelSpec
 
 _POLYNOMIAL = 16

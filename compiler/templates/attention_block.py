@@ -3,8 +3,9 @@
 from functools import partial
 from itertools import product
 
-from gangway.artifact.format import TargetSpec
 from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
 
 from ..specs import AttentionSpec, ScoreBias
 from .builder import (

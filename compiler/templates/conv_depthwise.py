@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from gangway.artifact.format import TargetSpec
 from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
 
 from ..specs import ConvDepthwiseSpec, KernelPlan, PackedWeights, RawWeights
 from . import depthwise, geometry

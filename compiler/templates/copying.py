@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
 from gangway.artifact.format import TargetSpec
 
 from ..specs import CopySpec, KernelPlan

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+
 from gangway.artifact.format import TargetSpec
 
 from ..specs import ConvSpec, KernelPlan, PackedWeights, RawWeights

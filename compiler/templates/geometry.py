@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+
 from gangway.artifact.format import TargetSpec
 
 from ..specs import MOST_LANES, Array, ConvSpec, PackedWeights, RawWeights

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
-from gangway.artifact.format import TargetSpec
 from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
 
 from ..specs import GlobalPoolSpec, KernelPlan
 from .base import FLOAT_BYTES, Image, knob, make_plan

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from gangway.artifact.format import TargetSpec
 from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
 
 from ..specs import KernelPlan, LayerNormSpec, PackedWeights, RawWeights
 from .base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan

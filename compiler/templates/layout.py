@@ -7,8 +7,9 @@ its output and zeros into surplus channels, and leaves the halo alone.
 from collections.abc import Iterator
 from typing import Any
 
-from gangway.artifact.format import TargetSpec
 from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
 
 from ..specs import KernelPlan, PackSpec, UnpackSpec
 from .base import FLOAT_BYTES, Image, knob, make_plan

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+
 from gangway.artifact.format import TargetSpec
 
 from ..specs import KernelPlan, PointwiseSpec

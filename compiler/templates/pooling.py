@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gangway.artifact.format import TargetSpec
 from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
 
 from ..specs import KernelPlan, PoolSpec
 from .base import FLOAT_BYTES, Image, UnsupportedSpecError, balanced, knob, make_plan

@@ -6,8 +6,9 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from gangway.artifact.format import TargetSpec
 from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
 
 from ..specs import KernelPlan, RemapSpec, Segment
 from .base import TASK_ELEMENTS, knob, make_plan

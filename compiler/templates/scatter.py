@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from gangway.artifact.format import TargetSpec
 from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
 
 from ..specs import KernelPlan, ScatterSpec
 from .base import UnsupportedSpecError, make_plan

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gangway.artifact.format import TargetSpec
 from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
 
 from ..specs import KernelPlan, SoftmaxSpec
 from .base import FLOAT_BYTES, TASK_ELEMENTS, knob, make_plan

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tvm
-from gangway.artifact.format import TargetSpec
 from tvm import s_tir, tirx
 from tvm.script.ir_builder import tirx as ir
+
+from gangway.artifact.format import TargetSpec
 
 from ..specs import KernelPlan, PackedWeights, RawWeights, TensorProgramSpec
 from .base import UnsupportedSpecError, make_plan

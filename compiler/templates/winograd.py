@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
+
 from gangway.artifact.format import TargetSpec
 
 from ..specs import ConvSpec, KernelPlan, PackedWeights, RawWeights

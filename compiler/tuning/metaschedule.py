@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 import tvm
+from tvm import te
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule
+
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.specs import ConvSpec, KernelSpec
 from gangway.compiler.templates import registry
 from gangway.compiler.templates.geometry import Geometry
 from gangway.compiler.trial import Library, aligned
-from tvm import te
-from tvm.ir.utils import derived_object
-from tvm.s_tir import meta_schedule
 
 TRIALS_PER_ROUND = 16
 ROUNDS = 9

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import grpc
+
 from gangway.server.calls import MAX_ANSWER_BYTES, Sinks
 from gangway.server.classification import Classes, classified
 from gangway.server.ensemble.graph import Graph, TensorName

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 import grpc
+
 from gangway.server.ensemble.config import LATEST, MAX_DEPTH, MAX_STEPS
 from gangway.server.errors import RequestError
 from gangway.server.models import Models, ServedModel

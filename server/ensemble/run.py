@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import grpc
+
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.calls import Contents
 from gangway.server.data_plane import DataPlane, PoolExhaustedError

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import grpc
+
 from gangway.server.ensemble.memory import Block, Place, SharedMemoryPool, SharedRequest, places_within, total_bytes
 from gangway.server.ensemble.values import Value, Values
 from gangway.server.ensemble.ways import Shape, StepWay

@@ -5,11 +5,12 @@ import socket
 from typing import Any, Final
 
 import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.http.connection_limit import ConnectionLimit, Phase
 from gangway.server.http.replies import error_text
 from gangway.server.http.upgrade import without_offer
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # request line and headers; also of what brings no body: trailers, empty chunks
 PIECE_BYTES: Final = 1024 * 1024  # of a body

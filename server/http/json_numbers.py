@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+
 from gangway.server.large_contents import PAUSE_S
 
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
+
 from gangway.server.errors import invalid
 from gangway.server.http.json_numbers import LARGE_BYTES, Numbers, find_numbers
 from gangway.server.large_contents import PAUSE_S

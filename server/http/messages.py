@@ -7,10 +7,11 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from google.protobuf.message import Message
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
 from gangway.server.http.json_text import kind_of, shown
-from google.protobuf.message import Message
 
 MAX_UINT64 = 2**64 - 1
 MAX_INT64 = 2**63 - 1

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from google.protobuf.message import Message
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
 from gangway.server.http.json_text import dump, kind_of, shown
 from gangway.server.http.messages import MAX_INT64, count_of, string_of, to_json, utf8
 from gangway.server.http.replies import Reply, json_reply
 from gangway.server.http.routes import OperationName, Route
-from google.protobuf.message import Message
 
 Content = Mapping[str, Any]  # the request's JSON object
 MAX_UINT32: Final = 2**32 - 1

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
+
 from gangway.server.errors import RequestError
 from gangway.server.http.json_text import dump
 

@@ -10,6 +10,8 @@ from typing import Final
 
 import uvicorn
 import uvloop
+from uvicorn.server import ServerState
+
 from gangway.server.counting_pool import CountingPool
 from gangway.server.http.app import App
 from gangway.server.http.connection import IDLE_SECONDS, BoundedConnection
@@ -21,7 +23,6 @@ from gangway.server.methods import AnyMethod
 from gangway.server.models import Models
 from gangway.server.options.http import HttpOptions
 from gangway.server.process import max_connections
-from uvicorn.server import ServerState
 
 BACKLOG: Final = 1024
 MAX_CONNECTIONS: Final = 4096  # fewer where few files may be open

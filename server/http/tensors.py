@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any, Final
 
 import numpy as np
+
 from gangway.artifact.datatypes import DTYPES
 from gangway.executor.frames import join_strings, split_strings
 from gangway.executor.memory_budget import MemoryFullError, memory_budget

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gangway.server.report.series import Evidence, Row, most_telling, single_loss, time_share_us
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from gangway.server.report.series import Evidence, Row, most_telling, single_loss, time_share_us
 
 PANELS: Final = 4  # kernels in one picture; the CSV files have all
 DPI: Final = 150

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import grpc
+
 from gangway.executor.log_limit import OFTEN
 from gangway.server.calls import Room
 from gangway.server.data_plane import DataPlane

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import grpc
+
 from gangway.server.errors import RequestError
 from gangway.server.plan import Plan
 from gangway.server.sequence.batcher import Sequence

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import grpc
+from grpc import _server
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
 from gangway.executor.log_limit import OFTEN
 from gangway.server.counting_pool import NO_THREAD
 from gangway.server.errors import RequestError
-from grpc import _server
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from gangway.server.threadless.grpc_calls import EarlyCalls

@@ -13,13 +13,14 @@ version lacks it, calls go the ordinary way.
 from typing import Any
 
 import grpc
+from grpc import _server
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
 from gangway.server.counting_pool import CountingPool
 from gangway.server.door import Door
 from gangway.server.stalled_calls import StalledCalls
 from gangway.server.threadless.arrivals import Arrivals
 from gangway.server.threadless.early_call import Begin, Behaviour, EarlyCall, Returned
-from grpc import _server
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 inside: Any = _server  # has no types
 _FUNCTIONS = ("_RPCState", "_RECEIVE_CLOSE_ON_SERVER_TOKEN", "_receive_close_on_server", "_unary_response_in_pool")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import grpc
+
 from gangway.executor.log_limit import OFTEN
 from gangway.executor.slots import SlotStatus
 from gangway.server.calls import Contents, TensorCall

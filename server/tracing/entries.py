@@ -53,6 +53,7 @@ def _json(entry: dict[str, object]) -> str:
 
 def _values_of(tensor: TensorRecord) -> str:
     import numpy as np  # noqa: PLC0415 - an exporter without tensors never needs it
+
     from gangway.artifact.datatypes import STORAGE  # noqa: PLC0415
     from gangway.executor.frames import split_strings  # noqa: PLC0415
 

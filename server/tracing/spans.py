@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from gangway.server.tracing.config import TraceConfig
-from gangway.server.tracing.record import TraceRecord
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -19,6 +17,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gangway.server.tracing.config import TraceConfig
+from gangway.server.tracing.record import TraceRecord
 
 OUR_SERVICE: Final = "gangway"
 CLOSE_SECONDS: Final = 3.0

@@ -2,9 +2,10 @@
 
 from collections import Counter
 
+from rich.table import Table
+
 from gangway.artifact.tuning import Finalist, TunedKernel, Tuning
 from gangway.server.tuning.decisions import STATIC
-from rich.table import Table
 
 
 def kernel_table(tuning: Tuning) -> Table:

@@ -8,6 +8,7 @@ import csv
 from dataclasses import dataclass
 
 import numpy as np
+
 from gangway.simulator.figures import FigureRequest
 from gangway.simulator.npu import SCHEDULERS
 from gangway.simulator.npu_study import QOS_US, Pair, Study

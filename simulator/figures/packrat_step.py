@@ -8,6 +8,7 @@ paper saw meanwhile; and the `gangway` policy in the simulator, for which a conf
 from dataclasses import dataclass
 
 import numpy as np
+
 from gangway.scheduler.batching.split import split_table
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy

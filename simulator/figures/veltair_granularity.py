@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from gangway.scheduler.policies.registry import make_policy
 from gangway.simulator.engine import simulate
 from gangway.simulator.figures import FigureRequest

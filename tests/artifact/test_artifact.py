@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gangway.artifact.cache import Cache, cache_key, default_cache_dir
 from gangway.artifact.codec import encode
 from gangway.artifact.format import (

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from gangway.artifact.console import Console, ProgressBars
 from rich.table import Table
+
+from gangway.artifact.console import Console, ProgressBars
 
 NAMES = ("[/* columns */ 4]", "[bold]x[/bold]", ":smile:", "[link=http://x]y")
 

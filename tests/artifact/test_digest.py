@@ -5,6 +5,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+
 from gangway.artifact import digest
 
 PIECE = 100

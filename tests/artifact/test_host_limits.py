@@ -4,6 +4,7 @@ import os
 import resource
 
 import pytest
+
 from gangway.artifact.host_limits import FreeMemory, cpu_quota, memory_limit, memory_limit_bytes, process_limit
 
 MACHINE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from gangway.artifact.counter_log import CounterLog, CounterSample
 from gangway.artifact.machine import machine_id
 from gangway.artifact.profile import (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gangway.artifact.machine import whole_machine_id
 from gangway.artifact.profile import InterferencePoint
 from gangway.artifact.tuning import (

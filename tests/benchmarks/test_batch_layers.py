@@ -1,10 +1,10 @@
 """Where the time of a batch goes: the parts that show it, on a model that takes next to none."""
 
 import pytest
-from gangway.artifact.reader import read_manifest
-from gangway.executor.cores import available_cores
 
 from benchmarks.batch_layers import WAYS, by_operator, largest_differences, layer_rows, measure, total_row
+from gangway.artifact.reader import read_manifest
+from gangway.executor.cores import available_cores
 
 
 def test_layers_add_up_in_every_way(compiled_zoo) -> None:

@@ -6,11 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gangway.clients.tensors import outputs_of
-from gangway.protos import grpc_service_pb2 as pb
-from gangway.protos import model_config_pb2 as mc
-from gangway.scheduler.batching.size import BatchSizes
-from gangway.scheduler.batching.split import GANG_US
 from google.protobuf import text_format
 
 from benchmarks.batching_estimator import arrivals_of, compare
@@ -27,6 +22,11 @@ from benchmarks.serving_servers import write_repository
 from benchmarks.triton_server import Configuration
 from benchmarks.triton_server import write_repository as write_triton_repository
 from benchmarks.turns import Turns
+from gangway.clients.tensors import outputs_of
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos import model_config_pb2 as mc
+from gangway.scheduler.batching.size import BatchSizes
+from gangway.scheduler.batching.split import GANG_US
 
 MS = 1_000_000
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gangway.executor.cores import available_cores
 from onnx.backend.test.case import node as node_cases
 
 from benchmarks import conformance_runner
 from benchmarks.conformance_cases import Case, cases_of, same
 from benchmarks.conformance_docs import operators, short_reason
 from benchmarks.conformance_runner import CRASHED, NATIVE, RELAX, CaseRunner, run_all
+from gangway.executor.cores import available_cores
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 MODULES = ("relu", "concat", "where", "trilu", "resize", "isnan", "logsoftmax", "nonzero", "expand", "greater")

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gangway.protos import model_config_pb2 as mc
-from gangway.workload.arrivals import Arrivals
-from gangway.workload.outcomes import Outcomes, summarise
 from google.protobuf import text_format
 
 from benchmarks.overload import Sample, chained, recovery_s, thirds
@@ -35,6 +32,9 @@ from benchmarks.serving_servers import known_servers, write_repository
 from benchmarks.serving_table import add_tables, anything_holds
 from benchmarks.triton_server import CONFIGURATIONS
 from benchmarks.triton_server import write_repository as write_triton_repository
+from gangway.protos import model_config_pb2 as mc
+from gangway.workload.arrivals import Arrivals
+from gangway.workload.outcomes import Outcomes, summarise
 
 
 def point(share: float, in_time: tuple[int, int], seed: int = 1) -> Point:

@@ -10,6 +10,8 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+
+from benchmarks.live_server import free_port
 from gangway.clients import command
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES
 from gangway.clients.errors import UnreachableError
@@ -17,8 +19,6 @@ from gangway.clients.open_loop import run_open_loop
 from gangway.clients.perf import command as perf
 from gangway.clients.tls import Tls
 from gangway.workload.arrivals import Arrivals
-
-from benchmarks.live_server import free_port
 from tests.certificates import Authority, Identity
 
 ANSWER_BYTES = 3_000_000

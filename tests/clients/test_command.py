@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gangway.clients.command import main
 
 from benchmarks.live_server import LiveServer, free_port
+from gangway.clients.command import main
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Frames of the load generator's own making, read by the library that makes the others."""
 
 import pytest
-from gangway.clients.grpc_http2 import FORGET_EVERY, client_connection, data_frames, request_headers
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from hyperframe.frame import DataFrame, Frame
+
+from gangway.clients.grpc_http2 import FORGET_EVERY, client_connection, data_frames, request_headers
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 16384, 16385, 70_000, (1 << 24) - 1])

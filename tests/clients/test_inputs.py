@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from gangway.clients.errors import InputError
 from gangway.clients.inputs import (
     IMAGENET_DEVIATION,
@@ -13,7 +15,6 @@ from gangway.clients.inputs import (
     npy_tensors,
     random_tensors,
 )
-from PIL import Image
 
 PICTURE = TensorMetadata(name="x", datatype="FP32", shape=[-1, 3, 32, 48])
 

@@ -13,6 +13,12 @@ from contextlib import contextmanager
 import grpc
 import numpy as np
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import RequestReceived
+
+from benchmarks.live_server import LiveServer, free_port, reserved_port
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
 from gangway.clients.errors import UnreachableError
 from gangway.clients.inputs import random_tensors
@@ -20,12 +26,6 @@ from gangway.clients.open_loop import drive, run_open_loop
 from gangway.clients.tensors import infer_request
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.errors import ErrorCodes
-from h2.events import RequestReceived
-
-from benchmarks.live_server import LiveServer, free_port, reserved_port
 
 Handler = Callable[[bytes, grpc.ServicerContext], bytes]
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from benchmarks.live_server import LiveServer, free_port
 from gangway.clients.perf.command import main
 from gangway.clients.perf.mlperf import samples_of
 from gangway.clients.perf.options import parse_options
 from gangway.clients.perf.prepare import parse_isolated, parse_levels, resolve
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.qos import Qos, WorkloadError
-
-from benchmarks.live_server import LiveServer, free_port
 
 TWO = Mix("two", (MixModel("a"), MixModel("b")))
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from gangway.artifact.console import Console
 from gangway.clients.errors import RefusedError
 from gangway.clients.show import show_outputs, show_timing, top_of

@@ -14,14 +14,15 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Manifest, Space, TensorSpec
 from gangway.artifact.reader import verify
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import detect
-from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 Array = npt.NDArray[Any]
 GUARD_BYTES = 4096

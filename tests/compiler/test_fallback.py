@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
+
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.reader import verify
 from gangway.compiler.command import main as compile_command
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.importer import dimension_name
-from onnx import helper
-
 from tests.onnx_networks import FOREIGN, Foreign
 
 node = helper.make_node

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gangway.compiler.target import TARGETS, machine_features, supported
 from onnx import helper
+
+from gangway.compiler.target import TARGETS, machine_features, supported
 
 node = helper.make_node
 

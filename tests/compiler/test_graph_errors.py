@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
+
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from onnx import helper
 
 node = helper.make_node
 ONES = np.ones((4, 4, 3, 3), np.float32)

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gangway.compiler.target import TARGETS, detect, machine_features, supported
 from onnx import TensorProto, helper
+
+from gangway.compiler.target import TARGETS, detect, machine_features, supported
 
 node = helper.make_node
 HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]

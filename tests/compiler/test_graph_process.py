@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gangway.compiler.command import main as compile_command
 from gangway.compiler.pipeline import PHASES
 from gangway.zoo import write_model

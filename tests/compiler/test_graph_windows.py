@@ -7,8 +7,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from gangway.compiler.target import TARGETS, machine_features, supported
 from onnx import TensorProto, helper
+
+from gangway.compiler.target import TARGETS, machine_features, supported
 
 node = helper.make_node
 HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]

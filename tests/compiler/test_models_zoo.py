@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+
 from gangway.zoo import write_model
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gangway.compiler.onnx_file import may_have_external_data
 from onnx import helper
+
+from gangway.compiler.onnx_file import may_have_external_data
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.evaluate import evaluate
 from gangway.compiler.graph import Node
 from gangway.compiler.importer import read_graph
 from gangway.compiler.simplify import simplify
-from onnx import TensorProto, helper, numpy_helper
 
 node = helper.make_node
 NEWEST = 23

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import helper
+
 from gangway.compiler.evaluate import evaluate
 from gangway.compiler.graph import Graph, Node
 from gangway.compiler.importer import read_graph
 from gangway.compiler.patterns import find_patterns
 from gangway.compiler.simplify import simplify
-from onnx import helper
 
 node = helper.make_node
 S, HEADS, SIZE = 6, 2, 16

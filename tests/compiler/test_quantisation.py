@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from gangway.compiler.pipeline import Compiled
 from onnx import TensorProto, helper, numpy_helper
+
+from gangway.compiler.pipeline import Compiled
 
 Array = Any
 

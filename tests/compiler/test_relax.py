@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
+
 from gangway.compiler.errors import UnsupportedModelError
 from gangway.compiler.functions import expand, has_body
 from gangway.compiler.graph import Graph, Node, TensorType
@@ -12,7 +14,6 @@ from gangway.compiler.importer import read_graph
 from gangway.compiler.layers import Program
 from gangway.compiler.relax.lowering import lower_by_relax
 from gangway.compiler.stated import state_shapes
-from onnx import TensorProto, helper
 
 node = helper.make_node
 

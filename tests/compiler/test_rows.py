@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
+
 from gangway.compiler.errors import MixedRowsError, UnsupportedModelError
 from gangway.compiler.importer import read_graph
 from gangway.compiler.simplify import simplify
-from onnx import TensorProto, helper
 
 node = helper.make_node
 SEQUENCE: dict[str, list[int | str]] = {"x": ["N", 4, 6]}

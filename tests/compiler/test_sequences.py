@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
+
 from gangway.compiler.importer import read_graph
 from gangway.compiler.patterns import find_patterns
 from gangway.compiler.simplify import simplify
 from gangway.compiler.target import TARGETS, machine_features, supported
-from onnx import TensorProto, helper
 
 node = helper.make_node
 HERE = [name for name, spec in TARGETS.items() if supported(spec, machine_features())]

@@ -1,6 +1,7 @@
 """The host is detected, and an override is checked against it."""
 
 import pytest
+
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect, machine_features, supported
 
 

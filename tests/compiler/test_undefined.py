@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import helper, numpy_helper
+
 from gangway.artifact.format import Engine
 from gangway.executor.onnxruntime_program import failure_of
-from onnx import helper, numpy_helper
 
 node = helper.make_node
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gangway.executor.cores import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SlotRequest
-
 from tests.tiny_model import TinyModel, make_artifact
 
 HEAP = 1 << 16

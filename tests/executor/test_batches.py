@@ -4,6 +4,7 @@ import struct
 import time
 
 import pytest
+
 from gangway.executor.leases import Control
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotStatus

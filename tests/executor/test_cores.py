@@ -3,6 +3,7 @@
 import os
 
 import pytest
+
 from gangway.executor.cores import available_cores
 
 ALL = sorted(os.sched_getaffinity(0))

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+
 from gangway.executor.leases import Control, PhaseKind
 from gangway.executor.messages import Left, LeftReason, Run
 from gangway.executor.slots import SlotRequest, SlotStatus

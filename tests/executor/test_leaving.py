@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+
 from gangway.executor import _native
 from gangway.executor.leases import Control
-
 from tests.executor.conftest import HEAP
 
 WAIT_US = 10_000_000

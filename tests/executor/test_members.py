@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
+
 from gangway.executor.leases import MAX_MEMBERS, Control, Member, PhaseKind
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus

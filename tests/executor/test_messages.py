@@ -3,6 +3,7 @@
 import struct
 
 import pytest
+
 from gangway.executor import _native, messages, slots
 from gangway.executor.messages import (
     Cancel,

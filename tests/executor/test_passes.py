@@ -1,6 +1,7 @@
 """Leases that compute their first layers pass by pass, on real workers with a model that counts its tasks."""
 
 import pytest
+
 from gangway.executor import _native
 from gangway.executor.leases import Control, PhaseKind, passes_for
 from gangway.executor.messages import LeftReason

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from gangway.executor.counter_rates import CounterRates
 from gangway.executor.perf_events import (
     CONTEXT_SWITCHES,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from gangway.artifact.counter_log import NOTHING_COUNTED
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
 from gangway.artifact.machine import cpu_name

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from gangway.artifact.counter_log import CounterLog, CounterSample
 from gangway.artifact.profile import ProfileError
 from gangway.artifact.proxy import InterferenceProxy, proxy_path, read_proxy, write_proxy

@@ -4,11 +4,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.reception import Reception
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
-
 from tests.executor.sanitized import SANITIZERS, build
 
 HERE = Path(__file__).parent

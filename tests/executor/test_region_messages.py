@@ -4,6 +4,7 @@ import os
 from contextlib import closing
 
 import pytest
+
 from gangway.executor.region_channel import RegionChannel, channel_pair
 from gangway.executor.region_messages import (
     REGION_MESSAGE_BYTES,

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+
 from gangway.executor import _native
 from gangway.executor.ring import BELL_BYTES, Bell, Ring, ring_bytes
 from gangway.executor.segment import Segment

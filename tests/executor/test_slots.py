@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+
 from gangway.executor import _native
 from gangway.executor.segment import Segment
 from gangway.executor.slots import (

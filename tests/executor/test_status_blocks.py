@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from gangway.executor import _native
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.status_blocks import STALE_AFTER_S, VERSION, ModelAccount, SchedulerStatus

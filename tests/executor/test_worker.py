@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+
 from gangway.executor.cores import available_cores
 from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import Exit, Ready, Run
-
 from tests.executor.conftest import two_workers
 
 WAIT_US = 10_000_000

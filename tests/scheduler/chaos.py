@@ -3,7 +3,6 @@
 import random
 
 from gangway.scheduler.policy import Resize, Start, StartOver, Stop, Wake
-
 from tests.scheduler.conftest import LAYERS
 
 

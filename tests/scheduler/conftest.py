@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gangway.artifact.reader import read_manifest
 from gangway.artifact.staging import staging_bytes
 from gangway.executor import _native
@@ -29,7 +30,6 @@ from gangway.scheduler.trace import TraceWriter
 from gangway.server.data_plane import DataPlane, Request, TensorLayout
 from gangway.server.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 from gangway.server.worker_set import CRASHES
-
 from tests.tiny_model import TASKS, make_artifact
 
 TIMEOUT_SECONDS = 20.0

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from gangway.executor.slots import NEVER_JOINED, SlotStatus
 from gangway.scheduler.batching.former import Formed, FormedPiece, FormedUnit
-
 from tests.scheduler.conftest import Script, ScriptedServer
 
 

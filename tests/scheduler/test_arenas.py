@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+
 from gangway.artifact.host_limits import MemoryLimit
 from gangway.executor import segment as segments
 from gangway.executor.memory_budget import MemoryBudget, MemoryFullError

@@ -1,6 +1,7 @@
 """How often a model is asked."""
 
 import pytest
+
 from gangway.scheduler.arrival_rate import LONGEST_GAP_US, ArrivalRate
 
 

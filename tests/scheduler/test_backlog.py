@@ -1,6 +1,7 @@
 """How many late and best-effort queries may wait in an overload, worked out by hand."""
 
 import pytest
+
 from gangway.scheduler.backlog import BURST_US, MEMORY_US, OVERLOAD_US, OVERLOADED_US, PATIENCE_US, LateBacklog
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query

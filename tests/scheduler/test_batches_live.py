@@ -6,11 +6,11 @@ import time
 from dataclasses import replace
 
 import pytest
+
 from gangway.executor.slots import _INPUTS_OFFSET, NEVER_JOINED, SLOT_BYTES, SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler.policy import Reject, Start, Stop
 from gangway.server.shared_memory import FRONT_END
-
 from tests.scheduler.chaos import Chaos
 from tests.scheduler.conftest import LAYERS
 from tests.scheduler.scripted_batches import BatchingServer, ChaosServer

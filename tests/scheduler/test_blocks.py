@@ -4,6 +4,7 @@ import random
 import time
 
 import pytest
+
 from gangway.scheduler.blocks import Block, Demands, demands, layer_targets, target_shares, target_us, threshold_share
 from gangway.scheduler.model_profile import ModelProfile
 

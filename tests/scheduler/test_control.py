@@ -4,6 +4,7 @@ import dataclasses
 import typing
 
 import pytest
+
 from gangway.scheduler.control import Begin, ControlMessage, LoadModel, WorkerDied, decode, encode
 from gangway.scheduler.packets import PacketSocket, packet_pair
 

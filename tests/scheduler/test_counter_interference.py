@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from gangway.artifact.proxy import InterferenceProxy, write_proxy
 from gangway.executor.counter_rates import CounterRates
 from gangway.executor.perf_events import CONTEXT_SWITCHES, MINOR_FAULTS, PAGE_FAULTS, cache_events, countable

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+
 from gangway.scheduler.counters import PERIOD_US, CounterBook, Counters
 
 

@@ -10,7 +10,6 @@ from gangway.scheduler import control as slow
 from gangway.scheduler.counters import Counters
 from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
 from gangway.server.shared_memory import FRONT_END
-
 from tests.scheduler.chaos import Chaos
 from tests.scheduler.conftest import LAYERS
 from tests.tiny_model import TASKS

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from gangway.scheduler.lateness import certain_from_us, certain_to_be_late
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query

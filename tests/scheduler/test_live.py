@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 
 import pytest
+
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import control as slow
 from gangway.server.shared_memory import FRONT_END
-
 from tests.company import company
 from tests.pace import back_within_s
 from tests.tiny_model import TASKS

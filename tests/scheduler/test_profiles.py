@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from gangway.artifact.profile import LayerProfile, Machine, Profile
 from gangway.scheduler.control import LoadModel
 from gangway.scheduler.profiles import estimated_profile, policy_profile, served_profile

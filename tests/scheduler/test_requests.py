@@ -1,6 +1,7 @@
 """The book of requests over real slot tables: what waits as what, and what the slots say of it."""
 
 import pytest
+
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotRequest, SlotStatus, SlotTable
 from gangway.scheduler.batching.former import FormedPiece, FormedUnit

@@ -3,6 +3,7 @@
 import struct
 
 import pytest
+
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.scheduler import blame

@@ -1,6 +1,7 @@
 """By how much blocks take longer than predicted."""
 
 import pytest
+
 from gangway.scheduler.interference import Unit
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.stretch import MOST, Stretches

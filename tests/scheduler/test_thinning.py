@@ -1,6 +1,7 @@
 """Versions whose absence costs least go first: cases computed by hand."""
 
 import pytest
+
 from gangway.scheduler.thinning import absence_loss, drop_versions, mean_loss, thin_out
 
 # Versions by rows: alone, under some, under much interference.

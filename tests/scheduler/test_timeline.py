@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from gangway.scheduler.timeline import Stretch, TimelineWriter
 from gangway.scheduler.trace import TraceWriter
 

@@ -5,13 +5,13 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import control as slow
 from gangway.scheduler import dispatch, live
 from gangway.scheduler.policy import Resize, Start
 from gangway.server import data_plane
 from gangway.server.shared_memory import SUPERVISOR
-
 from tests.scheduler.conftest import LAYERS, ScriptedServer
 from tests.tiny_model import TASKS
 

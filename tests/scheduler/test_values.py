@@ -3,6 +3,7 @@
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
 
 import pytest
+
 from gangway.scheduler.policy import Query, Start
 from gangway.scheduler.values import value
 

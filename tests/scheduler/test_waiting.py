@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+
 from gangway.scheduler.policy import Query
 from gangway.scheduler.waiting import KIND, WaitingQueries
 

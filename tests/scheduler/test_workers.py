@@ -1,6 +1,7 @@
 """Which workers can be given work. The rings are real, the workers' answers are the test's."""
 
 import pytest
+
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Load, unpack
 from gangway.scheduler.workers import WorkerTable

@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from onnx import TensorProto, helper
+from tritonclient.utils import InferenceServerException
+
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.zoo import write_model
-from onnx import TensorProto, helper
-from tritonclient.utils import InferenceServerException
 
 TIMEOUT_S = 60
 NEVER_US = 600_000_000

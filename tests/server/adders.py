@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import tritonclient.grpc as triton
-from gangway.artifact.cache import Cache
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.live_server import LiveServer
+from gangway.artifact.cache import Cache
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
 
 TIMEOUT_S = 60  # a job that gives way to everybody may take long
 COMPILED = (1, 2, 3)  # numbers that are in the cache

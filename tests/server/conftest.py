@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
+
 from gangway.artifact.format import TensorSpec
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Cancel, Submit, unpack
@@ -35,7 +36,6 @@ from gangway.server.options.http import HttpOptions
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.restriction import Restrictions, parse_restriction
 from gangway.server.stream import StreamLimits
-
 from tests.server.segments import Segments
 
 SLOTS = 8

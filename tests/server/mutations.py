@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
-from gangway.clients.connection import SERVICE
-from gangway.protos import grpc_service_pb2 as pb
 from hypothesis import strategies as st
 
+from gangway.clients.connection import SERVICE
+from gangway.protos import grpc_service_pb2 as pb
 from tests.server.streaming import RawStream
 
 TIMEOUT_S = 20

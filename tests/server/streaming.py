@@ -7,6 +7,7 @@ from typing import Self
 
 import grpc
 import numpy as np
+
 from gangway.protos import grpc_service_pb2 as pb
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"

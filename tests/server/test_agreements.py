@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
+
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.config_error import ConfigError
 from gangway.server.errors import RequestError

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from benchmarks.live_server import live_server
+from benchmarks.load import raw_channel, raw_infer
+from benchmarks.processes import command_of, descendants_of
+from benchmarks.reference import example_of
 from gangway.artifact.format import Manifest
 from gangway.artifact.machine import cpu_name, machine_id
 from gangway.artifact.profile import profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores
 from gangway.executor.profiler import profile_model
-
-from benchmarks.live_server import live_server
-from benchmarks.load import raw_channel, raw_infer
-from benchmarks.processes import command_of, descendants_of
-from benchmarks.reference import example_of
 
 TIMEOUT_S = 90
 

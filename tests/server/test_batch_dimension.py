@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as triton
-from gangway.artifact.cache import Cache
-from gangway.compiler.pipeline import compile_model
-from gangway.compiler.target import detect
 from onnx import numpy_helper, parser
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from benchmarks.live_server import LiveServer, live_server
+from gangway.artifact.cache import Cache
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
 
 MANY = 12  # requests that wait at the same time
 BATCH = 6

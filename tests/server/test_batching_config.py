@@ -1,6 +1,8 @@
 """What a configuration says of batches, and what the scheduler is told of it."""
 
 import pytest
+from google.protobuf import text_format
+
 from gangway.artifact.format import TensorSpec
 from gangway.executor.frames import plan_frame
 from gangway.executor.slots import NEVER_JOINED
@@ -10,7 +12,6 @@ from gangway.server.auto_complete import complete_config
 from gangway.server.batching import ModelBatching, in_words, tell_batching
 from gangway.server.layouts import FrameLayout
 from gangway.server.model_config import ConfigError
-from google.protobuf import text_format
 
 X = [TensorSpec("x", "FP32", (-1, 4), 16)]
 Y = [TensorSpec("y", "FP32", (-1, 4), 16)]

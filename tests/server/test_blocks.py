@@ -3,11 +3,10 @@
 import json
 import math
 
-from gangway.artifact.reader import read_manifest
-
 from benchmarks.live_server import live_server
 from benchmarks.load import RIGHT, Load, run_for
 from benchmarks.reference import example_of
+from gangway.artifact.reader import read_manifest
 
 
 def test_stopped_queries_give_the_same_numbers(compiled_zoo, tmp_path):

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.classification import Classes, classified
 from gangway.server.top_classes import class_texts
-from tritonclient.utils import InferenceServerException
 
 
 @pytest.mark.parametrize(

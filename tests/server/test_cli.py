@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gangway.server.cli import COMMANDS
 from gangway.server.options.command_line import parse_options
 

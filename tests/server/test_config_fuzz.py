@@ -5,6 +5,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from google.protobuf import text_format
+from google.protobuf.message_factory import GetMessageClass
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gangway.artifact.format import TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.auto_complete import complete_config, max_rows
@@ -13,10 +18,6 @@ from gangway.server.labels import label_files
 from gangway.server.model_config import ConfigError, buckets_of
 from gangway.server.rate_limits import ModelLimits, RateLimits
 from gangway.server.repository import BrokenModel, ModelVersion, read_model
-from google.protobuf import text_format
-from google.protobuf.message_factory import GetMessageClass
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 INPUTS = [TensorSpec("x", "FP32", (-1, 3), 12)]
 OUTPUTS = [TensorSpec("y", "FP32", (-1, 4), 16)]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+
 from gangway.executor import _native
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+
 from gangway.artifact.format import TensorSpec
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Cancel, Submit, unpack

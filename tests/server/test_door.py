@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from gangway.server.door import ONE_CLASS_S, TURNED_AWAY_S, Door
 
 ROOM = 64

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
+
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.ensemble.config import check_ensemble, is_ensemble
 from gangway.server.ensemble.graph import longest_after
@@ -10,8 +12,6 @@ from gangway.server.ensemble.members import check_members, load_order
 from gangway.server.front_end_messages import WHOLE_MODEL
 from gangway.server.model_config import ConfigError, check_supported
 from gangway.server.repository import BrokenModel, ModelVersion, read_model
-from google.protobuf import text_format
-
 from tests.server.ensembles import Step, config_of, write
 
 X, Y = "x:FP32:4", "y:FP32:4"

@@ -15,6 +15,11 @@ import numpy.typing as npt
 import onnx
 import pytest
 import tritonclient.grpc as triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from benchmarks.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
@@ -23,11 +28,6 @@ from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
 from gangway.zoo.ensembles import write_ensemble
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from onnx import TensorProto, helper
-
-from benchmarks.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.held_workers import held_workers
 from tests.server import ensembles

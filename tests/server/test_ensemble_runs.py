@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from google.protobuf import text_format
+from tritonclient.utils import InferenceServerException
+
 from gangway.artifact.format import Engine
 from gangway.executor.messages import Submit
 from gangway.executor.slots import SlotRequest, SlotStatus
@@ -19,9 +22,6 @@ from gangway.server.isolated import Isolated
 from gangway.server.loaded_model import LoadedModel
 from gangway.server.model_config import ConfigError, Qos, qos_of
 from gangway.server.repository import ModelVersion
-from google.protobuf import text_format
-from tritonclient.utils import InferenceServerException
-
 from tests.server.ensembles import config_of
 
 WAIT_S = 20

@@ -17,11 +17,11 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
-from gangway.zoo import write_model
-from gangway.zoo.ensembles import ENSEMBLES, write_ensemble
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from benchmarks.live_server import live_server
+from gangway.zoo import write_model
+from gangway.zoo.ensembles import ENSEMBLES, write_ensemble
 from tests.server import adders, ensembles
 from tests.server.adders import TIMEOUT_S, Controlled, fill_cache, flags
 from tests.server.ensembles import config_of

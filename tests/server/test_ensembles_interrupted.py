@@ -18,12 +18,12 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from gangway.clients.connection import SERVICE
-from gangway.protos import grpc_service_pb2 as pb
-from gangway.zoo.ensembles import write_ensemble
 
 from benchmarks.live_server import is_ready, live_server
 from benchmarks.load import raw_channel
+from gangway.clients.connection import SERVICE
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.zoo.ensembles import write_ensemble
 from tests.conftest import CompiledZoo
 from tests.server import ensembles
 from tests.server.ensembles import config_of

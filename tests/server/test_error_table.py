@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+
 from gangway.clients.connection import SERVICE
 from gangway.executor.slots import SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
@@ -18,7 +19,6 @@ from gangway.server.front_end_messages import Drain
 from gangway.server.http.messages import set_parameters
 from gangway.server.http.replies import STATUSES
 from gangway.server.options.grpc import GrpcOptions
-
 from tests.server.conftest import ask_http
 from tests.server.streaming import RawStream
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from gangway.server.front_end_messages import MAX_VERSION
 
 from benchmarks.live_server import stop
 from benchmarks.processes import command_of, descendants_of
 from benchmarks.repository import GANGWAY
+from gangway.server.front_end_messages import MAX_VERSION
 
 TIMEOUT_SECONDS = 60
 ADMIN = {"triton-grpc-protocol-admin": "s3cret"}

@@ -1,4 +1,5 @@
 import pytest
+
 from gangway.artifact.format import TensorSpec
 from gangway.server import front_end_messages as messages
 from gangway.server.logs.settings import LogSettings

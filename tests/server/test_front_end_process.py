@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
 from gangway.artifact.format import TensorSpec
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import unpack
@@ -35,7 +37,6 @@ from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.options.http import HttpOptions
 from gangway.server.options.metrics import MetricsOptions
 from gangway.server.options.serve_options import ServeOptions
-from tritonclient.utils import InferenceServerException
 
 SLOTS = 4
 LISTEN = "0A"  # in /proc/net/tcp

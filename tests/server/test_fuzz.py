@@ -10,11 +10,11 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from gangway.protos import grpc_service_pb2 as pb
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
+from gangway.protos import grpc_service_pb2 as pb
 from tests.server.streaming import RawStream
 
 ROW = np.arange(16, dtype=np.int32).tobytes()

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from gangway.server.errors import RequestError
-from gangway.server.http.infer_request import read_request
-from gangway.server.http.json_text import parse
 
 from benchmarks.fuzz import TARGETS
 from benchmarks.fuzz_oracles import ORACLES
 from benchmarks.fuzz_seeds import seeds_of
+from gangway.server.errors import RequestError
+from gangway.server.http.infer_request import read_request
+from gangway.server.http.json_text import parse
 
 Ask = Callable[..., Any]
 INPUT = b'{"name":"x","shape":[%d],"datatype":"%b","data":%b}'

@@ -7,14 +7,14 @@ from typing import Any
 
 import grpc
 import pytest
+from h2.events import DataReceived, ResponseReceived, StreamReset, TrailersReceived
+
+from benchmarks.raw_connection import RawConnection
 from gangway.clients.connection import SERVICE
 from gangway.server import grpc_gate
 from gangway.server.counting_pool import CountingPool, NoThreadError
 from gangway.server.grpc_gate import Gate, GatedService
 from gangway.server.restriction import Restrictions
-from h2.events import DataReceived, ResponseReceived, StreamReset, TrailersReceived
-
-from benchmarks.raw_connection import RawConnection
 from tests.server.conftest import no_more_threads
 
 THREADS = 16

@@ -13,6 +13,10 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from h2.events import ResponseReceived
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.raw_connection import RawConnection
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
@@ -20,10 +24,6 @@ from gangway.server.front_end_messages import ModelUnavailable
 from gangway.server.grpc_gate import MAX_ARRIVING, MAX_PLAIN
 from gangway.server.options.grpc import Compression, GrpcOptions
 from gangway.server.restriction import CATEGORY_OF_METHOD, Category, Restrictions, parse_restriction
-from h2.events import ResponseReceived
-from tritonclient.utils import InferenceServerException
-
-from benchmarks.raw_connection import RawConnection
 
 Inputs = Callable[..., list[triton.InferInput]]
 HEALTH = "/grpc.health.v1.Health/"

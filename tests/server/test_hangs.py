@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from gangway.executor.cores import available_cores
 
 from benchmarks.faults import RIGHT
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import Load, run_for
 from benchmarks.reference import Example, example_of
+from gangway.executor.cores import available_cores
 from tests.company import SPIN, company
 from tests.conftest import CompiledZoo
 from tests.server.whole_server import until

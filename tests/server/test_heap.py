@@ -1,8 +1,9 @@
 import pytest
-from gangway.server.heap import Heap, HeapFullError, size_class
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gangway.server.heap import Heap, HeapFullError, size_class
 
 BEGIN, END = 1000, 1000 + 64 * 1024
 KEPT = 4096

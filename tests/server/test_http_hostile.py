@@ -13,15 +13,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.processes import cpu_ns, memory_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.http import connection as connections
 from gangway.server.http import connection_limit
 from gangway.server.http import server as http_server
 from gangway.server.options.grpc import GrpcOptions
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from benchmarks.processes import cpu_ns, memory_of
 from tests.server.conftest import no_more_threads
 
 Ask = Callable[..., Any]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from gangway.executor.slots import SlotStatus
 
 A = np.arange(16, dtype=np.int32)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from gangway.server.errors import RequestError
 from gangway.server.http.json_text import MAX_JSON_BYTES, parse
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+
 from gangway.server.calls import FrameCall, Room, TensorCall
 from gangway.server.data_plane import TensorLayout
 from gangway.server.in_place.choice import LEAST_BYTES, Candidates, candidates_of

@@ -11,10 +11,11 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
 from gangway.executor.slots import SlotCounts, SlotRequest, SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.options.grpc import GrpcOptions
-from tritonclient.utils import InferenceServerException
 
 Inputs = Callable[..., list[triton.InferInput]]
 EXPECTED_SUM = np.arange(16, dtype=np.int32) + 1

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 import pytest
+
 from gangway.server import json_dataclass
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.options.command_line import parse_options

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gangway.server.errors import RequestError
 from gangway.server.http import json_numbers, json_text
 from gangway.server.http.json_numbers import Numbers, find_numbers
 from gangway.server.http.json_text import MAX_VALUES, parse
 from gangway.server.http.tensors import LateTensor, flatten, to_raw
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 @pytest.fixture(autouse=True, scope="module")

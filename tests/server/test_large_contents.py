@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server import large_contents
 from gangway.server.errors import RequestError

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+
 from gangway.protos import health_pb2
 from gangway.server.data_plane import Usage
 from gangway.server.grpc_gate import MAX_ARRIVING, MAX_PLAIN

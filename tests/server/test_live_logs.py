@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 import tritonclient.grpc as triton
-from gangway.protos import grpc_service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server, stop
 from benchmarks.load import raw_channel
+from gangway.protos import grpc_service_pb2 as pb
 
 TIMEOUT_S = 30
 DEFAULTS = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gangway.executor.log_limit import ALWAYS, MAX_KINDS, OFTEN, RateLimit
 from gangway.executor.logs import MAX_LINE_BYTES, LogLevels, decode, encode
 from gangway.server.logs.formats import formatter_of
@@ -19,7 +20,6 @@ from gangway.server.logs.server_log import ServerLog
 from gangway.server.logs.settings import LogSettings
 from gangway.server.logs.standard_error import StandardError
 from gangway.server.options.command_line import parse_options
-
 from tests.server.conftest import no_more_threads
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+
 from gangway.executor import _native
 from gangway.executor.lost_regions import LOST_REGIONS_BYTES, LostRegions
 from gangway.executor.region_channel import RegionChannel

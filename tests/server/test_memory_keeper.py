@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from gangway.artifact.host_limits import MemoryLimit
 from gangway.executor.memory_budget import MemoryBudget, memory_budget
 from gangway.server.data_plane import DataPlane

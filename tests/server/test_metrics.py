@@ -17,11 +17,11 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from gangway.protos import grpc_service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import is_ready, live_server
 from benchmarks.load import raw_channel, raw_infer
+from gangway.protos import grpc_service_pb2 as pb
 from tests.conftest import CompiledZoo
 from tests.held_workers import held_workers
 from tests.server.scraping import TIMEOUT_S, Scraped, until

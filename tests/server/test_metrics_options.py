@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from gangway.server.options.command_line import parse_options
 from gangway.server.options.metrics import MetricsOptions
 

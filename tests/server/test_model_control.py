@@ -10,12 +10,12 @@ from contextlib import contextmanager
 import grpc
 import pytest
 import tritonclient.grpc as triton
-from gangway.clients.connection import SERVICE
-from gangway.protos import grpc_service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.reload import resources_of
+from gangway.clients.connection import SERVICE
+from gangway.protos import grpc_service_pb2 as pb
 from tests.held_workers import held_workers
 from tests.onnx_networks import FOREIGN
 from tests.server.adders import TIMEOUT_S, Controlled, adder, fill_cache, flags, replace, write

@@ -17,6 +17,10 @@ import onnxruntime
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from benchmarks.live_server import LiveServer, live_server
+from benchmarks.repository import GANGWAY
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
@@ -25,10 +29,6 @@ from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import DataType
 from gangway.zoo import write_model
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
-
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.repository import GANGWAY
 from tests.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
 
 TIMEOUT_SECONDS = 30

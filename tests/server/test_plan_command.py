@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gangway.artifact.machine import cpu_name, machine_id
 from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
 from gangway.artifact.reader import read_manifest

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+
+from benchmarks.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine
 from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.server.compile_jobs import CompileError, Compiler
-
-from benchmarks.live_server import LiveServer, live_server
 from tests.server.whole_server import until
 
 DOUBLE = "(float[n, 4] x) => (float[n, 4] y) { y = Add(x, x) }"

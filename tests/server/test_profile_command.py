@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from gangway.artifact.profile import profile_path, read_profile
 from gangway.artifact.reader import read_manifest
 

@@ -1,10 +1,11 @@
 """From a configuration and a request's parameters to how the request is treated."""
 
 import pytest
+from google.protobuf import text_format
+
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.model_config import ConfigError
 from gangway.server.queue_policy import MAX_CLASS, QueuePolicies, Terms
-from google.protobuf import text_format
 
 
 def policies(text: str) -> QueuePolicies:

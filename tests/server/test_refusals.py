@@ -6,6 +6,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+
 from gangway.protos import grpc_service_pb2 as pb
 
 ROW = np.ones(16, dtype=np.int32).tobytes()

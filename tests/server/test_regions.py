@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
-from gangway.protos import grpc_service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
+from gangway.protos import grpc_service_pb2 as pb
 from tests.server.segments import TENSOR_BYTES, A, B, Segments, inputs_in, outputs_in, values_in
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 import pytest
-from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.regions import MAX_REGIONS
 from tritonclient.utils import InferenceServerException
 
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.regions import MAX_REGIONS
 from tests.server.segments import A, B, Segments
 
 Change = Callable[[pb.ModelInferRequest], object]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+
 from gangway.server.models import Models, ServedModel
 from gangway.server.response_cache import ENTRY_BYTES, Key, ResponseCache, key_of
 

@@ -1,6 +1,7 @@
 """What restrictions may look like, whom they admit, and that every method has a category."""
 
 import pytest
+
 from gangway.protos import grpc_service_pb2, health_pb2
 from gangway.server.restriction import CATEGORY_OF_METHOD, Category, Restrictions, parse_restriction
 

@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+
 from gangway.server.sequence.batcher import (
     BacklogFullError,
     Changes,

@@ -14,14 +14,14 @@ from typing import Any
 import grpc
 import pytest
 import tritonclient.grpc as triton
+
+from benchmarks.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
-
-from benchmarks.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
 from tests.held_workers import held_workers
 from tests.server import accumulators

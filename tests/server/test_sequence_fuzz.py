@@ -12,13 +12,13 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
-from gangway.executor.frames import join_strings
-from gangway.protos import grpc_service_pb2 as pb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
+from gangway.executor.frames import join_strings
+from gangway.protos import grpc_service_pb2 as pb
 from tests.conftest import CompiledZoo
 from tests.server import accumulators
 from tests.server.accumulators import MODULES, TIMEOUT_S, config_of, number, oldest, run_stream, run_unary, total_of

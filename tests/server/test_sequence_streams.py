@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import tritonclient.grpc as triton
-from gangway.protos import grpc_service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, is_ready, live_server
+from gangway.protos import grpc_service_pb2 as pb
 from tests.conftest import CompiledZoo
 from tests.held_workers import held_workers
 from tests.server import accumulators

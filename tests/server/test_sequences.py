@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from google.protobuf import text_format
+
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.executor.slots import SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
@@ -21,8 +23,6 @@ from gangway.server.front_end_messages import ModelReady
 from gangway.server.models import Models
 from gangway.server.plan import Plan, make_plan
 from gangway.server.sequence.sequences import Sequences
-from google.protobuf import text_format
-
 from tests.server.test_data_plane import Bench
 
 STATE = 'state { input_name: "sum_in" output_name: "sum_out" data_type: TYPE_INT32 dims: [1] }'

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from gangway.server.options.command_line import make_parser, parse_options
 from gangway.server.options.compatibility import ACCEPTED, REFUSED, REFUSED_TITLE, TITLE
 from gangway.server.options.grpc import Compression, GrpcOptions, KeepaliveOptions

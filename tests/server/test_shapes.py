@@ -12,6 +12,11 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as triton
+from onnx import TensorProto, helper, numpy_helper
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.live_server import LiveServer, live_server
+from benchmarks.processes import command_of, descendants_of
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import TensorSpec
 from gangway.compiler.pipeline import compile_model
@@ -21,11 +26,6 @@ from gangway.scheduler.control import LoadModel
 from gangway.server.front_end_messages import ModelReady, ShapeWanted, VariantGone, VariantReady, from_json, to_json
 from gangway.server.model_config import ConfigError, buckets_of
 from gangway.server.variants import FIRST_PAUSE_SECONDS, MAX_QUEUED, Shaped
-from onnx import TensorProto, helper, numpy_helper
-from tritonclient.utils import InferenceServerException
-
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.processes import command_of, descendants_of
 from tests.server.conftest import ask_http
 
 TIMEOUT_S = 60

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as triton
-from gangway.executor.cores import available_cores
-from gangway.server.supervisor import EXIT_GRACE_SECONDS
 from tritonclient.utils import np_to_triton_dtype
 
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import TOLERANCE, relative_error
 from benchmarks.processes import descendants_of
 from benchmarks.reference import example_of
+from gangway.executor.cores import available_cores
+from gangway.server.supervisor import EXIT_GRACE_SECONDS
 from tests.held_workers import held_workers
 from tests.pace import back_within_s
 from tests.server.whole_server import TIMEOUT_SECONDS, alive, all_pids, names_of, small_repository, started, until

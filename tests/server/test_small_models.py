@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from gangway.clients.perf.command import main as perf
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
+from gangway.clients.perf.command import main as perf
 from tests.conftest import CompiledZoo
 from tests.server.whole_server import until
 

@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 import tritonclient.grpc as triton
-from gangway.protos import grpc_service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server, stop
 from benchmarks.load import raw_channel, raw_infer
 from benchmarks.otlp_collector import CollectedSpan, OtlpCollector
+from gangway.protos import grpc_service_pb2 as pb
 
 SERVER_KIND, ERROR_STATUS = 2, 2  # of OpenTelemetry's protocol
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

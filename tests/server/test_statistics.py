@@ -2,6 +2,8 @@
 
 import grpc
 import pytest
+from google.protobuf import text_format
+
 from gangway.executor.slots import SlotCounts
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.counting.figures import Duration
@@ -10,7 +12,6 @@ from gangway.server.histogram import TIME_BOUNDS_NS
 from gangway.server.model_config import ConfigError
 from gangway.server.model_metrics import FIRST_RESPONSE, response_bounds_ns
 from gangway.server.statistics import REASONS, Statistics, Times
-from google.protobuf import text_format
 
 MS = 1_000_000
 

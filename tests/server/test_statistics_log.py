@@ -1,6 +1,7 @@
 """What the log says about a model."""
 
 import grpc
+
 from gangway.executor.slots import SlotCounts
 from gangway.server.statistics import Statistics, Times
 from gangway.server.statistics_log import NOTHING, describe

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from random import Random
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.stream_messages import sequence_of
 from gangway.server.stream_order import AnswerOrder, SequenceQueues
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+
+from benchmarks.raw_connection import RawConnection
 from gangway.executor.messages import Submit
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
@@ -25,8 +27,6 @@ from gangway.server.stream import StreamLimits
 from gangway.server.stream_call import StreamedCall
 from gangway.server.stream_messages import sequence_of
 from gangway.server.streams import READY_THREADS, Streams
-
-from benchmarks.raw_connection import RawConnection
 from tests.server.conftest import no_more_threads
 from tests.server.streaming import RawStream, simple_request
 

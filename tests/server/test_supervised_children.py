@@ -10,6 +10,7 @@ import time
 from itertools import pairwise
 
 import pytest
+
 from gangway.scheduler.pauses import Pauses
 from gangway.server import children
 from gangway.server.children import Child, KeptProcess

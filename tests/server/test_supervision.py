@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as triton
-from gangway.artifact.reader import verify
 from onnx import helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
@@ -24,6 +23,7 @@ from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import Load, run_for
 from benchmarks.processes import memory_of
 from benchmarks.reference import example_of
+from gangway.artifact.reader import verify
 from tests.server.whole_server import TIMEOUT_SECONDS, small_repository, started, until
 
 

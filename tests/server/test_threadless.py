@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.raw_connection import RawConnection
 from gangway.executor.slots import SlotStatus
 from gangway.server import request_clock
 from gangway.server.threadless import answering
 from gangway.server.tracing.settings import TraceOverrides
-from tritonclient.utils import InferenceServerException
-
-from benchmarks.raw_connection import RawConnection
 from tests.server.segments import A, B, Segments, inputs_in, outputs_in, values_in
 
 Inputs = Callable[..., list[triton.InferInput]]

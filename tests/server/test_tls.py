@@ -12,16 +12,16 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 from cryptography import x509
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.live_server import LiveServer, live_server
+from benchmarks.perf_analyzer import Mode, run_one
 from gangway.clients import command as client_command
 from gangway.clients.perf import command as perf_command
 from gangway.server.grpc_credentials import Certificates
 from gangway.server.options.command_line import parse_options
 from gangway.server.options.grpc import GrpcOptions
 from gangway.server.tls_files import TlsError, TlsFiles
-from tritonclient.utils import InferenceServerException
-
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.perf_analyzer import Mode, run_one
 from tests.certificates import Authority, Identity
 
 Inputs = Callable[..., list[triton.InferInput]]

@@ -16,18 +16,18 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from gangway.protos import grpc_service_pb2 as pb
-from gangway.server import json_dataclass
-from gangway.server.options.command_line import parse_options
-from gangway.server.tracing.config import TraceConfig, trace_config_of
-from gangway.server.tracing.record import TraceRecord
-from gangway.server.tracing.trace_file import TraceFile
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import raw_channel, raw_infer
 from benchmarks.processes import command_of, descendants_of
 from benchmarks.reference import example_of
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server import json_dataclass
+from gangway.server.options.command_line import parse_options
+from gangway.server.tracing.config import TraceConfig, trace_config_of
+from gangway.server.tracing.record import TraceRecord
+from gangway.server.tracing.trace_file import TraceFile
 
 TIMEOUT_S = 30
 INSTANTS = [

@@ -14,6 +14,8 @@ import onnx
 import onnxruntime
 import psutil
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest
 from gangway.artifact.tuning import Tuning, find_tuning
@@ -24,7 +26,6 @@ from gangway.executor.cores import available_cores
 from gangway.executor.model_runner import ModelRunner
 from gangway.server import profile_command, tune_command
 from gangway.server.report import command as report_command
-from onnx import TensorProto, helper, numpy_helper
 
 TRIALS = 6  # two artifacts of samples
 needs_two_cores = pytest.mark.skipif(len(available_cores()) < 2, reason="nothing is disturbed on one core")

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
+
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.model_config import ConfigError, require_complete
 from gangway.server.warm_up import samples_of
-from google.protobuf import text_format
 
 TWO = """
 name: "m" max_batch_size: 8

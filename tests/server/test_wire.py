@@ -1,11 +1,12 @@
 """The walk over a request's bytes agrees with protobuf or refuses; nothing else ever happens."""
 
 import pytest
-from gangway.protos.grpc_service_pb2 import ModelInferRequest
-from gangway.server.wire import MAX_FIELDS, MAX_HEADER_BYTES, MalformedRequestError, length_prefix, split_request
 from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+from gangway.protos.grpc_service_pb2 import ModelInferRequest
+from gangway.server.wire import MAX_FIELDS, MAX_HEADER_BYTES, MalformedRequestError, length_prefix, split_request
 
 
 def varint(number: int) -> bytes:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Snapshot
 from gangway.simulator.block import Block

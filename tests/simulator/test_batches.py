@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.registry import make_policy
@@ -14,7 +15,6 @@ from gangway.simulator.engine import simulate
 from gangway.simulator.machine import Machine, Overheads
 from gangway.simulator.results import REFUSED
 from gangway.workload.arrivals import Arrivals
-
 from tests.simulator.conftest import Ledger, profile
 
 CORES = 4

@@ -5,6 +5,7 @@ import json
 from collections import defaultdict
 
 import pytest
+
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
 from gangway.server.cli import main
 from gangway.simulator.measured import shipped_models

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
 from gangway.simulator.engine import ContractError, simulate
 from gangway.simulator.machine import Machine, Overheads
 from gangway.simulator.results import REFUSED, UNFINISHED, Limits
-
 from tests.simulator.conftest import Scripted, profile, trace
 
 WHOLE = {0: profile([100.0, 200.0, 100.0])}  # 400 us on one core, 200 on two

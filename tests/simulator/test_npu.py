@@ -6,6 +6,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+
 from gangway.artifact.console import Console
 from gangway.simulator.figures import FigureRequest, layerweaver_fig4, layerweaver_fig5
 from gangway.simulator.npu import SCHEDULERS, Engines, Job, Tenant, serve

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from gangway.artifact.profile import InterferencePoint, LayerProfile, Machine, Profile, ProfileError, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.simulator.measured import measured_model, read_measured, shipped_models

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from gangway.artifact.console import Console
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
@@ -13,7 +14,6 @@ from gangway.simulator.figures import FIGURES, FigureRequest, packrat, packrat_s
 from gangway.simulator.measured import MeasuredModel, batch_models, encode_measured, read_measured
 from gangway.simulator.packrat_server import Change, PackratServer, by_burst
 from gangway.simulator.scaling import scale_model
-
 from tests.simulator.test_row_scaling import measured
 
 CORES = 4

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from gangway.simulator.measured import MeasuredModel, batch_models, read_measured
 from gangway.simulator.row_scaling import TURN_US, losses, scale_rows
 from gangway.simulator.scaling import scale_model

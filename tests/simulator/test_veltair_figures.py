@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
+
 from gangway.artifact.console import Console
 from gangway.scheduler.blocks import threshold_share
 from gangway.scheduler.policies.registry import POLICIES

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.server.cli import main
 from gangway.simulator.figures.veltair_versions import COUNTS, tuned_mix, tuned_models
@@ -12,7 +13,6 @@ from gangway.simulator.measured import encode_measured, one_row, read_measured
 from gangway.simulator.scaling import scale_model
 from gangway.simulator.versions import best_us, limit_versions
 from gangway.workload.qos import WorkloadError
-
 from tests.simulator.conftest import measured_by_hand, profile
 
 # On one core of one. Version 1 is the best at levels of 0.5 and 1, version 2 at 0.25, by 4 %, version 3 at none.

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from gangway.workload.arrivals import Arrivals, poisson, poisson_for, read_trace, write_trace
 from gangway.workload.mix import BUILTIN, Mix, MixModel
 from gangway.workload.qos import WorkloadError

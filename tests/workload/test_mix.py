@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from gangway.workload.mix import BUILTIN, Mix, MixModel, capacity_per_s, parse_mix, read_mix
 from gangway.workload.qos import Qos, WorkloadError, parse_qos
 from gangway.zoo.catalog import MODELS

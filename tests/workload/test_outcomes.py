@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from gangway.workload.outcomes import Outcomes, summarise
 
 # Six queries in a second: a answers after 1, 2, 3 and 10 ms, b after 8 ms and, with an error, after 1 ms.

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from gangway.workload.search import highest_rate
 
 

@@ -7,9 +7,10 @@ from typing import BinaryIO, cast
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
 from gangway.zoo import build
 from gangway.zoo.blueprint import Blueprint, Normal, Uniform, Weight
-from onnx import TensorProto, helper, numpy_helper
 
 MEGABYTE = 1 << 20
 

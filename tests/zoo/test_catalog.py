@@ -1,6 +1,7 @@
 """The zoo's models have the published sizes; none is written for it."""
 
 import pytest
+
 from gangway.zoo import DEFAULT_NAMES, MODELS, build, count
 
 # Trained parameters and multiply-adds in 10^9; docs/zoo.md names the sources.

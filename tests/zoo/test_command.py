@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from gangway.zoo import DEFAULT_NAMES, MODELS, write_model
 from gangway.zoo.command import main
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import onnx
 import pytest
-from gangway.zoo.count import Counts, count
 from onnx import TensorProto, helper
+
+from gangway.zoo.count import Counts, count
 
 
 def model(nodes: list[Any], weights: dict[str, tuple[int, ...]], x: list[int | str], y: list[Any]) -> onnx.ModelProto:

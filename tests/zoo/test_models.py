@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+
 from gangway.zoo import write_model
 
 # vgg16, alexnet and resnet101 have the layers of others here, and are too large to be written in a test.

@@ -1,9 +1,10 @@
 """Matrix products against the counts that the zoo's tests hold against the literature, and against cases by hand."""
 
 import pytest
+from onnx import TensorProto, helper
+
 from gangway.zoo import build, count
 from gangway.zoo.products import Product, products
-from onnx import TensorProto, helper
 
 
 def macs(product: Product) -> int:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
+
 from gangway.zoo.bert import bert_base
 from gangway.zoo.blocks_transformer import Size
 from gangway.zoo.blueprint import Blueprint

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.activations import RELU, RELU6, Activation

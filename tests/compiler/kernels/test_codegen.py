@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.specs import AttentionSpec, ConvSpec, Instruction, Operand, PointwiseSpec

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.specs import KernelSpec, MatMulSpec

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tvm
+
 from gangway.compiler.specs import ConvSpec
 from gangway.compiler.tuning.metaschedule import packed_convolution, searchable
 

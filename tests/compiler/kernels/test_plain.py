@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
 from gangway.compiler.specs import Instruction, Operand, PointwiseSpec, ReduceSpec, RemapSpec, Segment

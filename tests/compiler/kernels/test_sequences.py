@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.specs import GatherSpec, KernelSpec, LayerNormSpec, SequencePackSpec
 from gangway.compiler.templates import registry

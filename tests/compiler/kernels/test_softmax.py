@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+
 from gangway.compiler.specs import KernelSpec, SoftmaxSpec
 from gangway.compiler.trial import Array, aligned
 

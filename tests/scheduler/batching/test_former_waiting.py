@@ -4,9 +4,9 @@ import random
 from dataclasses import replace
 
 import pytest
+
 from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.policy import Query
-
 from tests.scheduler.batching.forming import (
     CORES,
     FLAT,

@@ -1,6 +1,7 @@
 """When a batch waits for the next request, and when it does not."""
 
 import pytest
+
 from gangway.scheduler.batching.hold import pays
 
 

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+
 from gangway.scheduler.batching.size import LONGEST_QUEUE, BatchSizes, batch_sizes
 from gangway.scheduler.model_profile import ModelProfile
 

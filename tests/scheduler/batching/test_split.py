@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+
 from gangway.scheduler.batching.split import (
     GANG_US,
     LEAST_GAIN,
@@ -16,7 +17,6 @@ from gangway.scheduler.batching.split import (
     split_table,
 )
 from gangway.scheduler.model_profile import ModelProfile
-
 from tests.scheduler.batching import largest_table
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+
 from gangway.executor.slots import MAX_PARTS
 from gangway.scheduler.batching.size import batch_sizes
 from gangway.scheduler.batching.split import GANG_US, Instances, Latency, Split, SplitTable
 from gangway.scheduler.batching.waves import WAVE_US, Part, Plan, PlanTable, known_rows, plan_table
 from gangway.scheduler.model_profile import ModelProfile
-
 from tests.scheduler.batching import largest_table
 from tests.scheduler.batching.test_split import lists_of_gangs, random_times
 

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import POLICIES, make_policy
 from gangway.scheduler.policy import (

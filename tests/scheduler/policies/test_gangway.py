@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_aging import SHARE

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from gangway.scheduler.model_profile import SWITCH_US
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_brief import BURST_US, SHARE
@@ -12,7 +13,6 @@ from gangway.simulator.engine import simulate
 from gangway.simulator.machine import Machine
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
-
 from tests.scheduler.policies.test_gangway import LAZY, LONG, MODELS, SHORT, model, query, running
 
 TINY, TARGET_US = 3, 1000.0

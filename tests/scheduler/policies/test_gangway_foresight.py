@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_foresight import Foresight

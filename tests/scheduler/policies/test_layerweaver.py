@@ -1,6 +1,7 @@
 """weaving, layerweaver and layerweaver_plus against cases worked out by hand."""
 
 import pytest
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.layerweaver import Layerweaver, LayerweaverPlus
 from gangway.scheduler.policies.weaving import Candidate, Choice, least_idle, two_modes

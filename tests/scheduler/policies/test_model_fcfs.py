@@ -1,6 +1,7 @@
 """model_fcfs against cases worked out by hand."""
 
 import pytest
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.model_fcfs import ModelFcfs
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy

@@ -9,6 +9,7 @@ and 1 cores, and the whole model for 2. `FRAGILE`: one layer with two versions, 
 from dataclasses import replace
 
 import pytest
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Query, Resize, RunningBlock, Snapshot, Start

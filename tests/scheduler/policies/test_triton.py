@@ -1,6 +1,7 @@
 """triton against cases worked out by hand."""
 
 import pytest
+
 from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policies.triton import SLICE_US, Triton, make_triton
