@@ -60,7 +60,7 @@ probes = Extension(
 setup(
     packages=PACKAGES,
     package_data={
-        **dict.fromkeys(PACKAGES, ["py.typed"]),
+        **{package: ["py.typed"] for package in PACKAGES},
         "gangway.protos": ["*.proto", "*.pyi", "py.typed"],
         "gangway.simulator": ["measured_models/*.json", "measured_models/batches/*.json", "npu_layers.csv", "py.typed"],
     },
