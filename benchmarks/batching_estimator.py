@@ -10,8 +10,7 @@ from benchmarks.batching_queue import Change, Dispatcher, Packrat, PerDispatch, 
 from benchmarks.batching_setup import MAX_ROWS, Setting, model_profile
 from benchmarks.report import Report, Row
 from gangway.scheduler.batching.estimator import BatchSizeEstimator
-from gangway.scheduler.batching.size import BatchSizes, batch_sizes
-from gangway.scheduler.batching.split import GANG_US
+from gangway.scheduler.batching.planner import GANG_US, BatchSizes, batch_sizes
 from gangway.workload.arrivals import Floats
 
 MODELS = ("resnet50", "mobilenetv2")

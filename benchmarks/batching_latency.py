@@ -10,7 +10,7 @@ from benchmarks.reference import Example, repeated
 from benchmarks.report import Report, Row
 from benchmarks.repository import onnx_file
 from benchmarks.turns import Turns
-from gangway.scheduler.batching.waves import PlanTable, plan_table
+from gangway.scheduler.batching.planner import PlanTable, plan_table
 
 PAPERS_MODELS = ("resnet50", "inception_v3", "gpt2", "bert_base")
 ODD_MODELS = ("resnet50", "bert_base")

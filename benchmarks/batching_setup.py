@@ -15,8 +15,7 @@ from benchmarks.repository import compile_model, ensure_profiles, ensure_zoo, fi
 from benchmarks.serving_servers import write_repository
 from gangway.clients.connection import Connection
 from gangway.clients.timing import server_times
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.profiles import policy_profile
+from gangway.scheduler.profiles import ModelProfile, policy_profile
 
 MAX_ROWS = 64
 DISTINCT_ROWS = 4  # of an example; larger batches repeat them

@@ -19,9 +19,9 @@ from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import Lease
 from gangway.executor.process import go_first
-from gangway.scheduler import control as slow
-from gangway.scheduler.live import LiveScheduler
-from gangway.scheduler.packets import PacketSocket, packet_pair
+from gangway.scheduler import messages as slow
+from gangway.scheduler.loop import LiveScheduler
+from gangway.scheduler.messages import PacketSocket, packet_pair
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timeline import Stretch, TimelineWriter
 from gangway.server.data_plane import DataPlane, Request, TensorLayout

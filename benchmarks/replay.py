@@ -23,8 +23,8 @@ from benchmarks.repository import compile_model, ensure_zoo
 from gangway.artifact.machine import whole_machine_id
 from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
 from gangway.clients.connection import Connection
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.engine import simulate
 from gangway.simulator.machine import Machine as SimulatedMachine
 from gangway.simulator.machine import Overheads

@@ -15,7 +15,7 @@ from gangway.clients.grpc_http2 import message_body
 from gangway.clients.open_loop import INFER_METHOD, drive, sender_precedence
 from gangway.clients.perf.prepare import prepare_requests
 from gangway.clients.raw_channel import RawChannel, call_alone
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.profiles import ModelProfile
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes
 

@@ -8,17 +8,16 @@ from gangway.executor.leases import MAX_RANKS, PhaseKind
 from gangway.executor.messages import Left, LeftReason
 from gangway.executor.reception import Gone, Present
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler.accounts import Accounts
-from gangway.scheduler.arenas import ArenaPool
-from gangway.scheduler.backlog import LateBacklog
-from gangway.scheduler.block_times import BlockTimes
-from gangway.scheduler.control import LoadModel
 from gangway.scheduler.gangs import Gang, GangTable
+from gangway.scheduler.interference import BlockTimes
+from gangway.scheduler.limits import LateBacklog
+from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
+from gangway.scheduler.observability import Accounts
 from gangway.scheduler.policy import Policy, Query, Reject, Resize, Start, StartOver, Stop
 from gangway.scheduler.requests import MAX_CRASHES, RequestBook
+from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.units import Request, Unit
-from gangway.scheduler.workers import WorkerTable
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,20 @@ from gangway.executor.control import ControlSegment
 from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind, passes_for
 from gangway.executor.messages import Left, LeftReason, pack_run
 from gangway.executor.reception import Present
-from gangway.scheduler.control import LoadModel
+from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.units import Unit
+
+# How many queries can be under way at once, in the live server and in the simulator.
+
+LEAST_LEASES = 16
+LEASES_PER_WORKER = 4
+
+
+def lease_count(workers: int) -> int:
+    """Return how many queries can be under way: some at work, the others stopped; and an urgent one finds a lease."""
+    return max(LEAST_LEASES, LEASES_PER_WORKER * workers)
+
 
 SETTLE_US = 100.0  # ranks of a block that has ended leave within that, unless something else has their core
 # Ranks do not judge each other: who waits cannot see whether the other one has a core. `stalls.py` does that.

@@ -4,12 +4,21 @@ Level 1 means that a layer takes (1 + slope) times its isolated time, VELTAIR's 
 profile. What measures it is behind one interface, fed with every unit (layer block) that ends.
 """
 
+import logging
+import time
 from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Final, Protocol
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.values import value
+from gangway.artifact.profile import ProfileError
+from gangway.artifact.proxy import InterferenceProxy, proxy_path, read_proxy
+from gangway.executor.counter_rates import CounterRates
+from gangway.executor.perf_events import cache_events
+from gangway.scheduler.gangs import Gang
+from gangway.scheduler.policy import value
+from gangway.scheduler.profiles import ModelProfile
 
 WINDOW_US: Final = 250_000.0  # what is older says nothing about now
 SAMPLES: Final = 15
@@ -93,3 +102,172 @@ def _isolated_us(unit: Unit) -> tuple[float, float]:
     isolated_us = sum(model.layer_us(layer, unit.cores, version) for layer, version in layers)
     disturbed_us = sum(model.layer_us(layer, unit.cores, version, 1.0) for layer, version in layers)
     return isolated_us * scale, (disturbed_us - isolated_us) * scale
+
+
+# The level of interference from counters of the last-level cache: VELTAIR's way, where the machine has them.
+
+INTERVAL_US: Final = 5_000.0
+LOOKS_SHARE: Final = 1 / 200  # of the time: a look takes a microsecond a core, and forty in a virtual machine
+LEAST_EXPLAINED: Final = 0.5  # of the levels' variance: a line that explains less knows less than finished units do
+_log = logging.getLogger(__name__)
+
+
+class Rates(Protocol):
+    """Accesses and misses per thousand cycles of these cores since the last look; None if nothing is known."""
+
+    def look(self, cores: Sequence[int]) -> tuple[float, ...] | None:
+        """Look at them."""
+
+
+class CounterInterference:
+    """What the machine's proxy makes of the counters of all workers' cores.
+
+    They are looked at every 5 ms at most, and less often where looks take more than LOOKS_SHARE of the time.
+    """
+
+    name = "counters of the last-level cache"
+
+    def __init__(
+        self,
+        proxy: InterferenceProxy,
+        rates: Rates,
+        cores: Sequence[int],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._proxy = proxy
+        self._rates = rates
+        self._cores = cores
+        self._clock_ns = clock_ns
+        self._level = 0.0
+        self._next_us = 0.0
+
+    def finished(self, unit: Unit, now_us: float) -> None:
+        """Units say nothing here: counters are read instead."""
+
+    def level(self, now_us: float) -> float:
+        """Return the level in the last interval in which workers did something."""
+        if now_us >= self._next_us:
+            begin_ns = self._clock_ns()
+            rates = self._rates.look(self._cores)
+            look_us = (self._clock_ns() - begin_ns) / 1e3
+            self._next_us = now_us + max(INTERVAL_US, look_us / LOOKS_SHARE)
+            if rates is not None:
+                self._level = self._proxy.level(rates[0], rates[1])
+        return self._level
+
+
+def from_profiles(profiles: Path, machine_id: str, cores: Sequence[int]) -> CounterInterference | None:
+    """Return what the folder of profiles knows about this machine; None if that is nothing, or cannot be counted."""
+    path = proxy_path(profiles, machine_id)
+    events = cache_events()
+    if events is None or not path.exists():
+        return None
+    try:
+        proxy = read_proxy(path)
+    except ProfileError as error:
+        _log.warning("counters ignored: %s", error)
+        return None
+    if (events[0].name, events[1].name) != (proxy.accesses, proxy.misses):
+        return None
+    if proxy.r_squared < LEAST_EXPLAINED or proxy.per_miss_rate <= 0:  # misses that mean calm: a line through chance
+        explained = "they explain %.0f %% of the interference, %+.3g for each miss per access"
+        _log.info(f"counters ignored: {explained}", 100 * proxy.r_squared, proxy.per_miss_rate)
+        return None
+    return CounterInterference(proxy, CounterRates(events), cores)
+
+
+# By how much blocks take longer than predicted, for whatever reason: what deadlines have to be reckoned with.
+#
+# A profile is measured model by model on cores that do nothing else. In the server a model finds caches that others
+# have filled, and front end and scheduler may have the cores for a while. Then all of a gang wait at the next layer
+# boundary for the rank whose core they have, so gangs of several cores lose more than those of one.
+
+LEAST_PREDICTED_US: Final = 500.0  # in shorter ones waking up counts for more than anything else
+MEAN_GAIN: Final = 1 / 8
+DEVIATION_GAIN: Final = 1 / 4
+MOST: Final = 2.0  # a machine that stood still says nothing about the next query
+WIDTH_GAIN: Final = 1 / 32  # of all models together
+MOST_OF_A_WIDTH: Final = 4.0  # times its prediction a block counts at most
+
+
+class Stretches:
+    """Per model the smoothed ratio of time to prediction, plus its smoothed deviation.
+
+    The estimator of TCP's retransmission time-out (Jacobson, SIGCOMM 1988): cheap, and wide where times vary.
+    """
+
+    def __init__(self) -> None:
+        self._mean: dict[int, float] = {}
+        self._deviation: dict[int, float] = {}
+        self._narrow = self._wide = 1.0  # means over all models: gangs of one core, and of several
+        self.factors: dict[int, float] = {}  # by model; none: nothing is known
+
+    @property
+    def wide_stretch(self) -> float:
+        """By how much gangs of several cores exceed predictions more than gangs of one, all models together."""
+        return max(1.0, self._wide / self._narrow)
+
+    def finished(self, model_id: int, unit: Unit, level: float) -> None:
+        """Take a unit into account that ended at this level of interference."""
+        predicted_us = unit.model.span_us(unit.begin_layer, unit.end_layer, unit.cores, unit.rows, level)
+        if not unit.model.measured or predicted_us < LEAST_PREDICTED_US:
+            return
+        ratio = unit.time_us / predicted_us
+        self._see_width(unit.cores, min(ratio, MOST_OF_A_WIDTH))
+        ratio = min(ratio, MOST)
+        mean = self._mean.setdefault(model_id, ratio)
+        error = ratio - mean
+        deviation = self._deviation.get(model_id, 0.0)
+        self._mean[model_id] = mean = mean + MEAN_GAIN * error
+        self._deviation[model_id] = deviation = deviation + DEVIATION_GAIN * (abs(error) - deviation)
+        self.factors[model_id] = min(max(mean + deviation, 1.0), MOST)
+
+    def _see_width(self, cores: int, ratio: float) -> None:
+        if cores == 1:
+            self._narrow += WIDTH_GAIN * (ratio - self._narrow)
+        else:
+            self._wide += WIDTH_GAIN * (ratio - self._wide)
+
+    def forget(self, model_id: int) -> None:
+        """The model is not served any more, or has another profile."""
+        for known in (self._mean, self._deviation, self.factors):
+            known.pop(model_id, None)
+
+
+# What the times of finished blocks say: about interference, and about how well they were predicted.
+
+
+class BlockTimes:
+    """Feeds what learns from them. `cores`: of the workers, whose counters may say more."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        self.interference: Interference = SlowdownInterference()
+        self.stretches = Stretches()
+        self._cores = cores
+
+    def use_counters(self, profiles: Path, machine_id: str) -> None:
+        """Take the level of interference from counters, if the folder of profiles says how and the machine can."""
+        if isinstance(self.interference, SlowdownInterference):
+            counters = from_profiles(profiles, machine_id, self._cores)
+            if counters is not None:
+                self.interference = counters
+                _log.info("level of interference: from %s", counters.name)
+
+    def finished(self, gang: Gang, profile: ModelProfile | None, end_layer: int, turned_ns: int) -> None:
+        """Take into account the block that a gang ended before `end_layer` at that time, if it says something."""
+        query = gang.unit.query
+        if profile is None or not profile.measured or gang.resized or end_layer == query.next_layer:
+            return
+        time_us = (turned_ns - gang.joined_ns) / 1e3
+        block = Unit(profile, query.next_layer, end_layer, gang.wanted, query.rows, gang.versions, time_us)
+        self._learn(query.model_id, block, turned_ns / 1e3)
+
+    def walked_through(self, profile: ModelProfile | None, joined_ns: int, ended_ns: int) -> None:
+        """The same for a query of one row that one core has computed."""
+        if profile is not None and profile.measured:
+            block = Unit(profile, 0, profile.layers, 1, 1, (), (ended_ns - joined_ns) / 1e3)
+            self._learn(profile.model_id, block, ended_ns / 1e3)
+
+    def _learn(self, model_id: int, block: Unit, ended_us: float) -> None:
+        self.interference.finished(block, ended_us)
+        self.stretches.finished(model_id, block, self.interference.level(ended_us))

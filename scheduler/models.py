@@ -8,10 +8,9 @@ from gangway.artifact.profile import Profile
 from gangway.executor.messages import Load
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.batching.former import BatchFormer
-from gangway.scheduler.control import LoadModel, SetProfile
 from gangway.scheduler.limits import Limits
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.profiles import estimated_profile, served_profile
+from gangway.scheduler.messages import LoadModel, SetProfile
+from gangway.scheduler.profiles import ModelProfile, estimated_profile, served_profile
 
 
 class ModelState(Enum):

@@ -1,5 +1,6 @@
 """The scheduler's index of the requests in the slot tables. The tables are the truth; a successor builds this again."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -7,12 +8,37 @@ from itertools import count
 from gangway.executor.reception import Present
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
 from gangway.scheduler.batching.former import FormedUnit
-from gangway.scheduler.fresh import FreshCounts
 from gangway.scheduler.policy import Query
-from gangway.scheduler.timers import Timers
-from gangway.scheduler.unit_queue import UnitQueue
-from gangway.scheduler.units import NOTHING, Piece, Request, Unit, make_batch, separate, whole
-from gangway.scheduler.waiting import WaitingQueries
+from gangway.scheduler.units import NOTHING, Piece, Request, Unit, UnitQueue, make_batch, separate, whole
+from gangway.scheduler.waiting import Timers, WaitingQueries
+
+# How many requests have not begun: by front end, and by model and priority, as full queues are judged.
+
+
+class FreshCounts:
+    """Requests that were added and not removed."""
+
+    def __init__(self) -> None:
+        self._like: Counter[tuple[int, int]] = Counter()
+        self._of: Counter[int] = Counter()
+
+    def like(self, request: Request) -> int:
+        """Return how many there are of its model and priority."""
+        return self._like[request.query.model_id, request.query.priority]
+
+    def of_front_end(self, front_end: int) -> int:
+        """Return how many there are of a front end."""
+        return self._of[front_end]
+
+    def add(self, request: Request, count: int = 1) -> None:
+        """A request waits that has not begun."""
+        self._like[request.query.model_id, request.query.priority] += count
+        self._of[request.front_end] += count
+
+    def remove(self, request: Request) -> None:
+        """It begins, or is forgotten."""
+        self.add(request, -1)
+
 
 MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE
 MAX_CRASHES = 2  # of workers; the first may have been of a batch with others, after which it is alone

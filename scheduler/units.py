@@ -14,6 +14,7 @@ from gangway.executor.slots import SlotCounts, SlotStatus
 from gangway.scheduler.batching.former import FormedUnit
 from gangway.scheduler.policy import Query
 from gangway.scheduler.timeline import Place
+from gangway.scheduler.waiting import WaitingQueries
 
 NOTHING = SlotCounts()
 
@@ -150,3 +151,43 @@ def make_batch(formed: Sequence[FormedUnit], requests: Mapping[int, Request]) ->
         for request, *_ in pieces:
             request.units.append(made)
         yield made
+
+
+# The units that wait for a gang, in order of arrival.
+
+
+class UnitQueue:
+    """Units by their queries' numbers. A unit that was stopped waits in its old place."""
+
+    def __init__(self) -> None:
+        self._units: dict[int, Unit] = {}
+        self.queries = WaitingQueries()
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self._units.values())
+
+    def __contains__(self, unit: Unit) -> bool:
+        return self._units.get(unit.query.query_id) is unit
+
+    def __getitem__(self, query_id: int) -> Unit:
+        return self._units[query_id]
+
+    def get(self, query_id: int) -> Unit | None:
+        """Return the unit that waits under this number, None if none does."""
+        return self._units.get(query_id)
+
+    def add(self, unit: Unit) -> None:
+        """Queue it."""
+        self._units[unit.query.query_id] = unit
+        self.queries.add(unit.query)
+
+    def remove(self, unit: Unit) -> None:
+        """Take it out."""
+        del self._units[unit.query.query_id]
+        self.queries.take(unit.query.query_id)
+
+    def update(self, unit: Unit, query: Query) -> None:
+        """Show another query of a waiting unit, with the same number and arrival."""
+        unit.query = query
+        self.queries.take(query.query_id)
+        self.queries.add(query)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from gangway.protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
-from gangway.scheduler.control import LoadModel
+from gangway.scheduler.messages import LoadModel
 from gangway.server.config_error import ConfigError
 from gangway.server.model_config import BATCHING_OFF, BATCHING_PARAMETER
 

@@ -1,6 +1,6 @@
 """Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own at the lowest priority.
 
-A job has as much time as its model's size deserves, not counting what it waits for a core (`scheduler/blame.py`): all
+A job has as much time as its model's size deserves, not counting what it waits for a core (`scheduler/watchdog.py`): all
 others wait for their turn meanwhile. A model whose job does not end, or dies, is left to onnxruntime by another job.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 from gangway.artifact.format import Manifest
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.executor.process import give_way, give_way_less
-from gangway.scheduler.blame import Blame
+from gangway.scheduler.watchdog import Blame
 from gangway.server.children import Child
 from gangway.server.logs.server_log import ServerLog
 from gangway.server.model_stamp import Stamp

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gangway.scheduler import control as slow
-from gangway.scheduler.packets import packet_pair
+from gangway.scheduler import messages as slow
+from gangway.scheduler.messages import packet_pair
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.children import Child, KeptProcess, pin
 from gangway.server.link import Link

@@ -288,7 +288,7 @@ class DataPlane:
         """Send a request to the scheduler; False if the ring is full.
 
         Wake it, unless the request `can_wait` and it does not want to be woken for such. Where slots run out it must
-        make room (`scheduler/refusals.py`), so then nobody can wait.
+        make room (`scheduler/admission.py`), so then nobody can wait.
         """
         sent = self._ring.send(message)
         if sent and can_wait and self._taken < ROOMY * self.slots.slots:

@@ -1,7 +1,7 @@
 """Who is let in while more calls come than can be answered. Pure but for a lock and the clocks.
 
 When the queue is full, every further call costs another one its place, whom the scheduler chooses
-(`scheduler/crowding.py`). By then its message has been received. Where messages are large that is most of what a front
+(`scheduler/admission.py`). By then its message has been received. Where messages are large that is most of what a front
 end has to do: the cores that should answer are busy reading what will be refused. So a front end that is full, or whose
 requests the scheduler turns away, lets in as many as it can read in a part of a core's time, and at least nearly as
 many as are answered. It refuses the others before it reads them.

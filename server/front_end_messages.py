@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from gangway.artifact.format import Engine, TensorSpec
-from gangway.scheduler.control import tuples
+from gangway.scheduler.messages import tuples
 from gangway.server.logs.settings import LogSettings
 from gangway.server.tracing.settings import TraceOverrides
 

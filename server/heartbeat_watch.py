@@ -1,7 +1,7 @@
 """Sees to it that scheduler and front ends get on: whoever hangs is killed, and replaced as after any other death.
 
 Each writes into shared memory that it gets on (`executor/status_blocks.py`), and so does the supervisor, for whoever
-asks for the server's health. What counts against one that does not is told as of workers (`scheduler/blame.py`): one
+asks for the server's health. What counts against one that does not is told as of workers (`scheduler/watchdog.py`): one
 that is stopped, or sleeps, is replaced within two seconds; one that computes, when it has done nothing else for long;
 one that only waits for a core never.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gangway.executor.status_blocks import Heartbeats
-from gangway.scheduler.blame import Blame
+from gangway.scheduler.watchdog import Blame
 from gangway.server.children import KeptProcess
 
 LOOK_SECONDS: Final = 0.15

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from gangway.scheduler.packets import PacketSocket
+from gangway.scheduler.messages import PacketSocket
 
 Message = TypeVar("Message")
 _log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from gangway.artifact.staging import staging_bytes
 from gangway.executor import _native
 from gangway.executor.memory_budget import memory_budget
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.scheduler.control import LoadModel
-from gangway.scheduler.lease_count import LEAST_LEASES
+from gangway.scheduler.gangs import LEAST_LEASES
+from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
 from gangway.server.auto_complete import (
     complete_config,

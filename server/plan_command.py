@@ -16,7 +16,7 @@ from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.machine import cpu_name, machine_id
 from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile
 from gangway.executor.cores import available_cores
-from gangway.scheduler.batching.waves import PlanTable, plan_table
+from gangway.scheduler.batching.planner import PlanTable, plan_table
 from gangway.scheduler.profiles import policy_profile
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.model_argument import find_model, positive_integer

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gangway.protos.model_config_pb2 import ModelConfig, ModelRateLimiter
-from gangway.scheduler.control import LoadModel
+from gangway.scheduler.messages import LoadModel
 from gangway.server.config_error import ConfigError
 
 Limit = tuple[str, int, int]  # resource, how much a query holds, how much there is

@@ -7,7 +7,7 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotTable
-from gangway.scheduler.lease_count import lease_count
+from gangway.scheduler.gangs import lease_count
 from gangway.server.counting.table import StatisticsTable
 from gangway.server.data_plane import DataPlane
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from gangway.executor.process import take_precedence_alone
-from gangway.scheduler.lease_count import lease_count
+from gangway.scheduler.gangs import lease_count
 from gangway.server.compile_jobs import Compiler
 from gangway.server.control import SchedulerControl
 from gangway.server.counting_pool import started_pool

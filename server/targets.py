@@ -4,7 +4,7 @@ import base64
 import logging
 
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.scheduler.control import SetProfile
+from gangway.scheduler.messages import SetProfile
 from gangway.server.front_end_messages import ModelReady
 from gangway.server.isolated import Isolated
 from gangway.server.model_config import Qos

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
-from gangway.scheduler.control import LoadModel
+from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.pauses import Pauses
 from gangway.server.batching import ModelBatching
 from gangway.server.compile_jobs import CompileError, Compiler

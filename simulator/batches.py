@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from gangway.scheduler.batching.former import BatchFormer, FormedUnit
-from gangway.scheduler.batching.units import whole_batch
-from gangway.scheduler.control import LoadModel
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.batching.former import BatchFormer, FormedUnit, whole_batch
+from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import Query, RunningBlock
+from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import Place
 from gangway.scheduler.waiting import WaitingQueries
 from gangway.simulator.results import Counters

@@ -3,8 +3,8 @@
 from bisect import bisect_right
 from enum import IntEnum
 
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query, RunningBlock
+from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import ALONE, Place
 
 

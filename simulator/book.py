@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.results import REFUSED, STATUSES, UNFINISHED, Counters, Limits, Result
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes

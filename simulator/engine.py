@@ -12,12 +12,11 @@ from dataclasses import replace
 from itertools import repeat
 
 from gangway.executor.slots import NEVER_JOINED
-from gangway.scheduler.lateness import certain_from_us
-from gangway.scheduler.lease_count import lease_count
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.admission import certain_from_us
+from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Snapshot, Start, StartOver, Stop, Wake
-from gangway.scheduler.timers import Timers
-from gangway.scheduler.waiting import WaitingQueries
+from gangway.scheduler.profiles import ModelProfile
+from gangway.scheduler.waiting import Timers, WaitingQueries
 from gangway.simulator.batches import Batches, Batching, Singles
 from gangway.simulator.book import Book
 from gangway.simulator.floor import NEVER, Ended, Floor, Observer

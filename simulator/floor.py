@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Start, Stop
+from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import Place
 from gangway.simulator.block import Block, Goal
 from gangway.simulator.free_cores import FreeCores

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gangway.scheduler.policies.weaving import Candidate, Choice, least_idle, two_modes
+from gangway.scheduler.policies.layerweaver import Candidate, Choice, least_idle, two_modes
 from gangway.simulator.npu_models import Npu, NpuModel
 from gangway.workload.arrivals import Arrivals, Floats
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
-from gangway.scheduler.batching.split import Split, split_table
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.batching.planner import Split, split_table
+from gangway.scheduler.profiles import ModelProfile
 from gangway.workload.arrivals import Floats
 
 

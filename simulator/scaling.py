@@ -19,7 +19,7 @@ from dataclasses import replace
 from operator import mul
 from statistics import fmean
 
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.measured import MeasuredModel
 from gangway.simulator.row_scaling import TURN_US, Losses, RowTimes, losses, scale_rows
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.artifact.profile import ProfileError
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.batches import Batching
 from gangway.simulator.machine import NO_OVERHEADS, Machine, Overheads
 from gangway.simulator.measured import MeasuredModel, batch_models, read_measured, shipped_models

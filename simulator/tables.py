@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.profiles import ModelProfile
 
 MAX_TABLES = 20_000  # of some hundred numbers each
 

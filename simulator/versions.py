@@ -3,8 +3,7 @@
 from dataclasses import replace
 from math import fsum
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.thinning import Table, drop_versions
+from gangway.scheduler.profiles import ModelProfile, Table, drop_versions
 
 LEVELS = (0.0, 0.25, 0.5, 1.0)  # of interference, at which versions are compared
 FIRST = 0  # version 0 is what policies run that know nothing of versions
@@ -13,7 +12,7 @@ FIRST = 0  # version 0 is what policies run that know nothing of versions
 def limit_versions(model: ModelProfile, most: int) -> ModelProfile:
     """Return the model with at most `most` versions of each layer, the first one among them.
 
-    As in a tuning, the version whose absence costs least goes first (`scheduler/thinning.py`); what counts is the
+    As in a tuning, the version whose absence costs least goes first (`scheduler/profiles.py`); what counts is the
     situation where it costs most: gangs of 1, 2, 4, ... cores, at each of `LEVELS`.
     """
     kept = [

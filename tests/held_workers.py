@@ -20,7 +20,7 @@ def held_workers(server: LiveServer) -> Iterator[None]:
     """Let no worker do anything while the block lasts; front end, scheduler and supervisor go on.
 
     Begins when no worker has anything to do. To be left within seconds: the workers of a gang that does not get on for
-    10 s (`scheduler/stalls.py`) are killed.
+    10 s (`scheduler/watchdog.py`) are killed.
     """
     _await(server, lambda: _are_quiet(server))
     pids = server.pids()["worker"]

@@ -5,10 +5,10 @@ A running query makes room only if that is worth it: see `worth_it`.
 
 from collections.abc import Sequence
 
-from gangway.scheduler.model_profile import SWITCH_US
 from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, BEHIND, BRIEF, FITS, IN_TIME, machine_us
 from gangway.scheduler.policy import Decision, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.prediction import Work
+from gangway.scheduler.profiles import SWITCH_US
 
 LONGER = 2.0  # a query that was given up yields to a single one if it still takes so many times as much
 FAR_US = 300.0  # a layer boundary that is farther away is not waited for

@@ -15,9 +15,9 @@ import heapq
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Query
 from gangway.scheduler.prediction import Work
+from gangway.scheduler.profiles import ModelProfile
 
 BRIEF, AGED, FITS, IN_TIME, AT_RISK, BEHIND = range(6)
 

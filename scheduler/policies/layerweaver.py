@@ -14,12 +14,202 @@ The choice is `weaving`'s. This is what the engines of the papers' accelerator a
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
-from gangway.scheduler.policies.kinds import Piece, Pieces
-from gangway.scheduler.policies.urgency import due_us
-from gangway.scheduler.policies.weaving import Candidate, Choice, least_idle, two_modes
-from gangway.scheduler.policy import Decision, Policy, Query, Snapshot, Start
+from gangway.scheduler.policies.baselines import due_us
+from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start
+from gangway.scheduler.profiles import ModelProfile
+
+# Layerweaver+'s choice of the next layer (IEICE Transactions E105-D, 2022, Algorithm 1), for NPU and CPU alike.
+#
+# What the engines are is the caller's: it says for each candidate how long engines would be idle if it went next, and
+# until when compute would be busy then.
+#
+# Loose ends. Line 12 takes the request with the least slack, not with the least slack over remaining time: so do we.
+# Slack is compared after mode 1's choice has run (line 10 moves T_PE): the urgent one goes now if it could not wait
+# for that. QoS-blind Layerweaver (HPCA 2021) is mode 1 alone, ties in order of arrival.
+
+
+class Candidate(NamedTuple):
+    """The next layer, or piece, of a request. Times are microseconds of one clock."""
+
+    idle_us: float  # of both engines together, if it goes next
+    end_us: float  # T_PE, if it goes next
+    due_us: float  # arrival + QoS
+    remaining_us: float  # of the request, alone: sum of max(m, c), or better
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of the candidates, and in which mode."""
+
+    index: int
+    urgent: bool = False
+
+
+def least_idle(candidates: Sequence[Candidate]) -> Choice:
+    """Return mode 1 without deadlines: the least idle time, then the first one. ValueError without candidates."""
+    return Choice(min(range(len(candidates)), key=lambda index: (round(candidates[index].idle_us, 3), index)))
+
+
+def two_modes(candidates: Sequence[Candidate]) -> Choice:
+    """Return the least idle time, ties by least slack; or the most urgent one if that would make it late.
+
+    Raises ValueError without candidates.
+    """
+    indices = range(len(candidates))
+    throughput = min(indices, key=lambda index: (round(candidates[index].idle_us, 3), candidates[index].due_us, index))
+    urgent = min(indices, key=lambda index: (candidates[index].due_us, index))
+    slack_us = candidates[urgent].due_us - candidates[throughput].end_us
+    if slack_us > candidates[urgent].remaining_us:
+        return Choice(throughput)
+    return Choice(urgent, urgent=True)
+
+
+# Pieces of models that are bound by memory or by compute: what Layerweaver and AI-MT schedule, on a CPU.
+#
+# The papers schedule single layers, on accelerators that take a layer from a queue. Here each piece is a dispatch of
+# some 10 us, and layers may be as short. So a piece is a run of layers: it ends where the kind of layer changes once
+# it is 300 us long, and at the next boundary whatever the kind once it is 2 ms long (times of one row on one core).
+
+SHORTEST_US = 300.0
+LONGEST_US = 2000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Layers [begin, end) of one row, with the times that memory and arithmetic of one core are busy with them."""
+
+    begin: int
+    end: int
+    memory_us: float
+    compute_us: float
+
+    @property
+    def memory_bound(self) -> bool:
+        """Whether memory is busy for longer."""
+        return self.memory_us > self.compute_us
+
+
+class Pieces:
+    """The piece that begins at a layer. Remembered, because each decision asks for those of all waiting queries."""
+
+    def __init__(self) -> None:
+        self._models: dict[int, tuple[ModelProfile, dict[int, Piece]]] = {}
+
+    def piece(self, model: ModelProfile, begin: int, end: int | None = None) -> Piece:
+        """Return the piece that begins at this layer; with `end` the layers up to there, whatever they are."""
+        if end is not None:
+            return _sum(model, begin, end)
+        known = self._models.get(model.model_id)
+        if known is None or known[0] is not model:
+            known = self._models[model.model_id] = (model, {})
+        if begin not in known[1]:
+            known[1][begin] = _sum(model, begin, _end(model, begin))
+        return known[1][begin]
+
+
+def layer_times_us(model: ModelProfile, layer: int) -> tuple[float, float]:
+    """Return Layerweaver+'s m and c of a layer; without them a layer is all compute."""
+    if not model.memory_us or not model.compute_us:
+        return 0.0, model.layer_us(layer, 1)
+    return model.memory_us[layer], model.compute_us[layer]
+
+
+def _end(model: ModelProfile, begin: int) -> int:
+    if model.indivisible:
+        return model.layers
+    time_us = piece_memory_us = piece_compute_us = 0.0
+    for layer in range(begin, model.layers):
+        memory_us, compute_us = layer_times_us(model, layer)
+        changes = (memory_us > compute_us) != (piece_memory_us > piece_compute_us)
+        if time_us >= LONGEST_US or (changes and time_us >= SHORTEST_US):
+            return layer
+        time_us += max(memory_us, compute_us)
+        piece_memory_us += memory_us
+        piece_compute_us += compute_us
+    return model.layers
+
+
+def _sum(model: ModelProfile, begin: int, end: int) -> Piece:
+    times = [layer_times_us(model, layer) for layer in range(begin, end)]
+    return Piece(begin, end, sum(time[0] for time in times), sum(time[1] for time in times))
+
+
+# ai_mt: memory blocks fetched early beside compute blocks (AI-MT, ISCA 2020, section IV), as read for a CPU.
+#
+# The paper cuts layers into memory blocks (fetch weights) and compute blocks, and fetches the memory block of another
+# network while the arrays compute. A core cannot fetch for another one, so here a piece of layers that is bound by
+# memory (`kinds`) is the memory block, and one bound by compute the compute block: at most one of either kind runs.
+# Early fetch: a memory-bound piece does not wait for the compute-bound one that has the machine; that gives it a
+# quarter of the cores. Deadlines and priorities are not looked at; of each kind the oldest query goes first (the paper
+# goes round networks in turn). Merging and eviction of blocks manage the paper's on-chip buffer, and have no
+# counterpart here.
+
+
+class AiMt(Policy):
+    """One memory-bound and one compute-bound piece side by side."""
+
+    name = "ai_mt"
+
+    def __init__(self) -> None:
+        self._pieces = Pieces()
+
+    def decide(self, snapshot: Snapshot) -> list[Decision]:
+        """Start the oldest piece of each kind that does not run yet, and make room for a memory-bound one."""
+        running = self._running(snapshot)
+        ready = self._ready(running, snapshot)
+        decisions: list[Decision] = []
+        free = snapshot.free_cores
+        for memory_bound, (query, piece) in ready.items():
+            beside_other = (not memory_bound) in ready or (not memory_bound) in running
+            most = min(snapshot.models[query.model_id].max_ranks, self._cores(memory_bound, beside_other, snapshot))
+            gang = free[:most]
+            if gang:
+                free = free[most:]
+                kind = "memory" if memory_bound else "compute"
+                decisions.append(Start(query.query_id, piece.end, gang, wanted=most, reason=f"oldest {kind}-bound"))
+            elif memory_bound:
+                decisions += self._make_room(snapshot)
+        return decisions
+
+    def _cores(self, memory_bound: bool, beside_other: bool, snapshot: Snapshot) -> int:
+        if not beside_other:
+            return snapshot.core_count
+        fetching = max(1, snapshot.core_count // 4)
+        return fetching if memory_bound else max(1, snapshot.core_count - fetching)
+
+    def _running(self, snapshot: Snapshot) -> set[bool]:
+        return {
+            self._pieces.piece(
+                snapshot.models[block.query.model_id], block.query.next_layer, block.end_layer
+            ).memory_bound
+            for block in snapshot.running
+        }
+
+    def _ready(self, running: set[bool], snapshot: Snapshot) -> dict[bool, tuple[Query, Piece]]:
+        """Return the oldest of each kind that does not run, memory-bound first: it takes the fewer cores."""
+        ready: dict[bool, tuple[Query, Piece]] = {}
+        leases = snapshot.free_leases
+        for query in snapshot.waiting:
+            piece = self._pieces.piece(snapshot.models[query.model_id], query.next_layer)
+            if piece.memory_bound in running or piece.memory_bound in ready or (not query.started and leases == 0):
+                continue
+            leases -= not query.started
+            ready[piece.memory_bound] = (query, piece)
+            if len(ready) == 2:
+                break
+        return dict(sorted(ready.items(), reverse=True))
+
+    def _make_room(self, snapshot: Snapshot) -> list[Resize]:
+        """Shrink the compute-bound piece that has the machine."""
+        keep = self._cores(memory_bound=False, beside_other=True, snapshot=snapshot)
+        for block in snapshot.running:
+            if not block.stopping and len(block.cores) > keep:
+                return [Resize(block.query.query_id, block.cores[:keep], "room for a memory-bound piece")]
+        return []
 
 
 class Layerweaver(Policy):

@@ -2,20 +2,10 @@
 
 from collections.abc import Callable
 
-from gangway.scheduler.policies.ai_mt import AiMt
-from gangway.scheduler.policies.edf import EarliestDeadlineFirst
-from gangway.scheduler.policies.fixed_block import fixed_block
+from gangway.scheduler.policies.baselines import EarliestDeadlineFirst, Parties, Prema, Triton, make_triton
 from gangway.scheduler.policies.gangway import Gangway
-from gangway.scheduler.policies.layerweaver import Layerweaver, LayerweaverPlus
-from gangway.scheduler.policies.model_fcfs import ModelFcfs
-from gangway.scheduler.policies.parties import Parties
-from gangway.scheduler.policies.planaria import Planaria
-from gangway.scheduler.policies.prema import Prema
-from gangway.scheduler.policies.protean import Protean
-from gangway.scheduler.policies.triton import Triton, make_triton
-from gangway.scheduler.policies.veltair import Veltair
-from gangway.scheduler.policies.veltair_ac import VeltairAc
-from gangway.scheduler.policies.veltair_as import VeltairAs
+from gangway.scheduler.policies.layerweaver import AiMt, Layerweaver, LayerweaverPlus
+from gangway.scheduler.policies.veltair import ModelFcfs, Planaria, Protean, Veltair, VeltairAc, VeltairAs, fixed_block
 from gangway.scheduler.policy import Policy
 
 # Each makes a policy of the text behind a colon, as in "fixed_block:6" (empty without one). Raises ValueError.

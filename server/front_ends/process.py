@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from gangway.executor.process import take_precedence
-from gangway.scheduler.packets import packet_pair
+from gangway.scheduler.messages import packet_pair
 from gangway.server.children import Child, KeptProcess, pin
 from gangway.server.front_end_messages import FrontEndMessage, from_json, to_json
 from gangway.server.front_end_options import FrontEndOptions

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import Profile
 from gangway.artifact.tuning import TunedKernel, Tuning
-from gangway.scheduler.thinning import Table, mean_loss, thin_out
+from gangway.scheduler.profiles import Table, mean_loss, thin_out
 from gangway.server.tuning.decisions import acceptable, pareto_front
 
 Cell = str | int | float

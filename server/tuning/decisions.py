@@ -1,6 +1,6 @@
 """The decisions of VELTAIR's Algorithm 1 (Liu et al., ASPLOS 2022), as pure functions of what was measured.
 
-Its last one, which versions are dropped, is in `scheduler/thinning.py`.
+Its last one, which versions are dropped, is in `scheduler/profiles.py`.
 """
 
 from collections.abc import Sequence

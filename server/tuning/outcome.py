@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from gangway.artifact.tuning import Finalist, Sample, TunedKernel
-from gangway.scheduler.thinning import Table, drop_versions
+from gangway.scheduler.profiles import Table, drop_versions
 from gangway.server.tuning.compiler_process import Kernel
 from gangway.server.tuning.decisions import fastest_alone
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from gangway.scheduler.batching.split import Split, split_table
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.batching.planner import Split, split_table
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.figures import FigureRequest
 from gangway.simulator.figures.drawing import Csv, new_figure, save
 from gangway.simulator.figures.packrat_numbers import (

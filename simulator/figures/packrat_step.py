@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gangway.scheduler.batching.split import split_table
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.batching.planner import split_table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.batches import Batching
 from gangway.simulator.engine import simulate
 from gangway.simulator.figures import FigureRequest

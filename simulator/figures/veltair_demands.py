@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gangway.scheduler.blocks import Block, Demands, demands, threshold_share
-from gangway.scheduler.policies.spatial import TARGET_SHARE, UNIT_US
+from gangway.scheduler.policies.veltair import TARGET_SHARE, UNIT_US
+from gangway.scheduler.prediction import Block, Demands, demands, threshold_share
 from gangway.simulator.figures import FigureRequest
 from gangway.simulator.figures.drawing import Csv, new_figure, save
 from gangway.simulator.scenario import make_scenario

@@ -19,14 +19,14 @@ from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import LeaseProgress
 from gangway.executor.slots import SlotOutcome, SlotStatus
-from gangway.scheduler import control as slow
+from gangway.scheduler import messages as slow
 from gangway.scheduler.batching.former import BatchFormer
-from gangway.scheduler.live import LiveScheduler
-from gangway.scheduler.packets import PacketSocket, packet_pair
+from gangway.scheduler.loop import LiveScheduler
+from gangway.scheduler.messages import PacketSocket, packet_pair
+from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.scheduler.timeline import TimelineWriter
-from gangway.scheduler.trace import TraceWriter
 from gangway.server.data_plane import DataPlane, Request, TensorLayout
 from gangway.server.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 from gangway.server.worker_set import CRASHES

@@ -9,7 +9,7 @@ from gangway.artifact.host_limits import MemoryLimit
 from gangway.executor import segment as segments
 from gangway.executor.memory_budget import MemoryBudget, MemoryFullError
 from gangway.executor.segment import Segment
-from gangway.scheduler.arenas import PAGE_BYTES, REST_US, ArenaPool
+from gangway.scheduler.resources import PAGE_BYTES, REST_US, ArenaPool
 
 
 @pytest.fixture

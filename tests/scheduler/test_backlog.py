@@ -2,9 +2,9 @@
 
 import pytest
 
-from gangway.scheduler.backlog import BURST_US, MEMORY_US, OVERLOAD_US, OVERLOADED_US, PATIENCE_US, LateBacklog
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.limits import BURST_US, MEMORY_US, OVERLOAD_US, OVERLOADED_US, PATIENCE_US, LateBacklog
 from gangway.scheduler.policy import Query
+from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.waiting import WaitingQueries
 
 SECOND_US = 1e6

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gangway.executor.slots import _INPUTS_OFFSET, NEVER_JOINED, SLOT_BYTES, SlotStatus
-from gangway.scheduler import control as slow
+from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Reject, Start, Stop
 from gangway.server.shared_memory import FRONT_END
 from tests.scheduler.chaos import Chaos

@@ -7,7 +7,7 @@ import pytest
 
 from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import control as slow
+from gangway.scheduler import messages as slow
 from tests.scheduler.conftest import LAYERS, Server
 from tests.tiny_model import TASKS
 

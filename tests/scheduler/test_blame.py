@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gangway.executor.cores import available_cores
-from gangway.scheduler.blame import LEAST_LOOKS, LOOK_EVERY_US, Blame, activity_of
+from gangway.scheduler.watchdog import LEAST_LOOKS, LOOK_EVERY_US, Blame, activity_of
 from tests.company import SPIN, company
 
 LIMIT_US = 4 * LOOK_EVERY_US

@@ -5,8 +5,16 @@ import time
 
 import pytest
 
-from gangway.scheduler.blocks import Block, Demands, demands, layer_targets, target_shares, target_us, threshold_share
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.prediction import (
+    Block,
+    Demands,
+    demands,
+    layer_targets,
+    target_shares,
+    target_us,
+    threshold_share,
+)
+from gangway.scheduler.profiles import ModelProfile
 
 CORES = 64
 

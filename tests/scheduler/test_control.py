@@ -5,8 +5,16 @@ import typing
 
 import pytest
 
-from gangway.scheduler.control import Begin, ControlMessage, LoadModel, WorkerDied, decode, encode
-from gangway.scheduler.packets import PacketSocket, packet_pair
+from gangway.scheduler.messages import (
+    Begin,
+    ControlMessage,
+    LoadModel,
+    PacketSocket,
+    WorkerDied,
+    decode,
+    encode,
+    packet_pair,
+)
 
 LOAD = LoadModel(3, 'a "name"\n', "ab" * 32, layers=7, max_ranks=2, arena_bytes=1 << 40, max_rows=8)
 

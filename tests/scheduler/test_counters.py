@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from gangway.scheduler.counters import PERIOD_US, CounterBook, Counters
+from gangway.scheduler.observability import PERIOD_US, CounterBook, Counters
 
 
 def test_totals_are_sums_over_models() -> None:

@@ -1,8 +1,8 @@
 """Who makes room in a crowd, worked out by hand."""
 
-from gangway.scheduler.crowding import crowded_out
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.admission import crowded_out
 from gangway.scheduler.policy import Query
+from gangway.scheduler.profiles import ModelProfile
 
 MODELS = {
     1: ModelProfile(1, "model", layers=1, max_ranks=1, latency_us=(((100.0,),),), isolated_us=100.0, measured=True)

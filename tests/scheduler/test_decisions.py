@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 
 from gangway.executor.slots import NEVER_JOINED, SlotCounts, SlotStatus
-from gangway.scheduler import control as slow
-from gangway.scheduler.counters import Counters
+from gangway.scheduler import messages as slow
+from gangway.scheduler.observability import Counters
 from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
 from gangway.server.shared_memory import FRONT_END
 from tests.scheduler.chaos import Chaos

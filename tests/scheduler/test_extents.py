@@ -1,6 +1,6 @@
 import random
 
-from gangway.scheduler.extents import Extents
+from gangway.scheduler.resources import Extents
 
 
 def test_first_fit_and_exhaustion() -> None:

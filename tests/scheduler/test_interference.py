@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gangway.scheduler.interference import TOLERANCE, WINDOW_US, SlowdownInterference, Unit
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.profiles import ModelProfile
 
 MODEL = ModelProfile(
     model_id=0,

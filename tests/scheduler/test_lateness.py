@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.lateness import certain_from_us, certain_to_be_late
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.admission import certain_from_us, certain_to_be_late
 from gangway.scheduler.policy import Query
+from gangway.scheduler.profiles import ModelProfile
 
 # Three layers of two versions, for one and two cores: the best of each are 60, 90 (on one core) and 30 us.
 MODEL = ModelProfile(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import control as slow
+from gangway.scheduler import messages as slow
 from gangway.server.shared_memory import FRONT_END
 from tests.company import company
 from tests.pace import back_within_s

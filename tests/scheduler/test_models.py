@@ -1,6 +1,6 @@
 """The scheduler's table of models: what is asked of a model stays with it."""
 
-from gangway.scheduler.control import LoadModel, SetProfile
+from gangway.scheduler.messages import LoadModel, SetProfile
 from gangway.scheduler.models import ModelTable
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gangway.artifact.profile import LayerProfile, Machine, Profile
-from gangway.scheduler.control import LoadModel
+from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.profiles import estimated_profile, policy_profile, served_profile
 
 MACHINE = Machine("0" * 12, "CPU", 6, "avx2", 1e5, 2e4)

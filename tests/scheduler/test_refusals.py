@@ -3,7 +3,7 @@
 import time
 
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler.control import SetProfile
+from gangway.scheduler.messages import SetProfile
 from gangway.scheduler.policy import Reject, Start, Stop
 
 LAYERS = 6

@@ -6,12 +6,18 @@ import pytest
 
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.leases import LeaseSpec, Member
-from gangway.scheduler import blame
-from gangway.scheduler.blame import Activity
+from gangway.scheduler import watchdog as blame
 from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.policy import Query
-from gangway.scheduler.stalls import CHECK_EVERY_US, LONGEST_TASK_US, STALLED_AFTER_US, STUCK_AFTER_US, StallWatch
 from gangway.scheduler.units import Request, whole
+from gangway.scheduler.watchdog import (
+    CHECK_EVERY_US,
+    LONGEST_TASK_US,
+    STALLED_AFTER_US,
+    STUCK_AFTER_US,
+    Activity,
+    StallWatch,
+)
 
 
 @pytest.fixture

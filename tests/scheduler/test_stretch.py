@@ -2,9 +2,8 @@
 
 import pytest
 
-from gangway.scheduler.interference import Unit
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.stretch import MOST, Stretches
+from gangway.scheduler.interference import MOST, Stretches, Unit
+from gangway.scheduler.profiles import ModelProfile
 
 
 def model(measured: bool = True, layer_us: float = 1000.0) -> ModelProfile:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangway.scheduler.thinning import absence_loss, drop_versions, mean_loss, thin_out
+from gangway.scheduler.profiles import absence_loss, drop_versions, mean_loss, thin_out
 
 # Versions by rows: alone, under some, under much interference.
 CROSSING = [[10.0, 20.0, 40.0], [12.0, 15.0, 20.0], [11.0, 16.0, 30.0]]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.timeline import Stretch, TimelineWriter
-from gangway.scheduler.trace import TraceWriter
 
 
 def test_a_trace_is_valid_and_complete(tmp_path):

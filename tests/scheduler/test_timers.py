@@ -2,7 +2,7 @@
 
 import random
 
-from gangway.scheduler.timers import MIN_STALE, Timers
+from gangway.scheduler.waiting import MIN_STALE, Timers
 
 
 def test_the_first_is_due_first_and_may_be_set_again_meanwhile() -> None:

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.observability import TraceWriter, describe
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Start, Stop, Wake
-from gangway.scheduler.trace import TraceWriter, describe
+from gangway.scheduler.profiles import ModelProfile
 
 MODEL = ModelProfile(4, "resnet50", layers=9, max_ranks=2, latency_us=(((10.0, 6.0),),) * 9)
 WAITING = Query(12, 4, 1, arrival_us=1000.0, deadline_us=5000.0, next_layer=3, started=True)

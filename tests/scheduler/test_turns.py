@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import control as slow
-from gangway.scheduler import dispatch, live
+from gangway.scheduler import decide as dispatch
+from gangway.scheduler import loop as live
+from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Resize, Start
 from gangway.server import data_plane
 from gangway.server.shared_memory import SUPERVISOR

@@ -4,8 +4,7 @@ from dataclasses import FrozenInstanceError, dataclass, fields, replace
 
 import pytest
 
-from gangway.scheduler.policy import Query, Start
-from gangway.scheduler.values import value
+from gangway.scheduler.policy import Query, Start, value
 
 
 @value(frozen=True, slots=True)

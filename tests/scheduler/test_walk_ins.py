@@ -5,7 +5,7 @@ import time
 import pytest
 
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import control as slow
+from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Start
 from tests.scheduler.conftest import LAYERS, Script, ScriptedServer, Server
 

@@ -4,7 +4,7 @@ import pytest
 
 from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Load, unpack
-from gangway.scheduler.workers import WorkerTable
+from gangway.scheduler.resources import WorkerTable
 
 KEY = "ab" * 32
 

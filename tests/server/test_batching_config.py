@@ -7,7 +7,7 @@ from gangway.artifact.format import TensorSpec
 from gangway.executor.frames import plan_frame
 from gangway.executor.slots import NEVER_JOINED
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.scheduler.control import LoadModel
+from gangway.scheduler.messages import LoadModel
 from gangway.server.auto_complete import complete_config
 from gangway.server.batching import ModelBatching, in_words, tell_batching
 from gangway.server.layouts import FrameLayout

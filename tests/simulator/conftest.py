@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policy import Decision, Policy, Snapshot
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.block import Block
 from gangway.simulator.floor import Observer
 from gangway.simulator.measured import MeasuredModel

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.registry import make_policy
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.batches import Batching
 from gangway.simulator.engine import simulate
 from gangway.simulator.machine import Machine, Overheads

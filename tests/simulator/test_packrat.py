@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gangway.artifact.console import Console
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import DEFAULT_POLICY
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.figures import FIGURES, FigureRequest, packrat, packrat_splits, packrat_step
 from gangway.simulator.measured import MeasuredModel, batch_models, encode_measured, read_measured
 from gangway.simulator.packrat_server import Change, PackratServer, by_burst

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gangway.artifact.console import Console
-from gangway.scheduler.blocks import threshold_share
 from gangway.scheduler.policies.registry import POLICIES
+from gangway.scheduler.prediction import threshold_share
 from gangway.simulator.figures import FIGURES, FigureRequest, veltair_demands, veltair_efficiency, veltair_rates
 from gangway.simulator.figures.veltair_granularity import run
 from gangway.simulator.scenario import Scenario, make_scenario

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.profiles import ModelProfile
 from gangway.server.cli import main
 from gangway.simulator.figures.veltair_versions import COUNTS, tuned_mix, tuned_models
 from gangway.simulator.measured import encode_measured, one_row, read_measured

@@ -5,9 +5,9 @@ from dataclasses import replace
 from itertools import count
 
 from gangway.scheduler.batching.former import BatchFormer, Formed
-from gangway.scheduler.control import LoadModel
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import Query, RunningBlock
+from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.waiting import WaitingQueries
 
 CORES = 2

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gangway.executor.slots import NEVER_JOINED
-from gangway.scheduler.batching.former import BatchFormer
-from gangway.scheduler.batching.units import whole_batch
+from gangway.scheduler.batching.former import BatchFormer, whole_batch
 from gangway.scheduler.policies.gangway_order import candidates
 from gangway.scheduler.policy import Query, RunningBlock
 from tests.scheduler.batching.forming import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangway.scheduler.batching.hold import pays
+from gangway.scheduler.batching.former import pays
 
 
 def flat(rows: int) -> float:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gangway.scheduler.batching.size import LONGEST_QUEUE, BatchSizes, batch_sizes
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.batching.planner import LONGEST_QUEUE, BatchSizes, batch_sizes
+from gangway.scheduler.profiles import ModelProfile
 
 
 def ways(rows: int) -> Iterator[list[int]]:

@@ -7,16 +7,8 @@ from itertools import product
 
 import pytest
 
-from gangway.scheduler.batching.split import (
-    GANG_US,
-    LEAST_GAIN,
-    WIDE_GAIN,
-    Instances,
-    Split,
-    SplitTable,
-    split_table,
-)
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.batching.planner import GANG_US, LEAST_GAIN, WIDE_GAIN, Instances, Split, SplitTable, split_table
+from gangway.scheduler.profiles import ModelProfile
 from tests.scheduler.batching import largest_table
 
 

@@ -6,10 +6,21 @@ from itertools import product
 import pytest
 
 from gangway.executor.slots import MAX_PARTS
-from gangway.scheduler.batching.size import batch_sizes
-from gangway.scheduler.batching.split import GANG_US, Instances, Latency, Split, SplitTable
-from gangway.scheduler.batching.waves import WAVE_US, Part, Plan, PlanTable, known_rows, plan_table
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.batching.planner import (
+    GANG_US,
+    WAVE_US,
+    Instances,
+    Latency,
+    Part,
+    Plan,
+    PlanTable,
+    Split,
+    SplitTable,
+    batch_sizes,
+    known_rows,
+    plan_table,
+)
+from gangway.scheduler.profiles import ModelProfile
 from tests.scheduler.batching import largest_table
 from tests.scheduler.batching.test_split import lists_of_gangs, random_times
 

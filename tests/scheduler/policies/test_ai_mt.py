@@ -1,8 +1,8 @@
 """ai_mt against cases worked out by hand."""
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.ai_mt import AiMt
+from gangway.scheduler.policies.layerweaver import AiMt
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start
+from gangway.scheduler.profiles import ModelProfile
 
 MEMORY, COMPUTE = 1, 2
 

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import POLICIES, make_policy
 from gangway.scheduler.policy import (
     Decision,
@@ -18,6 +17,7 @@ from gangway.scheduler.policy import (
     Stop,
     Wake,
 )
+from gangway.scheduler.profiles import ModelProfile
 
 CORES = 8
 

@@ -1,8 +1,8 @@
 """edf, and what it shares with others (sharing, urgency), against cases worked out by hand."""
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.edf import EarliestDeadlineFirst
+from gangway.scheduler.policies.baselines import EarliestDeadlineFirst
 from gangway.scheduler.policy import Query, Resize, RunningBlock, Snapshot, Start, Stop
+from gangway.scheduler.profiles import ModelProfile
 
 WIDE, TRIPLE, WHOLE = 1, 2, 3
 

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.gangway import Gangway
-from gangway.scheduler.policies.gangway_aging import SHARE
+from gangway.scheduler.policies.gangway import AGING_SHARE, Gangway
 from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
 from gangway.scheduler.policies.gangway_shares import ask
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, StartOver, Stop, Wake
 from gangway.scheduler.prediction import MARGIN, Work
+from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.engine import simulate
 from gangway.simulator.machine import Machine
 from gangway.simulator.results import Result
@@ -241,7 +240,7 @@ def test_nothing_starves_nor_has_more_than_its_share() -> None:
         if start.query_id == 0:
             served_us += ran_us
         now_us += ran_us
-    assert served_us / (now_us - 1e6) == pytest.approx(SHARE, rel=0.1)
+    assert served_us / (now_us - 1e6) == pytest.approx(AGING_SHARE, rel=0.1)
 
 
 def test_a_model_whose_deadlines_are_missed_is_not_given_up_again() -> None:

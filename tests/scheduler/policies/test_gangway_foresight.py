@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.gangway import Gangway
-from gangway.scheduler.policies.gangway_foresight import Foresight
+from gangway.scheduler.policies.gangway import Foresight, Gangway
 from gangway.scheduler.policies.gangway_order import AT_RISK, IN_TIME, classify
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Stop
 from gangway.scheduler.prediction import MARGIN, Work
+from gangway.scheduler.profiles import ModelProfile
 
 SHORT, LONG = 0, 1
 CORES = 2

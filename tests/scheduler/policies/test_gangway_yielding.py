@@ -2,10 +2,10 @@
 
 import pytest
 
-from gangway.scheduler.model_profile import SWITCH_US
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot
 from gangway.scheduler.prediction import INFINITE, MARGIN
+from gangway.scheduler.profiles import SWITCH_US
 from tests.scheduler.policies.test_gangway import LAZY, LONG, MODELS, SHORT, query, running
 
 LONG_US, SHORT_US, WAY_BACK_US = 40_000.0, 4000.0, 150.0  # on both cores

@@ -1,7 +1,7 @@
 """Pieces of equal kind against cases worked out by hand."""
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.kinds import Piece, Pieces
+from gangway.scheduler.policies.layerweaver import Piece, Pieces
+from gangway.scheduler.profiles import ModelProfile
 
 
 def model(*layers_us: tuple[float, float], indivisible: bool = False) -> ModelProfile:

@@ -2,10 +2,16 @@
 
 import pytest
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.layerweaver import Layerweaver, LayerweaverPlus
-from gangway.scheduler.policies.weaving import Candidate, Choice, least_idle, two_modes
+from gangway.scheduler.policies.layerweaver import (
+    Candidate,
+    Choice,
+    Layerweaver,
+    LayerweaverPlus,
+    least_idle,
+    two_modes,
+)
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Start
+from gangway.scheduler.profiles import ModelProfile
 
 MEMORY, COMPUTE = 1, 2
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.model_fcfs import ModelFcfs
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
+from gangway.scheduler.policies.veltair import ModelFcfs
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Start
+from gangway.scheduler.profiles import ModelProfile
 
 WIDE, NARROW, TRIPLE, PROMPT = 1, 2, 3, 4
 MODELS = {

@@ -1,8 +1,8 @@
 """parties against cases worked out by hand."""
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.parties import INTERVAL_US, Parties
+from gangway.scheduler.policies.baselines import INTERVAL_US, Parties
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Start
+from gangway.scheduler.profiles import ModelProfile
 
 FAST, SLOW, IDLE = 1, 2, 3
 

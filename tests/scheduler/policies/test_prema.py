@@ -1,8 +1,8 @@
 """prema against cases worked out by hand."""
 
-from gangway.scheduler.model_profile import ModelProfile
-from gangway.scheduler.policies.prema import QUOTA_US, Prema
+from gangway.scheduler.policies.baselines import QUOTA_US, Prema
 from gangway.scheduler.policy import Decision, Query, RunningBlock, Snapshot, Start, Stop, Wake
+from gangway.scheduler.profiles import ModelProfile
 
 SHORT, LONG = 1, 2  # 1 ms and 10 ms on the whole machine of two cores
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.model_profile import ModelProfile
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Query, Resize, RunningBlock, Snapshot, Start
+from gangway.scheduler.profiles import ModelProfile
 
 CORES = 8
 UNIT = 30.0

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.policies.baselines import SLICE_US, Triton, make_triton
 from gangway.scheduler.policies.registry import make_policy
-from gangway.scheduler.policies.triton import SLICE_US, Triton, make_triton
 from gangway.scheduler.policy import Decision, Query, RunningBlock, Snapshot, Start, Stop, Wake
+from gangway.scheduler.profiles import ModelProfile
 
 MODELS = {model_id: ModelProfile(model_id, "", 3, 4, (((100.0,) * 4,),) * 3) for model_id in (1, 2, 3)}
 

@@ -17,26 +17,79 @@ from gangway.executor.logs import LogLevels
 from gangway.executor.messages import Cancel, Exit, Left, Loaded, Ready, Submit, Unloaded, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
-from gangway.scheduler import control as slow
-from gangway.scheduler.accounts import Accounts
+from gangway.executor.status_blocks import ModelAccount, SchedulerStatus
+from gangway.scheduler import messages as slow
+from gangway.scheduler.admission import Refusals
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.arenas import ArenaPool
 from gangway.scheduler.batching.former import BatchFormer
-from gangway.scheduler.dispatch import Dispatcher
+from gangway.scheduler.decide import Dispatcher
+from gangway.scheduler.fast_path import WalkIns
 from gangway.scheduler.gangs import SETTLE_US, GangTable
-from gangway.scheduler.model_life import ModelLife
+from gangway.scheduler.messages import PacketSocket
+from gangway.scheduler.model_jobs import ModelLife
 from gangway.scheduler.models import ModelState, ModelTable
-from gangway.scheduler.packets import PacketSocket
+from gangway.scheduler.observability import Accounts, CounterBook, Counters, TraceWriter
 from gangway.scheduler.policy import Policy
-from gangway.scheduler.refusals import Refusals
 from gangway.scheduler.requests import RequestBook
-from gangway.scheduler.stalls import StallWatch
-from gangway.scheduler.status import StatusWriter
+from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.timeline import TimelineWriter
-from gangway.scheduler.trace import TraceWriter
 from gangway.scheduler.units import Request
-from gangway.scheduler.walk_ins import WalkIns
-from gangway.scheduler.workers import WorkerTable
+from gangway.scheduler.watchdog import StallWatch
+
+# What the scheduler says of itself for metrics: put into its status block from time to time, not with every event.
+
+PERIOD_US = 500e3
+_NOTHING = Counters()
+
+
+class StatusWriter:
+    """Writes the block of the control segment (`executor/status_blocks.py`)."""
+
+    def __init__(
+        self,
+        control: ControlSegment,
+        requests: RequestBook,
+        execution: Execution,
+        models: ModelTable,
+        arenas: ArenaPool,
+        counters: CounterBook,
+    ) -> None:
+        self._block = control.scheduler_block
+        self._leases = len(control.leases)
+        self._requests = requests
+        self._execution = execution
+        self._models = models
+        self._arenas = arenas
+        self._counters = counters
+        self._next_us = 0.0
+
+    def write(self, now_us: float) -> None:
+        """Write how things are, unless that was done less than a period ago."""
+        if now_us < self._next_us:
+            return
+        self._next_us = now_us + PERIOD_US
+        self._block.write(
+            SchedulerStatus(
+                waiting=len(self._requests.queries),
+                leases=self._leases - self._execution.gangs.free,
+                arena_bytes=self._arenas.committed_bytes,
+                level=self._execution.times.interference.level(now_us),
+                models={spec.model_id: self._account(spec.model_id, spec.name) for spec in self._models.specs()},
+            )
+        )
+
+    def _account(self, model_id: int, name: str) -> ModelAccount:
+        counters = self._counters.models.get(name, _NOTHING)
+        arenas = self._arenas.usage(model_id)
+        return ModelAccount(
+            growths=counters.grown,
+            shrinks=counters.shrunk,
+            layers=counters.layers,
+            version_layers=counters.versions,
+            arenas=arenas.in_use,
+            arena_bytes=arenas.size_bytes,
+        )
+
 
 IDLE_WAIT_US = 400_000  # whoever looks on sees that it gets on
 WATCH_WAIT_US = 100_000  # while a gang is under way: perhaps it has ended, and its ranks did not ring, or hang

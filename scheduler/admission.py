@@ -2,16 +2,72 @@
 many that are late already those that would wait in vain."""
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.crowding import crowded_out
-from gangway.scheduler.lateness import certain_from_us
 from gangway.scheduler.models import ModelTable
+from gangway.scheduler.policy import Query
+from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.resources import WorkerTable
 from gangway.scheduler.units import Piece, Request, Unit
-from gangway.scheduler.workers import WorkerTable
+
+# When a query is certain to miss its deadline: even if it had every core to itself from now on. Pure.
+#
+# The live scheduler and the simulator refuse a query that `rejects_late` then, waiting or running, and not before.
+# Policies may refuse a waiting one earlier, by a prediction.
+
+
+def certain_from_us(query: Query, model: ModelProfile, core_count: int, layer: int | None = None) -> float | None:
+    """Return from when on the query is certain to be late, if it gets no further until then; None without a deadline.
+
+    `layer`: the one being executed, which may end at any moment; None: none is. What counts is the isolated time of the
+    rest with the best version and number of cores of each layer; a model whose times are not known is late at its
+    deadline.
+    """
+    if query.deadline_us is None:
+        return None
+    next_layer = query.next_layer if layer is None else min(layer + 1, model.layers)  # a gang at its end has no layer
+    return query.deadline_us - model.fastest_us(next_layer, core_count, query.rows)
+
+
+def certain_to_be_late(
+    query: Query, model: ModelProfile, now_us: float, core_count: int, layer: int | None = None
+) -> bool:
+    """Return whether the query is certain to miss its deadline."""
+    from_us = certain_from_us(query, model, core_count, layer)
+    return from_us is not None and now_us > from_us
+
+
+# Who is refused when so many queries wait that newcomers would find no request slot. Pure.
+#
+# In an overload the queue fills with queries that cannot be in time any more. Without this they would keep out new
+# ones that can, and the server would be busy with answers that come too late.
+
+
+def crowded_out(
+    waiting: Sequence[Query], models: Mapping[int, ModelProfile], now_us: float, core_count: int, count: int
+) -> list[int]:
+    """Return the numbers of up to `count` waiting queries, given in order of arrival, that make room for others.
+
+    First those that are certain to be late, the oldest first; then those without a deadline, the newest first, so that
+    the old ones are answered at last. In each group lower classes come first. None that has begun, none with hope.
+    """
+    late, best_effort = [], []
+    for query in waiting:
+        model = models.get(query.model_id)
+        if query.started or model is None:
+            continue
+        if query.deadline_us is None:
+            best_effort.append(query)
+        elif certain_to_be_late(query, model, now_us, core_count):
+            late.append(query)
+    late.sort(key=lambda query: -query.priority)
+    best_effort.sort(key=lambda query: (-query.priority, -query.arrival_us))
+    return [query.query_id for query in (*late, *best_effort)[:count]]
+
 
 MOST_WAITING = 7 / 8  # of a front end's slots; the others are for newcomers
 ROOM = 1 / 16  # of them is made at once

@@ -17,14 +17,13 @@ from typing import Final
 from gangway.artifact.profile import ProfileError, read_profile
 from gangway.executor.messages import Unload
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import control as slow
+from gangway.scheduler import messages as slow
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.arenas import ArenaPool
+from gangway.scheduler.messages import PacketSocket
 from gangway.scheduler.models import Model, ModelState, ModelTable
-from gangway.scheduler.packets import PacketSocket
 from gangway.scheduler.pauses import Pauses
 from gangway.scheduler.requests import RequestBook
-from gangway.scheduler.workers import WorkerTable
+from gangway.scheduler.resources import ArenaPool, WorkerTable
 
 MOST_CRASHES: Final = 5  # of workers by one model within the window; more take it out of service
 CRASH_WINDOW_SECONDS: Final = 60.0

@@ -16,15 +16,14 @@ from gangway.executor.control import ControlSegment
 from gangway.executor.reception import DESKS, ENOUGH, NO_LEASE, Gone, Present, Reception
 from gangway.executor.slots import SlotTable
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.arenas import ArenaPool
 from gangway.scheduler.batching.former import BatchFormer
-from gangway.scheduler.control import LoadModel
 from gangway.scheduler.gangs import RANKS_WAIT_US
-from gangway.scheduler.model_profile import ModelProfile
+from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Query
+from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.requests import RequestBook
-from gangway.scheduler.workers import WorkerTable
+from gangway.scheduler.resources import ArenaPool, WorkerTable
 
 LEASES_LEFT = 4  # at least, for queries that are decided about
 _log = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.batching.former import BatchFormer, FormedUnit
-from gangway.scheduler.batching.units import whole_batch
+from gangway.scheduler.batching.former import BatchFormer, FormedUnit, whole_batch
 from gangway.scheduler.models import ModelTable
+from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policy import (
     Decision,
     Policy,
@@ -21,10 +21,9 @@ from gangway.scheduler.policy import (
     Wake,
 )
 from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.resources import WorkerTable
 from gangway.scheduler.timeline import Place
-from gangway.scheduler.trace import TraceWriter
 from gangway.scheduler.waiting import WaitingQueries
-from gangway.scheduler.workers import WorkerTable
 
 PATIENCE = 4.0  # a decision's times may pass before the next one that is only about who waits for a core,
 HURRIED = 1.0  # or so many, if somebody who runs may yield

@@ -1,0 +1,286 @@
+"""What is written down about gangs: counters for the log and for the front end, and the timeline."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, fields
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from types import TracebackType
+
+from gangway.executor.messages import Left
+from gangway.executor.slots import SlotCounts, SlotStatus
+from gangway.scheduler.gangs import Gang
+from gangway.scheduler.policy import Decision, Query, Snapshot, Start
+from gangway.scheduler.timeline import Place, Stretch, TimelineWriter
+from gangway.scheduler.units import NOTHING
+
+# What scheduling did, counted per model and in total, and a line of it in the log from time to time.
+
+PERIOD_US = 60e6
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start."""
+
+    blocks: int = 0
+    conflicts: int = 0  # blocks that got fewer cores than they wanted (VELTAIR's term)
+    preemptions: int = 0  # blocks that were stopped before their end
+    grown: int = 0
+    shrunk: int = 0
+    rejected: int = 0
+    layers: int = 0  # executed
+    versions: int = 0  # of them not in their default version
+
+
+class CounterBook:
+    """Counters by model name. Costs nothing between two lines in the log but the counting."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Counters] = {}
+        self._written: dict[str, tuple[int, ...]] = {}
+        self._next_us = 0.0
+
+    def of(self, model: str) -> Counters:
+        """Return a model's counters, to be counted up."""
+        known = self.models.get(model)
+        if known is None:
+            known = self.models[model] = Counters()
+        return known
+
+    def total(self) -> Counters:
+        """Return the sums over all models."""
+        columns = zip(*(astuple(counters) for counters in self.models.values()), strict=True)
+        return Counters(*(sum(column) for column in columns))
+
+    def write(self, now_us: float) -> None:
+        """Log what is new, a line per model, unless that was done less than a minute ago."""
+        if self._next_us == 0.0:
+            self._next_us = now_us + PERIOD_US
+        if now_us >= self._next_us:
+            self._next_us = now_us + PERIOD_US
+            self.write_now()
+
+    def write_now(self) -> None:
+        """Log each model's counts if they have changed since the last time."""
+        for model, counters in self.models.items():
+            counts = astuple(counters)
+            if counts != self._written.get(model):
+                self._written[model] = counts
+                _log.info("%s: %s", model, describe_counts(counters))
+
+
+def describe_counts(counters: Counters) -> str:
+    """Return the counts for people; zeros are left out."""
+    named = [(field.name, getattr(counters, field.name)) for field in fields(counters)]
+    return ", ".join(f"{name} {count}" for name, count in named if count) or "nothing yet"
+
+
+# Why each decision was made: JSON lines, one per decision, for live servers (`--trace-decisions`) and simulations.
+#
+# Fields of a line: `time_us`, `decision` (its kind), the decision's own fields (`cores`, `end_layer`, `reason`, ...),
+# and in short what the policy saw: `model`, `next_layer`, `age_us` and `slack_us` (to the deadline) of the query
+# concerned, its `rows` and from how many `requests` they are, `batch` and `part` ("k of n") where it is one of a
+# batch's gangs, `waiting` (how many by model), `running` ([query, model, layer, end_layer, cores, stopping]), `free`
+# (cores), `level`.
+
+BUFFER_BYTES = 1 << 16
+FLUSH_US = 1e6
+LIMIT_BYTES = 1 << 30  # of a file: what comes later is counted, not written
+
+
+def _place_alone(query: Query) -> Place:
+    return Place(query.rows)
+
+
+def describe(
+    decision: Decision, snapshot: Snapshot, place: Callable[[Query], Place] = _place_alone
+) -> dict[str, object]:
+    """Return one line's content. Names of models stand for their numbers. `place`: what of a batch a query is."""
+    names = {model_id: model.name for model_id, model in snapshot.models.items()}
+    line: dict[str, object] = {"time_us": round(snapshot.now_us, 1), "decision": type(decision).__name__}
+    for field in dataclasses.fields(decision):
+        line[field.name] = getattr(decision, field.name)
+    query = _find(getattr(decision, "query_id", None), snapshot)
+    if query is not None:
+        line["model"] = names.get(query.model_id, "")
+        line["next_layer"] = query.next_layer
+        line["age_us"] = round(snapshot.now_us - query.arrival_us, 1)
+        line["slack_us"] = None if query.deadline_us is None else round(query.deadline_us - snapshot.now_us, 1)
+        line |= place(query).fields()
+    line["waiting"] = dict(Counter(names.get(each.model_id, "") for each in snapshot.waiting))
+    line["running"] = [
+        [
+            block.query.query_id,
+            names.get(block.query.model_id, ""),
+            block.layer,
+            block.end_layer,
+            block.cores,
+            block.stopping,
+        ]
+        for block in snapshot.running
+    ]
+    line["free"] = snapshot.free_cores
+    line["level"] = round(snapshot.level, 3)
+    return line
+
+
+class TraceWriter:
+    """Writes a line per decision; a context manager. Lines reach the file when 64 KiB are full, or by `tick`.
+
+    A file that has reached its limit, or cannot be written any more, is left as it is: `dropped` counts. Raises OSError
+    when the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.path = path
+        self._file = path.open("a", encoding="utf-8", buffering=BUFFER_BYTES)
+        self._left_bytes = limit_bytes - self._file.tell()
+        self._flushed_us = 0.0
+        self.dropped = 0
+
+    def add(
+        self,
+        decisions: Sequence[Decision],
+        snapshot: Snapshot,
+        place: Callable[[Query], Place] = _place_alone,
+    ) -> None:
+        """Write what was decided on one snapshot, before it is carried out."""
+        for decision in decisions:
+            line = json.dumps(describe(decision, snapshot, place), separators=(",", ":")) + "\n"
+            self._left_bytes -= len(line)
+            if self._left_bytes < 0 or not self._write(line):
+                self._left_bytes = 0
+                self.dropped += 1
+
+    def tick(self, now_us: float) -> None:
+        """Let everything be in the file, but not more often than once a second. To be called now and then."""
+        if now_us - self._flushed_us > FLUSH_US:
+            self._flushed_us = now_us
+            with contextlib.suppress(OSError):
+                self._file.flush()
+
+    def close(self) -> None:
+        """Write the rest, if it can be written."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def __enter__(self) -> "TraceWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, line: str) -> bool:
+        try:
+            self._file.write(line)
+        except OSError:
+            return False
+        return True
+
+
+def _find(query_id: int | None, snapshot: Snapshot) -> Query | None:
+    queries = (*snapshot.waiting, *(block.query for block in snapshot.running))
+    return next((query for query in queries if query.query_id == query_id), None)
+
+
+_DEFAULT_VERSION = 1  # as a mask: bit v is version v of a layer
+_REFUSALS = (SlotStatus.LATE, SlotStatus.QUEUE_FULL, SlotStatus.CROWDED)
+_USUAL = SlotCounts(1, 0, 0, _DEFAULT_VERSION)
+
+
+class Accounts:
+    """Is told what happens to gangs. `timeline` None: nobody wants one."""
+
+    def __init__(self, timeline: TimelineWriter | None = None) -> None:
+        self.counters = CounterBook()
+        self._timeline = timeline
+        self._joined: dict[tuple[int, int], int] = {}  # (lease, rank) -> the layer at which it joined; for the timeline
+
+    def begins(self, gang: Gang, start: Start) -> None:
+        """A block is about to begin: count it for its model, and for each of its requests."""
+        counters = self.counters.of(gang.model)
+        conflict = start.wanted > len(start.cores)
+        gang.blocks += 1
+        counters.blocks += 1
+        counters.conflicts += conflict
+        versions = _DEFAULT_VERSION
+        if start.versions:
+            versions = reduce(or_, [1 << version for version in start.versions])
+            counters.versions += len(start.versions) - start.versions.count(0)
+        for piece in gang.unit.pieces:
+            piece.request.counts = _add_block(piece.request.counts, conflict, versions)
+        if self._timeline is not None:
+            self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
+
+    def walked_through(self, model: str, layers: int) -> None:
+        """A query was begun without a decision, and answered."""
+        counters = self.counters.of(model)
+        counters.blocks += 1
+        counters.layers += layers
+
+    def grows(self, gang: Gang, ranks: int) -> None:
+        """Ranks up to this number are about to join."""
+        self.counters.of(gang.model).grown += 1
+        if self._timeline is not None:
+            self._note_ranks(gang, range(gang.wanted, ranks), gang.shared.position()[1])
+
+    def shrinks(self, gang: Gang) -> None:
+        """Ranks have been told to leave."""
+        self.counters.of(gang.model).shrunk += 1
+
+    def left(self, gang: Gang, core: int, message: Left) -> None:
+        """A rank has left that was on this core."""
+        if self._timeline is None:
+            return
+        begin_layer = self._joined.pop((gang.lease, message.rank), 0)
+        end_layer = max(gang.shared.position()[1], begin_layer + 1)
+        first = gang.unit.query.next_layer
+        self._timeline.add(
+            Stretch(
+                core=core,
+                begin_us=message.joined_ns / 1e3,
+                end_us=message.left_ns / 1e3,
+                query_id=gang.unit.query.query_id,
+                model=gang.model,
+                begin_layer=begin_layer,
+                end_layer=end_layer,
+                rank=message.rank,
+                ranks=max(len(gang.cores), message.rank + 1),
+                versions=gang.versions[begin_layer - first : end_layer - first],
+                place=gang.unit.place,
+            )
+        )
+
+    def ended(self, gang: Gang, next_layer: int) -> None:
+        """All ranks have left; what they did is of use."""
+        counters = self.counters.of(gang.model)
+        counters.layers += next_layer - gang.unit.query.next_layer
+        if next_layer < gang.end_layer and not gang.unit.dropped:
+            counters.preemptions += 1
+            for piece in gang.unit.pieces:
+                counts = piece.request.counts
+                piece.request.counts = counts._replace(preemptions=counts.preemptions + 1)
+
+    def refused(self, model: str, status: SlotStatus) -> None:
+        """The scheduler has answered a request; count it if its queue policy was the reason."""
+        if status in _REFUSALS:
+            self.counters.of(model).rejected += 1
+
+    def _note_ranks(self, gang: Gang, ranks: range, layer: int) -> None:
+        self._joined.update({(gang.lease, rank): layer for rank in ranks})
+
+
+def _add_block(counts: SlotCounts, conflict: bool, versions: int) -> SlotCounts:
+    if counts is NOTHING and not conflict and versions == _DEFAULT_VERSION:
+        return _USUAL
+    blocks, conflicts, preemptions, before = counts
+    return SlotCounts(blocks + 1, conflicts + conflict, preemptions, before | versions)
