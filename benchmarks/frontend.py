@@ -12,7 +12,8 @@ from benchmarks.fetch_perf_analyzer import BINARY
 from benchmarks.frontend_peers import compare
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import raw_channel, raw_infer
-from benchmarks.perf_analyzer import closed_loop, run_one
+from benchmarks.perf_analyzer import run_one
+from benchmarks.perf_analyzer_modes import closed_loop
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row
 from benchmarks.repository import onnx_file

@@ -18,7 +18,8 @@ from benchmarks.cost import ROLES, WARM_UP_S, cost_columns, cpu_by_role, run_in_
 from benchmarks.fetch_perf_analyzer import BINARY
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import TOLERANCE, relative_error
-from benchmarks.perf_analyzer import closed_loop, run_one
+from benchmarks.perf_analyzer import run_one
+from benchmarks.perf_analyzer_modes import closed_loop
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row
 from benchmarks.repository import onnx_file

@@ -9,8 +9,9 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.errors import RequestError, unsupported
 from gangway.server.front_end_messages import WHOLE_MODEL
-from gangway.server.models import Models, ServedModel, Tensor
+from gangway.server.models import Models, ServedModel
 from gangway.server.options.general import SERVER_NAME
+from gangway.server.tensor import Tensor
 
 EXTENSIONS = (  # only what works
     "binary_tensor_data",

@@ -11,16 +11,14 @@ from typing import Final
 from gangway.artifact.format import MAX_TASKS, Engine, Manifest, TensorSpec
 from gangway.artifact.staging import staging_bytes
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from gangway.server.config_error import shortened
+from gangway.server.config_check import BACKEND, PLATFORM
+from gangway.server.config_error import ConfigError, shortened
 from gangway.server.model_config import (
-    BACKEND,
     DEFAULT_MODEL_FILENAME,
     ENGINE_PARAMETER,
     FALLBACK_PARAMETER,
     LEAST_TARGET_PARAMETER,
     MAX_CONFIG_BYTES,
-    PLATFORM,
-    ConfigError,
     check_supported,
     datatype_name,
     datatype_value,

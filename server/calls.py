@@ -8,12 +8,14 @@ from typing import Final, Protocol
 import grpc
 
 from gangway.executor.frames import Part, needed_bytes, plan_frame, read_frame, write_header
-from gangway.server.data_plane import FrameLayout, Layout, Request, TensorLayout
+from gangway.server.data_plane import Request
 from gangway.server.errors import RequestError
-from gangway.server.models import ServedModel, Shapes, Tensor, item_bytes
+from gangway.server.layouts import FrameLayout, Layout, TensorLayout
+from gangway.server.models import ServedModel, Shapes, item_bytes
 from gangway.server.region_ranges import RegionPart, RegionRange
 from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.response import Answered, ResponseTemplate
+from gangway.server.tensor import Tensor
 
 Content = bytes | memoryview | RegionPart  # of an input, wherever it is
 Contents = Sequence[Content]

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.calls import Call, Contents
-from gangway.server.data_plane import Layout, Request
+from gangway.server.data_plane import Request
 from gangway.server.errors import invalid
-from gangway.server.models import ServedModel, Tensor
+from gangway.server.layouts import Layout
+from gangway.server.models import ServedModel
 from gangway.server.region_ranges import REGION
 from gangway.server.regions import NO_REGIONS, Region
+from gangway.server.tensor import Tensor
 
 PARAMETER = "classification"
 UNSUPPORTED = ("BYTES", "BOOL", "FP16", "BF16")

@@ -8,9 +8,10 @@ import grpc
 from gangway.executor.frames import split_strings
 from gangway.server.calls import Content, Contents
 from gangway.server.errors import RequestError, invalid
-from gangway.server.models import Tensor, item_bytes
+from gangway.server.models import item_bytes
 from gangway.server.region_ranges import RegionPart, RegionRange
 from gangway.server.regions import Region
+from gangway.server.tensor import Tensor
 
 MAX_REGION_BYTES = 256 << 20  # of all inputs of a request: as much as one message may have
 

@@ -16,8 +16,9 @@ from gangway.artifact.datatypes import STORAGE
 from gangway.executor.frames import join_strings, split_strings
 from gangway.server.calls import Contents, FrameCall, frame_call_of
 from gangway.server.control import ModelLoadError
-from gangway.server.data_plane import DataPlane, Layout, Request
+from gangway.server.data_plane import DataPlane, Request
 from gangway.server.isolated import run_once
+from gangway.server.layouts import Layout
 from gangway.server.models import ServedModel
 from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.trials import Sizes, TrialError, trial_shapes

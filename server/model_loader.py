@@ -32,6 +32,7 @@ from gangway.server.auto_complete import (
 from gangway.server.batching import ModelBatching, show_dynamic_batching, tell_batching
 from gangway.server.compile_jobs import CompileError, Compiler
 from gangway.server.config_check import log_without_effect
+from gangway.server.config_error import ConfigError
 from gangway.server.control import ModelLoadError, SchedulerControl
 from gangway.server.data_plane import DataPlane
 from gangway.server.front_end_control import FrontEndControl
@@ -44,7 +45,6 @@ from gangway.server.model_config import (
     BATCHING_OFF,
     BATCHING_PARAMETER,
     BUCKETS_PARAMETER,
-    ConfigError,
     buckets_of,
     require_complete,
 )

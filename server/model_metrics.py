@@ -3,9 +3,9 @@
 import math
 
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.config_error import ConfigError
 from gangway.server.counting.layout import MAX_RESPONSE_BOUNDS
 from gangway.server.histogram import TIME_BOUNDS_NS
-from gangway.server.model_config import ConfigError
 
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 

@@ -10,7 +10,6 @@ import grpc
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.artifact.item_bytes import ITEM_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from gangway.server.data_plane import TensorLayout
 from gangway.server.ensemble.config import is_ensemble
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end_messages import (
@@ -24,6 +23,7 @@ from gangway.server.front_end_messages import (
     VariantReady,
 )
 from gangway.server.labels import labels_of
+from gangway.server.layouts import TensorLayout
 from gangway.server.model_config import is_batching_off
 from gangway.server.model_metrics import response_bounds_ns
 from gangway.server.queue_policy import QueuePolicies

@@ -19,12 +19,13 @@ from gangway.server.ensemble.call import EnsembleCall
 from gangway.server.ensemble.graph import Graphs
 from gangway.server.errors import invalid
 from gangway.server.in_place.choice import Candidates, candidates_of
-from gangway.server.models import Models, ServedModel, Shapes, Tensor, item_bytes
+from gangway.server.models import Models, ServedModel, Shapes, item_bytes
 from gangway.server.queue_policy import Terms
 from gangway.server.region_ranges import REGION, RegionRange
 from gangway.server.regions import NO_REGIONS, Region
 from gangway.server.request_shapes import InputTensor, shapes_of
 from gangway.server.sequence.step import SequenceStep, check_step, step_of
+from gangway.server.tensor import Tensor
 from gangway.server.typed_contents import to_bytes
 
 MAX_CACHED_PLANS = 1024

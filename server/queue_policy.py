@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gangway.protos.model_config_pb2 import ModelConfig, ModelDynamicBatching, ModelQueuePolicy
-from gangway.server.model_config import ConfigError
+from gangway.server.config_error import ConfigError
 
 LATE_PARAMETER = "late"
 MAX_QUEUE_PARAMETER = "max_queue_size"

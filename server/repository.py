@@ -6,20 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.config_check import foreign_engine, without_effect
+from gangway.server.config_check import BACKEND, PLATFORM, foreign_engine, without_effect
+from gangway.server.config_error import ConfigError
 from gangway.server.ensemble.config import is_ensemble
 from gangway.server.front_end_messages import DUPLICATE, MAX_VERSION, WHOLE_MODEL
-from gangway.server.model_config import (
-    BACKEND,
-    DEFAULT_MODEL_FILENAME,
-    ONNX_SUFFIX,
-    PLATFORM,
-    ConfigError,
-    Qos,
-    check_supported,
-    qos_of,
-    read_config,
-)
+from gangway.server.model_config import DEFAULT_MODEL_FILENAME, ONNX_SUFFIX, Qos, check_supported, qos_of, read_config
 from gangway.server.model_stamp import Stamp, stamp_of
 from gangway.server.overrides import Override
 from gangway.server.queue_policy import QueuePolicies

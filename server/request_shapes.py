@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
-from gangway.server.models import ServedModel, Shapes, Tensor
+from gangway.server.models import ServedModel, Shapes
+from gangway.server.tensor import Tensor
 
 InputTensor = pb.ModelInferRequest.InferInputTensor
 

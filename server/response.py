@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from gangway.executor.slots import SlotOutcome
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.models import ServedModel, Tensor
+from gangway.server.models import ServedModel
 from gangway.server.region_ranges import OFFSET, REGION, SIZE, RegionRange
 from gangway.server.statistics import versions_of
+from gangway.server.tensor import Tensor
 from gangway.server.wire import REQUEST_ID, length_prefix
 
 _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER

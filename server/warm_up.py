@@ -13,13 +13,14 @@ from gangway.artifact.files import file_beside
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
+from gangway.server.config_error import ConfigError
 from gangway.server.control import ModelLoadError
 from gangway.server.data_plane import DataPlane
 from gangway.server.ensemble.call import EnsembleCall
 from gangway.server.errors import RequestError
 from gangway.server.front_end_messages import ModelReady
 from gangway.server.isolated import run_once
-from gangway.server.model_config import ConfigError, datatype_name
+from gangway.server.model_config import datatype_name
 from gangway.server.models import Models, item_bytes
 from gangway.server.plan import Planner
 from gangway.server.sequence.calls import alone

@@ -13,7 +13,8 @@ from tritonclient.utils import np_to_triton_dtype
 from benchmarks.fetch_perf_analyzer import BINARY
 from benchmarks.live_server import LiveServer
 from benchmarks.load import TOLERANCE, relative_error
-from benchmarks.perf_analyzer import MODES, run_one
+from benchmarks.perf_analyzer import run_one
+from benchmarks.perf_analyzer_modes import MODES
 from benchmarks.reference import Example, example_of
 
 INTERVAL_MS = 200

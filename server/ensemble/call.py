@@ -11,10 +11,11 @@ from gangway.server.classification import Classes, classified
 from gangway.server.ensemble.graph import Graph, TensorName
 from gangway.server.ensemble.ways import Shape, Ways, fitted
 from gangway.server.errors import RequestError
-from gangway.server.models import Shapes, Tensor
+from gangway.server.models import Shapes
 from gangway.server.regions import Region
 from gangway.server.request_shapes import fits
 from gangway.server.response import Answered, ResponseTemplate
+from gangway.server.tensor import Tensor
 
 MAX_TEMPLATES = 64
 Result: TypeAlias = tuple[Shape, memoryview]  # shape and contents of a tensor

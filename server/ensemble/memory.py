@@ -7,7 +7,8 @@ early, and whoever has yet to read it.
 from collections.abc import Sequence
 
 from gangway.artifact.format import ALIGNMENT_BYTES
-from gangway.server.data_plane import DataPlane, Layout, Placement, Request
+from gangway.server.data_plane import DataPlane, Request
+from gangway.server.layouts import Layout, Placement
 
 Place = tuple[int, int]  # offset from the segment's start, a multiple of 64, and size in bytes
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from gangway.server.calls import FrameCall, frame_call_of
 from gangway.server.ensemble.graph import Step
 from gangway.server.errors import invalid
-from gangway.server.models import Compiled, Shapes, Tensor
+from gangway.server.models import Compiled, Shapes
 from gangway.server.request_shapes import InputTensor, fits, shapes_of
+from gangway.server.tensor import Tensor
 
 MAX_WAYS = 256  # that are remembered; those of a few requests with other shapes
 

@@ -14,7 +14,8 @@ from gangway.server.http.json_text import dump, kind_of, parse_object
 from gangway.server.http.messages import parameters_of, set_parameter, string_of
 from gangway.server.http.replies import EVENTS, JSON, Reply
 from gangway.server.http.tensors import LateTensor, count_of, flatten, from_raw, raw_of
-from gangway.server.models import ServedModel, Tensor
+from gangway.server.models import ServedModel
+from gangway.server.tensor import Tensor
 from gangway.server.wire import MAX_ID_BYTES
 
 PARAMETERS: Final = "parameters"  # its members count as members of the whole

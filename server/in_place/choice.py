@@ -18,9 +18,10 @@ from gangway.server.calls import Call, Contents, Sinks, TensorCall
 from gangway.server.in_place.elsewhere import NOWHERE, Elsewhere
 from gangway.server.in_place.mapped import MappedRegion
 from gangway.server.in_place.mappings import Mappings
-from gangway.server.models import Shapes, Tensor
+from gangway.server.models import Shapes
 from gangway.server.region_ranges import RegionPart, RegionRange
 from gangway.server.regions import Region
+from gangway.server.tensor import Tensor
 
 _MISSING: Final = "memory of shared memory region '%s' is missing; its tensors are copied from now on"
 DATATYPES: Final = frozenset({"FP16", "FP32", "FP64"})

@@ -10,8 +10,8 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
 from gangway.server.auto_complete import complete_config
 from gangway.server.batching import ModelBatching, in_words, tell_batching
+from gangway.server.config_error import ConfigError
 from gangway.server.layouts import FrameLayout
-from gangway.server.model_config import ConfigError
 
 X = [TensorSpec("x", "FP32", (-1, 4), 16)]
 Y = [TensorSpec("y", "FP32", (-1, 4), 16)]

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from gangway.artifact.format import TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.auto_complete import complete_config, max_rows
+from gangway.server.config_error import ConfigError
 from gangway.server.front_end_messages import MAX_MESSAGE_BYTES, ModelUnavailable, to_json
 from gangway.server.labels import label_files
-from gangway.server.model_config import ConfigError, buckets_of
+from gangway.server.model_config import buckets_of
 from gangway.server.rate_limits import ModelLimits, RateLimits
 from gangway.server.repository import BrokenModel, ModelVersion, read_model
 

@@ -12,8 +12,9 @@ from google.protobuf.message_factory import GetMessageClass
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.config_check import check_fields, field_name, value_type, without_effect
 from gangway.server.config_docs import with_tables
+from gangway.server.config_error import ConfigError
 from gangway.server.config_table import FIELDS, Fate
-from gangway.server.model_config import ConfigError, check_supported
+from gangway.server.model_config import check_supported
 
 EVERY_ACCELERATOR = "optimization.execution_accelerators"
 DOCS = Path(__file__).parents[2] / "docs" / "config.md"

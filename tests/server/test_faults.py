@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.faults import BACK_WITHIN_S, RIGHT, VICTIMS, leaks, try_kills, wrong_answers
+from benchmarks.faults import BACK_WITHIN_S, VICTIMS, leaks, try_kills, wrong_answers
 from benchmarks.live_server import is_ready, live_server
-from benchmarks.load import Load, LoadProcess, run_for
+from benchmarks.load import RIGHT, Load, LoadProcess, run_for
 from benchmarks.reference import example_of
 from tests.pace import back_within_s
 

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.faults import RIGHT
 from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import Load, run_for
+from benchmarks.load import RIGHT, Load, run_for
 from benchmarks.reference import Example, example_of
 from gangway.executor.cores import available_cores
 from tests.company import SPIN, company

@@ -14,7 +14,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype, sha
 
 from benchmarks.live_server import LiveServer
 from benchmarks.load import TOLERANCE, relative_error
-from benchmarks.perf_analyzer import closed_loop, run_one
+from benchmarks.perf_analyzer import run_one
+from benchmarks.perf_analyzer_modes import closed_loop
 from benchmarks.reference import Example, example_of
 
 Ask = Callable[..., Any]

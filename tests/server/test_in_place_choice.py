@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import pytest
 
 from gangway.server.calls import FrameCall, Room, TensorCall
-from gangway.server.data_plane import TensorLayout
 from gangway.server.in_place.choice import LEAST_BYTES, Candidates, candidates_of
-from gangway.server.models import Shapes, Tensor
+from gangway.server.layouts import TensorLayout
+from gangway.server.models import Shapes
 from gangway.server.region_ranges import RegionRange
 from gangway.server.response import ResponseTemplate
+from gangway.server.tensor import Tensor
 
 LARGE = LEAST_BYTES
 ROWS = 2

@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import text_format
 
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.model_config import ConfigError
+from gangway.server.config_error import ConfigError
 from gangway.server.queue_policy import MAX_CLASS, QueuePolicies, Terms
 
 

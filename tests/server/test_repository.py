@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from gangway.server.config_error import ConfigError
 from gangway.server.front_end_messages import MAX_VERSION, WHOLE_MODEL
-from gangway.server.model_config import ConfigError, Qos, parse_qos
+from gangway.server.model_config import Qos, parse_qos
 from gangway.server.repository import BrokenModel, ModelVersion, misplaced, read_repository
 
 

@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from gangway.artifact.format import TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.auto_complete import complete_config
-from gangway.server.model_config import ConfigError
+from gangway.server.config_error import ConfigError
 from gangway.server.sequence.settings import ControlKind, SequenceSettings
 from gangway.server.sequence.step import SequenceStep, control_contents
 from gangway.server.sequence.tensors import SequenceTensors, initial_state_files

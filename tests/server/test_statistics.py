@@ -6,12 +6,12 @@ from google.protobuf import text_format
 
 from gangway.executor.slots import SlotCounts
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.counting.figures import Duration
+from gangway.server.config_error import ConfigError
+from gangway.server.counting.figures import REASONS, Duration
 from gangway.server.counting.layout import MAX_RESPONSE_BOUNDS
 from gangway.server.histogram import TIME_BOUNDS_NS
-from gangway.server.model_config import ConfigError
 from gangway.server.model_metrics import FIRST_RESPONSE, response_bounds_ns
-from gangway.server.statistics import REASONS, Statistics, Times
+from gangway.server.statistics import Statistics, Times
 
 MS = 1_000_000
 

@@ -18,9 +18,8 @@ import tritonclient.grpc as triton
 from onnx import helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.faults import RIGHT
 from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import Load, run_for
+from benchmarks.load import RIGHT, Load, run_for
 from benchmarks.processes import memory_of
 from benchmarks.reference import example_of
 from gangway.artifact.reader import verify

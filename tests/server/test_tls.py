@@ -15,7 +15,8 @@ from cryptography import x509
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
-from benchmarks.perf_analyzer import Mode, run_one
+from benchmarks.perf_analyzer import run_one
+from benchmarks.perf_analyzer_modes import Mode
 from gangway.clients import command as client_command
 from gangway.clients.perf import command as perf_command
 from gangway.server.grpc_credentials import Certificates

@@ -8,7 +8,8 @@ from google.protobuf import text_format
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.model_config import ConfigError, require_complete
+from gangway.server.config_error import ConfigError
+from gangway.server.model_config import require_complete
 from gangway.server.warm_up import samples_of
 
 TWO = """
