@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from socket import socket
+import socket
 
 from gangway.artifact.host_limits import process_limit
 from gangway.server.children import Child, KeptProcess
@@ -103,7 +103,7 @@ class FrontEndControl:
         }
         self._agreements = Agreements(self._send, self._present, self._holds)
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._held_ports: tuple[socket, ...] = ()
+        self._held_ports: tuple[socket.socket, ...] = ()
         self.metrics_address = ""  # "host:port"; empty: none
         self.http_address = ""  # the same
         self._stopping = False
