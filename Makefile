@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MODELS ?= models
-ROOMS := artifact clients compiler executor protos scheduler server simulator workload zoo
+ROOMS := artifact clients compiler executor measure protos scheduler server simulator workload zoo
 SOURCES := $(ROOMS) benchmarks tests setup.py
 
 .DEFAULT_GOAL := help

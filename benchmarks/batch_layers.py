@@ -20,8 +20,8 @@ from benchmarks.repository import compile_model, ensure_zoo
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores
-from gangway.executor.machine import measure_machine
-from gangway.executor.model_runner import ModelRunner
+from gangway.measure.machine import measure_machine
+from gangway.measure.model_runner import ModelRunner
 
 Joined = Callable[[Sequence[float]], float]  # of the runs of one round
 WAYS = ("row", "fat", "thin", "alone")

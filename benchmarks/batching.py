@@ -17,7 +17,7 @@ from benchmarks.batching_step import STEP_MODELS, run_step
 from benchmarks.fetch_triton import fetch
 from benchmarks.fetching import FetchError
 from benchmarks.report import Report, add_repository_option, option_parser, start_report
-from gangway.server.process import keep_freed_memory
+from gangway.server.system import keep_freed_memory
 
 PARTS: Mapping[str, Callable[[Report, Setting], None]] = {
     "prepare": lambda _, setting: prepare(setting),

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.conformance_cases import Array, Case, same
+from benchmarks.frame_requests import read_answer, write_request
 from gangway.artifact.cache import Cache
 from gangway.artifact.datatypes import DTYPES
 from gangway.artifact.format import Engine, Manifest
@@ -24,10 +25,9 @@ from gangway.compiler.errors import ModelError
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
-from gangway.executor.frame_requests import read_answer, write_request
 from gangway.executor.leases import LeaseSpec, Member
-from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SlotRequest, SlotStatus
+from gangway.measure.model_runner import LocalExecutor
 
 NATIVE, RELAX, ONNXRUNTIME, UNSUPPORTED, CRASHED = "native", "Relax", "onnxruntime", "unsupported", "crashed"
 CASE_TIMEOUT_S = 120  # the slowest compiles for seconds

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 from benchmarks.report import Report, Row, option_parser, start_report
-from gangway.executor.perf_events import MISSES, REFERENCES, CoreCounters, open_event
+from gangway.executor.counters import MISSES, REFERENCES, CoreCounters, open_event
 
 PERIOD_S, WORK_S, STILL_S = 0.03, 0.005, 0.03
 OTHERS = 3  # further processes on each core

@@ -16,16 +16,14 @@ from google.protobuf.descriptor import MethodDescriptor
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.auto_complete import complete_config, max_rows
 from gangway.server.errors import RequestError
-from gangway.server.front_end_messages import ModelReady
-from gangway.server.http.call import HttpCall
-from gangway.server.http.replies import HttpError, Reply
-from gangway.server.http.routes import route_of
-from gangway.server.http.service import Incoming, Service, verbs_of
-from gangway.server.methods import Method
-from gangway.server.models import Models, item_bytes
-from gangway.server.plan import Plan, make_plan
+from gangway.server.front_end.protocol import Method
+from gangway.server.http.replies import HttpCall, HttpError, Reply
+from gangway.server.http.routes import Incoming, Service, route_of, verbs_of
+from gangway.server.messages import ModelReady
+from gangway.server.models.served import Models, item_bytes
+from gangway.server.repository.completion import complete_config, max_rows
+from gangway.server.requests.validation import Plan, make_plan
 
 MAX_BODY_BYTES: Final = 1 << 20
 PATHS: Final = (

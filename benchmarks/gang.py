@@ -22,9 +22,9 @@ from gangway.artifact.reader import read_manifest
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor.cores import available_cores
 from gangway.executor.leases import Control, LeaseSpec, Member
-from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import Left
 from gangway.executor.slots import SlotRequest
+from gangway.measure.model_runner import LocalExecutor
 
 MODELS = ("resnet50", "mobilenetv2")
 KERNELS = Path(__file__).with_name("gang_kernels.c")

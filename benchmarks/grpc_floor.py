@@ -15,16 +15,16 @@ from tempfile import TemporaryDirectory
 
 import grpc
 
-import gangway.server.grpc_environment  # noqa: F401 - before grpc
+import gangway.server.grpc.environment  # noqa: F401 - before grpc
 from benchmarks.live_server import free_port, stop
 from benchmarks.reference import Example
 from gangway.clients.connection import SERVICE
 from gangway.clients.tensors import infer_request
 from gangway.executor.process import take_precedence
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.grpc_channel import channel_options
+from gangway.server.grpc.server import channel_options
 from gangway.server.options.grpc import GrpcOptions
-from gangway.server.process import keep_freed_memory
+from gangway.server.system import keep_freed_memory
 
 THREADS = 64
 START_TIMEOUT_S = 20

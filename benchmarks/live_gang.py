@@ -24,9 +24,8 @@ from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.messages import PacketSocket, packet_pair
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timeline import Stretch, TimelineWriter
-from gangway.server.data_plane import DataPlane, Request
-from gangway.server.layouts import TensorLayout
-from gangway.server.shared_memory import FRONT_END, SharedMemory
+from gangway.server.requests.data_plane import DataPlane, Request, TensorLayout
+from gangway.server.supervisor.shared_memory import FRONT_END, SharedMemory
 
 LAYERS = 40
 LAYER_US = 300.0

@@ -14,7 +14,7 @@ from benchmarks.report import Row, add_repository_option, option_parser, start_r
 from benchmarks.repository import compile_model, ensure_zoo
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores
-from gangway.executor.model_runner import ModelRunner
+from gangway.measure.model_runner import ModelRunner
 
 
 def row_ms(runner: ModelRunner, rows: int, gangs: int) -> float:

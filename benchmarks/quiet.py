@@ -7,7 +7,7 @@ import os
 import time
 from typing import Final
 
-from gangway.executor.whole_cores import speeds_at_once
+from gangway.measure.machine import speeds_at_once
 
 LANES: Final = 8  # floats of a vector that every x86-64-v3 machine has
 ROUNDS: Final = 4_000_000  # of multiply-adds: some tens of milliseconds

@@ -80,7 +80,7 @@ def lease_position(view: memoryview, offset: int, /) -> tuple[int, int, int]: ..
 def lease_layer_end_ns(view: memoryview, offset: int, first_layer: int, end_layer: int, /) -> list[int]: ...
 
 class Program:
-    """A model's table for the layer loop, with its kernels and weights mapped. See `executor/program.py`."""
+    """A model's table for the layer loop, with its kernels and weights mapped. See `executor/worker.py`."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Program:
         """
 
 class Reception:
-    """What the scheduler's process begins without a decision. See `executor/reception.py`."""
+    """What the scheduler's process begins without a decision. See `executor/fast_path.py`."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from gangway.artifact.format import MAX_TENSORS
 from gangway.executor import _native
-from gangway.executor.ring import Bell
+from gangway.executor.messages import Bell
 from gangway.executor.segment import Segment
 
 SLOT_BYTES: Final = 1024

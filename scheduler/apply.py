@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable
 
 from gangway.executor.control import ControlSegment
+from gangway.executor.fast_path import Gone, Present
 from gangway.executor.leases import MAX_RANKS, PhaseKind
 from gangway.executor.messages import Left, LeftReason
-from gangway.executor.reception import Gone, Present
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.interference import BlockTimes

@@ -1,7 +1,7 @@
 """Requests that need no decision: while nobody waits, those that can use one core only begin on the first free one.
 
 Every decision costs a turn of Python, several times what such a request computes. So while nothing is to be decided the
-scheduler waits in native code, which begins these requests itself (`executor/reception.py`). Afterwards they are
+scheduler waits in native code, which begins these requests itself (`executor/fast_path.py`). Afterwards they are
 counted, and those that are still under way become gangs like all others. A policy says that it would decide so
 (`Policy.walk_ins`); what is traced is decided one by one.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.reception import DESKS, ENOUGH, NO_LEASE, Gone, Present, Reception
+from gangway.executor.fast_path import DESKS, ENOUGH, NO_LEASE, Gone, Present, Reception
 from gangway.executor.slots import SlotTable
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gangway.executor.control import ControlSegment
+from gangway.executor.fast_path import Present
 from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind, passes_for
 from gangway.executor.messages import Left, LeftReason, pack_run
-from gangway.executor.reception import Present
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.units import Unit

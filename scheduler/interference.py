@@ -14,8 +14,7 @@ from typing import Final, Protocol
 
 from gangway.artifact.profile import ProfileError
 from gangway.artifact.proxy import InterferenceProxy, proxy_path, read_proxy
-from gangway.executor.counter_rates import CounterRates
-from gangway.executor.perf_events import cache_events
+from gangway.executor.counters import CounterRates, cache_events
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.policy import value
 from gangway.scheduler.profiles import ModelProfile

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gangway.artifact.host_limits import memory_limit_bytes
-from gangway.executor.control import ControlSegment
+from gangway.executor.control import ControlSegment, ModelAccount, SchedulerStatus
 from gangway.executor.logs import LogLevels
 from gangway.executor.messages import Cancel, Exit, Left, Loaded, Ready, Submit, Unloaded, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
-from gangway.executor.status_blocks import ModelAccount, SchedulerStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.admission import Refusals
 from gangway.scheduler.apply import Execution
@@ -43,7 +42,7 @@ _NOTHING = Counters()
 
 
 class StatusWriter:
-    """Writes the block of the control segment (`executor/status_blocks.py`)."""
+    """Writes the block of the control segment (`executor/control.py`)."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 
-from gangway.executor.reception import Present
+from gangway.executor.fast_path import Present
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
 from gangway.scheduler.batching.former import FormedUnit
 from gangway.scheduler.policy import Query

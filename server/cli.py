@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import version
 from typing import NamedTuple
 
-from gangway.server.process import drop_unwritable
+from gangway.server.system import drop_unwritable
 
 
 class Command(NamedTuple):
@@ -20,11 +20,11 @@ class Command(NamedTuple):
 COMMANDS = {
     "serve": Command("gangway.server.serve_command", "serve a model repository over gRPC and HTTP"),
     "compile": Command("gangway.compiler.command", "compile a model and show its layers"),
-    "profile": Command("gangway.server.profile_command", "measure a model's layers on this machine"),
-    "plan": Command("gangway.server.plan_command", "show how batches of a measured model are split over cores"),
-    "tune": Command("gangway.server.tune_command", "find versions of a model's layers worth having on this machine"),
+    "profile": Command("gangway.measure.profile_command", "measure a model's layers on this machine"),
+    "plan": Command("gangway.measure.plan_command", "show how batches of a measured model are split over cores"),
+    "tune": Command("gangway.measure.tune_command", "find versions of a model's layers worth having on this machine"),
     "simulate": Command("gangway.simulator.command", "run scheduling policies on a modelled machine of N cores"),
-    "report": Command("gangway.server.report.command", "draw what was measured of a model"),
+    "report": Command("gangway.measure.report_command", "draw what was measured of a model"),
     "zoo": Command("gangway.zoo.command", "write example models with random weights"),
     "perf": Command("gangway.clients.perf.command", "load a server with several models, and find the rate it carries"),
     "client": Command("gangway.clients.command", "send one inference and show the answer and its times"),

@@ -18,9 +18,9 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
 from gangway.executor.leases import LeaseSpec, Member
-from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus
+from gangway.measure.model_runner import LocalExecutor
 from tests.onnx_networks import Array
 from tests.test_batches import save_network
 

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from benchmarks.frame_requests import read_answer, write_request
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import ONNX_FILE
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
-from gangway.executor.frame_requests import read_answer, write_request
 from gangway.executor.frames import join_strings, needed_bytes, plan_frame, read_frame, split_strings, write_header
 from gangway.executor.leases import LeaseSpec, Member
-from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import LeftReason
 from gangway.executor.onnxruntime_program import OnnxRuntimeModel
 from gangway.executor.slots import SlotStatus
+from gangway.measure.model_runner import LocalExecutor
 from tests.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
 
 ANSWER_BYTES = 1 << 14

@@ -9,18 +9,18 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from benchmarks.frame_requests import read_answer, write_request
 from benchmarks.processes import cpu_ns
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
-from gangway.executor.frame_requests import read_answer, write_request
 from gangway.executor.frames import needed_bytes, plan_frame
 from gangway.executor.leases import Control, LeaseSpec, Member
-from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus
+from gangway.measure.model_runner import LocalExecutor
 from gangway.zoo import write_model
 from tests.onnx_networks import FOREIGN, Array
 

@@ -1,4 +1,4 @@
-/* A compiled model as the layer loop needs it. Private memory of a worker; executor/program.py fills it from the manifest. */
+/* A compiled model as the layer loop needs it. Private memory of a worker; executor/worker.py fills it from the manifest. */
 #ifndef GANGWAY_PROGRAM_H
 #define GANGWAY_PROGRAM_H
 

@@ -11,7 +11,7 @@ PyTypeObject *program_type;
 
 #define MAX_ROW_BYTES (UINT64_C(1) << 48) /* sums of such numbers do not overflow */
 
-/* One layer as executor/program.py packs it. */
+/* One layer as executor/worker.py packs it. */
 struct layer_record {
     uint32_t argument_count, version_count, max_ranks, row_ns;
     struct { uint32_t space, index; uint64_t offset; } arguments[MAX_ARGUMENTS];

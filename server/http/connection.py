@@ -2,15 +2,95 @@
 
 import asyncio
 import socket
-from typing import Any, Final
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any, Final, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
-from gangway.server.http.connection_limit import ConnectionLimit, Phase
 from gangway.server.http.replies import error_text
-from gangway.server.http.upgrade import without_offer
+
+# How many connections there may be, and which of them gives way to a new one. For one event loop's thread.
+#
+# Whoever says nothing holds nobody out: beyond the limit a new connection is taken in place of the one for whose
+# client the server has waited longest. Where all clients wait for the server, a few more connections are there for
+# health alone.
+
+RESERVED: Final = 64  # connections above the limit, which can ask for health only
+PATIENCE_SECONDS: Final = 5.0  # granted to every request that has begun to come
+
+
+class Phase(IntEnum):
+    """What a connection is doing. Those whose client is to act give way, in this order."""
+
+    SILENT = 0  # no request so far
+    IDLE = 1  # between two requests
+    RECEIVING = 2  # a request has begun and is not complete
+    ANSWERING = 3
+
+
+class Limited(Protocol):
+    """What must be known of a connection."""
+
+    phase: Phase
+    since_s: float  # when the phase began, by the event loop's clock
+
+    def give_way(self) -> None:
+        """Close."""
+
+
+class ConnectionLimit:
+    """`limit` connections, and RESERVED more."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._by_phase: tuple[dict[Limited, None], ...] = tuple({} for _ in Phase)  # each in the order of coming
+        self._count = 0
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether there are more connections than the limit."""
+        return self._count > self.limit
+
+    def admit(self, connection: Limited, now_s: float) -> bool:
+        """Take a new connection, for which others may give way. False: there is no room at all, `leave` is due."""
+        self._by_phase[connection.phase][connection] = None
+        self._count += 1
+        while self.exceeded and (other := self._oldest(connection, now_s)) is not None:
+            self.leave(other)
+            other.give_way()
+        return self._count <= self.limit + RESERVED
+
+    def enter(self, connection: Limited, phase: Phase) -> None:
+        """A connection goes to another phase."""
+        if self._by_phase[connection.phase].pop(connection, 0) is None:
+            self._by_phase[phase][connection] = None
+        connection.phase = phase
+
+    def leave(self, connection: Limited) -> None:
+        """A connection is being closed. Saying it again does nothing."""
+        if self._by_phase[connection.phase].pop(connection, 0) is None:
+            self._count -= 1
+
+    def _oldest(self, new: Limited, now_s: float) -> Limited | None:
+        for phase in (Phase.SILENT, Phase.IDLE, Phase.RECEIVING):
+            oldest = next(iter(self._by_phase[phase]), new)
+            if oldest is not new and (phase < Phase.RECEIVING or now_s - oldest.since_s > PATIENCE_SECONDS):
+                return oldest
+        return None
+
+
+# Offers of another protocol, which a server may ignore: Java's HTTP client and `curl --http2` make them.
+
+
+def without_offer(method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the head of a request as it would be without its offer. Names of headers are lower-case."""
+    lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
+    lines += [b"%b: %b" % header for header in headers if header[0] != b"upgrade"]
+    return b"\r\n".join([*lines, b"", b""])
+
 
 MAX_HEAD_BYTES: Final = 64 * 1024  # request line and headers; also of what brings no body: trailers, empty chunks
 PIECE_BYTES: Final = 1024 * 1024  # of a body

@@ -3,21 +3,216 @@
 Triton reads and writes NaN, Infinity and -Infinity as bare words, as Python does. Standard JSON has no word for them.
 """
 
+import base64
 import json
 import math
 import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import orjson
+from google.protobuf.message import Message
 
-from gangway.server.errors import invalid
-from gangway.server.http.json_numbers import LARGE_BYTES, Numbers, find_numbers
-from gangway.server.large_contents import PAUSE_S
+from gangway.artifact.datatypes import DTYPES
+from gangway.executor.frames import join_strings, split_strings
+from gangway.executor.memory_budget import MemoryFullError, memory_budget
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import invalid, unavailable
+from gangway.server.requests.contents import PAUSE_S
+
+# Large arrays of numbers in JSON: found without making an object of anything, counted, and read a slice at a time.
+#
+# A parser holds Python's lock from the first byte to the last, and makes 30 bytes of objects of two bytes of text. So
+# what is large is looked over by numpy, which lets other threads run; the arrays are taken out, and read when the rest
+# of the request has been found right.
+
+Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+Read = Callable[[bytes], bytes]  # of a JSON array of numbers without arrays in it: the raw elements
+
+LARGE_BYTES: Final = 64 * 1024  # smaller texts are parsed as they are: that takes a millisecond or two
+MIN_ARRAY_BYTES: Final = 4096  # smaller arrays stay where they are
+SLICE_BYTES: Final = 16 * 1024  # are read without a pause: some tenths of a millisecond
+_LOOK_BYTES: Final = 64 * 1024  # are looked over without a pause
+_BEFORE_BYTES: Final = 64  # from the quote behind a name to the bracket of its array, at most
+_BEGIN: Final = re.compile(rb"\s*:\s*\[")
+_QUOTE, _BACKSLASH, _COMMA, _OPEN, _CLOSE, _BRACE = b'"\\,[]{'
+_SPACES: Final = bytes.maketrans(b"[]", b"  ")
+
+# What a character is in an array of numbers, and which neighbours are wrong there, blanks left out.
+_BLANK, _OPENS, _CLOSES, _SEPARATES, _OTHER = range(5)
+_KINDS: Final = np.full(256, _OTHER, np.uint8)
+_KINDS[list(b" \t\r\n")] = _BLANK
+_KINDS[[_OPEN, _CLOSE, _COMMA]] = _OPENS, _CLOSES, _SEPARATES
+_WRONG: Final = np.zeros((5, 5), bool)
+for _pair in ("[]", "[,", ",]", ",,", "][", "]1", "1["):
+    _WRONG[tuple(_KINDS[list(_pair.encode())])] = True
+
+_turn = threading.Lock()  # one array is read at a time: no two could at once, and others get Python's lock sooner
+
+
+class NumbersError(ValueError):
+    """The text is no array of numbers, or its arrays are not nested evenly."""
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """An array that has not been read: `text` between the brackets at `begin` and before `end`; its commas and one."""
+
+    text: bytes
+    begin: int
+    end: int
+    count: int
+
+    @classmethod
+    def at(cls, text: bytes, begin: int, end: int) -> "Numbers":
+        """Return the array that is there, its elements counted."""
+        looks = _parts(np.frombuffer(text, np.uint8), begin, end)
+        return cls(text, begin, end, 1 + sum(int(np.count_nonzero(part == _COMMA)) for part in looks))
+
+    def read(self, element_bytes: int, read: Read) -> bytearray:
+        """Return the raw elements. Raises NumbersError, or what `read` raises."""
+        raw, at = bytearray(self.count * element_bytes), 0
+        nested = self.text.find(b"[", self.begin + 1, self.end) > 0
+        check = _Nesting()
+        for piece in _slices(self.text, self.begin + 1, self.end - 1):
+            if nested:
+                check.look(piece)
+            with _turn:
+                elements = read(b"[" + (piece.translate(_SPACES) if nested else piece) + b"]")
+            if at + len(elements) > len(raw):
+                raise NumbersError("there are more elements than commas")
+            raw[at : at + len(elements)] = elements
+            at += len(elements)
+            time.sleep(PAUSE_S)
+        if check.depth or at != len(raw):
+            raise NumbersError("its brackets and commas do not match")
+        return raw
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The large arrays of numbers of a text, where they are, and how many values there are outside of them."""
+
+    arrays: tuple[tuple[int, int], ...]
+    values: int
+
+
+def find_numbers(text: bytes) -> Findings:
+    """Look a JSON text over. What is no JSON may give anything, which a parser will find out."""
+    everything = np.frombuffer(text, np.uint8)
+    values, arrays, quote, inside = 0, [], -1, False
+    for at, part, quotes, is_inside in _looks(everything):
+        values += _count_values(part[~is_inside])
+        places = np.flatnonzero(quotes) + at
+        if len(places):
+            gaps = np.diff(places, prepend=quote)
+            for index in np.flatnonzero(gaps > MIN_ARRAY_BYTES).tolist():
+                if not inside ^ bool(index & 1):  # the gap before an opening quote
+                    arrays += _array_in(text, int(places[index] - gaps[index]) + 1, int(places[index]))
+            quote, inside = int(places[-1]), bool(is_inside[-1])
+    if not inside and len(text) - quote > MIN_ARRAY_BYTES:
+        arrays += _array_in(text, quote + 1, len(text))
+    for begin, end in arrays:
+        values -= sum(map(_count_values, _parts(everything, begin, end)))
+    return Findings(tuple(arrays), values)
+
+
+def _parts(text: Bytes, begin: int, end: int) -> Iterator[Bytes]:
+    for at in range(begin, end, _LOOK_BYTES):
+        yield text[at : min(at + _LOOK_BYTES, end)]
+        time.sleep(PAUSE_S)
+
+
+def _looks(text: Bytes) -> Iterator[tuple[int, Bytes, Any, Any]]:
+    """Yield parts of the text: where, the bytes, which are quotes around strings, which are in strings."""
+    inside, backslashes = False, 0
+    at = 0
+    for part in _parts(text, 0, len(text)):
+        quotes = part == _QUOTE
+        if backslashes or (part == _BACKSLASH).any():
+            escaped, backslashes = _escaped(part, backslashes)
+            quotes &= ~escaped
+        is_inside = np.logical_xor.accumulate(quotes)
+        if inside:
+            is_inside = ~is_inside
+        inside = bool(is_inside[-1])
+        yield at, part, quotes, is_inside
+        at += len(part)
+
+
+def _escaped(part: Bytes, backslashes: int) -> tuple[Any, int]:
+    """Return which bytes have an odd number of backslashes before them, and how many the part ends with.
+
+    `backslashes`: so many are before the part.
+    """
+    index = np.arange(len(part), dtype=np.int32)
+    others = np.where(part == _BACKSLASH, np.int32(-1 - backslashes), index)
+    run = index - np.maximum.accumulate(others)  # of backslashes, up to each byte
+    escaped = np.empty(len(part), bool)
+    escaped[0] = backslashes & 1
+    escaped[1:] = run[:-1] & 1
+    return escaped, int(run[-1])
+
+
+def _count_values(part: Bytes) -> int:
+    """Return how many values begin there, at most: commas and opening brackets."""
+    return int(np.count_nonzero(part == _COMMA) + np.count_nonzero(part | 0x20 == _BRACE))
+
+
+def _array_in(text: bytes, begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the array between two strings, the first of which is its name; nothing if it is small or there is none."""
+    found = _BEGIN.match(text, begin, min(end, begin + _BEFORE_BYTES))
+    if found is None:
+        return []
+    start = found.end() - 1
+    brace = text.find(b"}", start, end)
+    stop = text.rfind(b"]", start, end if brace < 0 else brace) + 1
+    is_whole = text.count(b"[", start, stop) == text.count(b"]", start, stop)  # else a string is in it, too
+    return [(start, stop)] if is_whole and stop - start > MIN_ARRAY_BYTES else []
+
+
+def _slices(text: bytes, begin: int, end: int) -> Iterator[bytes]:
+    """Yield the text in pieces, cut at commas, which are left out."""
+    while end - begin > SLICE_BYTES:
+        cut = text.rfind(b",", begin, begin + SLICE_BYTES)
+        if cut < 0:  # one number, or blanks
+            cut = text.find(b",", begin, end)
+        if cut < 0:
+            break
+        yield text[begin:cut]
+        begin = cut + 1
+    yield text[begin:end]
+
+
+class _Nesting:
+    """Follows the brackets of an array from slice to slice; `depth` of those within it that are open."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._elements: int | None = None  # depth of all elements
+
+    def look(self, piece: bytes) -> None:
+        """Look at the next slice. Raises NumbersError."""
+        kinds = _KINDS[np.frombuffer(piece, np.uint8)]
+        kinds = kinds[kinds != _BLANK]
+        around = np.concatenate(([_SEPARATES], kinds, [_SEPARATES]))
+        if not len(kinds) or _WRONG[around[:-1], around[1:]].any():
+            raise NumbersError("its brackets and commas do not match")
+        steps = (kinds == _OPENS).astype(np.int32) - (kinds == _CLOSES)
+        depths = np.cumsum(steps, dtype=np.int32) + self.depth
+        elements = depths[kinds == _OTHER]
+        if self._elements is None and len(elements):
+            self._elements = int(elements[0])
+        if depths.min() < 0 or (elements != self._elements).any():
+            raise NumbersError("arrays and elements are mixed")
+        self.depth = int(depths[-1])
+
 
 MAX_JSON_BYTES: Final = 16 * 1024 * 1024  # of arrays of numbers
 MAX_VALUES: Final = 50_000  # of a large text, outside of large arrays of numbers: made objects of in milliseconds
@@ -156,3 +351,199 @@ def shown(value: Any) -> str:
 
 def _scalar(value: Any) -> str:
     return kind_of(value) if isinstance(value, list | dict | Numbers) else str(value)[:_SHOWN_CHARACTERS]
+
+
+# Protobuf messages in Triton's JSON: fields by their names in the protocol, numbers as numbers, enumerations by name.
+#
+# protobuf's own JSON writes 64-bit integers as strings, which Triton's clients do not expect.
+
+MAX_UINT64 = 2**64 - 1
+MAX_INT64 = 2**63 - 1
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """Return a message with all its fields; without those messages and choices in it that are not set."""
+    content = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        content[field.name] = _field(field, getattr(message, field.name))
+    return content
+
+
+def _field(field: Any, value: Any) -> Any:
+    if not field.is_repeated:
+        return _message_scalar(field, value)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        kind = field.message_type.fields_by_name["value"]
+        return {str(key): _message_scalar(kind, value[key]) for key in sorted(value)}
+    return [_message_scalar(field, item) for item in value]
+
+
+def _message_scalar(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return to_json(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known else value
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def set_parameters(target: Any, content: Any, where: str) -> None:
+    """Copy a JSON object of parameters to a map of InferParameter. Raises RequestError (INVALID_ARGUMENT)."""
+    if not isinstance(content, dict):
+        invalid(f"{where}: expected 'parameters' to be an object, got {kind_of(content)}")
+    for name, value in content.items():
+        set_parameter(target[name], value, f"{where}: parameter '{name}'")
+
+
+def set_parameter(target: pb.InferParameter, value: Any, where: str) -> None:
+    """Give a parameter its value, in the kind that JSON has for it. Raises RequestError (INVALID_ARGUMENT)."""
+    match value:
+        case bool():
+            target.bool_param = value
+        case int() if -MAX_INT64 - 1 <= value <= MAX_INT64:
+            target.int64_param = value
+        case int() if MAX_INT64 < value <= MAX_UINT64:
+            target.uint64_param = value
+        case int():
+            invalid(f"{where}: the number has more than 64 bits")
+        case float():
+            target.double_param = value
+        case str():
+            target.string_param = utf8(value, where)
+        case _:
+            invalid(f"{where}: expected a string, a number or a boolean, got {kind_of(value)}")
+
+
+def parameters_of(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
+    """Return a map of InferParameter as a JSON object; a parameter without value is null."""
+    content = {}
+    for name in sorted(parameters):
+        choice = parameters[name].WhichOneof("parameter_choice")
+        content[name] = getattr(parameters[name], choice) if choice else None
+    return content
+
+
+def utf8(text: str, where: str) -> str:
+    """Return a string that can be sent: JSON may name half a character. Raises RequestError (INVALID_ARGUMENT)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        invalid(f"{where}: the string is not UTF-8: {error.reason}")
+    return text
+
+
+def string_of(content: Mapping[str, Any], name: str, where: str) -> str:
+    """Return a member that must be a string. Raises RequestError (INVALID_ARGUMENT)."""
+    value = content.get(name)
+    if not isinstance(value, str):
+        invalid(f"{where}: expected a string as '{name}', got {kind_of(value) if name in content else 'nothing'}")
+    return utf8(value, where)
+
+
+def number_in(content: Mapping[str, Any], name: str, where: str, default: int | None = None) -> int:
+    """Return a member that must be a number from 0 to 2^64 - 1. Raises RequestError (INVALID_ARGUMENT)."""
+    value = content.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_UINT64:
+        invalid(f"{where}: expected a number from 0 as '{name}', got {shown(value)}")
+    return value
+
+
+# Tensors as JSON arrays, to and from the bytes that the protocol's raw contents have.
+
+MAX_RANK: Final = 32
+MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024  # of one tensor; as JSON it is five times larger
+RAW_ONLY: Final = ("FP16", "BF16")  # Triton, too, has no JSON for them
+
+_WHOLE: Final = frozenset({int})
+_ELEMENT_TYPES: Final = {
+    **dict.fromkeys((name for name, dtype in DTYPES.items() if dtype.kind in "iu"), _WHOLE),
+    "BOOL": frozenset({bool}),
+    "FP32": frozenset({int, float}),
+    "FP64": frozenset({int, float}),
+    "BYTES": frozenset({str}),
+}
+
+
+@dataclass(frozen=True)
+class LateTensor:
+    """A tensor whose numbers have been counted, but not read. `where`: for messages."""
+
+    numbers: Numbers
+    datatype: str
+    where: str
+
+    def read(self) -> memoryview:
+        """Return its raw contents. Raises RequestError (INVALID_ARGUMENT; UNAVAILABLE where memory is full)."""
+        if self.datatype not in _ELEMENT_TYPES or self.datatype == "BYTES":
+            to_raw([0], self.datatype, self.where)
+        dtype = np.dtype(DTYPES[self.datatype])
+        try:
+            memory_budget().take(self.numbers.count * dtype.itemsize)
+            read = self.numbers.read(dtype.itemsize, lambda text: to_raw(parse(text), self.datatype, self.where))
+        except NumbersError as error:
+            invalid(f"{self.where}: failed to parse the request JSON: {error}")
+        except MemoryFullError as error:
+            unavailable(str(error))
+        return memoryview(read)
+
+
+def flatten(data: Any, where: str) -> "list[Any] | Numbers":
+    """Return the elements of a nested or flat list, or of a single value. Raises RequestError (INVALID_ARGUMENT)."""
+    if isinstance(data, Numbers):
+        return data
+    elements = data if isinstance(data, list) else [data]
+    for _ in range(MAX_RANK):
+        if not (elements and type(elements[0]) is list):
+            return elements
+        if set(map(type, elements)) != {list}:
+            invalid(f"{where}: arrays and elements are mixed")
+        elements = list(chain.from_iterable(elements))
+    invalid(f"{where}: the arrays are nested deeper than {MAX_RANK} levels")
+
+
+def raw_of(elements: "list[Any] | Numbers", datatype: str, where: str) -> "bytes | LateTensor":
+    """Return elements as raw contents, those of a large array unread. Raises RequestError (INVALID_ARGUMENT)."""
+    return LateTensor(elements, datatype, where) if isinstance(elements, Numbers) else to_raw(elements, datatype, where)
+
+
+def element_count(elements: "list[Any] | Numbers") -> int:
+    """Return how many elements there are."""
+    return elements.count if isinstance(elements, Numbers) else len(elements)
+
+
+def to_raw(elements: Sequence[Any], datatype: str, where: str) -> bytes:
+    """Return elements as raw contents. Raises RequestError (INVALID_ARGUMENT) with `where` in front of it."""
+    if datatype in RAW_ONLY:
+        invalid(f"{where}: {datatype} data cannot be sent as JSON. Please use the binary data format")
+    if datatype not in _ELEMENT_TYPES:
+        invalid(f"{where}: unknown datatype '{datatype}'")
+    if strange := set(map(type, elements)) - _ELEMENT_TYPES[datatype]:
+        value = next(element for element in elements if type(element) in strange)
+        invalid(f"{where}: {kind_of(value)} ({shown(value)}) is no element of {datatype}")
+    if datatype == "BYTES":
+        return join_strings([utf8(text, where).encode() for text in elements])
+    try:
+        with np.errstate(over="ignore"):
+            numbers = np.array(elements, dtype=DTYPES[datatype])
+    except OverflowError:
+        invalid(f"{where}: an element is out of the range of {datatype}")
+    infinite = np.flatnonzero(np.isinf(numbers)).tolist() if datatype == "FP32" else []
+    if any(math.isfinite(elements[at]) for at in infinite):
+        invalid(f"{where}: an element is out of the range of FP32")
+    return numbers.tobytes()
+
+
+def from_raw(raw: memoryview | bytes, datatype: str, elements: int, where: str) -> bytes:
+    """Return raw contents as a flat JSON array. Raises RequestError (INVALID_ARGUMENT)."""
+    if datatype in RAW_ONLY:
+        invalid(f"{where}: {datatype} data cannot be sent as JSON. Please use the binary data format")
+    if len(raw) > MAX_OUTPUT_BYTES:
+        invalid(f"{where}: {len(raw)} bytes are too many for JSON. Please use the binary data format")
+    if datatype == "BYTES":
+        try:
+            return dump(split_strings(raw, elements))
+        except ValueError as error:
+            invalid(f"{where}: {error}. Please use the binary data format")
+    return dump_numbers(np.frombuffer(raw, DTYPES[datatype]))

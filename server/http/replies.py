@@ -1,13 +1,52 @@
 """What an HTTP request is answered with, and which status each refusal has."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
 
+from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.errors import RequestError
 from gangway.server.http.json_text import dump
+
+# A request over HTTP as inference sees it: the part of grpc.ServicerContext that it uses.
+
+
+class HttpCall:
+    """Ends when the answer has been handed to the connection, or when the client has gone. Safe for threads."""
+
+    front_end = "HTTP"  # in traces
+
+    def __init__(self, headers: Mapping[bytes, bytes]) -> None:
+        self._headers = headers
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] | None = []
+
+    def time_remaining(self) -> None:
+        """HTTP states no deadline; the parameter `timeout` does."""
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Have `callback` called when the call ends; False if it has ended."""
+        with self._lock:
+            if self._callbacks is None:
+                return False
+            self._callbacks.append(callback)
+            return True
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the headers; names are in lower case."""
+        return tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers.items())
+
+    def end(self) -> None:
+        """End the call. Ending it again does nothing."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback()
+
 
 JSON: Final = b"application/json"
 BINARY: Final = b"application/octet-stream"
@@ -76,3 +115,83 @@ def refusal(error: RequestError) -> Reply:
 def json_reply(content: Any) -> Reply:
     """Answer with JSON."""
     return Reply(200, (dump(content),))
+
+
+# Compressed bodies, both ways: gzip and deflate, by zlib, which lets other threads run meanwhile.
+
+MIN_BYTES: Final = 1024  # smaller answers would hardly be smaller
+LEVEL: Final = 1  # the others cost much more than they save
+MAX_RATIO: Final = 100  # a bomb has up to 1032
+ALWAYS_BYTES: Final = 16 * 1024 * 1024  # a body of zeros may grow so large in any case
+MAX_MEMBERS: Final = 1024  # each costs as much as thousands of bytes
+_STEP_BYTES: Final = 64 * 1024
+_GZIP: Final = 31  # window bits of zlib that mean: gzip's header
+_ZLIB: Final = 15
+_RAW: Final = -15
+_WINDOW_BITS: Final = {"gzip": _GZIP, "deflate": _ZLIB}
+
+
+def inflate(body: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Return the body as it was. Raises HttpError: 415 unknown encoding, 413 too large, 400 damaged, 503 no memory."""
+    if encoding == "identity":
+        return body
+    if encoding == "x-gzip":
+        encoding = "gzip"
+    if encoding not in _WINDOW_BITS:
+        raise HttpError(415, f"Content-Encoding '{encoding[:40]}' is not supported, only gzip and deflate")
+    bits = _WINDOW_BITS[encoding]
+    if encoding == "deflate" and not _has_zlib_header(body):
+        bits = _RAW  # what some clients call deflate
+    limit = min(max_bytes, max(ALWAYS_BYTES, len(body) * MAX_RATIO))
+    stream, members = zlib.decompressobj(wbits=bits), 1
+    pieces, size, at, view = [], 0, 0, memoryview(body)
+    try:
+        while at < len(body) or not stream.eof:
+            if stream.eof:  # a further member (RFC 1952, 2.2)
+                if members == MAX_MEMBERS:
+                    raise HttpError(400, f"the {encoding} body has more than {MAX_MEMBERS} members")
+                stream, members = zlib.decompressobj(wbits=bits), members + 1
+            memory_budget().take(_STEP_BYTES)
+            part = view[at : at + _STEP_BYTES]  # of both sides: what zlib leaves of it is copied
+            piece = stream.decompress(part, _STEP_BYTES)
+            at += len(part) - len(stream.unconsumed_tail) - len(stream.unused_data)
+            size += len(piece)
+            if size > limit:
+                raise HttpError(413, f"the body has more than {limit} bytes when it is inflated")
+            if not (piece or part or stream.eof):
+                cut_off = f"the {encoding} body is cut off"
+                raise HttpError(400, cut_off if members == 1 else f"bytes follow the {encoding} body")
+            pieces.append(piece)
+    except zlib.error as error:
+        fault = f"bytes follow the {encoding} body" if members > 1 else f"the body is no {encoding}"
+        raise HttpError(400, f"{fault}: {error}") from None
+    except MemoryFullError as error:
+        raise HttpError(503, str(error)) from None
+    return b"".join(pieces)
+
+
+def _has_zlib_header(body: bytes) -> bool:
+    return len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+
+
+def accepted(header: str) -> str:
+    """Return the encoding for an answer to a request with this Accept-Encoding: gzip, deflate, or "" for none."""
+    best, best_weight = "", 0.0
+    for item in header.lower().split(","):
+        name, _, options = item.partition(";")
+        name, options = name.strip(), options.replace(" ", "")
+        try:
+            weight = float(options.removeprefix("q=")) if options.startswith("q=") else 1.0
+        except ValueError:
+            weight = 0.0
+        if name in _WINDOW_BITS and weight > best_weight:
+            best, best_weight = name, weight
+    return best
+
+
+def deflate(reply: Reply, encoding: str) -> Reply:
+    """Return the reply with its body compressed."""
+    stream = zlib.compressobj(LEVEL, wbits=_WINDOW_BITS[encoding])
+    pieces = [stream.compress(part) for part in reply.parts]
+    body = b"".join((*pieces, stream.flush()))
+    return replace(reply, parts=(body,), encoding=encoding)

@@ -1,9 +1,53 @@
 """Paths of the HTTP protocol: which operation on what."""
 
+import base64
+import binascii
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
+
+from google.protobuf.message import Message
+
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import RequestError, invalid, unsupported
+from gangway.server.front_end.inference import Inference
+from gangway.server.front_end.protocol import AnyMethod
+from gangway.server.http.infer import (
+    JsonRequest,
+    JsonRequests,
+    JsonResponses,
+    generate_reply,
+    most_body_bytes,
+    read_generate,
+    read_raw,
+)
+from gangway.server.http.json_text import (
+    MAX_INT64,
+    dump,
+    kind_of,
+    number_in,
+    parse_object,
+    shown,
+    string_of,
+    to_json,
+    utf8,
+)
+from gangway.server.http.replies import (
+    MIN_BYTES,
+    HttpCall,
+    HttpError,
+    Reply,
+    accepted,
+    deflate,
+    error_text,
+    inflate,
+    json_reply,
+    refusal,
+)
+from gangway.server.models.served import Models
 
 MAX_PATH_BYTES = 4096
 
@@ -120,3 +164,334 @@ def _memory_route(rest: list[str], actions: dict[str, OperationName]) -> Route |
         case ["region", region, action] if region and action in actions:
             return Route(actions[action], region=region)
     return None
+
+
+# The protocol's methods in HTTP's spelling: JSON to the request's message, the response's message to a reply.
+#
+# Which methods are served is for `server/methods.py` to say; what is here and not there is answered with 501.
+
+Content = Mapping[str, Any]  # the request's JSON object
+MAX_UINT32: Final = 2**32 - 1
+DONE: Final = Reply(200)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of the service: its name there, and both translations. They may raise RequestError."""
+
+    method: str
+    request: Callable[[Route, Content], Message]
+    reply: Callable[[Any], Reply]
+
+
+def _model(kind: Callable[..., Message]) -> Callable[[Route, Content], Message]:
+    return lambda route, _: kind(name=route.model, version=route.version)
+
+
+def _region(kind: Callable[..., Message]) -> Callable[[Route, Content], Message]:
+    return lambda route, _: kind(name=route.region)
+
+
+def _health(good: bool, state: str = "") -> Reply:
+    """Triton's clients look at the status alone; KServe's reads the body that its specification has."""
+    return Reply(200 if good else 400, (dump({state: good}),) if state else ())
+
+
+def _message_reply(response: Message) -> Reply:
+    return json_reply(to_json(response))
+
+
+def _index_request(route: Route, content: Content) -> Message:
+    ready = content.get("ready", False)
+    if not isinstance(ready, bool):
+        invalid(f"repository index: expected a boolean as 'ready', got {kind_of(ready)}")
+    return pb.RepositoryIndexRequest(repository_name=route.repository, ready=ready)
+
+
+def _index_reply(response: pb.RepositoryIndexResponse) -> Reply:
+    return json_reply([{name: value for name, value in to_json(model).items() if value} for model in response.models])
+
+
+def _load_request(route: Route, content: Content) -> Message:
+    request = pb.RepositoryModelLoadRequest(repository_name=route.repository, model_name=route.model)
+    _set_repository_parameters(request.parameters, content, f"load of model '{route.model}'")
+    return request
+
+
+def _unload_request(route: Route, content: Content) -> Message:
+    request = pb.RepositoryModelUnloadRequest(repository_name=route.repository, model_name=route.model)
+    _set_repository_parameters(request.parameters, content, f"unload of model '{route.model}'")
+    return request
+
+
+def _set_repository_parameters(target: Any, content: Content, where: str) -> None:
+    parameters = content.get("parameters", {})
+    if not isinstance(parameters, dict):
+        invalid(f"{where}: expected 'parameters' to be an object, got {kind_of(parameters)}")
+    for name, value in parameters.items():
+        match value:
+            case bool():
+                target[name].bool_param = value
+            case int() if -MAX_INT64 - 1 <= value <= MAX_INT64:
+                target[name].int64_param = value
+            case str() if name.startswith("file:"):
+                target[name].bytes_param = _base64(value, f"{where}: parameter '{name}'")
+            case str():
+                target[name].string_param = utf8(value, f"{where}: parameter '{name}'")
+            case _:
+                invalid(
+                    f"{where}: parameter '{name}': expected a string, an integer or a boolean, got {kind_of(value)}"
+                )
+
+
+def _system_register(route: Route, content: Content) -> Message:
+    where = f"shared memory region '{route.region}'"
+    return pb.SystemSharedMemoryRegisterRequest(
+        name=route.region,
+        key=string_of(content, "key", where),
+        offset=number_in(content, "offset", where, default=0),
+        byte_size=number_in(content, "byte_size", where),
+    )
+
+
+def _cuda_register(route: Route, content: Content) -> Message:
+    where = f"shared memory region '{route.region}'"
+    handle = content.get("raw_handle")
+    if not isinstance(handle, dict):
+        invalid(f"{where}: expected an object as 'raw_handle', got {kind_of(handle)}")
+    device_id = number_in(content, "device_id", where)
+    if device_id > MAX_INT64:
+        invalid(f"{where}: there is no device {device_id}")
+    return pb.CudaSharedMemoryRegisterRequest(
+        name=route.region,
+        raw_handle=_base64(string_of(handle, "b64", where), where),
+        device_id=device_id,
+        byte_size=number_in(content, "byte_size", where),
+    )
+
+
+def _base64(text: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        invalid(f"{where}: not base64: {error}")
+
+
+def _regions_reply(response: Any) -> Reply:
+    return json_reply([to_json(response.regions[name]) for name in sorted(response.regions)])
+
+
+def _trace_request(route: Route, content: Content) -> Message:
+    """A setting is a string, a list of strings, or null, which takes it back; numbers count as their text."""
+    request = pb.TraceSettingRequest(model_name=route.model)
+    for name, value in content.items():
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(item, str | int) for item in values):
+            invalid(f"trace setting '{name}': expected strings, got {shown(value)}")
+        request.settings[name].value.extend(utf8(_setting_text(item), f"trace setting '{name}'") for item in values)
+    return request
+
+
+def _setting_text(value: str | int) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _trace_reply(response: pb.TraceSettingResponse) -> Reply:
+    settings: dict[str, Any] = {}
+    for name in sorted(response.settings):
+        values = list(response.settings[name].value)
+        settings[name] = values[0] if len(values) == 1 and name != "trace_level" else values
+    return json_reply(settings)
+
+
+def _log_request(_: Route, content: Content) -> Message:
+    request = pb.LogSettingsRequest()
+    for name, value in content.items():
+        match value:
+            case bool():
+                request.settings[name].bool_param = value
+            case int() if 0 <= value <= MAX_UINT32:
+                request.settings[name].uint32_param = value
+            case str():
+                request.settings[name].string_param = utf8(value, f"log setting '{name}'")
+            case _:
+                invalid(f"log setting '{name}': expected a string, a boolean or a number from 0, got {shown(value)}")
+    return request
+
+
+def _log_reply(response: pb.LogSettingsResponse) -> Reply:
+    settings = {}
+    for name in sorted(response.settings):
+        choice = response.settings[name].WhichOneof("parameter_choice")
+        settings[name] = getattr(response.settings[name], choice) if choice else None
+    return json_reply(settings)
+
+
+_LOGGING = Operation("LogSettings", _log_request, _log_reply)
+_TRACE = Operation("TraceSetting", _trace_request, _trace_reply)
+_DONE = lambda _: DONE  # noqa: E731
+
+# operation -> HTTP method -> what it is
+OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
+    "live": {"GET": Operation("ServerLive", lambda *_: pb.ServerLiveRequest(), lambda r: _health(r.live, "live"))},
+    "ready": {"GET": Operation("ServerReady", lambda *_: pb.ServerReadyRequest(), lambda r: _health(r.ready, "ready"))},
+    "metadata": {"GET": Operation("ServerMetadata", lambda *_: pb.ServerMetadataRequest(), _message_reply)},
+    "model_ready": {"GET": Operation("ModelReady", _model(pb.ModelReadyRequest), lambda r: _health(r.ready))},
+    "model_metadata": {"GET": Operation("ModelMetadata", _model(pb.ModelMetadataRequest), _message_reply)},
+    "model_config": {
+        "GET": Operation("ModelConfig", _model(pb.ModelConfigRequest), lambda r: _message_reply(r.config)),
+    },
+    "model_statistics": {"GET": Operation("ModelStatistics", _model(pb.ModelStatisticsRequest), _message_reply)},
+    "index": {"POST": Operation("RepositoryIndex", _index_request, _index_reply)},
+    "load": {"POST": Operation("RepositoryModelLoad", _load_request, _DONE)},
+    "unload": {"POST": Operation("RepositoryModelUnload", _unload_request, _DONE)},
+    "system_status": {
+        "GET": Operation("SystemSharedMemoryStatus", _region(pb.SystemSharedMemoryStatusRequest), _regions_reply),
+    },
+    "system_register": {"POST": Operation("SystemSharedMemoryRegister", _system_register, _DONE)},
+    "system_unregister": {
+        "POST": Operation("SystemSharedMemoryUnregister", _region(pb.SystemSharedMemoryUnregisterRequest), _DONE),
+    },
+    "cuda_status": {
+        "GET": Operation("CudaSharedMemoryStatus", _region(pb.CudaSharedMemoryStatusRequest), _regions_reply),
+    },
+    "cuda_register": {"POST": Operation("CudaSharedMemoryRegister", _cuda_register, _DONE)},
+    "cuda_unregister": {
+        "POST": Operation("CudaSharedMemoryUnregister", _region(pb.CudaSharedMemoryUnregisterRequest), _DONE),
+    },
+    "trace": {
+        "GET": Operation("TraceSetting", lambda route, _: _trace_request(route, {}), _trace_reply),
+        "POST": _TRACE,
+    },
+    "logging": {
+        "GET": Operation("LogSettings", lambda route, _: _log_request(route, {}), _log_reply),
+        "POST": _LOGGING,
+    },
+}
+
+
+# Answers one request whose body is there: what the threads of the HTTP server do.
+
+INFERENCES = frozenset({"infer", "generate", "generate_stream"})  # always POST
+HEADER_LENGTH = b"inference-header-content-length"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A request. `headers` have names in lower case; `arrival_ns` is CLOCK_MONOTONIC."""
+
+    verb: str
+    route: Route
+    headers: Mapping[bytes, bytes]
+    body: bytes
+    call: HttpCall
+    arrival_ns: int
+
+
+def verbs_of(route: Route) -> tuple[str, ...]:
+    """Return the HTTP methods that a path has."""
+    return ("POST",) if route.operation in INFERENCES else tuple(OPERATIONS[route.operation])
+
+
+def method_of(route: Route, verb: str) -> str:
+    """Return the method of the service that a route stands for."""
+    return "ModelInfer" if route.operation in INFERENCES else OPERATIONS[route.operation][verb].method
+
+
+class Service:
+    """Translates to and from the methods of the service. Safe for threads."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        methods: Mapping[str, AnyMethod],
+        models: Callable[[], Models],
+        max_body_bytes: int,
+    ) -> None:
+        self._inference = inference
+        self._methods = methods
+        self._models = models
+        self._max_body_bytes = max_body_bytes
+        self._requests = JsonRequests()
+        self._responses = JsonResponses()
+
+    def answer(self, incoming: Incoming) -> Reply:
+        """Return the reply, whatever happens."""
+        try:
+            reply = self._reply(incoming)
+            return _compressed(reply, incoming.headers) if incoming.route.operation == "infer" else reply
+        except RequestError as error:
+            return refusal(error)
+        except HttpError as error:
+            return error.reply
+        except Exception:
+            _log.exception("a request failed unexpectedly")
+            return Reply(500, (error_text("internal error, see the server's log"),))
+
+    def _reply(self, incoming: Incoming) -> Reply:
+        body = incoming.body
+        if b"content-encoding" in incoming.headers:
+            encoding = incoming.headers[b"content-encoding"].decode("latin-1").strip().lower()
+            body = inflate(body, encoding, self._most_bytes(incoming.route))
+        match incoming.route.operation:
+            case "infer":
+                return self._infer(incoming, memoryview(body))
+            case "generate" | "generate_stream":
+                return self._generate(incoming, body)
+            case operation:
+                return self._ask(incoming, OPERATIONS[operation][incoming.verb], body)
+
+    def _most_bytes(self, route: Route) -> int:
+        """Return how long a body may be when it is inflated. Raises RequestError for inference with no such model."""
+        if route.operation not in INFERENCES:
+            return self._max_body_bytes
+        most_bytes = most_body_bytes(self._models().find(route.model, route.version))
+        return self._max_body_bytes if most_bytes is None else min(most_bytes, self._max_body_bytes)
+
+    def _ask(self, incoming: Incoming, operation: Operation, body: bytes) -> Reply:
+        content = parse_object(body) if incoming.verb == "POST" else {}
+        method = self._methods.get(operation.method)
+        if method is None:
+            unsupported(f"{operation.method} is not supported by this server")
+        return operation.reply(method.answer(operation.request(incoming.route, content)))
+
+    def _infer(self, incoming: Incoming, body: memoryview) -> Reply:
+        route = incoming.route
+        json_bytes = _json_bytes(incoming.headers, len(body))
+        if json_bytes or HEADER_LENGTH not in incoming.headers:
+            request = self._requests.read(route.model, route.version, body[:json_bytes])
+        else:
+            request = read_raw(self._models().find(route.model, route.version), route.version, body)
+        return self._responses.reply(self._run(incoming, request, body[json_bytes:]), request.wishes)
+
+    def _generate(self, incoming: Incoming, body: bytes) -> Reply:
+        route = incoming.route
+        model = self._models().find(route.model, route.version)
+        request = read_generate(model, route.version, body)
+        response = self._run(incoming, request, memoryview(b""))
+        return generate_reply(response, streamed=route.operation == "generate_stream")
+
+    def _run(self, incoming: Incoming, request: JsonRequest, binary: memoryview) -> bytes:
+        raws = request.raws(incoming.route.model, binary)
+        return self._inference.infer_parts(request.header, request.request_id, raws, incoming.call, incoming.arrival_ns)
+
+
+def _compressed(reply: Reply, headers: Mapping[bytes, bytes]) -> Reply:
+    """Compress tensors only, as Triton does: clients ask for it by default and do not expect it of anything else."""
+    encoding = accepted(headers.get(b"accept-encoding", b"").decode("latin-1"))
+    return deflate(reply, encoding) if encoding and reply.size_bytes >= MIN_BYTES else reply
+
+
+def _json_bytes(headers: Mapping[bytes, bytes], body_bytes: int) -> int:
+    """Return how many bytes of the body are JSON: all, if the header that says it is missing."""
+    text = headers.get(HEADER_LENGTH)
+    if text is None:
+        return body_bytes
+    if not (text.isdigit() and len(text) < 19 and int(text) <= body_bytes):
+        invalid(
+            f"Inference-Header-Content-Length: expected 0 to {body_bytes}, the length of the body, got"
+            f" '{text[:40].decode('latin-1')}'"
+        )
+    return int(text)

@@ -4,25 +4,223 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
 
 import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from gangway.server.counting_pool import CountingPool
-from gangway.server.http.app import App
-from gangway.server.http.connection import IDLE_SECONDS, BoundedConnection
-from gangway.server.http.connection_limit import ConnectionLimit
-from gangway.server.http.service import Service
-from gangway.server.inference import Inference
-from gangway.server.listen_address import port_of, socket_address
-from gangway.server.methods import AnyMethod
-from gangway.server.models import Models
+from gangway.executor.memory_budget import MemoryFullError, memory_budget
+from gangway.server.addresses import port_of, socket_address
+from gangway.server.front_end.inference import Inference
+from gangway.server.front_end.protocol import AnyMethod
+from gangway.server.http.connection import IDLE_SECONDS, MEMORY_FULL, BoundedConnection, ConnectionLimit
+from gangway.server.http.replies import HttpCall, HttpError, Reply, error_text
+from gangway.server.http.routes import HEALTH, Incoming, Route, Service, method_of, route_of, verbs_of
+from gangway.server.models.served import Models
 from gangway.server.options.http import HttpOptions
-from gangway.server.process import max_connections
+from gangway.server.restriction import CATEGORY_OF_METHOD, Restrictions
+from gangway.server.system import max_connections
+from gangway.server.thread_pool import CountingPool, NoThreadError
+
+# The ASGI application: reads a request, has a thread answer it, sends the reply. Nothing here blocks or computes.
+#
+# A thread waits for each inference, as in the gRPC server: the data plane's wait blocks, without the interpreter's
+# lock.
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+WATCH_AFTER_SECONDS: Final = 0.01  # whether the client is still there; most answers are quicker, and watching costs
+MAX_HELD_BYTES: Final = 2 << 30  # bodies of all requests together
+JOIN_BYTES: Final = 64 * 1024  # smaller bodies are sent in one piece
+FAILED: Final = Reply(500, (error_text("internal error, see the server's log"),))
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection before its request was complete."""
+
+
+class App:
+    """Serves one server's connections, in its event loop."""
+
+    def __init__(
+        self, service: Service, threads: CountingPool, max_body_bytes: int, restrictions: Restrictions
+    ) -> None:
+        self._service = service
+        self._threads = threads
+        self._max_body_bytes = max_body_bytes
+        self._restrictions = restrictions
+        self._held_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, as ASGI has it."""
+        headers = dict(scope["headers"])
+        call = HttpCall(headers)
+        try:
+            await _send(await self._reply(scope, receive, call, headers), send)
+        except ClientGoneError:
+            return
+        finally:
+            call.end()
+
+    async def _reply(self, scope: Scope, receive: Receive, call: HttpCall, headers: Mapping[bytes, bytes]) -> Reply:
+        body = _Body()
+        try:
+            route = _route(scope)
+            self._admit(route, scope["method"], headers)
+            if "reserved" in scope["state"] and route.operation not in HEALTH:
+                raise HttpError(503, "too many connections", closes=True)
+            await self._read(body, scope, headers, receive)
+            incoming = Incoming(scope["method"], route, headers, body.content(), call, time.monotonic_ns())
+            return await self._answer(incoming, receive)
+        except HttpError as error:
+            return error.reply
+        finally:
+            self._held_bytes -= body.size_bytes
+
+    def _admit(self, route: Route, verb: str, headers: Mapping[bytes, bytes]) -> None:
+        """Raise HttpError unless the client has sent what a restriction asks for; the message is Triton's."""
+        if not self._restrictions.groups:
+            return
+        restriction = self._restrictions.of(CATEGORY_OF_METHOD[method_of(route, verb)])
+        if restriction is not None and not restriction.admits([headers.get(restriction.key.encode(), b"")]):
+            raise HttpError(403, f"This API is restricted, expecting header '{restriction.key}'")
+
+    async def _read(self, body: "_Body", scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> None:
+        """Read the body. Raises HttpError, ClientGoneError. A client that stalls is the connection's affair.
+
+        What is left of a body that is refused is dropped as it comes: many clients read no answer before they have sent
+        all. One that asks first (Expect) may never send it, so that nobody knows where its next request begins.
+        """
+        closes = b"expect" in headers
+        length = int(headers.get(b"content-length", b"0"))
+        if length > self._max_body_bytes:
+            raise self._too_large(closes)
+        try:
+            memory_budget().take(length)  # what is received is counted again, by the connection
+        except MemoryFullError as error:
+            raise HttpError(503, str(error), closes=closes) from None
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientGoneError
+            if MEMORY_FULL in scope["state"]:
+                raise HttpError(503, scope["state"][MEMORY_FULL], closes=closes)
+            piece = message.get("body", b"")
+            more = message.get("more_body", False)
+            body.add(piece)
+            self._held_bytes += len(piece)
+            if body.size_bytes > self._max_body_bytes:
+                raise self._too_large(closes)
+            if self._held_bytes > MAX_HELD_BYTES:
+                raise HttpError(503, "too many large requests at once", closes=closes)
+
+    def _too_large(self, closes: bool) -> HttpError:
+        return HttpError(413, f"the body has more than {self._max_body_bytes} bytes", closes=closes)
+
+    async def _answer(self, incoming: Incoming, receive: Receive) -> Reply:
+        """Have a thread answer, but health at once. A client that goes away meanwhile cancels its request."""
+        if incoming.route.operation in HEALTH:
+            return self._service.answer(replace(incoming, headers={}, body=b""))
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Reply] = loop.create_future()
+        watch = _Watch(loop, receive, incoming.call)
+        try:
+            self._threads.submit(self._work, incoming, loop, done)
+            return await done
+        except NoThreadError as error:
+            raise HttpError(503, str(error)) from None
+        finally:
+            watch.stop()
+
+    def _work(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, done: "asyncio.Future[Reply]") -> None:
+        reply = FAILED  # whatever happens: somebody waits for it
+        try:
+            reply = self._service.answer(incoming)
+        finally:
+            loop.call_soon_threadsafe(_finish, done, reply)
+
+
+class _Body:
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.size_bytes = 0
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self.size_bytes += len(piece)
+
+    def content(self) -> bytes:
+        """Return the whole; the pieces are gone then."""
+        pieces, self._pieces = self._pieces, []
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class _Watch:
+    """Ends a call when its client goes away."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Receive, call: HttpCall) -> None:
+        self._task: asyncio.Task[None] | None = None
+        self._timer = loop.call_later(WATCH_AFTER_SECONDS, self._begin, loop, receive, call)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, receive: Receive, call: HttpCall) -> None:
+        self._task = loop.create_task(_watch(receive, call))
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def _watch(receive: Receive, call: HttpCall) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call.end()
+
+
+def _finish(done: "asyncio.Future[Reply]", reply: Reply) -> None:
+    if not done.cancelled():
+        done.set_result(reply)
+
+
+def _route(scope: Scope) -> Route:
+    """Return what the path means. Raises HttpError: 404, 405."""
+    route = route_of(scope["raw_path"])
+    if route is None:
+        raise HttpError(404, "Not Found")
+    verbs = verbs_of(route)
+    if scope["method"] not in verbs:
+        allow = ", ".join(verbs)
+        raise HttpError(405, f"Method Not Allowed, only {allow}", allow=allow)
+    return route
+
+
+async def _send(reply: Reply, send: Send) -> None:
+    headers = [(b"content-length", b"%d" % reply.size_bytes)]
+    if reply.parts:
+        headers.append((b"content-type", reply.content_type))
+    if reply.json_bytes is not None:
+        headers.append((b"inference-header-content-length", b"%d" % reply.json_bytes))
+    if reply.encoding:
+        headers.append((b"content-encoding", reply.encoding.encode()))
+    if reply.allow:
+        headers.append((b"allow", reply.allow.encode()))
+    if reply.closes:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    parts = reply.parts if reply.size_bytes > JOIN_BYTES else (b"".join(reply.parts),)
+    for part in parts[:-1]:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": parts[-1]})
+
 
 BACKLOG: Final = 1024
 MAX_CONNECTIONS: Final = 4096  # fewer where few files may be open

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import NoReturn
 
-from gangway.server.listen_address import UNIX
+from gangway.server.addresses import UNIX
 from gangway.server.options import compatibility, general, grpc, http, logs, metrics, models, repository, traces
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.options.values import OptionError

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from gangway.server.listen_address import UNIX, listen_target
+from gangway.server.addresses import UNIX, TlsError, TlsFiles, check_files, listen_target
 from gangway.server.options.values import (
     OptionError,
     boolean,
@@ -17,7 +17,6 @@ from gangway.server.options.values import (
     restrictions,
 )
 from gangway.server.restriction import Category, Restrictions
-from gangway.server.tls_files import TlsError, TlsFiles, check_files
 
 TITLE = "gRPC"
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # 445 float images of 3x224x224; Triton's own clients allow 2 GiB

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass, field
 
-from gangway.server.listen_address import listen_target
+from gangway.server.addresses import listen_target
 from gangway.server.options.values import boolean, integer, port, restriction, restrictions
 from gangway.server.restriction import Category, Restrictions
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from gangway.server.logs.settings import FORMATS, LogSettings
+from gangway.server.log_settings import FORMATS, LogSettings
 from gangway.server.options.values import OptionError, boolean, integer
 
 TITLE = "log"

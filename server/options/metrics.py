@@ -4,7 +4,7 @@ import argparse
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
 
-from gangway.server.listen_address import listen_target
+from gangway.server.addresses import listen_target
 from gangway.server.options.values import boolean, integer, port
 
 TITLE = "metrics"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gangway.artifact.format import Engine
+from gangway.server.models.settings import RateLimits
 from gangway.server.options.values import INT32_MAX, integer
-from gangway.server.rate_limits import RateLimits
 
 TITLE = "models"
 BATCH_SETTING = "default-max-batch-size"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gangway.server.logs.settings import LogSettings
+from gangway.server.log_settings import LogSettings
 from gangway.server.options.compatibility import CompatibilityOptions
 from gangway.server.options.general import GeneralOptions
 from gangway.server.options.grpc import GrpcOptions
@@ -11,7 +11,7 @@ from gangway.server.options.http import HttpOptions
 from gangway.server.options.metrics import MetricsOptions
 from gangway.server.options.models import ModelOptions
 from gangway.server.options.repository import RepositoryOptions
-from gangway.server.tracing.config import TraceConfig
+from gangway.server.tracing.settings import TraceConfig
 
 _VISIBLE = "every user of this machine can read the key in the list of processes; @FILE has it read from a file"
 

@@ -3,7 +3,7 @@
 import argparse
 
 from gangway.server.options.values import OptionError
-from gangway.server.tracing.config import TraceConfig, trace_config_of
+from gangway.server.tracing.settings import TraceConfig, trace_config_of
 
 TITLE = "traces"
 

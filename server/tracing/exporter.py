@@ -5,27 +5,183 @@ priority, so it comes after everything that serves.
 """
 
 import argparse
+import base64
+import json
 import logging
+import math
 import os
 import signal
 import socket
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from gangway.executor.logs import LogLevels, ProcessLog
 from gangway.executor.process import die_with_parent
-from gangway.server import json_dataclass
-from gangway.server.tracing.config import OPENTELEMETRY, TraceConfig
-from gangway.server.tracing.record import TraceRecord, decode
-from gangway.server.tracing.trace_file import TraceFile
+from gangway.server import messages as json_dataclass
+from gangway.server.tracing.record import TensorRecord, TraceRecord, decode
+from gangway.server.tracing.settings import OPENTELEMETRY, TraceConfig
+
+# What Triton writes about one request into its trace file.
+
+
+def text_of(record: TraceRecord, number: int) -> str:
+    """Return who it was, its instants in their order, its tensors, as JSON without the brackets of the list around it.
+
+    `number` is the trace's id; the steps of an ensemble have the next ones, and that as their parent's.
+    """
+    who: dict[str, object] = {"id": number, "model_name": record.model, "model_version": record.version}
+    if record.request_id:
+        who["request_id"] = record.request_id
+    parts = [_json(who)]
+    if record.timestamps:
+        read, sent = record.of_root()[:2], record.of_root()[2:]
+        parts += _timestamps(number, [*read, *record.of_compute(), *record.of_model(), *sent])
+    parts += [_json(_tensor_entry(tensor, number)) for tensor in record.tensors]
+    for place, step in enumerate(record.steps, number + 1):
+        parts.append(_json({"id": place, "model_name": step.model, "model_version": step.version, "parent_id": number}))
+        if record.timestamps:
+            parts += _timestamps(place, [*step.of_model(), *step.of_compute()])
+    return ",".join(parts)
+
+
+def _timestamps(number: int, instants: Iterable[tuple[str, int]]) -> list[str]:
+    """Formatted by hand: their names need no escaping, and there are many."""
+    in_order = sorted(instants, key=lambda instant: instant[1])
+    return [f'{{"id":{number},"timestamps":[{{"name":"{name}","ns":{ns}}}]}}' for name, ns in in_order]
+
+
+def _tensor_entry(tensor: TensorRecord, number: int) -> dict[str, object]:
+    return {
+        "id": number,
+        "activity": tensor.activity,
+        "tensor": {
+            "name": tensor.name,
+            "data": _values_of(tensor),
+            "shape": ",".join(map(str, tensor.shape)),
+            "dtype": tensor.datatype,
+        },
+    }
+
+
+def _json(entry: dict[str, object]) -> str:
+    return json.dumps(entry, separators=(",", ":"))
+
+
+def _values_of(tensor: TensorRecord) -> str:
+    import numpy as np  # noqa: PLC0415 - an exporter without tensors never needs it
+
+    from gangway.artifact.datatypes import STORAGE  # noqa: PLC0415
+    from gangway.executor.frames import split_strings  # noqa: PLC0415
+
+    data = base64.b64decode(tensor.data)
+    if tensor.datatype == "BYTES":
+        return ",".join(map(json.dumps, split_strings(data, math.prod(tensor.shape))))
+    values = np.frombuffer(data, STORAGE[tensor.datatype])
+    if tensor.datatype == "BF16":  # the upper half of an FP32
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return ",".join(map(str, values.tolist()))
+
+
+# Traces as the JSON files that Triton writes (mode triton).
+
+WRITE_SECONDS: Final = 0.5  # so often at most, while traces come in
+MAX_HELD: Final = 1000  # traces of one file
+MAX_FILE_BYTES: Final = 1 << 30
+REPORT_SECONDS: Final = 60.0
+_log = logging.getLogger(__name__)
+
+
+class GrowingFile:
+    """One file, a JSON list after every write. `exists`: go on with what is there, else begin anew."""
+
+    def __init__(self, path: Path, exists: bool = False) -> None:
+        self._path = path
+        self._begun = exists and path.exists()
+        self.held: list[str] = []
+        self.taken = 0
+
+    def take(self, text: str) -> None:
+        """Hold a trace."""
+        self.held.append(text)
+        self.taken += 1
+
+    def write(self) -> None:
+        """Put what is held before the last bracket. A file that has been taken away is begun again. Raises OSError."""
+        traces, self.held = self.held, []
+        if not traces:
+            return
+        size = self._path.stat().st_size if self._begun and self._path.exists() else 0
+        if size > MAX_FILE_BYTES:
+            raise OSError(f"{self._path} has reached {MAX_FILE_BYTES >> 20} MiB")
+        with self._path.open("r+b" if size else "wb") as file:
+            if size:
+                file.seek(size - 1)
+            file.write(f"{',' if size else '['}{','.join(traces)}]".encode())
+        self._begun = True
+
+
+class TraceFile:
+    """Everything in `path`; or in PATH.0, PATH.1, ..., as many traces in each as their `log_frequency` says.
+
+    `first_id` is the number of the first trace. `continues`: go on with the files of a predecessor.
+    """
+
+    def __init__(self, path: Path, first_id: int = 1, continues: bool = False) -> None:
+        self._path = path
+        self._next_id = first_id
+        self._files = {0: GrowingFile(path, continues)}  # by log_frequency
+        self._index = 0
+        while continues and self._indexed().exists():
+            self._index += 1
+        self._written_seconds = time.monotonic()
+        self._reported_seconds = -REPORT_SECONDS
+
+    def take(self, record: TraceRecord) -> None:
+        """Accept a trace."""
+        frequency = record.log_frequency
+        if frequency not in self._files:
+            self._files[frequency] = GrowingFile(self._indexed())
+            self._index += 1
+        file = self._files[frequency]
+        file.take(text_of(record, self._next_id))
+        self._next_id += 1 + len(record.steps)
+        if frequency and file.taken >= frequency:
+            self._write(self._files.pop(frequency))
+        elif len(file.held) >= MAX_HELD:
+            self._write(file)
+
+    def tick(self) -> None:
+        """Write what does not wait for company."""
+        if time.monotonic() - self._written_seconds >= WRITE_SECONDS:
+            self._written_seconds = time.monotonic()
+            self._write(self._files[0])
+
+    def close(self) -> None:
+        """Write everything."""
+        for file in self._files.values():
+            self._write(file)
+
+    def _indexed(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.{self._index}")
+
+    def _write(self, file: GrowingFile) -> None:
+        traces = len(file.held)
+        try:
+            file.write()
+        except OSError as error:
+            if time.monotonic() - self._reported_seconds >= REPORT_SECONDS:
+                self._reported_seconds = time.monotonic()
+                _log.error("%d traces are lost: %s", traces, error)
+
 
 MAX_PACKET_BYTES = 1 << 20
 TICK_SECONDS = 0.25
 NICE = 5
 STOP = b"stop"
 IDS_PER_LIFE = 10**9  # numbers of traces: those of a successor begin beyond
-_log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gangway.server.tracing.config import TraceConfig
 from gangway.server.tracing.record import TraceRecord
+from gangway.server.tracing.settings import TraceConfig
 
 OUR_SERVICE: Final = "gangway"
 CLOSE_SECONDS: Final = 3.0

@@ -12,8 +12,8 @@ import pytest
 
 from gangway.executor.cores import available_cores
 from gangway.executor.leases import LeaseSpec, Member
-from gangway.executor.local import LocalExecutor
 from gangway.executor.slots import SlotRequest
+from gangway.measure.model_runner import LocalExecutor
 from tests.tiny_model import TinyModel, make_artifact
 
 HEAP = 1 << 16

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from gangway.executor.counter_rates import CounterRates
-from gangway.executor.perf_events import (
+from gangway.executor.counters import (
     CONTEXT_SWITCHES,
     CYCLES,
     MINOR_FAULTS,
     PAGE_FAULTS,
     CoreCounters,
+    CounterRates,
     cache_events,
     countable,
 )

@@ -6,8 +6,7 @@ from pathlib import Path
 from gangway.artifact.counter_log import CounterLog, CounterSample
 from gangway.artifact.profile import LayerProfile, Machine, Profile, read_profile
 from gangway.artifact.proxy import proxy_path, read_proxy
-from gangway.executor.profile_keeping import keep_profile
-from gangway.executor.proxy_fit import LEAST_SAMPLES
+from gangway.measure.profiler import LEAST_SAMPLES, keep_profile
 
 MACHINE = Machine("0123456789ab", "a CPU", 2, "avx2", 1.0, 1.0)
 PROFILE = Profile(

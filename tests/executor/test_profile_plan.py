@@ -1,7 +1,7 @@
 """What is measured in which time: settings, numbers of rows, rounds."""
 
 from gangway.artifact.format import Layer, Manifest, TargetSpec, Version
-from gangway.executor.profile_plan import (
+from gangway.measure.profiler import (
     MAX_ROWS,
     Plan,
     Setting,

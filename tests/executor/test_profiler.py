@@ -14,15 +14,11 @@ from gangway.artifact.profile import Profile, read_profile, write_profile
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor import _probes
 from gangway.executor.cores import available_cores
-from gangway.executor.counter_rates import CounterRates
-from gangway.executor.disturbance import LOADS, MAX_ROUNDS, slope_of
-from gangway.executor.interference import IDLE, Interference
-from gangway.executor.machine import l3_bytes, measure_machine, touched
-from gangway.executor.model_runner import ModelRunner
-from gangway.executor.perf_events import CONTEXT_SWITCHES, MINOR_FAULTS, PAGE_FAULTS, countable
-from gangway.executor.profile_keeping import keep_profile
-from gangway.executor.profile_plan import core_counts
-from gangway.executor.profiler import profile_model
+from gangway.executor.counters import CONTEXT_SWITCHES, MINOR_FAULTS, PAGE_FAULTS, CounterRates, countable
+from gangway.measure.interference import IDLE, LOADS, MAX_ROUNDS, Interference, slope_of
+from gangway.measure.machine import l3_bytes, measure_machine, touched
+from gangway.measure.model_runner import ModelRunner
+from gangway.measure.profiler import core_counts, keep_profile, profile_model
 
 pytestmark = pytest.mark.alone  # times of runs are compared
 

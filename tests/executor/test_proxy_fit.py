@@ -10,9 +10,8 @@ import pytest
 from gangway.artifact.counter_log import CounterLog, CounterSample
 from gangway.artifact.profile import ProfileError
 from gangway.artifact.proxy import InterferenceProxy, proxy_path, read_proxy, write_proxy
-from gangway.executor.disturbance import LOADS, Sample, counter_samples
-from gangway.executor.interference import IDLE
-from gangway.executor.proxy_fit import fit_proxy, pooled_proxy
+from gangway.measure.interference import IDLE, LOADS, Sample, counter_samples
+from gangway.measure.profiler import fit_proxy, pooled_proxy
 
 PROXY = InterferenceProxy("0123456789ab", "a", "m", 0.1, 0.002, 1.5, 0.99, 0.97, 42, 3)
 EVENTS = ("accesses", "misses")

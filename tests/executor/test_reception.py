@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gangway.executor.control import ControlLayout, ControlSegment
-from gangway.executor.reception import Reception
+from gangway.executor.fast_path import Reception
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from tests.executor.sanitized import SANITIZERS, build

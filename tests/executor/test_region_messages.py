@@ -5,16 +5,17 @@ from contextlib import closing
 
 import pytest
 
-from gangway.executor.region_channel import RegionChannel, channel_pair
-from gangway.executor.region_messages import (
+from gangway.executor.regions import (
     REGION_MESSAGE_BYTES,
     AllMapped,
     MapRegion,
     OfferRegion,
+    RegionChannel,
     RegionDone,
     RegionMapped,
     UnmapRegion,
     WithdrawRegion,
+    channel_pair,
     pack_region_message,
     unpack_region_message,
 )

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gangway.executor import _native
-from gangway.executor.ring import BELL_BYTES, Bell, Ring, ring_bytes
+from gangway.executor.messages import BELL_BYTES, Bell, Ring, ring_bytes
 from gangway.executor.segment import Segment
 
 
@@ -58,7 +58,7 @@ def test_ring_that_was_never_made_and_message_of_wrong_size(segment):
 
 ECHO = """
 import sys
-from gangway.executor.ring import Bell, Ring
+from gangway.executor.messages import Bell, Ring
 from gangway.executor.segment import Segment
 segment = Segment.attach(int(sys.argv[1]))
 inbox, outbox = Ring(segment, 1024), Ring(segment, 8192)

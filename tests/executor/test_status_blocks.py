@@ -8,8 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from gangway.executor import _native
-from gangway.executor.control import ControlLayout, ControlSegment
-from gangway.executor.status_blocks import STALE_AFTER_S, VERSION, ModelAccount, SchedulerStatus
+from gangway.executor.control import (
+    STALE_AFTER_S,
+    VERSION,
+    ControlLayout,
+    ControlSegment,
+    ModelAccount,
+    SchedulerStatus,
+)
 
 
 @pytest.fixture

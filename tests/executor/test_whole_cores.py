@@ -4,7 +4,7 @@ import pytest
 
 from gangway.artifact.profile import LEAST_WHOLE
 from gangway.executor.cores import available_cores
-from gangway.executor.whole_cores import share_of_cores
+from gangway.measure.machine import share_of_cores
 from tests.company import company
 
 pytestmark = pytest.mark.alone  # it takes cores from whoever else runs

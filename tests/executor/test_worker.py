@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gangway.executor.cores import available_cores
-from gangway.executor.local import LocalExecutor
 from gangway.executor.messages import Exit, Ready, Run
+from gangway.measure.model_runner import LocalExecutor
 from tests.executor.conftest import two_workers
 
 WAIT_US = 10_000_000
@@ -155,7 +155,7 @@ def test_successor_drops_the_commands_of_its_predecessor(harness):
 
 def test_workers_die_with_their_parent(tiny_model):
     program = (
-        "import os, signal, sys; from pathlib import Path; from gangway.executor.local import LocalExecutor\n"
+        "import os, signal, sys; from pathlib import Path; from gangway.measure.model_runner import LocalExecutor\n"
         "executor = LocalExecutor(Path(sys.argv[1]), [int(sys.argv[2])]).__enter__()\n"
         "print(executor.workers[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -10,7 +10,7 @@ import pytest
 from gangway.executor.slots import _INPUTS_OFFSET, NEVER_JOINED, SLOT_BYTES, SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Reject, Start, Stop
-from gangway.server.shared_memory import FRONT_END
+from gangway.server.supervisor.shared_memory import FRONT_END
 from tests.scheduler.chaos import Chaos
 from tests.scheduler.conftest import LAYERS
 from tests.scheduler.scripted_batches import BatchingServer, ChaosServer

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gangway.artifact.proxy import InterferenceProxy, write_proxy
-from gangway.executor.counter_rates import CounterRates
-from gangway.executor.perf_events import CONTEXT_SWITCHES, MINOR_FAULTS, PAGE_FAULTS, cache_events, countable
+from gangway.executor.counters import CONTEXT_SWITCHES, MINOR_FAULTS, PAGE_FAULTS, CounterRates, cache_events, countable
 from gangway.scheduler.interference import INTERVAL_US, LEAST_EXPLAINED, CounterInterference, from_profiles
 
 PROXY = InterferenceProxy("0123456789ab", "page faults", "context switches", 0.0, 1.0, 10.0, 1.0, 1.0, 9, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
-from gangway.server.shared_memory import FRONT_END
+from gangway.server.supervisor.shared_memory import FRONT_END
 from tests.company import company
 from tests.pace import back_within_s
 from tests.tiny_model import TASKS

@@ -11,8 +11,8 @@ from gangway.scheduler import decide as dispatch
 from gangway.scheduler import loop as live
 from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Resize, Start
-from gangway.server import data_plane
-from gangway.server.shared_memory import SUPERVISOR
+from gangway.server.requests import data_plane
+from gangway.server.supervisor.shared_memory import SUPERVISOR
 from tests.scheduler.conftest import LAYERS, ScriptedServer
 from tests.tiny_model import TASKS
 

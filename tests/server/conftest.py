@@ -27,15 +27,15 @@ from gangway.executor.messages import Cancel, Submit, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.auto_complete import complete_config, max_rows
-from gangway.server.data_plane import DataPlane, Usage
-from gangway.server.front_end import FrontEnd
-from gangway.server.front_end_messages import InitialLoadDone, ModelReady
+from gangway.server.front_end.process import FrontEnd
+from gangway.server.grpc.streams import StreamLimits
+from gangway.server.messages import InitialLoadDone, ModelReady
 from gangway.server.options.grpc import GrpcOptions
 from gangway.server.options.http import HttpOptions
 from gangway.server.options.serve_options import ServeOptions
+from gangway.server.repository.completion import complete_config, max_rows
+from gangway.server.requests.data_plane import DataPlane, Usage
 from gangway.server.restriction import Restrictions, parse_restriction
-from gangway.server.stream import StreamLimits
 from tests.server.segments import Segments
 
 SLOTS = 8

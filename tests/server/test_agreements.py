@@ -8,22 +8,13 @@ import grpc
 import pytest
 
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.config_error import ConfigError
-from gangway.server.errors import RequestError
-from gangway.server.front_end_messages import (
-    Agreed,
-    Applied,
-    Change,
-    FrontEndMessage,
-    Proposed,
-    RegionChange,
-    Settled,
-)
-from gangway.server.front_ends.agreements import Agreements
-from gangway.server.front_ends.changes import MAX_WAITING, Changes
-from gangway.server.front_ends.refusals import require_one_front_end
-from gangway.server.logs.settings import LogSettings
-from gangway.server.placement import place
+from gangway.server.errors import ConfigError, RequestError
+from gangway.server.front_end.supervisor_calls import MAX_WAITING_CHANGES, Changes
+from gangway.server.log_settings import LogSettings
+from gangway.server.messages import Agreed, Applied, Change, FrontEndMessage, Proposed, RegionChange, Settled
+from gangway.server.repository.loader import require_one_front_end
+from gangway.server.supervisor.front_ends import Agreements
+from gangway.server.supervisor.shared_memory import place
 from gangway.server.tracing.settings import TraceOverrides
 
 REGION = RegionChange("register", "r", "/key", 0, 64)
@@ -151,13 +142,13 @@ def test_a_client_hears_what_all_have_said() -> None:
         except RequestError as error:
             errors.append(error)
 
-    waiting = [threading.Thread(target=run) for _ in range(MAX_WAITING + 1)]
+    waiting = [threading.Thread(target=run) for _ in range(MAX_WAITING_CHANGES + 1)]
     for thread in waiting:
         thread.start()
     changes.refuse("the server is stopping")
     for thread in waiting:
         thread.join(5)
-    assert len(errors) == MAX_WAITING + 1
+    assert len(errors) == MAX_WAITING_CHANGES + 1
     assert {error.code for error in errors} == {grpc.StatusCode.UNAVAILABLE}
 
 

@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 from gangway.executor.slots import SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
-from gangway.server.front_end_messages import WHOLE_MODEL, ModelUnavailable
+from gangway.server.messages import WHOLE_MODEL, ModelUnavailable
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from gangway.artifact.machine import cpu_name, machine_id
 from gangway.artifact.profile import profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores
-from gangway.executor.profiler import profile_model
+from gangway.measure.profiler import profile_model
 
 TIMEOUT_S = 90
 

@@ -8,10 +8,10 @@ from gangway.executor.frames import plan_frame
 from gangway.executor.slots import NEVER_JOINED
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
-from gangway.server.auto_complete import complete_config
-from gangway.server.batching import ModelBatching, in_words, tell_batching
-from gangway.server.config_error import ConfigError
-from gangway.server.layouts import FrameLayout
+from gangway.server.errors import ConfigError
+from gangway.server.models.settings import ModelBatching, in_words, tell_batching
+from gangway.server.repository.completion import complete_config
+from gangway.server.requests.data_plane import FrameLayout
 
 X = [TensorSpec("x", "FP32", (-1, 4), 16)]
 Y = [TensorSpec("y", "FP32", (-1, 4), 16)]

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from gangway.artifact.format import TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.auto_complete import complete_config, max_rows
-from gangway.server.config_error import ConfigError
-from gangway.server.front_end_messages import MAX_MESSAGE_BYTES, ModelUnavailable, to_json
-from gangway.server.labels import label_files
-from gangway.server.model_config import buckets_of
-from gangway.server.rate_limits import ModelLimits, RateLimits
-from gangway.server.repository import BrokenModel, ModelVersion, read_model
+from gangway.server.errors import ConfigError
+from gangway.server.messages import MAX_MESSAGE_BYTES, ModelUnavailable, to_json
+from gangway.server.models.config import buckets_of
+from gangway.server.models.settings import ModelLimits, RateLimits, label_files
+from gangway.server.repository.completion import complete_config, max_rows
+from gangway.server.repository.repository import BrokenModel, ModelVersion, read_model
 
 INPUTS = [TensorSpec("x", "FP32", (-1, 3), 12)]
 OUTPUTS = [TensorSpec("y", "FP32", (-1, 4), 16)]

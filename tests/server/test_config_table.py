@@ -10,11 +10,9 @@ from google.protobuf import text_format
 from google.protobuf.message_factory import GetMessageClass
 
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.config_check import check_fields, field_name, value_type, without_effect
-from gangway.server.config_docs import with_tables
-from gangway.server.config_error import ConfigError
-from gangway.server.config_table import FIELDS, Fate
-from gangway.server.model_config import check_supported
+from gangway.server.errors import ConfigError
+from gangway.server.models.config import check_fields, check_supported, field_name, value_type, without_effect
+from gangway.server.models.config_table import FIELDS, Fate, with_tables
 
 EVERY_ACCELERATOR = "optimization.execution_accelerators"
 DOCS = Path(__file__).parents[2] / "docs" / "config.md"
@@ -41,7 +39,7 @@ def test_every_field_has_its_entry_and_no_other_has_one() -> None:
 
 def test_the_documentation_has_the_same_table() -> None:
     text = DOCS.read_text()
-    assert with_tables(text) == text, "python -m gangway.server.config_docs docs/config.md"
+    assert with_tables(text) == text, "python -m gangway.server.models.config_table docs/config.md"
     assert text.count("| `ModelInput.") == 9
 
 

@@ -12,8 +12,7 @@ from gangway.executor.control import ControlLayout, ControlSegment
 from gangway.executor.messages import Cancel, Submit, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
-from gangway.server.data_plane import DataPlane, PoolExhaustedError, Usage
-from gangway.server.layouts import TensorLayout
+from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, TensorLayout, Usage
 
 SLOTS = 4
 LAYOUT = TensorLayout.of(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gangway.server.door import ONE_CLASS_S, TURNED_AWAY_S, Door
+from gangway.server.requests.admission import ONE_CLASS_S, TURNED_AWAY_S, Door
 
 ROOM = 64
 FULL = 56

@@ -6,13 +6,13 @@ import pytest
 from google.protobuf import text_format
 
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.config_error import ConfigError
-from gangway.server.ensemble.config import check_ensemble, is_ensemble
-from gangway.server.ensemble.graph import longest_after
-from gangway.server.ensemble.members import check_members, load_order
-from gangway.server.front_end_messages import WHOLE_MODEL
-from gangway.server.model_config import check_supported
-from gangway.server.repository import BrokenModel, ModelVersion, read_model
+from gangway.server.errors import ConfigError
+from gangway.server.messages import WHOLE_MODEL
+from gangway.server.models.config import check_supported
+from gangway.server.models.ensemble_config import check_ensemble, is_ensemble
+from gangway.server.models.ensembles import longest_after
+from gangway.server.repository.ensembles import check_members, load_order
+from gangway.server.repository.repository import BrokenModel, ModelVersion, read_model
 from tests.server.ensembles import Step, config_of, write
 
 X, Y = "x:FP32:4", "y:FP32:4"

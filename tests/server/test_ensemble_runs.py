@@ -16,14 +16,13 @@ from gangway.artifact.format import Engine
 from gangway.executor.messages import Submit
 from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.config_error import ConfigError
-from gangway.server.data_plane import PoolExhaustedError
-from gangway.server.ensemble.keeper import EnsembleKeeper
-from gangway.server.isolated import Isolated
-from gangway.server.layouts import TensorLayout
-from gangway.server.loaded_model import LoadedModel
-from gangway.server.model_config import Qos, qos_of
-from gangway.server.repository import ModelVersion
+from gangway.server.errors import ConfigError
+from gangway.server.models.config import Qos, qos_of
+from gangway.server.repository.ensembles import EnsembleKeeper
+from gangway.server.repository.loader import LoadedModel
+from gangway.server.repository.repository import ModelVersion
+from gangway.server.repository.trials import Isolated
+from gangway.server.requests.data_plane import PoolExhaustedError, TensorLayout
 from tests.server.ensembles import config_of
 
 WAIT_S = 20

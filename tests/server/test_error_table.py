@@ -15,9 +15,9 @@ from gangway.clients.connection import SERVICE
 from gangway.executor.slots import SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError
-from gangway.server.front_end_messages import Drain
-from gangway.server.http.messages import set_parameters
+from gangway.server.http.json_text import set_parameters
 from gangway.server.http.replies import STATUSES
+from gangway.server.messages import Drain
 from gangway.server.options.grpc import GrpcOptions
 from tests.server.conftest import ask_http
 from tests.server.streaming import RawStream

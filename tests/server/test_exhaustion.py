@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 from benchmarks.live_server import LiveServer, live_server
 from benchmarks.raw_connection import RawConnection
 from benchmarks.surroundings import Cgroup
-from gangway.server.grpc_front_end import READY_THREADS
+from gangway.server.grpc.server import READY_THREADS
 from tests.server.conftest import ask_http
 from tests.server.whole_server import small_repository, until
 

@@ -17,7 +17,7 @@ import tritonclient.grpc as triton
 from benchmarks.live_server import stop
 from benchmarks.processes import command_of, descendants_of
 from benchmarks.repository import GANGWAY
-from gangway.server.front_end_messages import MAX_VERSION
+from gangway.server.messages import MAX_VERSION
 
 TIMEOUT_SECONDS = 60
 ADMIN = {"triton-grpc-protocol-admin": "s3cret"}

@@ -1,8 +1,8 @@
 import pytest
 
 from gangway.artifact.format import TensorSpec
-from gangway.server import front_end_messages as messages
-from gangway.server.logs.settings import LogSettings
+from gangway.server import messages
+from gangway.server.log_settings import LogSettings
 from gangway.server.tracing.settings import TraceOverrides
 
 TENSOR = TensorSpec("x", "FP32", (-1, 3, 224, 224), 602112)

@@ -21,11 +21,12 @@ from gangway.executor.messages import unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from gangway.server.front_end_messages import (
+from gangway.server.messages import (
     AllKnown,
     BindFailed,
     Drain,
     FrontEndMessage,
+    FrontEndOptions,
     InitialLoadDone,
     Listening,
     ModelReady,
@@ -33,7 +34,6 @@ from gangway.server.front_end_messages import (
     from_json,
     to_json,
 )
-from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.options.http import HttpOptions
 from gangway.server.options.metrics import MetricsOptions
 from gangway.server.options.serve_options import ServeOptions

@@ -11,7 +11,7 @@ from benchmarks.fuzz import TARGETS
 from benchmarks.fuzz_oracles import ORACLES
 from benchmarks.fuzz_seeds import seeds_of
 from gangway.server.errors import RequestError
-from gangway.server.http.infer_request import read_request
+from gangway.server.http.infer import read_request
 from gangway.server.http.json_text import parse
 
 Ask = Callable[..., Any]

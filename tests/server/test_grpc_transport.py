@@ -20,8 +20,8 @@ from benchmarks.raw_connection import RawConnection
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
-from gangway.server.front_end_messages import ModelUnavailable
-from gangway.server.grpc_gate import MAX_ARRIVING, MAX_PLAIN
+from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN
+from gangway.server.messages import ModelUnavailable
 from gangway.server.options.grpc import Compression, GrpcOptions
 from gangway.server.restriction import CATEGORY_OF_METHOD, Category, Restrictions, parse_restriction
 

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from gangway.server.calls import FrameCall, Room, TensorCall
-from gangway.server.in_place.choice import LEAST_BYTES, Candidates, candidates_of
-from gangway.server.layouts import TensorLayout
-from gangway.server.models import Shapes
-from gangway.server.region_ranges import RegionRange
-from gangway.server.response import ResponseTemplate
-from gangway.server.tensor import Tensor
+from gangway.server.models.served import Shapes
+from gangway.server.models.tensors import Tensor
+from gangway.server.requests.calls import FrameCall, ResponseTemplate, Room, TensorCall
+from gangway.server.requests.data_plane import TensorLayout
+from gangway.server.requests.mapped_tensors import LEAST_BYTES, Candidates, candidates_of
+from gangway.server.requests.regions import RegionRange
 
 LARGE = LEAST_BYTES
 ROWS = 2

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangway.server.errors import RequestError
-from gangway.server.http import json_numbers, json_text
-from gangway.server.http.json_numbers import Numbers, find_numbers
-from gangway.server.http.json_text import MAX_VALUES, parse
-from gangway.server.http.tensors import LateTensor, flatten, to_raw
+from gangway.server.http import json_text
+from gangway.server.http import json_text as json_numbers
+from gangway.server.http.json_text import MAX_VALUES, LateTensor, Numbers, find_numbers, flatten, parse, to_raw
 
 
 @pytest.fixture(autouse=True, scope="module")

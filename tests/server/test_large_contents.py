@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server import large_contents
 from gangway.server.errors import RequestError
-from gangway.server.large_contents import split_contents
-from gangway.server.typed_contents import FIELDS, to_bytes
-from gangway.server.wire import MalformedRequestError, length_prefix, split_request
+from gangway.server.requests import contents as large_contents
+from gangway.server.requests.contents import FIELDS, split_contents, to_bytes
+from gangway.server.requests.wire import MalformedRequestError, length_prefix, split_request
 
 COUNT = 20_003
 

@@ -11,14 +11,15 @@ import grpc
 import pytest
 
 from gangway.protos import health_pb2
-from gangway.server.data_plane import Usage
-from gangway.server.grpc_gate import MAX_ARRIVING, MAX_PLAIN
-from gangway.server.health import MAX_WATCHERS
-from gangway.server.http import app, connection, tensors
-from gangway.server.process import max_connections
-from gangway.server.shared_memory import SLOTS
-from gangway.server.stream import StreamLimits
-from gangway.server.thread_share import FRONT_END_THREADS, TooFewThreadsError, scaled, thread_share
+from gangway.server.front_end.protocol import MAX_WATCHERS
+from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN
+from gangway.server.grpc.streams import StreamLimits
+from gangway.server.http import connection
+from gangway.server.http import json_text as tensors
+from gangway.server.http import server as app
+from gangway.server.requests.data_plane import Usage
+from gangway.server.supervisor.shared_memory import SLOTS
+from gangway.server.system import FRONT_END_THREADS, TooFewThreadsError, max_connections, scaled, thread_share
 
 Ask = Callable[..., Any]
 INFER = "/v2/models/simple/infer"

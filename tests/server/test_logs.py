@@ -12,14 +12,10 @@ from typing import Any
 
 import pytest
 
-from gangway.executor.log_limit import ALWAYS, MAX_KINDS, OFTEN, RateLimit
-from gangway.executor.logs import MAX_LINE_BYTES, LogLevels, decode, encode
-from gangway.server.logs.formats import formatter_of
-from gangway.server.logs.log_file import LogFile
-from gangway.server.logs.server_log import ServerLog
-from gangway.server.logs.settings import LogSettings
-from gangway.server.logs.standard_error import StandardError
+from gangway.executor.logs import ALWAYS, MAX_KINDS, MAX_LINE_BYTES, OFTEN, LogLevels, RateLimit, decode, encode
+from gangway.server.log_settings import LogSettings
 from gangway.server.options.command_line import parse_options
+from gangway.server.supervisor.log import LogFile, ServerLog, StandardError, formatter_of
 from tests.server.conftest import no_more_threads
 
 

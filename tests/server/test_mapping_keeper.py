@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from gangway.executor import _native
-from gangway.executor.lost_regions import LOST_REGIONS_BYTES, LostRegions
-from gangway.executor.region_channel import RegionChannel
-from gangway.executor.region_messages import (
+from gangway.executor.control import LOST_REGIONS_BYTES, LostRegions
+from gangway.executor.regions import (
     AllMapped,
     MapRegion,
     OfferRegion,
+    RegionChannel,
     RegionDone,
     RegionMapped,
     RegionMessage,
@@ -23,7 +23,7 @@ from gangway.executor.region_messages import (
     WithdrawRegion,
 )
 from gangway.executor.segment import Segment
-from gangway.server.in_place.keeper import MappingKeeper
+from gangway.server.supervisor.regions import MappingKeeper
 
 FRONT_END = 1
 TURNS = 20  # of the event loop, after which everything has been said that was to be said

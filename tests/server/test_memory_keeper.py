@@ -8,15 +8,15 @@ import pytest
 
 from gangway.artifact.host_limits import MemoryLimit
 from gangway.executor.memory_budget import MemoryBudget, memory_budget
-from gangway.server.data_plane import DataPlane
-from gangway.server.memory_keeper import WORTH_BYTES, MemoryKeeper
-from gangway.server.shared_memory import SharedMemory
+from gangway.server.front_end.memory import WORTH_BYTES, MemoryKeeper
+from gangway.server.requests.data_plane import DataPlane
+from gangway.server.supervisor.shared_memory import SharedMemory
 
 LONG_QUEUE = f"""
 import os
 from gangway.executor.memory_budget import memory_budget
-from gangway.server.memory_keeper import MemoryKeeper
-from gangway.server.process import keep_freed_memory
+from gangway.server.front_end.memory import MemoryKeeper
+from gangway.server.system import keep_freed_memory
 
 def resident_bytes():
     return int(open("/proc/self/statm").read().split()[1]) * {os.sysconf("SC_PAGE_SIZE")}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gangway.artifact.profile import LayerProfile, Machine, Profile
 from gangway.artifact.proxy import InterferenceProxy
-from gangway.server.profile_table import proxy_line, summary, wholeness
+from gangway.measure.profile_command import proxy_line, summary, wholeness
 
 PROFILE = Profile(
     key="0" * 64,

@@ -4,8 +4,8 @@ import pytest
 from google.protobuf import text_format
 
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.config_error import ConfigError
-from gangway.server.queue_policy import MAX_CLASS, QueuePolicies, Terms
+from gangway.server.errors import ConfigError
+from gangway.server.models.settings import MAX_CLASS, QueuePolicies, Terms
 
 
 def policies(text: str) -> QueuePolicies:

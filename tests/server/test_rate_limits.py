@@ -6,9 +6,9 @@ import pytest
 from google.protobuf import text_format
 
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.config_error import ConfigError
+from gangway.server.errors import ConfigError
+from gangway.server.models.settings import ModelLimits, RateLimits
 from gangway.server.options.models import ModelOptions, add_flags, read
-from gangway.server.rate_limits import ModelLimits, RateLimits
 
 LIMITED = 'rate_limiter { resources { name: "r" count: 4 } resources { name: "s" global: true count: 1 } priority: 3 }'
 

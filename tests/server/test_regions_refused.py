@@ -11,7 +11,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.regions import MAX_REGIONS
+from gangway.server.requests.regions import MAX_REGIONS
 from tests.server.segments import A, B, Segments
 
 Change = Callable[[pb.ModelInferRequest], object]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gangway.server.config_error import ConfigError
-from gangway.server.front_end_messages import MAX_VERSION, WHOLE_MODEL
-from gangway.server.model_config import Qos, parse_qos
-from gangway.server.repository import BrokenModel, ModelVersion, misplaced, read_repository
+from gangway.server.errors import ConfigError
+from gangway.server.messages import MAX_VERSION, WHOLE_MODEL
+from gangway.server.models.config import Qos, parse_qos
+from gangway.server.repository.repository import BrokenModel, ModelVersion, misplaced, read_repository
 
 
 def add_model(repository: Path, name: str, config: str | None = None, versions: tuple[str, ...] = ("1",)) -> Path:

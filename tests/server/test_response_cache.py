@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from gangway.server.models import Models, ServedModel
-from gangway.server.response_cache import ENTRY_BYTES, Key, ResponseCache, key_of
+from gangway.server.front_end.inference import ENTRY_BYTES, Key, ResponseCache, key_of
+from gangway.server.models.served import Models, ServedModel
 
 Inputs = Callable[..., list[triton.InferInput]]
 SIZE_BYTES = 10_000

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gangway.server.sequence.batcher import (
+from gangway.server.front_end.sequences import (
     BacklogFullError,
     Changes,
     ClosedError,

@@ -8,11 +8,16 @@ from google.protobuf import text_format
 
 from gangway.artifact.format import TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.auto_complete import complete_config
-from gangway.server.config_error import ConfigError
-from gangway.server.sequence.settings import ControlKind, SequenceSettings
-from gangway.server.sequence.step import SequenceStep, control_contents
-from gangway.server.sequence.tensors import SequenceTensors, initial_state_files
+from gangway.server.errors import ConfigError
+from gangway.server.models.sequences import (
+    ControlKind,
+    SequenceSettings,
+    SequenceStep,
+    SequenceTensors,
+    control_contents,
+    initial_state_files,
+)
+from gangway.server.repository.completion import complete_config
 
 INPUTS = [
     TensorSpec("x", "FP32", (-1, 3), 12),

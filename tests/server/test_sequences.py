@@ -16,13 +16,13 @@ from gangway.artifact.format import Engine, TensorSpec
 from gangway.executor.slots import SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.auto_complete import complete_config
-from gangway.server.data_plane import DataPlane, Request, Usage
 from gangway.server.errors import RequestError
-from gangway.server.front_end_messages import ModelReady
-from gangway.server.models import Models
-from gangway.server.plan import Plan, make_plan
-from gangway.server.sequence.sequences import Sequences
+from gangway.server.front_end.sequences import Sequences
+from gangway.server.messages import ModelReady
+from gangway.server.models.served import Models
+from gangway.server.repository.completion import complete_config
+from gangway.server.requests.data_plane import DataPlane, Request, Usage
+from gangway.server.requests.validation import Plan, make_plan
 from tests.server.test_data_plane import Bench
 
 STATE = 'state { input_name: "sum_in" output_name: "sum_out" data_type: TYPE_INT32 dims: [1] }'

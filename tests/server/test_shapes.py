@@ -23,10 +23,10 @@ from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
-from gangway.server.config_error import ConfigError
-from gangway.server.front_end_messages import ModelReady, ShapeWanted, VariantGone, VariantReady, from_json, to_json
-from gangway.server.model_config import buckets_of
-from gangway.server.variants import FIRST_PAUSE_SECONDS, MAX_QUEUED, Shaped
+from gangway.server.errors import ConfigError
+from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady, from_json, to_json
+from gangway.server.models.config import buckets_of
+from gangway.server.repository.shapes import FIRST_PAUSE_SECONDS, MAX_QUEUED, Shaped
 from tests.server.conftest import ask_http
 
 TIMEOUT_S = 60

@@ -16,7 +16,7 @@ from benchmarks.load import TOLERANCE, relative_error
 from benchmarks.processes import descendants_of
 from benchmarks.reference import example_of
 from gangway.executor.cores import available_cores
-from gangway.server.supervisor import EXIT_GRACE_SECONDS
+from gangway.server.supervisor.supervisor import EXIT_GRACE_SECONDS
 from tests.held_workers import held_workers
 from tests.pace import back_within_s
 from tests.server.whole_server import TIMEOUT_SECONDS, alive, all_pids, names_of, small_repository, started, until
@@ -76,7 +76,7 @@ def test_a_signal_while_models_are_compiled(compiled_zoo, tmp_path, far):
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
         took_s = time.monotonic() - begin
     assert process.returncode == 0, output
-    assert took_s < 5 or took_s < back_within_s("gangway.server.front_end", 5), "a job is not waited for"
+    assert took_s < 5 or took_s < back_within_s("gangway.server.front_end.process", 5), "a job is not waited for"
     assert "Traceback" not in output
     assert not alive(pids) and not names_of(pids)
 

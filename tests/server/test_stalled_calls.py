@@ -2,7 +2,7 @@
 
 import time
 
-from gangway.server.stalled_calls import StalledCalls, Watchman
+from gangway.server.grpc.gate import StalledCalls, Watchman
 
 
 class Call:

@@ -6,12 +6,10 @@ from google.protobuf import text_format
 
 from gangway.executor.slots import SlotCounts
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.config_error import ConfigError
-from gangway.server.counting.figures import REASONS, Duration
-from gangway.server.counting.layout import MAX_RESPONSE_BOUNDS
-from gangway.server.histogram import TIME_BOUNDS_NS
-from gangway.server.model_metrics import FIRST_RESPONSE, response_bounds_ns
-from gangway.server.statistics import Statistics, Times
+from gangway.server.counters import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
+from gangway.server.errors import ConfigError
+from gangway.server.models.settings import FIRST_RESPONSE, response_bounds_ns
+from gangway.server.statistics import REASONS, Duration, Statistics, Times
 
 MS = 1_000_000
 

@@ -4,7 +4,7 @@ import grpc
 
 from gangway.executor.slots import SlotCounts
 from gangway.server.statistics import Statistics, Times
-from gangway.server.statistics_log import NOTHING, describe
+from gangway.server.supervisor.log import NOTHING, describe
 
 TIMES = Times(total=4_000_000, queue=1_000_000, compute_input=0, compute_infer=3_000_000, compute_output=0)
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.stream_messages import sequence_of
-from gangway.server.stream_order import AnswerOrder, SequenceQueues
+from gangway.server.grpc.streams import AnswerOrder, SequenceQueues, sequence_of
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,12 @@ from benchmarks.raw_connection import RawConnection
 from gangway.executor.messages import Submit
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.answers import Answers
 from gangway.server.errors import RequestError
-from gangway.server.front_end_messages import ModelRemoved
-from gangway.server.grpc_front_end import GrpcFrontEnd
-from gangway.server.health import Health
+from gangway.server.front_end.protocol import Answers, Health
+from gangway.server.grpc.server import GrpcFrontEnd
+from gangway.server.grpc.streams import READY_THREADS, StreamedCall, StreamLimits, Streams, sequence_of
+from gangway.server.messages import ModelRemoved
 from gangway.server.options.grpc import GrpcOptions
-from gangway.server.stream import StreamLimits
-from gangway.server.stream_call import StreamedCall
-from gangway.server.stream_messages import sequence_of
-from gangway.server.streams import READY_THREADS, Streams
 from tests.server.conftest import no_more_threads
 from tests.server.streaming import RawStream, simple_request
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from gangway.scheduler.pauses import Pauses
-from gangway.server import children
-from gangway.server.children import Child, KeptProcess
+from gangway.server.supervisor import processes as children
+from gangway.server.supervisor.processes import Child, KeptProcess
 
 
 def sleeper(seconds: float = 60) -> subprocess.Popen[bytes]:

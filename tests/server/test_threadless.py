@@ -14,8 +14,8 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.raw_connection import RawConnection
 from gangway.executor.slots import SlotStatus
-from gangway.server import request_clock
-from gangway.server.threadless import answering
+from gangway.server.front_end import nonblocking as answering
+from gangway.server.front_end import outcomes as request_clock
 from gangway.server.tracing.settings import TraceOverrides
 from tests.server.segments import A, B, Segments, inputs_in, outputs_in, values_in
 

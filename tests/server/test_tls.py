@@ -19,10 +19,10 @@ from benchmarks.perf_analyzer import run_one
 from benchmarks.perf_analyzer_modes import Mode
 from gangway.clients import command as client_command
 from gangway.clients.perf import command as perf_command
-from gangway.server.grpc_credentials import Certificates
+from gangway.server.addresses import TlsError, TlsFiles
+from gangway.server.grpc.server import Certificates
 from gangway.server.options.command_line import parse_options
 from gangway.server.options.grpc import GrpcOptions
-from gangway.server.tls_files import TlsError, TlsFiles
 from tests.certificates import Authority, Identity
 
 Inputs = Callable[..., list[triton.InferInput]]

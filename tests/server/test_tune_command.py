@@ -23,9 +23,8 @@ from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
-from gangway.executor.model_runner import ModelRunner
-from gangway.server import profile_command, tune_command
-from gangway.server.report import command as report_command
+from gangway.measure import profile_command, report_command, tune_command
+from gangway.measure.model_runner import ModelRunner
 
 TRIALS = 6  # two artifacts of samples
 needs_two_cores = pytest.mark.skipif(len(available_cores()) < 2, reason="nothing is disturbed on one core")

@@ -8,9 +8,9 @@ from google.protobuf import text_format
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.config_error import ConfigError
-from gangway.server.model_config import require_complete
-from gangway.server.warm_up import samples_of
+from gangway.server.errors import ConfigError
+from gangway.server.models.config import require_complete
+from gangway.server.repository.warm_up import samples_of
 
 TWO = """
 name: "m" max_batch_size: 8

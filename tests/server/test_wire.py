@@ -6,7 +6,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gangway.protos.grpc_service_pb2 import ModelInferRequest
-from gangway.server.wire import MAX_FIELDS, MAX_HEADER_BYTES, MalformedRequestError, length_prefix, split_request
+from gangway.server.requests.wire import (
+    MAX_FIELDS,
+    MAX_HEADER_BYTES,
+    MalformedRequestError,
+    length_prefix,
+    split_request,
+)
 
 
 def varint(number: int) -> bytes:

@@ -1,0 +1,258 @@
+"""A SOCK_SEQPACKET socket that carries messages about regions, some with the descriptor of a client's file."""
+
+import array
+import os
+import queue
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gangway.executor import _native
+from gangway.executor.complain import complain
+from gangway.executor.process import as_before, give_way_less
+
+# What is said about regions of clients' memory that workers map: 32 bytes, four words of 64 bits, little endian.
+#
+# | from, to | message | with a descriptor |
+# |---|---|---|
+# | front end, supervisor | `OfferRegion`: workers may map this | of the client's file |
+# | supervisor, front end | `RegionMapped`: all of them have; or, number 0, they will not | |
+# | front end, supervisor | `WithdrawRegion`: no request of mine uses it any more | |
+# | supervisor, worker | `MapRegion` | of the client's file |
+# | supervisor, worker | `UnmapRegion` | |
+# | supervisor, worker | `AllMapped`: this was all that there is when the worker starts | |
+# | worker, supervisor | `RegionDone`: the answer to each of these three, before the next one is sent | |
+
+REGION_MESSAGE_BYTES: Final = 32
+_WORDS: Final = struct.Struct("<4Q")
+
+
+@dataclass(frozen=True)
+class OfferRegion:
+    """`size_bytes` from `offset` on in the file. `token` is the front end's own name for this."""
+
+    token: int
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class RegionMapped:
+    """The answer to OfferRegion. `number`: what slots call it; 0: it is not mapped, and must not be withdrawn."""
+
+    token: int
+    number: int
+
+
+@dataclass(frozen=True)
+class WithdrawRegion:
+    """The end of what has been mapped for a token."""
+
+    token: int
+
+
+@dataclass(frozen=True)
+class MapRegion:
+    """Map `size_bytes` from `offset` on in the file, under this number."""
+
+    number: int
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class UnmapRegion:
+    """Unmap it; no request uses it."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class AllMapped:
+    """From here on the worker may say that it is ready."""
+
+
+@dataclass(frozen=True)
+class RegionDone:
+    """The last order is done, or could not be (`ok` 0)."""
+
+    ok: int
+
+
+RegionMessage = OfferRegion | RegionMapped | WithdrawRegion | MapRegion | UnmapRegion | AllMapped | RegionDone
+
+_MAKERS: Final[tuple[Callable[[int, int, int], RegionMessage], ...]] = (  # the place is the first word
+    OfferRegion,
+    lambda token, number, _: RegionMapped(token, number),
+    lambda token, a, b: WithdrawRegion(token),
+    MapRegion,
+    lambda number, a, b: UnmapRegion(number),
+    lambda a, b, c: AllMapped(),
+    lambda ok, a, b: RegionDone(ok),
+)
+
+
+def pack_region_message(message: RegionMessage) -> bytes:
+    """Return the 32 bytes."""
+    match message:
+        case OfferRegion(token, offset, size_bytes):
+            return _WORDS.pack(0, token, offset, size_bytes)
+        case RegionMapped(token, number):
+            return _WORDS.pack(1, token, number, 0)
+        case WithdrawRegion(token):
+            return _WORDS.pack(2, token, 0, 0)
+        case MapRegion(number, offset, size_bytes):
+            return _WORDS.pack(3, number, offset, size_bytes)
+        case UnmapRegion(number):
+            return _WORDS.pack(4, number, 0, 0)
+        case AllMapped():
+            return _WORDS.pack(5, 0, 0, 0)
+        case RegionDone(ok):
+            return _WORDS.pack(6, ok, 0, 0)
+
+
+def unpack_region_message(data: bytes) -> RegionMessage:
+    """Return the message in 32 bytes. Raises ValueError."""
+    if len(data) != REGION_MESSAGE_BYTES:
+        raise ValueError(f"a message about a region has {REGION_MESSAGE_BYTES} bytes, not {len(data)}")
+    kind, *words = _WORDS.unpack(data)
+    if kind >= len(_MAKERS):
+        raise ValueError(f"{kind} is no kind of message about a region")
+    made: RegionMessage = _MAKERS[kind](*words)
+    return made
+
+
+_INT_BYTES = array.array("i").itemsize
+
+
+class RegionChannel:
+    """One end. It waits or not, as the socket does."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for poll()."""
+        return self._socket.fileno()
+
+    def send(self, message: RegionMessage, descriptor: int | None = None) -> None:
+        """Send, with a copy of the descriptor. Raises BlockingIOError, or another OSError when the peer is gone."""
+        ancillary = []
+        if descriptor is not None:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        self._socket.sendmsg([pack_region_message(message)], ancillary, socket.MSG_NOSIGNAL)
+
+    def receive(self) -> tuple[RegionMessage, int]:
+        """Return the next message, and the descriptor that belongs to it, which is the caller's to close; else -1.
+
+        Raises BlockingIOError, EOFError when the peer is gone, ValueError for what is no message.
+        """
+        room = socket.CMSG_LEN(_INT_BYTES)  # for one; the kernel closes what has no room
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(REGION_MESSAGE_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            data, ancillary = b"", []
+        descriptor = _descriptor_in(ancillary)
+        try:
+            if not data:
+                raise EOFError("the other end of the socket is closed")
+            message = unpack_region_message(data)
+            if isinstance(message, OfferRegion | MapRegion) != (descriptor >= 0):
+                raise ValueError(f"{message} with the descriptor {descriptor}")
+        except BaseException:
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise
+        return message, descriptor
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _descriptor_in(ancillary: list[tuple[int, int, bytes]]) -> int:
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(content) >= _INT_BYTES:
+            return int(array.array("i", content[:_INT_BYTES])[0])
+    return -1
+
+
+# Regions of clients' memory are mapped and unmapped by a thread of their own, while the worker goes on running leases.
+#
+# The supervisor says which ones (`region_messages.py`). A worker that starts maps what there is before it says that it
+# is ready: requests may name these regions from then on. Only the thread that runs leases takes a region away, between
+# two of them, so that none is using it; it is nudged for that.
+
+NICE: Final = 15  # a hundredth of a core that a gang wants, too
+
+
+class RegionJobs:
+    """`answer` is for the thread that calls `worker.loop`."""
+
+    def __init__(self, worker: _native.Worker, channel: RegionChannel) -> None:
+        self._worker = worker
+        self._channel = channel
+        self._unwanted: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._cleared: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Map what there is, then begin to listen for more. Raises EOFError when the supervisor is gone."""
+        while not isinstance(self._obey(*self._channel.receive()), AllMapped):
+            pass
+        threading.Thread(target=self._work, name="regions", daemon=True).start()
+
+    def answer(self) -> None:
+        """Let no lease find the regions that are to be unmapped."""
+        while not self._unwanted.empty():
+            number = self._unwanted.get()
+            self._worker.clear_region(number)
+            self._cleared.put(number)
+
+    def _work(self) -> None:
+        try:
+            while True:
+                order, descriptor = self._channel.receive()
+                with as_before():
+                    give_way_less(threading.get_native_id(), NICE)
+                    self._obey(order, descriptor)
+        except EOFError:
+            pass  # the supervisor is gone, and this process is about to be
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)  # as whenever a worker fails: it is replaced
+
+    def _obey(self, order: RegionMessage, descriptor: int) -> RegionMessage:
+        ok = True
+        match order:
+            case MapRegion():
+                ok = self._map(order, descriptor)
+            case UnmapRegion(number):
+                self._unwanted.put(number)
+                self._worker.nudge()
+                self._cleared.get()
+                self._worker.unmap_region(number)
+            case AllMapped():
+                pass
+            case _:
+                raise ValueError(f"unexpected {order}")
+        self._channel.send(RegionDone(int(ok)))
+        return order
+
+    def _map(self, order: MapRegion, descriptor: int) -> bool:
+        try:
+            self._worker.map_region(order.number, descriptor, order.offset, order.size_bytes)
+        except OSError as error:
+            complain(f"cannot map {order.size_bytes} bytes of a client's memory: {error.strerror}")
+            return False
+        finally:
+            os.close(descriptor)
+        return True

@@ -1,0 +1,47 @@
+"""Arguments that several commands share: a model on disk and cores to measure it on, a positive number."""
+
+import argparse
+from pathlib import Path
+
+from gangway.executor.cores import available_cores
+from gangway.server.repository.repository import BrokenModel, read_model
+
+
+def find_model(path: Path) -> tuple[str, Path]:
+    """Return name and ONNX file of an .onnx file or of a model directory's latest version. Raises ValueError."""
+    if not path.is_dir():
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist")
+        in_repository = path.name == "model.onnx" and path.resolve().parent.name.isdigit()
+        return (path.resolve().parents[1].name if in_repository else path.stem), path
+    entry = read_model(path.resolve())[-1]
+    if isinstance(entry, BrokenModel):
+        raise ValueError(f"{path}: {entry.reason}")
+    if entry.is_ensemble:
+        raise ValueError(f"{path}: an ensemble has no ONNX file, only its models have")
+    return entry.name, entry.path
+
+
+def model_and_cores(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, Path, list[int]]:
+    """Return name and ONNX file of the model, and the cores; exits with 2, as argparse does, if either is wrong."""
+    try:
+        cores = available_cores(options.cores)
+        return *find_model(options.path), cores
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def positive_number(text: str) -> float:
+    """Return a finite number above 0. Raises ValueError."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(text)
+    return number
+
+
+def positive_integer(text: str) -> int:
+    """Return an integer above 0. Raises ValueError."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number

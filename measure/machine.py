@@ -1,0 +1,113 @@
+"""What this machine is and what one of its cores can do: name, caches, peak arithmetic, bandwidth of memory."""
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from gangway.artifact.format import TargetSpec
+from gangway.artifact.machine import cpu_name, machine_id
+from gangway.artifact.profile import Machine
+from gangway.executor import _probes
+
+# Whether the cores are there whole: a host with others to serve may give less of them for seconds or minutes.
+#
+# Then a gang seems to gain nothing from its second core, while one core alone is as fast as ever.
+
+_LANES: Final = 4  # every machine has such vectors, and none lowers its clock for them
+_WHOLE_ROUNDS: Final = 50_000_000  # of multiply-adds: about 0.1 s, since hosts share out cores in parts of that
+
+
+def share_of_cores(cores: Sequence[int]) -> float:
+    """Return how fast the slowest of these cores is while all of them work, as a share of one alone; 1.0 of one core.
+
+    Takes 0.2 s, or longer where the share is small.
+    """
+    if len(cores) == 1:
+        return 1.0
+    [alone] = speeds_at_once(cores[:1], _LANES, _WHOLE_ROUNDS)
+    together = speeds_at_once(cores, _LANES, _WHOLE_ROUNDS)
+    return min(together) / max(alone, *together)
+
+
+def speeds_at_once(cores: Sequence[int], lanes: int, rounds: int) -> list[float]:
+    """Return the floating-point operations per microsecond of each core while all of these work.
+
+    Each does `rounds` multiply-adds of vectors of `lanes` floats.
+    """
+
+    def speed_of(core: int) -> float:
+        os.sched_setaffinity(0, {core})  # of this thread
+        flops, taken_ns = _probes.multiply_add(lanes, rounds)
+        return 1e3 * flops / taken_ns
+
+    with ThreadPoolExecutor(len(cores)) as threads:  # the probe lets go of the interpreter
+        return list(threads.map(speed_of, cores))
+
+
+DEFAULT_L3_BYTES: Final = 32 << 20  # where the system names no such cache
+_MOST_BYTES: Final = 256 << 20
+_ROUNDS: Final = 100_000  # multiply-adds of each register: a few milliseconds
+_REPEATS: Final = 9
+_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def measure_machine(core: int, cores: int, target: TargetSpec) -> Machine:
+    """Measure one core, in about 0.3 s.
+
+    Peak: independent multiply-adds in registers of the target's width. Bandwidth: reading memory in order, four times
+    as much as the last-level cache holds. The best of several counts for both.
+    """
+    with pinned(core):
+        rates = [flops * 1e3 / time_ns for flops, time_ns in (_multiply_add(target) for _ in range(_REPEATS))]
+        memory = touched(min(4 * l3_bytes(), _MOST_BYTES))
+        times_ns = [_probes.read_memory(memory) for _ in range(_REPEATS)]
+    name = cpu_name()
+    return Machine(
+        machine_id=machine_id(name, cores, target.name),
+        cpu=name,
+        cores=cores,
+        target=target.name,
+        peak_flops_per_us=max(rates),
+        bandwidth_bytes_per_us=len(memory) * 1e3 / min(times_ns),
+    )
+
+
+def _multiply_add(target: TargetSpec) -> tuple[float, int]:
+    return _probes.multiply_add(target.lanes, _ROUNDS)
+
+
+def touched(size_bytes: int) -> memoryview:
+    """Return memory whose every page exists (pages never written to would all be the one page of zeros).
+
+    In huge pages, where the system has them: memory is to be measured, and not the translation of addresses.
+    """
+    memory = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    view = memoryview(memory)
+    for page in range(0, size_bytes, mmap.PAGESIZE):
+        view[page] = 1
+    return view
+
+
+def l3_bytes(caches: Path = _CACHES) -> int:
+    """Return the size of the last-level cache."""
+    try:
+        text = (caches / "index3" / "size").read_text().strip()
+    except OSError:
+        return DEFAULT_L3_BYTES
+    return int(text.removesuffix("K")) * 1024
+
+
+@contextmanager
+def pinned(core: int) -> Iterator[None]:
+    """Keep this thread on one core for a while."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

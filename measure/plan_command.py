@@ -1,0 +1,113 @@
+"""`gangway plan`: into which parts batches of a measured model are cut, and how long they are predicted to take."""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.table import Table
+
+from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.console import Console
+from gangway.artifact.format import Engine, Manifest
+from gangway.artifact.machine import cpu_name, machine_id
+from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile
+from gangway.executor.cores import available_cores
+from gangway.measure.arguments import find_model, positive_integer
+from gangway.measure.profile_command import wholeness
+from gangway.scheduler.batching.planner import PlanTable, plan_table
+from gangway.scheduler.profiles import policy_profile
+from gangway.server.repository.compile_jobs import CompileError, Compiler
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return 0, or 1 when the model has no profile. Wrong arguments exit with 2 (argparse)."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        name, path = find_model(options.path)
+    except ValueError as error:
+        parser.error(str(error))
+    console = Console()
+    try:
+        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
+        profile = _profile(manifest, options.cache_dir, options.path)
+    except (CompileError, ProfileError) as error:
+        print(f"gangway plan: {error}", file=sys.stderr)
+        return 1
+    cores = options.cores or profile.cores[-1]
+    if cores > profile.cores[-1]:
+        parser.error(f"argument --cores: the profile was measured on up to {profile.cores[-1]}")
+    batches = options.batch or list(profile.batches)
+    table = plan_table(policy_profile(profile, 0, name, profile.cores[-1]), cores, max(batches))
+    console.print(_shown(name, table, batches))
+    console.print(*_notes(profile, batches), sep="\n", highlight=False, soft_wrap=True)
+    if options.json:
+        plan = {"model": name, "cores": cores, "batches": [_entry(table, rows) for rows in batches]}
+        options.json.write_text(json.dumps(plan, indent=1))
+    return 0
+
+
+def _profile(manifest: Manifest, cache_dir: Path, argument: Path) -> Profile:
+    """Return what was measured of a model on this machine. Raises ProfileError that says how to measure it."""
+    if manifest.engine is Engine.ONNXRUNTIME:
+        reason = f"onnxruntime serves it whole, on one core: {manifest.fallback_reason}"
+        raise ProfileError(f"batches of {manifest.model_name} are not split: {reason}")
+    machine = machine_id(cpu_name(), len(available_cores("all")), manifest.target.name)
+    path = profile_path(cache_dir, manifest.key, machine)
+    if not path.is_file():
+        raise ProfileError(f"{manifest.model_name} has not been measured here; `gangway profile {argument}` does it")
+    return read_profile(path)
+
+
+def _shown(name: str, table: PlanTable, batches: Sequence[int]) -> Table:
+    shown = Table(title=f"{name} on {table.cores} cores: <gangs, cores of each, rows of each>", title_justify="left")
+    shown.add_column("rows", justify="right")
+    shown.add_column("parts", overflow="fold")
+    for heading in ("ms", "in one gang, ms", "share", "rows/s"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for rows in batches:
+        plan, fat_us = table.best(table.cores, rows), table.fat_us(table.cores, rows)
+        times = [f"{time_us / 1e3:.4g}" for time_us in (plan.latency_us, fat_us)]
+        rate = rows / plan.latency_us * 1e6
+        shown.add_row(str(rows), str(plan), *times, f"{plan.latency_us / fat_us:.2f}", f"{rate:.4g}")
+    return shown
+
+
+def _notes(profile: Profile, batches: Sequence[int]) -> list[str]:
+    notes = [f"{profile.machine.cpu}, {profile.machine.cores} cores; gangs beside each other as they were measured"]
+    if max(batches) > profile.batches[-1]:
+        notes.append(
+            f"more than {profile.batches[-1]} rows on a core or gang were not measured: the last slope goes on"
+        )
+    return notes if profile.whole else [*notes, *wholeness(profile)]
+
+
+def _entry(table: PlanTable, rows: int) -> dict[str, object]:
+    plan = table.best(table.cores, rows)
+    waves = [asdict(split) for split in plan.waves]
+    times = {"latency_us": plan.latency_us, "one_gang_us": table.fat_us(table.cores, rows)}
+    return {"rows": rows, "waves": waves, **times}
+
+
+def _batches(text: str) -> list[int]:
+    return [positive_integer(part) for part in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangway plan",
+        description="Show into which parts a server on so many cores cuts batches of a model that was measured by "
+        "`gangway profile`, and how long they are predicted to take, beside one gang on all cores. Gangs work side by "
+        "side; `4 times` says that there are four such waves, one after the other.",
+    )
+    add = parser.add_argument
+    add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
+    add("--cores", type=positive_integer, metavar="T", help="cores to split over (all that were measured)")
+    add("--batch", type=_batches, metavar="B[,B]", help="rows of the batch, or of several (those that were measured)")
+    add_cache_dir(parser)
+    add("--json", type=Path, metavar="FILE", help="write the plan here, too; times in microseconds")
+    return parser

@@ -1,0 +1,348 @@
+"""Measures a compiled model on this machine with the executor that will serve it: `docs/profile.md` says how, and why.
+
+Every setting (version, cores, rows) is one run of the whole model; the workers' own time stamps split it into layers.
+What several gangs at once do to each other is measured likewise. Settings take turns in rounds until the time is over,
+so that a machine whose speed drifts slows all of them alike.
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gangway.artifact.counter_log import CounterLog, CounterSample
+from gangway.artifact.format import Manifest
+from gangway.artifact.profile import LEAST_RUNS, LayerProfile, Machine, Profile, machine_profiles, write_profile
+from gangway.artifact.proxy import InterferenceProxy, write_proxy
+from gangway.executor.counters import CounterRates
+from gangway.measure.interference import Disturbed, cache_rates, measure_interference
+from gangway.measure.machine import measure_machine, share_of_cores
+from gangway.measure.model_runner import Clock, ModelRunner, Progress, RunTimes, powers_of_two, version_count
+
+# Which settings of a model are measured, how many rows, and how often: decided before and while time passes. Pure.
+
+MAX_ROWS: Final = 64
+USUAL_ROWS: Final = 8  # batches up to here are measured if one run of each setting fits into the time,
+LARGE_RUNS: Final = 1 + LEAST_RUNS  # of larger ones: what is not believed is not worth the time
+LARGE_PART: Final = 0.75  # of the time, into which those must fit: the rest is for many runs of small ones
+MAX_ROUNDS: Final = 24
+
+
+class Setting(NamedTuple):
+    """One way to run the model: `gangs` at once, of so many ranks and rows each, every layer in this version."""
+
+    rows: int
+    ranks: int
+    version: int = 0
+    gangs: int = 1
+
+
+class Plan(NamedTuple):
+    """What can be measured here: on these numbers of cores, the last one of them all, and so many rows at a time."""
+
+    manifest: Manifest
+    cores: tuple[int, ...]
+    room_rows: int  # of all gangs together
+
+    def settings(self, rows: int) -> list[Setting]:
+        """Return the settings for so many rows: every version alone, then the first one with gangs on all cores."""
+        versions = range(version_count(self.manifest))
+        alone = [Setting(rows, ranks, version) for version in versions for ranks in self.cores]
+        return alone + [together for ranks in self.cores if (together := self.together(rows, ranks)) is not None]
+
+    def together(self, rows: int, ranks: int) -> Setting | None:
+        """Return the setting in which gangs of so many ranks fill the machine; None if one does, or rows lack room."""
+        gangs = self.cores[-1] // ranks
+        return Setting(rows, ranks, gangs=gangs) if gangs > 1 and gangs * rows <= self.room_rows else None
+
+
+def core_counts(cores: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... and `cores`."""
+    return tuple(sorted({*powers_of_two(cores), cores}))
+
+
+def batches_that_fit(row_us: float, left_us: float, max_rows: int) -> tuple[int, ...]:
+    """Return the powers of two of rows for which there is time; `row_us`: one row, once in each setting."""
+    batches = [1]
+    for rows in powers_of_two(max_rows)[1:]:
+        once_us = row_us * (2 * rows - 1)  # each size, up to this one
+        if least_runs(rows) * once_us > left_us * (1.0 if rows <= USUAL_ROWS else LARGE_PART):
+            break
+        batches.append(rows)
+    return tuple(batches)
+
+
+def least_runs(rows: int) -> int:
+    """Return how often a setting of so many rows is measured, however long it takes.
+
+    The first run, in which pages fault, is not counted when there are others.
+    """
+    return 1 if rows <= USUAL_ROWS else LARGE_RUNS
+
+
+def runs_in_round(number: int, rows: int) -> int:
+    """Return how often a setting is run in a round: first once, later small batches as long as the usual ones."""
+    return max(1, USUAL_ROWS // rows) if number >= least_runs(MAX_ROWS) else 1
+
+
+def together_us(
+    plan: Plan, batches: Sequence[int], isolated_us: Sequence[Sequence[float]], measured_us: dict[Setting, float]
+) -> tuple[tuple[float, ...], ...]:
+    """Return `Profile.together_us` from what was measured.
+
+    Batches for which memory was lacking are slowed down like the largest one that was measured, on as many cores.
+    """
+    grid = []
+    for ranks, alone_us in zip(plan.cores, isolated_us, strict=True):
+        slowdown, times_us = 1.0, []
+        for rows, time_us in zip(batches, alone_us, strict=True):
+            setting = plan.together(rows, ranks)
+            if setting is not None and time_us:
+                slowdown = measured_us[setting] / time_us
+            times_us.append(slowdown * time_us)
+        grid.append(tuple(times_us))
+    return tuple(grid)
+
+
+# Fits VELTAIR's proxy (ASPLOS 2022, section 4.3) to counters and levels that were measured together. Pure.
+#
+# What one model's counters tell is as much about that model as about its neighbours: so it is fitted to all models
+# that were measured on the machine.
+
+Columns = npt.NDArray[np.float64]  # [samples, counters]
+LEAST_SAMPLES = 8
+LEAST_LEVEL = 0.05  # root mean square: a line through less than that is noise
+
+
+@dataclass(frozen=True)
+class ProxyFit:
+    """The line, and how good it is: see `gangway.artifact.proxy.InterferenceProxy`."""
+
+    constant: float
+    per_access: float
+    per_miss_rate: float
+    pca_share: float
+    r_squared: float
+    samples: int
+
+
+def pooled_proxy(machine_id: str, events: tuple[str, ...], logs: Sequence[CounterLog]) -> InterferenceProxy | None:
+    """Return the line through the samples of all models (a log each) that counted these events; None as `fit_proxy`.
+
+    Every sample counts alike. Rates of different events cannot be compared: other logs are left out.
+    """
+    pool = [log.samples for log in logs if log.events == events and log.samples]
+    fit = fit_proxy([sample for samples in pool for sample in samples])
+    if fit is None:
+        return None
+    return InterferenceProxy(machine_id, accesses=events[0], misses=events[1], models=len(pool), **asdict(fit))
+
+
+def fit_proxy(samples: Sequence[CounterSample]) -> ProxyFit | None:
+    """Return the least-squares line of the level; None where there are too few samples or hardly any interference."""
+    levels = np.array([sample.level for sample in samples])
+    if len(samples) < LEAST_SAMPLES or np.sqrt((levels**2).mean()) < LEAST_LEVEL:
+        return None
+    columns = np.array([(sample.accesses, sample.miss_rate, *sample.others) for sample in samples])
+    pair = columns[:, :2]
+    # Columns of very different size: in units of their deviation, so that none counts as nought.
+    standard, units = _standardised(pair)
+    slopes = np.linalg.lstsq(standard, levels - levels.mean(), rcond=None)[0] / units
+    constant = levels.mean() - pair.mean(axis=0) @ slopes
+    error = ((levels - constant - pair @ slopes) ** 2).sum()
+    spread = ((levels - levels.mean()) ** 2).sum()
+    return ProxyFit(
+        float(constant),
+        per_access=float(slopes[0]),
+        per_miss_rate=float(slopes[1]),
+        pca_share=_pca_share(columns),
+        r_squared=float(1 - error / spread) if spread > 0 else 0.0,
+        samples=len(samples),
+    )
+
+
+def _pca_share(columns: Columns) -> float:
+    """Return the share of variance in the first two principal components of standardised columns."""
+    variances = np.linalg.svd(_standardised(columns)[0], compute_uv=False) ** 2
+    return float(variances[:2].sum() / variances.sum()) if variances.any() else 1.0
+
+
+def _standardised(columns: Columns) -> tuple[Columns, Columns]:
+    """Return columns about their means in units of their deviations, and the units; what stands still is all nought."""
+    deviation = columns.std(axis=0)
+    moves = deviation > 1e-12 * np.abs(columns).max(axis=0)
+    units = np.where(moves, deviation, 1.0)
+    return np.where(moves, (columns - columns.mean(axis=0)) / units, 0.0), units
+
+
+# Keeps what was measured of a model, and learns anew from all models what counters tell about this machine.
+
+
+class Kept(NamedTuple):
+    """Where a profile lies, and the machine's proxy since then; None: caches are not counted, or all were calm."""
+
+    path: Path
+    proxy: InterferenceProxy | None
+
+
+def keep_profile(cache_dir: Path, profile: Profile) -> Kept:
+    """Write a profile over that artifact's older one, and the proxy that follows from all profiles of the machine.
+
+    Where no proxy follows, the one that is there stays. Raises OSError.
+    """
+    path = write_profile(cache_dir, profile)
+    if not profile.counters.events:
+        return Kept(path, None)
+    machine = profile.machine.machine_id
+    logs = [one.counters for one in machine_profiles(path.parent, machine)]
+    proxy = pooled_proxy(machine, profile.counters.events, logs)
+    if proxy is not None:
+        write_proxy(path.parent, proxy)
+    return Kept(path, proxy)
+
+
+DEFAULT_SECONDS: Final = 18.0  # with the start of Python and of workers less than 20
+LATENCY_PART: Final = 0.65  # of the time, when there are other cores to disturb from
+USUAL_SCATTER: Final = 0.05
+HALF_OF_NORMAL: Final = 0.6745  # standard deviations within which half of a normal distribution lies
+
+
+class Samples:
+    """The runs of each setting; of several gangs at once, the slowest. The first one counts if it is the only one."""
+
+    def __init__(self) -> None:
+        self._runs: defaultdict[Setting, list[RunTimes]] = defaultdict(list)
+
+    def add(self, setting: Setting, run: RunTimes) -> None:
+        """Note one run."""
+        self._runs[setting].append(run)
+
+    def count(self, setting: Setting) -> int:
+        """How many runs there were."""
+        return len(self._runs[setting])
+
+    def fewest(self, rows: int) -> int:
+        """How many runs there are at least behind any time of so many rows."""
+        return min(len(self._counted(setting)) for setting in self._runs if setting.rows == rows)
+
+    def scatter(self) -> float:
+        """Return `Profile.scatter`: of all settings together, from half of the runs, so that outliers do not count.
+
+        Where no setting has LEAST_RUNS that count it is not known; USUAL_SCATTER then.
+        """
+        away = []
+        for setting in self._runs:
+            runs, median_us = self._counted(setting), self.total_us(setting)
+            away += [abs(run.total_us / median_us - 1) for run in runs] if len(runs) >= LEAST_RUNS and median_us else []
+        return statistics.median(away) / HALF_OF_NORMAL if away else USUAL_SCATTER
+
+    def layer_us(self, setting: Setting, layer: int) -> float:
+        """Median of one layer."""
+        return statistics.median(run.layer_us[layer] for run in self._counted(setting))
+
+    def total_us(self, setting: Setting) -> float:
+        """Median of the whole model."""
+        return statistics.median(run.total_us for run in self._counted(setting))
+
+    def totals_us(self) -> dict[Setting, float]:
+        """Medians of the whole model, of all settings."""
+        return {setting: self.total_us(setting) for setting in self._runs}
+
+    def _counted(self, setting: Setting) -> list[RunTimes]:
+        return self._runs[setting][1:] or self._runs[setting]
+
+
+def profile_model(
+    cache_dir: Path,
+    manifest: Manifest,
+    cores: Sequence[int],
+    seconds: float = DEFAULT_SECONDS,
+    progress: Progress = lambda phase, share: None,
+    counters: CounterRates | None = None,
+) -> Profile:
+    """Measure the artifact `cache_dir/manifest.key` on these cores, in about `seconds`.
+
+    Each setting is measured at least once, however long that takes; batches that do not fit are left out. `counters`:
+    what is counted beside interference; None: accesses to the last-level cache and misses, where the machine can.
+    Raises RuntimeError when a worker cannot load the artifact, RunError, TimeoutError, and OSError when memory lacks.
+    """
+    begin = time.monotonic()
+    progress("machine", 0.0)
+    whole = share_of_cores(cores)
+    machine = measure_machine(cores[0], len(cores), manifest.target)
+    with ModelRunner(cache_dir, manifest, cores, MAX_ROWS, gangs=len(cores)) as runner:
+        clock = Clock(begin, seconds, progress)
+        latency_end = seconds * (LATENCY_PART if len(cores) > 1 else 1.0)
+        plan = Plan(manifest, core_counts(len(cores)), runner.room_rows)
+        batches, samples = _measure_latency(runner, plan, clock, latency_end)
+        with counters or cache_rates() as rates:
+            disturbed = measure_interference(runner, cores, clock, rates) if len(cores) > 1 else Disturbed()
+    isolated_us = tuple(tuple(samples.total_us(Setting(rows, ranks)) for rows in batches) for ranks in plan.cores)
+    return Profile(
+        key=manifest.key,
+        model_name=manifest.model_name,
+        machine=machine,
+        cores=plan.cores,
+        batches=batches,
+        layers=tuple(
+            _layer_profile(plan, index, machine, samples, batches, disturbed) for index in range(len(manifest.layers))
+        ),
+        isolated_us=isolated_us,
+        together_us=together_us(plan, batches, isolated_us, samples.totals_us()),
+        interference=disturbed.points,
+        interference_cores=disturbed.ranks,
+        runs=tuple(samples.fewest(rows) for rows in batches),
+        scatter=samples.scatter(),
+        seconds=time.monotonic() - begin,
+        cores_whole=min(whole, share_of_cores(cores)),
+        counters=disturbed.counters,
+    )
+
+
+def _measure_latency(runner: ModelRunner, plan: Plan, clock: Clock, end_s: float) -> tuple[tuple[int, ...], Samples]:
+    for setting in plan.settings(1):
+        _run(runner, setting)  # pages fault, code and weights come into the caches
+    row_us = sum(_run(runner, setting).total_us for setting in plan.settings(1))
+    left_us = (end_s - clock.passed_s("latency")) * 1e6
+    batches = batches_that_fit(row_us, left_us, runner.max_rows)
+    settings = {rows: plan.settings(rows) for rows in batches}
+    samples = Samples()
+    for number in range(MAX_ROUNDS):
+        for rows in batches:
+            for setting in runs_in_round(number, rows) * settings[rows]:  # compared with each other, so side by side
+                samples.add(setting, _run(runner, setting))
+                if clock.passed_s("latency") > end_s and _enough(samples, settings):
+                    return batches, samples
+    return batches, samples
+
+
+def _run(runner: ModelRunner, setting: Setting) -> RunTimes:
+    """Of several gangs the slowest: whoever waits for all of them waits for that one."""
+    return max(runner.run_gangs(*setting), key=lambda run: run.total_us)
+
+
+def _enough(samples: Samples, settings: Mapping[int, Sequence[Setting]]) -> bool:
+    return all(samples.count(setting) >= least_runs(rows) for rows, some in settings.items() for setting in some)
+
+
+def _layer_profile(
+    plan: Plan, index: int, machine: Machine, samples: Samples, batches: Sequence[int], disturbed: Disturbed
+) -> LayerProfile:
+    layer = plan.manifest.layers[index]
+    return LayerProfile(
+        name=layer.name,
+        latency_us=tuple(
+            tuple(tuple(samples.layer_us(Setting(rows, r, v), index) for rows in batches) for r in plan.cores)
+            for v in range(len(layer.versions))
+        ),
+        memory_us=layer.bytes / machine.bandwidth_bytes_per_us,
+        compute_us=layer.flops / machine.peak_flops_per_us,
+        slope=disturbed.slope[index] if disturbed.points else (),
+        slowdown=disturbed.slowdown[index] if disturbed.points else (),
+    )

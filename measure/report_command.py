@@ -1,0 +1,92 @@
+"""`gangway report`: pictures and CSV files of what `gangway profile` and `gangway tune` measured of a model."""
+
+import argparse
+import asyncio
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangway.artifact.cache import add_cache_dir
+from gangway.artifact.machine import cpu_name, machine_id
+from gangway.artifact.profile import ProfileError, profile_path, read_profile
+from gangway.artifact.tuning import find_tuning_by_result
+from gangway.measure.arguments import model_and_cores
+from gangway.measure.report_tables import SERIES, Evidence, Row
+from gangway.server.repository.compile_jobs import CompileError, Compiler
+
+UNMEASURED = {
+    "interference": "nothing was measured beside interference",
+    "loss_by_count": "no kernel was measured in several versions beside interference",
+    "search": "`gangway tune --search metaschedule` was not asked for",
+}
+"""Why a picture may have nothing to show."""
+
+
+class MissingError(Exception):
+    """Something has not been measured; the message says which command does."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return 0, or 1 when something is missing. Wrong arguments exit with 2 (argparse)."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    name, path, cores = model_and_cores(parser, options)
+    try:
+        from gangway.measure.report_pictures import PICTURES, save  # noqa: PLC0415 - needs an extra package
+
+        evidence = _evidence(name, path, options, len(cores))
+        options.output.mkdir(parents=True, exist_ok=True)
+        for series, collect in SERIES.items():
+            rows = collect(evidence)
+            if rows:
+                _write_csv(options.output / f"{series}.csv", rows)
+                save(PICTURES[series](evidence, rows), options.output / f"{series}.png")
+                print(options.output / f"{series}.png")
+            else:
+                print(f"no {series}: {UNMEASURED[series]}")
+    except ModuleNotFoundError as error:
+        print(f"gangway report: needs {error.name}: pip install 'gangway-serve[report]'", file=sys.stderr)
+        return 1
+    except (CompileError, MissingError, ProfileError, OSError) as error:
+        print(f"gangway report: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _evidence(name: str, path: Path, options: argparse.Namespace, cores: int) -> Evidence:
+    """Return what the cache knows of the model. Raises MissingError, ProfileError, CompileError."""
+    manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
+    target = manifest.target.name
+    tuning = find_tuning_by_result(options.cache_dir, manifest.key, target)
+    profile = profile_path(options.cache_dir, manifest.key, machine_id(cpu_name(), cores, target))
+    if tuning is None:
+        raise MissingError(f"{name} has not been tuned on this machine: first `gangway tune {options.path}`, then "
+                           f"`gangway profile {options.path}`, with the same --cache-dir and --cores")  # fmt: skip
+    if not profile.exists():
+        raise MissingError(f"the tuned {name} has no profile for {cores} cores of this machine: `gangway profile "
+                           f"{options.path}`, with the same --cache-dir and --cores, makes it")  # fmt: skip
+    return Evidence(manifest, read_profile(profile), tuning)
+
+
+def _write_csv(path: Path, rows: Sequence[Row]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangway report",
+        description="Draw what was measured of a model on this machine, as in VELTAIR's paper: speed-up of layers with "
+        "cores (its figure 4a), performance of versions over interference (6), loss by number of versions (7), samples "
+        "and Pareto front (9), layers by number of versions (14c). Writes a PNG and a CSV file of each. Needs what "
+        "`gangway tune` and then `gangway profile` leave in the cache.",
+    )
+    add = parser.add_argument
+    add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
+    add("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write; made if it is absent")
+    add("--cores", default="all", metavar="LIST", help="cores that the profile was measured on (all)")
+    add_cache_dir(parser)
+    return parser

@@ -1,0 +1,133 @@
+"""Addresses to listen on: "host:port", an IPv6 host in brackets; for gRPC also "unix:PATH"."""
+
+import os
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+# The files of a server that speaks TLS: what they must be, and whether they have changed. No gRPC here.
+
+
+class TlsError(ValueError):
+    """A file cannot be used; the message says which one and why."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        super().__init__(f"{file} {reason}")
+        self.file = file
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files. With `mutual` clients must show a certificate that one in `root` vouches for."""
+
+    certificate: Path
+    key: Path
+    root: Path | None = None
+    mutual: bool = False
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """Every file that is used."""
+        return (self.certificate, self.key, *([self.root] if self.root else []))
+
+
+def check_files(files: TlsFiles) -> None:
+    """Return if a server can use them. Raises TlsError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def encrypted() -> NoReturn:
+        raise TlsError(files.key, "is encrypted, and there is nobody to ask for a password")
+
+    for path, block in ((files.certificate, b"CERTIFICATE-----"), (files.key, b"PRIVATE KEY-----")):
+        if block not in _bytes_of(path):
+            raise TlsError(path, f"has no PEM block {block.decode().rstrip('-')}")
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=encrypted)
+    except (ssl.SSLError, OSError) as error:
+        raise TlsError(files.certificate, f"cannot be used with the key {files.key}: {_reason(error)}") from None
+    if files.root is not None:
+        try:
+            context.load_verify_locations(files.root)
+        except (ssl.SSLError, OSError) as error:
+            raise TlsError(files.root, f"holds no certificates: {_reason(error)}") from None
+
+
+def stamp(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
+    """Return what differs when a file has been written or replaced. Raises OSError if one is not there."""
+    return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in map(os.stat, files.all))
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TlsError(path, f"cannot be read: {error.strerror}") from None
+
+
+def _reason(error: OSError) -> str:
+    """Return OpenSSL's word for it, such as "key values mismatch"."""
+    reason = getattr(error, "reason", None) or error.strerror or str(error)
+    return str(reason).replace("_", " ").lower()
+
+
+UNIX = "unix:"
+
+
+def listen_target(address: str, port: int) -> str:
+    """Return "host:port" for the address of a flag, with or without brackets, and as gRPC spells it ("ipv6:...")."""
+    host = address.removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("[").removesuffix("]")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def socket_address(target: str) -> tuple[str, int, socket.AddressFamily]:
+    """Return host (without brackets), port and family of "host:port"."""
+    host, _, port = target.rpartition(":")
+    return host.strip("[]"), int(port), socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def port_of(target: str, port: int) -> str:
+    """Return "host:port" with another port."""
+    return f"{target.rpartition(':')[0]}:{port}"
+
+
+def why_not_listening(target: str) -> str:
+    """Say why an address cannot be had, by trying again in a way that tells; gRPC does not say."""
+    try:
+        if target.startswith(UNIX):
+            return f"cannot listen on {target}" + ": it is in use" * is_taken(target)
+        host, port, family = socket_address(target)
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        return f"cannot listen on {target}: {error.strerror or error}"
+    return f"cannot listen on {target}"
+
+
+def is_taken(target: str, reuse_port: bool = False) -> bool:
+    """Say whether an address cannot be had, before gRPC tries. `reuse_port`: others that say so may have it, too.
+
+    It would take a "unix:PATH" away from whoever listens there, and write about a port to standard error. Nobody can
+    connect to the port meanwhile: it is only bound.
+    """
+    if not target.startswith(UNIX):
+        host, port, family = socket_address(target)
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
+            try:
+                trial.bind((host, port))
+            except OSError:
+                return True
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(target.removeprefix(UNIX)) == 0
+
+
+def forget(target: str) -> None:
+    """Remove the file of a "unix:PATH" when nobody listens on it any more."""
+    if target.startswith(UNIX):
+        with suppress(OSError):
+            os.unlink(target.removeprefix(UNIX))

@@ -1,1 +1,0 @@
-"""Ensembles: models that are other models, connected by their tensors."""

@@ -1,0 +1,1 @@
+"""A front-end process: takes requests in, hands them to the scheduler, answers them."""

@@ -1,0 +1,549 @@
+"""One request to an ensemble, from its first step to its last.
+
+Each step is an ordinary request to a model: a slot of its own, seen by the scheduler among all others. Its inputs lie
+where the steps before have left them. Steps that do not wait for each other are handed over together; the one thread of
+the request sleeps until any of them has ended. No slot, or no memory, ends the request at once, so requests cannot wait
+for each other.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple
+
+import grpc
+
+from gangway.artifact.format import ALIGNMENT_BYTES
+from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.server.errors import RequestError
+from gangway.server.front_end.outcomes import RequestClock, failure, no_room
+from gangway.server.front_end.shape_watch import ShapeWatch
+from gangway.server.front_end.tracing import StepSpan
+from gangway.server.models.ensembles import Graph, Step, TensorName
+from gangway.server.models.served import ServedModel
+from gangway.server.models.settings import Terms
+from gangway.server.requests.calls import Content, Contents, copy_content
+from gangway.server.requests.data_plane import DataPlane, Layout, Placement, PoolExhaustedError, Request
+from gangway.server.requests.ensemble_calls import EnsembleCall, Result, Shape, StepWay
+
+# Stretches of the io segment that several requests use: one writes its outputs where the next ones find their inputs.
+#
+# A block lives as long as anybody holds it: requests until the executor has let go of them, also those that were
+# closed early, and whoever has yet to read it.
+
+Place = tuple[int, int]  # offset from the segment's start, a multiple of 64, and size in bytes
+
+
+class Block:
+    """Memory at `offset`. `holders` changes under the data plane's lock only."""
+
+    __slots__ = ("holders", "offset")
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.holders = 1  # whoever has made it
+
+
+class SharedRequest(Request):
+    """A request whose tensors lie in blocks that others use, too."""
+
+    def __init__(
+        self, plane: DataPlane, layout: Layout, rows: int, slot: int, placement: Placement, blocks: Sequence[Block]
+    ) -> None:
+        super().__init__(plane, layout, rows, slot, 0, placement)  # places are counted from the segment's start
+        self._blocks = blocks
+
+    def release(self) -> bool:
+        """Free the slot and let go of the blocks, unless the executor still owns them."""
+        if not self._plane.give_slot(self._slot):
+            return False
+        for block in self._blocks:
+            _let_go(self._plane, block)
+        return True
+
+
+class SharedMemoryPool:
+    """Makes blocks, and requests that lie in them. Safe for threads."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+
+    def take(self, size_bytes: int) -> Block:
+        """Return a new block, which the caller holds. Raises PoolExhaustedError, at once."""
+        with self._plane.lock:
+            return Block(self._plane.allocate(size_bytes))
+
+    def hold(self, block: Block) -> None:
+        """Hold a block that somebody holds already."""
+        with self._plane.lock:
+            block.holders += 1
+
+    def let_go(self, block: Block) -> None:
+        """Hold it no more."""
+        with self._plane.lock:
+            _let_go(self._plane, block)
+
+    def view(self, place: Place) -> memoryview:
+        """Return the memory at a place."""
+        offset, size_bytes = place
+        return self._plane.io.view[offset : offset + size_bytes]
+
+    def open(
+        self, layout: Layout, rows: int, inputs: Sequence[Place], outputs: Sequence[Place], blocks: Sequence[Block]
+    ) -> SharedRequest:
+        """Take a slot for a request whose tensors lie in these blocks, which it holds until it is over.
+
+        Raises PoolExhaustedError, at once.
+        """
+        placement = Placement(tuple(inputs), tuple(outputs), 0)
+        with self._plane.lock:
+            slot = self._plane.take_slot()
+            for block in blocks:
+                block.holders += 1
+            return SharedRequest(self._plane, layout, rows, slot, placement, blocks)
+
+
+def places_within(block: Block, sizes_bytes: Sequence[int]) -> list[Place]:
+    """Return places for tensors of these sizes, one after the other, in a block of `total_bytes` of them."""
+    places, position = [], block.offset
+    for size_bytes in sizes_bytes:
+        places.append((position, size_bytes))
+        position += _aligned(size_bytes)
+    return places
+
+
+def total_bytes(sizes_bytes: Sequence[int]) -> int:
+    """Return the size of a block for tensors of these sizes."""
+    return sum(map(_aligned, sizes_bytes))
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _let_go(plane: DataPlane, block: Block) -> None:
+    block.holders -= 1
+    if block.holders == 0:
+        plane.heap.free(block.offset)
+
+
+# The tensors of one request to an ensemble: where they are, and who is yet to read them.
+
+
+@dataclass
+class Value:
+    """A tensor. `content`: wherever it is; `place`: in the io segment, if it is there, in a block that is held."""
+
+    datatype: str
+    shape: Shape
+    content: Content
+    readers: int  # steps, and the answer
+    place: Place | None = None
+    block: Block | None = None
+
+
+class Values:
+    """For the one thread that executes the request. `wanted`: tensors that the answer is made of."""
+
+    def __init__(self, pool: SharedMemoryPool, graph: Graph, wanted: tuple[TensorName, ...]) -> None:
+        self._pool = pool
+        self._readers: Mapping[TensorName, tuple[int, ...]] = graph.readers
+        self._wanted = frozenset(wanted)
+        self._values: dict[TensorName, Value] = {}
+
+    def give(self, name: TensorName, datatype: str, shape: Shape, content: Content) -> None:
+        """Add a tensor that came with the request."""
+        self._add(name, Value(datatype, shape, content, 0))
+
+    def write(self, name: TensorName, datatype: str, shape: Shape, place: Place, block: Block) -> None:
+        """Add a tensor that a step has left at a place in a block, which the caller holds."""
+        value = Value(datatype, shape, self._pool.view(place), 0, place, block)
+        if self._add(name, value):
+            self._pool.hold(block)
+
+    def _add(self, name: TensorName, value: Value) -> bool:
+        value.readers = len(self._readers.get(name, ())) + (name in self._wanted)
+        if value.readers:
+            self._values[name] = value
+        return value.readers > 0
+
+    def of(self, inputs: Mapping[str, TensorName]) -> dict[str, Value]:
+        """Return the tensors of a step, by their names in its model, without those that the request has left out."""
+        return {name: self._values[tensor] for name, tensor in inputs.items() if tensor in self._values}
+
+    def placed(self, value: Value) -> tuple[Place, Block]:
+        """Return where in the io segment a tensor is: it is copied there, once, if it is not.
+
+        Raises PoolExhaustedError if there is no memory, RequestError if the client's region has become too small.
+        """
+        if value.place is None or value.block is None:
+            block = self._pool.take(len(value.content))
+            value.block = block  # from here on it is given back, whatever happens
+            place = block.offset, len(value.content)
+            view = self._pool.view(place)
+            copy_content(value.content, view)
+            value.place, value.content = place, view
+        return value.place, value.block
+
+    def read(self, inputs: Mapping[str, TensorName]) -> None:
+        """A step has ended that has read these."""
+        for name in set(inputs.values()):
+            value = self._values.get(name)
+            if value is not None:
+                value.readers -= 1
+                if not value.readers:
+                    self._drop(name)
+
+    def results(self) -> dict[TensorName, tuple[Shape, memoryview]]:
+        """Return the tensors that the answer is made of, which stay until `clear`."""
+        found = {}
+        for name in self._wanted:
+            value = self._values[name]
+            assert isinstance(value.content, memoryview), "written by a step"
+            found[name] = value.shape, value.content
+        return found
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        for name in list(self._values):
+            self._drop(name)
+
+    def _drop(self, name: TensorName) -> None:
+        value = self._values.pop(name)
+        if value.block is not None:
+            self._pool.let_go(value.block)
+
+
+# How a step gets its slot: where its tensors lie, and what is copied for it, which is little.
+
+
+class Output(NamedTuple):
+    """A tensor that a step has left."""
+
+    shape: Shape
+    place: Place
+    block: Block
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that is ready to be handed over. `blocks` are held by whoever has it; the last one has the outputs."""
+
+    request: SharedRequest
+    blocks: Sequence[Block]
+    places: Sequence[Place]  # of the outputs: of each, or of the frame of all
+    compiled: bool
+
+    def outputs(self, model: ServedModel, way: StepWay) -> Mapping[str, Output] | None:
+        """Return what a request has left that is DONE, by name; None if there was too little room.
+
+        Raises RequestError if it cannot be used.
+        """
+        block = self.blocks[-1]
+        if self.compiled:
+            return {
+                name: Output(way.output_shapes[name], self.places[tensor.index], block)
+                for name, tensor in model.outputs.items()
+            }
+        (view,), ((begin, _),) = self.request.outputs, self.places
+        try:
+            parts = way.frame.parts_in(view)
+        except ValueError as error:
+            message = f"model '{model.name}' has left what is no answer: {error}"
+            raise RequestError(grpc.StatusCode.INTERNAL, message) from error
+        if parts is None:
+            return None
+        found = {}
+        for name, tensor in model.outputs.items():
+            part = parts[tensor.index]
+            found[name] = Output(tensor.client_shape(part.shape), (begin + part.offset, part.size_bytes), block)
+        return found
+
+
+def prepare_compiled(
+    pool: SharedMemoryPool, values: Values, model: ServedModel, way: StepWay, inputs: Mapping[str, Value]
+) -> Prepared:
+    """Prepare a step of a compiled model: it reads its inputs where they are, and has a block for its outputs.
+
+    One without rows computes a row of zeros, and leaves outputs without contents. Raises PoolExhaustedError, and
+    RequestError.
+    """
+    assert way.compiled is not None, "so the caller says"
+    layout, rows = way.compiled.layout, way.shapes.rows
+    places: list[Place] = [(0, 0)] * len(layout.input_bytes)
+    blocks = []
+    for name, value in inputs.items() if not way.shapes.is_empty else ():
+        index = model.inputs[name].index
+        places[index], block = values.placed(value)
+        blocks.append(block)
+        expected = rows * layout.input_bytes[index]
+        if places[index][1] != expected:
+            message = f"input '{name}' for model '{model.name}' has {places[index][1]} bytes, expected {expected}"
+            raise RequestError(grpc.StatusCode.INTERNAL, message)
+    sizes = [rows * row_bytes for row_bytes in layout.output_bytes]
+    taken = [pool.take(total_bytes(sizes))]
+    try:
+        outputs = places_within(taken[-1], sizes)
+        if way.shapes.is_empty:
+            taken.insert(0, pool.take(total_bytes(layout.input_bytes)))
+            places = places_within(taken[0], layout.input_bytes)
+            for place in places:
+                pool.view(place)[:] = bytes(place[1])
+        request = pool.open(layout, rows, places, outputs, [*blocks, *taken])
+    except BaseException:
+        for block in taken:
+            pool.let_go(block)
+        raise
+    left = [(at, 0) for at, _ in outputs] if way.shapes.is_empty else outputs
+    return Prepared(request, tuple(taken), left, compiled=True)
+
+
+def prepare_frame(pool: SharedMemoryPool, way: StepWay, inputs: Sequence[Value]) -> Prepared:
+    """Prepare a step for onnxruntime: its inputs are copied into one frame, which has to be in one piece.
+
+    Raises PoolExhaustedError, and RequestError.
+    """
+    contents = [value.content for value in inputs]
+    layout = way.frame.layout(contents)
+    taken: list[Block] = []
+    try:
+        places = []
+        for size_bytes in layout.frame_bytes:
+            taken.append(pool.take(size_bytes))
+            places.append((taken[-1].offset, size_bytes))
+        request = pool.open(layout, way.shapes.rows, places[:1], places[1:], taken)
+        try:
+            way.frame.write(request, contents)
+        except BaseException:
+            request.close()
+            raise
+    except BaseException:
+        for block in taken:
+            pool.let_go(block)
+        raise
+    return Prepared(request, tuple(taken), places[1:], compiled=False)
+
+
+@dataclass(eq=False)
+class _Running:
+    """A step that has been handed over, and the blocks that are held for it until its outputs have been taken."""
+
+    index: int
+    way: StepWay
+    prepared: Prepared
+    begin_ns: int
+    submitted_ns: int = 0
+
+
+class EnsembleRun:
+    """A context manager: leaving it cancels what still runs and gives everything back.
+
+    One thread executes it. `cancel` may be called by any, at any time.
+    """
+
+    def __init__(
+        self, plane: DataPlane, watch: ShapeWatch, call: EnsembleCall, terms: Terms, clock: RequestClock
+    ) -> None:
+        self._plane = plane
+        self._pool = SharedMemoryPool(plane)
+        self._watch = watch
+        self._call = call
+        self._terms = terms
+        self._clock = clock
+        self._values = Values(self._pool, call.graph, call.wanted)
+        self._waits = list(call.graph.waits)
+        self._lock = threading.Lock()  # of the two below
+        self._running: list[_Running] = []
+        self._cancelled = threading.Event()
+        self.spans: list[StepSpan] = []
+
+    def execute(self, contents: Contents) -> dict[TensorName, Result]:
+        """Execute all steps; return the tensors that the answer is made of, valid until the run is left.
+
+        Raises RequestError, which names the step.
+        """
+        for (tensor, shape), content in zip(self._call.shapes.inputs, contents, strict=True):
+            self._values.give((tensor.name,), tensor.datatype, shape, content)
+        ready = deque(index for index, waits in enumerate(self._waits) if not waits)
+        while ready or self._running:
+            while ready:
+                self._start(ready.popleft())
+            for running in self._ended():
+                ready += self._finish(running)
+        return self._values.results()
+
+    def cancel(self) -> None:
+        """Say that nobody waits for the answer any more."""
+        with self._lock:
+            self._cancelled.set()
+            requests = [running.prepared.request for running in self._running]
+        for request in requests:
+            request.cancel()
+
+    def __enter__(self) -> "EnsembleRun":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            left, self._running = self._running, []
+        for running in left:
+            model = self._call.graph.steps[running.index].model
+            model.statistics.failed(now_ns - running.begin_ns, grpc.StatusCode.CANCELLED, had_target=False)
+            self._close(running.prepared)
+        self._values.clear()
+
+    # -- steps
+
+    def _start(self, index: int, again_since_ns: int = 0, whole: bool = False) -> None:
+        """Hand a step over. `again_since_ns`: it was begun before; `whole`: by onnxruntime, whatever is compiled."""
+        step, begin_ns = self._call.graph.steps[index], again_since_ns or time.monotonic_ns()
+        try:
+            inputs = self._values.of(step.inputs)
+            kinds = {name: (value.datatype, value.shape) for name, value in inputs.items()}
+            way = self._call.ways.of(index, step, kinds)
+            if way.compiled is None or whole:
+                prepared = prepare_frame(self._pool, way, list(inputs.values()))
+            else:
+                prepared = prepare_compiled(self._pool, self._values, step.model, way, inputs)
+            self._submit(_Running(index, way, prepared, begin_ns))
+        except PoolExhaustedError as error:
+            raise self._failed(step, begin_ns, no_room(error)) from error
+        except RequestError as error:
+            raise self._failed(step, begin_ns, error) from error
+
+    def _submit(self, running: _Running) -> None:
+        clock, terms = self._clock, self._terms
+        step = self._call.graph.steps[running.index]
+        deadline_ns = clock.deadline_ns
+        if deadline_ns:  # what comes after needs its time, too
+            deadline_ns = max(1, deadline_ns - int(self._call.graph.remaining_us[running.index] * 1000))
+        try:
+            with self._lock:
+                if self._cancelled.is_set():
+                    gone = clock.status_of(SlotStatus.CANCELLED, time.monotonic_ns())
+                    raise failure(self._name, gone, 0)
+                self._running.append(running)
+            running.submitted_ns = time.monotonic_ns()
+            running.prepared.request.submit(
+                deadline_ns, terms.priority, clock.arrival_ns, clock.limit_ns, terms.rejects_late, _max_queue(step)
+            )
+            if self._cancelled.is_set():  # just before the request could be
+                running.prepared.request.cancel()
+        except BaseException:
+            self._remove(running)
+            self._close(running.prepared)
+            raise
+
+    def _ended(self) -> list[_Running]:
+        """Wait until a step has ended; return those that have."""
+        slots, clock = self._plane.slots, self._clock
+        begin_ns = time.monotonic_ns()
+        lone = self._running[0].prepared.request.layout.model_id if len(self._running) == 1 else None
+        spin_us = self._plane.spin_for(lone) if lone is not None else 0
+        numbers = [running.prepared.request.slot for running in self._running]
+        if not slots.wait_any(numbers, max(0, clock.end_ns - begin_ns) // 1000, spin_us):
+            step = self._call.graph.steps[self._running[0].index]
+            raise self._within(step, failure(self._name, clock.status_at_end, 0))
+        if lone is not None:
+            self._plane.last_wait_ns[lone] = time.monotonic_ns() - begin_ns
+        return [running for running in self._running if slots.is_done(running.prepared.request.slot)]
+
+    def _finish(self, running: _Running) -> Sequence[int]:
+        """Take what a step has left; return the steps that can begin now."""
+        step = self._call.graph.steps[running.index]
+        finished_ns = time.monotonic_ns()
+        outcome = running.prepared.request.outcome()
+        self._remove(running)
+        try:
+            if outcome.status is SlotStatus.UNAVAILABLE and step.model.symbols and running.prepared.compiled:
+                self._start(running.index, running.begin_ns, whole=True)  # the variant has been unloaded meanwhile
+                return ()
+            if outcome.status is not SlotStatus.OK:
+                status = self._clock.status_of(outcome.status, finished_ns)
+                error = failure(step.model.name, status, _max_queue(step), outcome.reason)
+                raise self._failed(step, running.begin_ns, error)
+            if not self._take(step, running):
+                self._start(running.index, running.begin_ns, whole=True)  # there was too little room for the answer
+                return ()
+        finally:
+            self._close(running.prepared)
+        self._values.read(step.inputs)
+        self._note(step, running, outcome, finished_ns)
+        return self._freed(step)
+
+    def _take(self, step: Step, running: _Running) -> bool:
+        """Take a step's outputs over; False if there was too little room for them."""
+        try:
+            outputs = running.prepared.outputs(step.model, running.way)
+        except RequestError as error:
+            raise self._failed(step, running.begin_ns, error) from error
+        if outputs is None:
+            return False
+        for name, tensor in step.outputs.items():
+            output = outputs[name]
+            self._values.write(tensor, step.model.outputs[name].datatype, output.shape, output.place, output.block)
+        return True
+
+    def _note(self, step: Step, running: _Running, outcome: SlotOutcome, finished_ns: int) -> None:
+        model, shapes = step.model, running.way.shapes
+        start_ns = self._clock.arrival_ns + round(outcome.queue_us * 1000)
+        span = StepSpan(
+            step,
+            shapes.rows,
+            running.begin_ns,
+            running.submitted_ns,
+            start_ns,
+            start_ns + round(outcome.compute_us * 1000),
+            finished_ns,
+            time.monotonic_ns(),
+            outcome,
+        )
+        self.spans.append(span)
+        model.statistics.succeeded(shapes.rows, span.times, None, outcome.counts, outcome.batch_rows, outcome.leads)
+        if model.symbols:
+            self._watch.used(model, model.key_of(shapes.sizes))
+
+    def _freed(self, step: Step) -> Sequence[int]:
+        """Return the steps that have waited for this one alone."""
+        freed = []
+        for tensor in set(step.outputs.values()):
+            for reader in self._call.graph.readers.get(tensor, ()):
+                self._waits[reader] -= 1
+                if not self._waits[reader]:
+                    freed.append(reader)
+        return freed
+
+    def _remove(self, running: _Running) -> None:
+        with self._lock:
+            if running in self._running:
+                self._running.remove(running)
+
+    def _close(self, prepared: Prepared) -> None:
+        prepared.request.close()
+        for block in prepared.blocks:
+            self._pool.let_go(block)
+
+    # -- failures
+
+    @property
+    def _name(self) -> str:
+        return self._call.graph.model.name
+
+    def _failed(self, step: Step, begin_ns: int, error: RequestError) -> RequestError:
+        """Count a failure in the statistics of the step's model; return what the client is told."""
+        step.model.statistics.failed(time.monotonic_ns() - begin_ns, error.code, had_target=False)
+        return self._within(step, error)
+
+    def _within(self, step: Step, error: RequestError) -> RequestError:
+        return RequestError(error.code, f"in ensemble '{self._name}', {step.title}: {error.message}")
+
+
+def _max_queue(step: Step) -> int:
+    """Return how many requests may wait for a step's model: that is for its own queue policy to say."""
+    return step.model.policies.terms(0, 0, None).max_queue

@@ -1,0 +1,92 @@
+"""Looks after a front end's memory: lets nobody in while it is full, gives back what a long queue has left.
+
+Freed messages are kept for the next ones (`process.keep_freed_memory`), and so are the places of their tensors. After
+an overload that is far more than they need. While it lasts the places would be a record of what was ever needed at
+once, which grows for minutes.
+
+What gRPC receives is nobody's to count before it is complete. So the memory that is left is watched, as closely as it
+could be filled (`memory_budget.fresh_s`).
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gangway.executor.memory_budget import MemoryBudget, fresh_s
+from gangway.executor.process import return_freed_memory
+from gangway.server.requests.data_plane import DataPlane
+
+PERIOD_S: Final = 1.0
+IDLE_PERIODS: Final = 10  # what no request has needed for so long is given back
+WORTH_BYTES: Final = 256 << 20  # less is kept,
+WORTH_SHARE: Final = 1 / 8  # or less than this of the memory limit
+GONE: Final = 1 / 8  # of the most since the last time
+LEAST_WATCH_S: Final = 0.005
+MOST_WATCH_S: Final = 0.1  # calls may wait for memory
+RETURN_PERIOD_S: Final = 0.2  # freed memory is returned no more often
+
+_log = logging.getLogger(__name__)
+
+
+class MemoryKeeper:
+    """`in_flight_bytes` tells how many bytes of tensors requests have at the moment.
+
+    `tell` is called at each look, with the words for who must be refused, and whether memory is full: not even half of
+    the budget's reserve is left. It returns whether any call waits for memory.
+    """
+
+    def __init__(
+        self,
+        in_flight_bytes: Callable[[], int],
+        plane: DataPlane,
+        budget: MemoryBudget,
+        tell: Callable[[str, bool], bool] = lambda reason, is_full: False,
+    ) -> None:
+        self._in_flight_bytes = in_flight_bytes
+        self._plane = plane
+        self._budget = budget
+        self._tell = tell
+        self._reason = f"the server's memory is full, which is {budget.limit}"
+        self._worth_bytes = budget.share_bytes(WORTH_SHARE, WORTH_BYTES)
+        self._most_bytes = 0
+        self._returned_s = 0.0
+        self._is_short = False  # calls wait for memory
+
+    def run(self) -> None:
+        """Look after the memory for ever."""
+        periods, look_s = 0, 0.0
+        while True:
+            room_bytes = self.watch()
+            if (now_s := time.monotonic()) >= look_s:
+                look_s, periods = now_s + PERIOD_S, periods + 1
+                self.look()
+                if periods % IDLE_PERIODS == 0:
+                    self._plane.give_back_idle()
+            time.sleep(min(max(fresh_s(room_bytes), LEAST_WATCH_S), MOST_WATCH_S))
+
+    def watch(self) -> int:
+        """Let nobody in while memory is full; return how much room the budget has."""
+        room_bytes = self._budget.room_bytes()
+        if (room_bytes < 0 or self._is_short) and time.monotonic() >= self._returned_s + RETURN_PERIOD_S:
+            self._plane.give_back_waiting()
+            return_freed_memory()
+            self._returned_s = time.monotonic()
+            room_bytes = self._budget.room_bytes()
+        door, is_full = self._plane.door, room_bytes < -self._budget.reserve_bytes // 2
+        if is_full and not door.full_reason:
+            left_bytes = max(0, room_bytes + self._budget.reserve_bytes)
+            _log.warning("memory is full: of %s %d bytes are left", self._budget.limit, left_bytes)
+        door.full_reason = self._reason if is_full else ""
+        self._is_short = self._tell(self._reason, is_full)
+        return room_bytes
+
+    def look(self) -> bool:
+        """Return memory to the system if much of it is not needed any more; say whether that was so."""
+        now_bytes = self._in_flight_bytes()
+        self._most_bytes = max(self._most_bytes, now_bytes)
+        if self._most_bytes < self._worth_bytes or now_bytes > GONE * self._most_bytes:
+            return False
+        self._most_bytes = now_bytes
+        return_freed_memory()
+        return True

@@ -1,0 +1,429 @@
+"""The front-end process: `python -m gangway.server.front_end` with the options that the supervisor gives it.
+
+The main thread listens to the supervisor; requests are answered by the gRPC server's threads.
+"""
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import grpc
+
+import gangway.server.grpc.environment  # noqa: F401 - before grpc
+from gangway.executor.control import BEAT_EVERY_S, ControlSegment, Heartbeats
+from gangway.executor.logs import ProcessLog
+from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget
+from gangway.executor.process import die_with_parent, take_short_turns
+from gangway.executor.regions import RegionChannel
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotTable
+from gangway.server import messages as json_dataclass
+from gangway.server.addresses import TlsError, forget, is_taken, why_not_listening
+from gangway.server.errors import RequestError
+from gangway.server.front_end.inference import Inference, ResponseCache
+from gangway.server.front_end.memory import MemoryKeeper
+from gangway.server.front_end.metrics_reading import memory_bytes
+from gangway.server.front_end.nonblocking import ThreadlessInference
+from gangway.server.front_end.protocol import MAX_WATCHERS, Answers, Health, RegionMethods, methods_of
+from gangway.server.front_end.sequences import Sequences
+from gangway.server.front_end.shape_watch import ShapeWatch
+from gangway.server.front_end.shared import Peers, Shared
+from gangway.server.front_end.supervisor_calls import Changes, LogAnswers, RepositoryCalls, TraceAnswers
+from gangway.server.front_end.tracing import Tracer
+from gangway.server.grpc.server import GrpcFrontEnd
+from gangway.server.grpc.streams import StreamLimits, Streams
+from gangway.server.log_settings import LogSettings
+from gangway.server.messages import (
+    MAX_MESSAGE_BYTES,
+    Agreed,
+    AllKnown,
+    BindFailed,
+    Change,
+    Drain,
+    FrontEndMessage,
+    FrontEndOptions,
+    InitialLoadDone,
+    Listening,
+    ModelReady,
+    ModelRemoved,
+    ModelRetired,
+    ModelUnavailable,
+    RegionChange,
+    RepositoryAnswer,
+    RepositoryCall,
+    Settled,
+    VariantGone,
+    VariantReady,
+    from_json,
+    to_json,
+)
+from gangway.server.models.served import MakeStatistics, Models, own_statistics
+from gangway.server.options.metrics import MetricsOptions
+from gangway.server.options.serve_options import ServeOptions
+from gangway.server.requests.data_plane import DataPlane
+from gangway.server.requests.mapped_tensors import Mappings
+from gangway.server.requests.regions import Regions
+from gangway.server.system import allow_many_descriptors, keep_freed_memory, scaled
+from gangway.server.thread_pool import NoThreadError
+from gangway.server.tracing.settings import TraceOverrides
+
+if TYPE_CHECKING:
+    from gangway.server.http.server import HttpFrontEnd
+
+
+# Where clients come in: opened when all is known that they may ask for.
+#
+# gRPC comes first. What HTTP and metrics import takes as long as the whole rest of a front end's start, so a thread
+# opens them while gRPC answers already: after a crash every tenth of a second counts.
+
+TELL_AGAIN_SECONDS = 0.01
+Open = Callable[[], str]  # returns "host:port", the port as bound; empty: nobody can come in there
+
+
+class CannotListenError(Exception):
+    """An address cannot be had; the message says why."""
+
+
+class Doors:
+    """`grpc`, `http` and `metrics` open a door each; they raise CannotListenError or OSError. `tell`: see FrontEnd."""
+
+    def __init__(self, grpc: Open, http: Open, metrics: Open, tell: Callable[[FrontEndMessage], bool]) -> None:
+        self._grpc = grpc
+        self._http = http
+        self._metrics = metrics
+        self._tell = tell
+        self.grpc_address = ""  # as soon as there is one
+
+    def open(self) -> bool:
+        """Return when gRPC has been opened; the others follow. False if that cannot be, which the supervisor knows."""
+        try:
+            self.grpc_address = self._grpc()
+        except (CannotListenError, OSError) as error:
+            self._say(BindFailed(str(error)))
+            return False
+        threading.Thread(target=self._open_others, name="doors", daemon=True).start()
+        return True
+
+    def _open_others(self) -> None:
+        try:
+            metrics_address = self._metrics()
+            http_address = self._http()
+        except (CannotListenError, OSError) as error:
+            self._say(BindFailed(str(error)))
+            os._exit(1)
+        self._say(Listening(self.grpc_address, metrics_address, http_address))
+
+    def _say(self, message: FrontEndMessage) -> None:
+        while not self._tell(message):
+            time.sleep(TELL_AGAIN_SECONDS)
+
+
+IDLE_POLL_SECONDS = 0.005
+DRAIN_TRACES_SECONDS = 1.0
+MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
+STOPPING = "the server is stopping"
+
+_log = logging.getLogger(__name__)
+
+
+class FrontEnd:
+    """Inference and answers over one data plane, told by the supervisor what to serve."""
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        options: ServeOptions,
+        tell: Callable[[FrontEndMessage], bool] = lambda message: True,
+        ask: Callable[[RepositoryCall], bool] = lambda message: False,
+        propose: Callable[[FrontEndMessage], bool] | None = None,
+        stream_limits: StreamLimits | None = None,
+        tracer: Tracer | None = None,
+        log: ProcessLog | None = None,
+        mappings: Mappings | None = None,
+        make_statistics: MakeStatistics = own_statistics,
+        thread_share: float = 1.0,
+    ) -> None:
+        regions = Regions(mappings)
+        cache_bytes = options.models.cache_bytes
+        cache = ResponseCache(cache_bytes) if cache_bytes else None
+        self._tracer = tracer or Tracer(options.traces)
+        self.sequences = Sequences(plane)
+        self._inference = Inference(plane, ShapeWatch(tell), regions, self._tracer, cache, mappings, self.sequences)
+        limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
+        limits = replace(limits, streams=scaled(limits.streams, thread_share))
+        slots = plane.slots.slots
+        in_threads = scaled(slots, thread_share)
+        self.streams = Streams(self._inference.infer_parts, self._inference.order_of, in_threads, limits)
+        self._answers = Answers(options.general.id)
+        self._tell = tell
+        self._make_statistics = make_statistics
+        self.repository = RepositoryCalls(ask)
+        self.changes = Changes(self._apply, propose)
+        self._regions = RegionMethods(regions, self.changes.make)
+        self._logs = LogAnswers(options.logs, log, self.changes.make)
+        traces = TraceAnswers(self._tracer, lambda: self.models, self.changes.make)
+        methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
+        self.server = GrpcFrontEnd(
+            self._inference,
+            self.streams,
+            methods,
+            Health(self._answers, scaled(MAX_WATCHERS, thread_share)),
+            slots,
+            options.grpc,
+            ThreadlessInference(self._inference),
+            thread_share,
+        )
+        self._methods = methods
+        self._options = options
+        self._max_http_threads = in_threads
+        self._http: HttpFrontEnd | None = None
+
+    @property
+    def http(self) -> "HttpFrontEnd":
+        """The HTTP server, made when it is first asked for: what it imports takes long (`front_ends/doors.py`)."""
+        if self._http is None:
+            from gangway.server.http.server import HttpFrontEnd  # noqa: PLC0415 - see above
+
+            options = self._options.http
+            self._http = HttpFrontEnd(
+                self._inference, self._methods, lambda: self.models, self._max_http_threads, options
+            )
+        return self._http
+
+    @property
+    def models(self) -> Models:
+        """What is served."""
+        return self._answers.models
+
+    @models.setter
+    def models(self, models: Models) -> None:
+        self._answers.models = models
+        self._inference.serve(models)
+
+    def look_at(self, control: ControlSegment) -> None:
+        """Have answers say what the other processes write into the control segment: what models hold, who gets on."""
+        self._answers.memory_bytes = lambda model: memory_bytes(model, control)
+        self._answers.is_served = control.heartbeats.all_fresh
+
+    def listen(self, target: str) -> str:
+        """Serve gRPC at "host:port" or "unix:PATH", and return it with the port it has; do nothing for "".
+
+        Raises CannotListenError.
+        """
+        if not target:
+            return ""
+        if is_taken(target, self._options.grpc.reuse_port):
+            raise CannotListenError(why_not_listening(target))
+        try:
+            address = self.server.bind(target)
+        except RuntimeError:
+            raise CannotListenError(why_not_listening(target)) from None
+        self.server.start()
+        return address
+
+    def watch_memory(self, reason: str, is_full: bool) -> bool:
+        """See to the calls that wait for memory; return whether there are any.
+
+        They are told the reason if they have waited too long. If memory is full, end what takes it without being under
+        way: calls that arrive, and the stream that holds most.
+        """
+        error = RequestError(grpc.StatusCode.UNAVAILABLE, reason)
+        waits = self.server.look_at_arrivals(error)
+        if is_full:
+            self.server.end_arriving(error)
+            self.streams.end_largest()
+        return waits
+
+    def handle(self, message: FrontEndMessage) -> None:
+        """Do what the supervisor says. Returns from Drain when the last request has ended."""
+        match message:
+            case ModelReady() | ModelUnavailable() | ModelRemoved():
+                before = self.models.served_as(message.name, message.version)
+                self.models = self.models.updated(message, self._make_statistics)
+                if before is not None:
+                    before.uses.close(lambda: self._retired(before.model_id))
+            case VariantReady() | VariantGone():
+                self.models = self.models.with_variant(message)
+            case Agreed():
+                if (applied := self.changes.agreed(message)) is not None:
+                    self._say(applied)
+            case Settled():
+                self.changes.settled(message)
+            case InitialLoadDone(strict_readiness):
+                self._answers.strict_readiness = strict_readiness
+                self._answers.ready = True
+            case RepositoryAnswer():
+                self.repository.answered(message)
+            case Drain():
+                self._inference.refuse(STOPPING)
+                self.streams.refuse(STOPPING)
+                self.repository.refuse(STOPPING)
+                self.changes.refuse(STOPPING)
+                self._answers.ready = False  # whoever sees it knows that nothing is accepted any more
+                self._await_idle()
+                self._tracer.finish(DRAIN_TRACES_SECONDS)
+            case _:
+                raise ValueError(f"{message} is not for a front end")
+
+    def _retired(self, model_id: int) -> None:
+        """The supervisor waits for it before it unloads the model."""
+        self._say(ModelRetired(model_id))
+
+    def _say(self, message: FrontEndMessage) -> None:
+        """Tell what the supervisor must hear."""
+        while not self._tell(message):
+            time.sleep(TELL_AGAIN_SECONDS)
+
+    def _apply(self, change: Change) -> None:
+        """Make a change that is made in all front ends. Raises RequestError."""
+        match change:
+            case RegionChange():
+                self._regions.apply(change)
+            case TraceOverrides():
+                self._tracer.override(change, change.restarts)
+            case LogSettings():
+                self._logs.apply(change)
+
+    def _await_idle(self) -> None:
+        """Return when all answers have been sent. Not by the gRPC server's own stop: it cancels what just arrives."""
+        end = time.monotonic() + MAX_DRAIN_SECONDS
+        while not self._is_idle() and time.monotonic() < end:
+            time.sleep(IDLE_POLL_SECONDS)
+
+    def _is_idle(self) -> bool:
+        return self._inference.idle and self.streams.idle and (self._http is None or self._http.idle)
+
+
+def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPlane:
+    """Map the inherited io segment."""
+    io = Segment.attach(options.io_fd)
+    slots = SlotTable(io, options.slots)
+    return DataPlane(io, slots, control.submit_rings[options.index], control.scheduler_bell, options.spin_us)
+
+
+def make_mappings(options: FrontEndOptions, control: ControlSegment) -> Mappings | None:
+    """Begin to speak with the supervisor about regions, if there is a socket for that."""
+    if options.regions_fd < 0:
+        return None
+    mappings = Mappings(RegionChannel(socket.socket(fileno=options.regions_fd)), control.lost_regions)
+    mappings.start()
+    return mappings
+
+
+def open_metrics(
+    options: MetricsOptions, front_end: FrontEnd, plane: DataPlane, control: ControlSegment, peers: Peers
+) -> str:
+    """Serve the metrics of all front ends; return where. Raises OSError."""
+    from gangway.server.front_end.metrics_endpoint import serve_metrics  # noqa: PLC0415 - see front_ends/doors.py
+
+    return serve_metrics(options, lambda: front_end.models, plane, control, peers)
+
+
+def tell(supervisor: socket.socket, message: bytes) -> bool:
+    """Send without ever waiting; say whether there was room."""
+    try:
+        supervisor.send(message, socket.MSG_DONTWAIT)
+    except OSError:
+        return False
+    return True
+
+
+def beat(heartbeats: Heartbeats, index: int) -> None:
+    """Say for ever that this process gets on: that no thread keeps the interpreter for itself."""
+    while True:
+        heartbeats.beat(index)
+        time.sleep(BEAT_EVERY_S)
+
+
+def run(options: FrontEndOptions, log: ProcessLog) -> int:
+    """Serve until the supervisor says Drain; return the exit status."""
+    supervisor = socket.socket(fileno=options.supervisor_fd)
+    control = ControlSegment.attach(options.control_fd)
+    plane = make_data_plane(options, control)
+
+    def say(message: FrontEndMessage) -> bool:
+        return tell(supervisor, to_json(message))
+
+    shared = Shared(options, plane)
+    tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
+    try:
+        mappings = make_mappings(options, control)
+        front_end = FrontEnd(
+            plane,
+            options.serve,
+            say,
+            say,
+            say,
+            tracer=tracer,
+            log=log,
+            mappings=mappings,
+            make_statistics=shared.make_statistics,
+            thread_share=options.thread_share,
+        )
+    except (TlsError, OSError, NoThreadError) as error:
+        supervisor.send(to_json(BindFailed(str(error))))
+        return 1
+    front_end.look_at(control)
+    memory = MemoryKeeper(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory)
+    doors = Doors(
+        partial(front_end.listen, options.address),
+        lambda: front_end.http.listen(options.serve.http.target),
+        lambda: open_metrics(options.serve.metrics, front_end, plane, control, shared.peers),
+        say,
+    )
+    threading.Thread(target=beat, args=(control.heartbeats, options.index), name="heartbeat", daemon=True).start()
+    threading.Thread(target=memory.run, name="memory", daemon=True).start()
+    threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
+    threading.Thread(target=front_end.sequences.run, name="sequences", daemon=True).start()
+    while data := supervisor.recv(MAX_MESSAGE_BYTES):
+        message = from_json(data)
+        if isinstance(message, AllKnown):
+            if not doors.open():
+                return 1
+            continue
+        front_end.handle(message)
+        if isinstance(message, Drain):
+            forget(doors.grpc_address)
+            # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
+            log.finish()
+            os._exit(0)
+    _log.error("the supervisor is gone")
+    os._exit(1)  # without waiting for threads, which wait for answers that nobody may give any more
+
+
+def within_memory(options: ServeOptions) -> ServeOptions:
+    """Return the options with messages that are no longer than the memory limit allows."""
+    share_bytes = partial(memory_budget().share_bytes, MESSAGE_SHARE)
+    return replace(
+        options,
+        grpc=replace(options.grpc, max_message_bytes=share_bytes(options.grpc.max_message_bytes)),
+        http=replace(options.http, max_body_bytes=share_bytes(options.http.max_body_bytes)),
+    )
+
+
+def main() -> int:
+    """Run the process."""
+    die_with_parent()
+    take_short_turns()
+    options = json_dataclass.from_stdin(FrontEndOptions)
+    options = replace(options, serve=within_memory(options.serve))
+    log = ProcessLog(options.serve.logs.levels)
+    keep_freed_memory()
+    allow_many_descriptors()
+    try:
+        return run(options, log)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        log.finish()
+        os._exit(1)  # at once, whatever other threads are at: only then is there a successor
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,317 @@
+"""The protocol's methods with one message in and one out: what gRPC and HTTP both answer, each in its own spelling.
+
+A further method is added to `methods_of`, and every front end serves it.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final, Generic, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos import health_pb2
+from gangway.server.errors import RequestError, invalid, unsupported
+from gangway.server.front_end.supervisor_calls import LogAnswers, RepositoryCalls, TraceAnswers
+from gangway.server.messages import WHOLE_MODEL, RegionChange
+from gangway.server.models.served import Models, ServedModel
+from gangway.server.models.tensors import Tensor
+from gangway.server.options.general import SERVER_NAME
+from gangway.server.requests.regions import MAX_NAME_BYTES, Regions, Registration, file_of
+
+# What the protocol asks apart from inference: health, metadata, configuration, statistics, the repository's index.
+
+EXTENSIONS = (  # only what works
+    "binary_tensor_data",
+    "classification",
+    "logging",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "sequence",
+    "statistics",
+    "system_shared_memory",
+    "trace",
+)
+HEALTH_SERVICES = ("", "inference.GRPCInferenceService")
+
+
+class Answers:
+    """Methods are named as the remote procedures. Each takes the request's message and returns the response's.
+
+    `models` is replaced by the front end; `ready` says whether the initial load is over and the server is not stopping;
+    unless `strict_readiness`, the server then counts as ready whatever has become of its models.
+    `memory_bytes` says what a model holds, 0 if that is not known; `is_served` whether the other processes get on.
+    """
+
+    def __init__(self, name: str = SERVER_NAME) -> None:
+        self.models = Models()
+        self._name = name
+        self.ready = False
+        self.memory_bytes: Callable[[ServedModel], int] = lambda model: 0
+        self.strict_readiness = True
+        self.is_served: Callable[[], bool] = lambda: True
+        self._version = version("gangway-serve")
+
+    def server_live(self, _request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        """Whoever can ask gets a yes."""
+        return pb.ServerLiveResponse(live=True)
+
+    def server_ready(self, _request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        """Say whether requests are taken and, with strict readiness (the default), every model is ready."""
+        return pb.ServerReadyResponse(ready=self._all_ready())
+
+    def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        """Say whether a model can be used; an unknown one cannot, and none while nobody would execute a request."""
+        try:
+            self.models.find(request.name, request.version)
+        except RequestError as error:
+            if error.code == grpc.StatusCode.INVALID_ARGUMENT:
+                raise
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=self.is_served())
+
+    def server_metadata(self, _request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        """Return name, version and the extensions that work."""
+        return pb.ServerMetadataResponse(name=self._name, version=self._version, extensions=EXTENSIONS)
+
+    def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        """Return versions, inputs and outputs of a model."""
+        model = self.models.find(request.name, request.version)
+        versions = [str(served.version) for served in self.models.served(model.name)]
+        response = pb.ModelMetadataResponse(name=model.name, versions=versions, platform=model.config.platform)
+        response.inputs.extend(map(_tensor_metadata, model.inputs.values()))
+        response.outputs.extend(map(_tensor_metadata, model.outputs.values()))
+        return response
+
+    def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        """Return a model's completed configuration."""
+        return pb.ModelConfigResponse(config=self.models.find(request.name, request.version).config)
+
+    def model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        """Return the counters of one version, of one model, or of all."""
+        return pb.ModelStatisticsResponse(
+            model_stats=[
+                model.statistics.message(model.name, model.version, self.memory_bytes(model))
+                for model in self._selected(request)
+            ]
+        )
+
+    def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """List every model the repository has, with its state."""
+        if request.repository_name:
+            unsupported("'repository_name' specification is not supported")
+        response = pb.RepositoryIndexResponse()
+        for entry in self.models.entries.values():
+            version_text = "" if entry.version == WHOLE_MODEL else str(entry.version)
+            if isinstance(entry, ServedModel):
+                response.models.add(name=entry.name, version=version_text, state="READY")
+            elif entry.state == "UNKNOWN" and not request.ready:  # nobody has asked for it: there is only its name
+                response.models.add(name=entry.name)
+            elif not request.ready:
+                response.models.add(name=entry.name, version=version_text, state=entry.state, reason=entry.reason)
+        return response
+
+    def health_check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+        """Answer gRPC's own health check: SERVING when the server is ready."""
+        if request.service not in HEALTH_SERVICES:
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service}'")
+        statuses = health_pb2.HealthCheckResponse.ServingStatus
+        return health_pb2.HealthCheckResponse(status=statuses.SERVING if self._all_ready() else statuses.NOT_SERVING)
+
+    def _all_ready(self) -> bool:
+        return self.ready and self.is_served() and (self.models.all_ready or not self.strict_readiness)
+
+    def _selected(self, request: pb.ModelStatisticsRequest) -> list[ServedModel]:
+        if not request.name:
+            return self.models.served()
+        model = self.models.find(request.name, request.version)  # so that an unknown one is an error
+        return [model] if request.version else self.models.served(model.name)
+
+
+def _tensor_metadata(tensor: Tensor) -> pb.ModelMetadataResponse.TensorMetadata:
+    return pb.ModelMetadataResponse.TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+
+
+# The protocol's methods for shared memory: system regions work, GPU memory does not exist here.
+
+MAX_KEY_CHARACTERS: Final = 4096  # no path is longer
+
+
+class RegionMethods:
+    """Methods are named as the remote procedures. Each takes the request's message and returns the response's.
+
+    `make` has all front ends `apply` a change, or raises RequestError.
+    """
+
+    def __init__(self, regions: Regions, make: Callable[[RegionChange], None]) -> None:
+        self._regions = regions
+        self._make = make
+
+    def apply(self, change: RegionChange) -> None:
+        """Make a change in this process. Raises RequestError."""
+        if change.kind == "unregister":
+            self._regions.unregister(change.name)
+            return
+        if change.file and _file_number(change.key) != change.file:  # a successor comes later than the client
+            invalid(f"Unable to open shared memory region: '{change.key}': it is not the segment that was registered")
+        self._regions.register(Registration(change.name, change.key, change.offset, change.size_bytes))
+
+    def system_status(self, request: pb.SystemSharedMemoryStatusRequest) -> pb.SystemSharedMemoryStatusResponse:
+        """List one region, or all of them if none is named."""
+        response = pb.SystemSharedMemoryStatusResponse()
+        for known in self._regions.registrations():
+            if request.name in ("", known.name):
+                status = response.regions[known.name]
+                status.name, status.key = known.name, known.key
+                status.offset, status.byte_size = known.offset, known.size_bytes
+        if request.name and not response.regions:
+            message = f"Unable to find system shared memory region: '{request.name}'"
+            raise RequestError(grpc.StatusCode.NOT_FOUND, message)
+        return response
+
+    def system_register(self, request: pb.SystemSharedMemoryRegisterRequest) -> pb.SystemSharedMemoryRegisterResponse:
+        """Register a region, in all front ends."""
+        name, key = request.name, request.key
+        if len(name) > MAX_NAME_BYTES or len(key) > MAX_KEY_CHARACTERS:
+            self._regions.register(Registration(name, key, request.offset, request.byte_size))  # which refuses it
+        else:
+            file = _file_number(key)
+            self._make(RegionChange("register", name, key, request.offset, request.byte_size, file))
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    def system_unregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """Forget one region, or all of them if none is named, in all front ends."""
+        if len(request.name) <= MAX_NAME_BYTES:  # else it is not known, which is fine
+            self._make(RegionChange("unregister", request.name))
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    def cuda_status(self, request: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:
+        """Say that there are none."""
+        if request.name in [known.name for known in self._regions.registrations()]:
+            registered = "is registered as system shared memory, not CUDA shared memory"
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"The region named '{request.name}' {registered}")
+        if request.name:
+            message = f"Unable to find cuda shared memory region: '{request.name}'"
+            raise RequestError(grpc.StatusCode.NOT_FOUND, message)
+        return pb.CudaSharedMemoryStatusResponse()
+
+    def cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
+        """Refuse: this server computes on CPUs."""
+        invalid(f"failed to register CUDA shared memory region: '{request.name}', GPUs not supported")
+
+    def cuda_unregister(self, _request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
+        """Do nothing: what was never registered is fine, as in Triton."""
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+
+def _file_number(key: str) -> int:
+    """Return which file a key means now; 0 if there is none."""
+    try:
+        return os.stat(file_of(key), follow_symlinks=False).st_ino
+    except (OSError, ValueError, RequestError):
+        return 0
+
+
+Request = TypeVar("Request", bound=Message)
+
+
+@dataclass(frozen=True)
+class Method(Generic[Request]):
+    """The request's type, and what answers it. `answer` may raise RequestError, and may be called by any thread."""
+
+    request: type[Request]
+    answer: Callable[[Request], Message]
+
+
+AnyMethod: TypeAlias = Method[Any]
+
+
+def methods_of(
+    answers: Answers, regions: RegionMethods, repository: RepositoryCalls, traces: TraceAnswers, logs: LogAnswers
+) -> Mapping[str, AnyMethod]:
+    """Return what is served besides inference, by the name that it has in the service."""
+
+    def index(request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        repository.refresh()
+        return answers.repository_index(request)
+
+    return {
+        "ServerLive": Method(pb.ServerLiveRequest, answers.server_live),
+        "ServerReady": Method(pb.ServerReadyRequest, answers.server_ready),
+        "ModelReady": Method(pb.ModelReadyRequest, answers.model_ready),
+        "ServerMetadata": Method(pb.ServerMetadataRequest, answers.server_metadata),
+        "ModelMetadata": Method(pb.ModelMetadataRequest, answers.model_metadata),
+        "ModelConfig": Method(pb.ModelConfigRequest, answers.model_config),
+        "ModelStatistics": Method(pb.ModelStatisticsRequest, answers.model_statistics),
+        "RepositoryIndex": Method(pb.RepositoryIndexRequest, index),
+        "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, repository.load),
+        "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, repository.unload),
+        "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, regions.system_status),
+        "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, regions.system_register),
+        "SystemSharedMemoryUnregister": Method(pb.SystemSharedMemoryUnregisterRequest, regions.system_unregister),
+        "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, regions.cuda_status),
+        "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, regions.cuda_register),
+        "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, regions.cuda_unregister),
+        "TraceSetting": Method(pb.TraceSettingRequest, traces.trace_setting),
+        "LogSettings": Method(pb.LogSettingsRequest, logs.log_settings),
+    }
+
+
+def health_check_of(answers: Answers) -> AnyMethod:
+    """Return the method Check of gRPC's own health service."""
+    return Method(health_pb2.HealthCheckRequest, answers.health_check)
+
+
+# gRPC's own health service: Check answers at once, Watch now and at every change.
+
+PERIOD_S = 0.25  # how late a watcher may learn of a change
+MAX_WATCHERS = 64  # each has a thread
+
+_Status = health_pb2.HealthCheckResponse.ServingStatus
+
+
+class Health:
+    """`check` is a method like the others; `watch` is a behaviour for gRPC, of bytes."""
+
+    def __init__(self, answers: Answers, max_watchers: int = MAX_WATCHERS) -> None:
+        self._answers = answers
+        self._max_watchers = max_watchers
+        self._watchers = threading.BoundedSemaphore(max_watchers)
+        self.check: AnyMethod = health_check_of(answers)
+
+    def watch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Yield the status of a service whenever it has changed, until the call ends."""
+        try:
+            request = health_pb2.HealthCheckRequest.FromString(message)
+        except DecodeError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a HealthCheckRequest: {error}")
+        if not self._watchers.acquire(blocking=False):
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"{self._max_watchers} watch the health already")
+        ended = threading.Event()
+
+        def end() -> None:
+            self._watchers.release()
+            ended.set()
+
+        if not context.add_callback(end):
+            end()
+        told: health_pb2.HealthCheckResponse | None = None
+        while not ended.is_set():
+            status = self._status(request)
+            if status != told:
+                told = status
+                yield status.SerializeToString()
+            ended.wait(PERIOD_S)
+
+    def _status(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+        """Return the status; a service that is not known is none that fails: it may come."""
+        if request.service not in HEALTH_SERVICES:
+            return health_pb2.HealthCheckResponse(status=_Status.SERVICE_UNKNOWN)
+        return self._answers.health_check(request)

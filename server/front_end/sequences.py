@@ -1,0 +1,574 @@
+"""All sequences of one front end: the locks, waits and the clock around `batcher.py`."""
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final, Generic, Protocol, TypeVar
+
+import grpc
+
+from gangway.executor.logs import OFTEN
+from gangway.server.errors import RequestError, invalid, unavailable
+from gangway.server.models.sequences import SequenceStep, SequenceTensors
+from gangway.server.models.served import ServedModel
+from gangway.server.requests.calls import Room
+from gangway.server.requests.data_plane import DataPlane
+from gangway.server.requests.ensemble_calls import EnsembleCall
+from gangway.server.requests.sequence_calls import (
+    Budget,
+    CopiedStates,
+    HeldPlaces,
+    HeldStates,
+    SequencedCall,
+    StateMemory,
+    controls,
+    sequenced,
+)
+from gangway.server.requests.validation import Plan
+
+# Which requests of one model's sequences may be executed. Deterministic: the clock is passed in, nobody waits here.
+#
+# A sequence begins with a request that says so, and gets a slot, or a place in the backlog until a slot is free. A
+# sequence with a slot has one request executed at a time, in the order in which they have come. It is over, and its
+# slot free, when its last request has been executed, or when nothing has happened for too long.
+
+SequenceId = int | str
+AnyTicket = TypeVar("AnyTicket")  # stands for one request
+
+
+class NotStartedError(Exception):
+    """There is no such sequence, and the request does not start one."""
+
+
+class BacklogFullError(Exception):
+    """The request would have to wait, and no further one may."""
+
+
+class ClosedError(Exception):
+    """The model has been replaced or unloaded."""
+
+
+@dataclass(eq=False)
+class Sequence(Generic[AnyTicket]):
+    """One sequence. `ended`: nothing more can join it; what has joined is still executed, unless it is refused."""
+
+    identity: SequenceId
+    has_slot: bool = False
+    running: AnyTicket | None = None
+    waiting: deque[AnyTicket] = field(default_factory=deque)
+    ended: bool = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a further request has to wait."""
+        return not self.has_slot or self.running is not None
+
+
+@dataclass(frozen=True)
+class Changes(Generic[AnyTicket]):
+    """What is to be done now: requests that begin, requests that will never begin, sequences that are over."""
+
+    begin: list[AnyTicket] = field(default_factory=list)
+    refused: list[AnyTicket] = field(default_factory=list)
+    over: list[Sequence[AnyTicket]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Entered(Generic[AnyTicket]):
+    """A request has joined this sequence. `conflict`: it starts one, although that of its id has not ended."""
+
+    sequence: Sequence[AnyTicket]
+    conflict: bool
+    changes: Changes[AnyTicket]
+
+
+class SequenceBatcher(Generic[AnyTicket]):
+    """The sequences of one loaded model. Not safe for threads. Times are microseconds and never go back."""
+
+    def __init__(self, slots: int, idle_us: int) -> None:
+        """Make it with so many slots; a sequence without requests ends after `idle_us`."""
+        self._free_slots = slots
+        self._idle_us = idle_us
+        self._open: dict[SequenceId, Sequence[AnyTicket]] = {}  # those that can be joined
+        self._backlog: OrderedDict[Sequence[AnyTicket], None] = OrderedDict()
+        self._idle: OrderedDict[Sequence[AnyTicket], int] = OrderedDict()  # since when; the first for the longest time
+        self._closed = False
+        self.waiting = 0  # requests that cannot be executed yet
+        self.sequences = 0  # that are not over
+
+    def enter(
+        self, ticket: AnyTicket, identity: SequenceId, start: bool, end: bool, now_us: int, room: int
+    ) -> Entered[AnyTicket]:
+        """Add a request. `room`: so many more may wait. Call `end_idle` for the same instant before.
+
+        A start within a sequence that is open goes on in its place: whoever executes it begins with new state.
+        Raises NotStartedError, BacklogFullError or ClosedError; then the request has no effect.
+        """
+        if self._closed:
+            raise ClosedError
+        sequence = self._open.get(identity)
+        if sequence is None and not start:
+            raise NotStartedError
+        if room <= 0 and (sequence.is_busy if sequence is not None else not self._free_slots):
+            raise BacklogFullError
+        conflict = sequence is not None and start
+        if sequence is None:
+            sequence = self._begin(identity)
+        self._idle.pop(sequence, None)
+        sequence.waiting.append(ticket)
+        self.waiting += 1
+        if end:
+            self._close_to_others(sequence)
+        changes: Changes[AnyTicket] = Changes()
+        self._advance(sequence, now_us, changes)
+        return Entered(sequence, conflict, changes)
+
+    def leave(self, sequence: Sequence[AnyTicket], now_us: int) -> Changes[AnyTicket]:
+        """The sequence's running request has been executed, or has failed: both are the same to its order."""
+        changes: Changes[AnyTicket] = Changes()
+        sequence.running = None
+        self._advance(sequence, now_us, changes)
+        return changes
+
+    def withdraw(self, sequence: Sequence[AnyTicket], ticket: AnyTicket, now_us: int) -> Changes[AnyTicket]:
+        """End a sequence because a request of it, which has not begun, is given up.
+
+        What came before it is executed, if the sequence has a slot; all else is refused, but for `ticket` itself.
+        """
+        changes: Changes[AnyTicket] = Changes()
+        kept = sequence.waiting.index(ticket) if sequence.has_slot else 0
+        dropped = [sequence.waiting.pop() for _ in range(len(sequence.waiting) - kept)]
+        self.waiting -= len(dropped)
+        changes.refused.extend(other for other in reversed(dropped) if other is not ticket)
+        self._close_to_others(sequence)
+        if sequence.has_slot:
+            self._advance(sequence, now_us, changes)
+        else:
+            del self._backlog[sequence]
+            self._forget(sequence, changes)
+        return changes
+
+    def in_backlog(self, sequence: Sequence[AnyTicket]) -> bool:
+        """Whether it waits for a slot."""
+        return sequence in self._backlog
+
+    def end_idle(self, now_us: int) -> Changes[AnyTicket]:
+        """End the sequences for which nothing has happened for too long."""
+        changes: Changes[AnyTicket] = Changes()
+        while (next_us := self.next_idle_us()) is not None and next_us <= now_us:
+            sequence, _ = self._idle.popitem(last=False)
+            self._close_to_others(sequence)
+            self._advance(sequence, now_us, changes)
+        return changes
+
+    def next_idle_us(self) -> int | None:
+        """Return when the next sequence will have been idle for too long, unless something happens; None: never."""
+        return next(iter(self._idle.values())) + self._idle_us if self._idle else None
+
+    def refuse_backlog(self) -> Changes[AnyTicket]:
+        """Let no sequence get a slot any more that has none."""
+        changes: Changes[AnyTicket] = Changes()
+        while self._backlog:
+            sequence, _ = self._backlog.popitem(last=False)
+            changes.refused.extend(sequence.waiting)
+            self.waiting -= len(sequence.waiting)
+            sequence.waiting.clear()
+            self._close_to_others(sequence)
+            self._forget(sequence, changes)
+        return changes
+
+    def close(self, now_us: int) -> Changes[AnyTicket]:
+        """End all sequences. Requests of those that have a slot are still executed."""
+        self._closed = True
+        changes = self.refuse_backlog()
+        for sequence in list(self._open.values()):
+            self._close_to_others(sequence)
+            if self._idle.pop(sequence, None) is not None:
+                self._advance(sequence, now_us, changes)
+        return changes
+
+    def _begin(self, identity: SequenceId) -> Sequence[AnyTicket]:
+        sequence: Sequence[AnyTicket] = Sequence(identity, has_slot=self._free_slots > 0)
+        self._open[identity] = sequence
+        self.sequences += 1
+        if sequence.has_slot:
+            self._free_slots -= 1
+        else:
+            self._backlog[sequence] = None
+        return sequence
+
+    def _close_to_others(self, sequence: Sequence[AnyTicket]) -> None:
+        """Let nothing join the sequence any more; another one may get its id."""
+        sequence.ended = True
+        if self._open.get(sequence.identity) is sequence:
+            del self._open[sequence.identity]
+
+    def _advance(self, sequence: Sequence[AnyTicket], now_us: int, changes: Changes[AnyTicket]) -> None:
+        """Have the sequence's next request executed, if there is one and none is; else it is idle, or over."""
+        if sequence.is_busy:
+            return
+        if sequence.waiting:
+            sequence.running = sequence.waiting.popleft()
+            self.waiting -= 1
+            changes.begin.append(sequence.running)
+        elif not sequence.ended:
+            self._idle[sequence] = now_us
+        else:
+            self._forget(sequence, changes)
+            self._give_slot(sequence, now_us, changes)
+
+    def _forget(self, sequence: Sequence[AnyTicket], changes: Changes[AnyTicket]) -> None:
+        self.sequences -= 1
+        changes.over.append(sequence)
+
+    def _give_slot(self, sequence: Sequence[AnyTicket], now_us: int, changes: Changes[AnyTicket]) -> None:
+        """Give the slot of a sequence that is over to the one that has waited for the longest time."""
+        sequence.has_slot = False
+        if not self._backlog:
+            self._free_slots += 1
+            return
+        successor, _ = self._backlog.popitem(last=False)
+        successor.has_slot = True
+        self._advance(successor, now_us, changes)
+
+
+# One request of a sequence while it waits for its turn, and what becomes of one that waits for too long.
+
+MAX_WAIT_NS: Final = 600 * 10**9  # every wait ends
+DEADLINE_SLACK_S: Final = 0.02  # the client's clock started earlier than ours
+NEVER_NS: Final = 1 << 62
+
+
+class EndingCall(Protocol):
+    """What is asked of a remote call; `inference.Call` says more."""
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the client's deadline; None or a huge number without one."""
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Have `callback` called when the call ends; False if it has ended."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """`begun`: it may be executed. `refusal`: it never will be. `gone`: nobody waits for the answer any more."""
+
+    sequence: "Sequence[Ticket]" = field(init=False)
+    begun: bool = False
+    refusal: RequestError | None = None
+    gone: bool = False
+    woken: threading.Event = field(default_factory=threading.Event)
+
+    def begin(self) -> None:
+        """Let it be executed."""
+        self.begun = True
+        self.woken.set()
+
+    def refuse(self, refusal: RequestError) -> None:
+        """Never let it be executed."""
+        self.refusal = refusal
+        self.woken.set()
+
+    def give_up(self) -> None:
+        """Say that its call has ended. From any thread, at any time."""
+        self.gone = True
+        self.woken.set()
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a request waits: for a slot, for its turn, at all. Instants are CLOCK_MONOTONIC."""
+
+    model: str
+    slot_ns: int
+    late_ns: int
+    end_ns: int
+
+    @classmethod
+    def of(cls, plan: Plan, arrival_ns: int) -> "Patience":
+        """Return what a request's parameters and its model's queue policy say."""
+        timeout_us = plan.sequence.timeout_us if plan.sequence else 0
+        late_us = plan.terms.target_us if plan.refuses_late else 0
+        return cls(
+            plan.model.name,
+            arrival_ns + timeout_us * 1000 if timeout_us else NEVER_NS,
+            arrival_ns + int(late_us * 1000) if late_us else NEVER_NS,
+            arrival_ns + MAX_WAIT_NS,
+        )
+
+    def ends_ns(self, in_backlog: bool) -> int:
+        """Return until when it waits."""
+        return min(self.late_ns, self.end_ns, self.slot_ns if in_backlog else NEVER_NS)
+
+    def refusal(self, now_ns: int, in_backlog: bool) -> RequestError | None:
+        """Return what the client is told now; None: to wait on."""
+        if in_backlog and now_ns >= self.slot_ns:
+            message = f"timeout of the corresponding sequence has been expired for model '{self.model}'"
+        elif now_ns >= self.late_ns:
+            message = f"Request timeout expired for model '{self.model}'"
+        elif now_ns >= self.end_ns:
+            message = f"the request for model '{self.model}' could not be executed now; it may be sent again"
+        else:
+            return None
+        return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+
+    def given_up(self, call: EndingCall) -> RequestError:
+        """Return how a request ends whose call has ended before it began."""
+        remaining_s = call.time_remaining()
+        if remaining_s is not None and remaining_s <= DEADLINE_SLACK_S:
+            message = f"the call's deadline passed before model '{self.model}' had answered"
+            return RequestError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+        return RequestError(grpc.StatusCode.CANCELLED, f"the request for model '{self.model}' was cancelled")
+
+    def ended_with_it(self) -> RequestError:
+        """Return what those are told that wait behind a request that was given up."""
+        message = f"the sequence of the request for model '{self.model}' has ended: an earlier request was cancelled"
+        return RequestError(grpc.StatusCode.CANCELLED, message)
+
+
+STATE_SHARE: Final = 4  # states may have a quarter of the front end's shared memory
+WAITING_SHARE: Final = 2  # half of the requests that a front end may have: each that waits keeps a thread
+MAX_SLEEP_S: Final = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Model:
+    """The sequences of one loaded model. `places`: None if its states are copied, or there are none."""
+
+    name: str
+    batcher: SequenceBatcher[Ticket]
+    states: "_States"
+    room: Room = field(default_factory=lambda: Room(0))
+    memories: dict[Sequence[Ticket], StateMemory] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _States:
+    """How the states of a model's sequences are kept."""
+
+    tensors: SequenceTensors
+    places: HeldPlaces | None
+
+    @classmethod
+    def of(cls, model: ServedModel, tensors: SequenceTensors) -> "_States":
+        compiled = model.compiled.get(())
+        return cls(tensors, HeldPlaces.of(compiled.layout, tensors.states) if compiled and tensors.states else None)
+
+    def memory(self, plane: DataPlane, budget: Budget) -> StateMemory:
+        """Return that of one sequence, which has not begun."""
+        if self.places is not None:
+            return HeldStates(plane, budget, self.places)
+        return CopiedStates(budget, self.tensors.states)
+
+
+class Sequences:
+    """Those of all models that a front end serves. Safe for threads; `run` watches the clock.
+
+    A sequence lives in the front end that has got its first request: its order, its slot and its state are known here
+    and nowhere else, and are lost with the process. So all requests of a sequence must come to the same front end.
+    """
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+        self._max_waiting = plane.slots.slots // WAITING_SHARE
+        self._budget = Budget(plane.heap.capacity_bytes // STATE_SHARE)
+        self._lock = threading.Lock()
+        self._earlier = threading.Condition(self._lock)  # there is something to do earlier than was thought
+        self._wake_us: int | None = None  # when the clock is looked at next
+        self._loads: Collection[int] = ()
+        self._models: dict[int, _Model] = {}  # by load
+        self._requests = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request of a sequence waits or is executed."""
+        return not self._requests
+
+    @property
+    def open(self) -> int:
+        """How many sequences there are at this moment."""
+        with self._lock:
+            return sum(model.batcher.sequences for model in self._models.values())
+
+    @property
+    def state_bytes(self) -> int:
+        """How many bytes their states have."""
+        return self._budget.taken_bytes
+
+    @contextmanager
+    def turn(self, plan: Plan, call: EndingCall, arrival_ns: int) -> Iterator[Plan]:
+        """Wait until a request may be executed; yield its plan with what its sequence adds to it.
+
+        Raises RequestError: INVALID_ARGUMENT for a sequence that has not been started or has ended, UNAVAILABLE where
+        too many wait or it waits for too long, CANCELLED or DEADLINE_EXCEEDED if the client does not wait any more.
+        """
+        step, tensors = plan.sequence, plan.model.sequence
+        assert step is not None and tensors is not None, "a model with sequences"
+        begin_ns = time.monotonic_ns()
+        model, ticket = self._enter(plan, step, tensors)
+        try:
+            if not ticket.begun:
+                self._await(model, ticket, Patience.of(plan, arrival_ns), call)
+            waited_ns = time.monotonic_ns() - begin_ns
+            try:
+                own = self._call(model, ticket.sequence, plan, step)
+                yield replace(plan, call=own, spare=None, waited_ns=waited_ns)
+            finally:
+                self._leave(model, ticket)
+        finally:
+            with self._lock:
+                self._requests -= 1
+
+    def keep(self, loads: Collection[int]) -> None:
+        """End the sequences of all models but those that were loaded under these numbers.
+
+        Their requests that have a slot are still executed, those in the backlog are refused.
+        """
+        with self._lock:
+            self._loads = frozenset(loads)
+            for load in [load for load in self._models if load not in self._loads]:
+                model = self._models.pop(load)
+                self._apply(model, model.batcher.close(_now_us()), _replaced(model.name))
+
+    def refuse(self, reason: str) -> None:
+        """Refuse what has no slot, because the server is stopping."""
+        with self._lock:
+            for model in self._models.values():
+                refusal = RequestError(grpc.StatusCode.UNAVAILABLE, reason)
+                self._apply(model, model.batcher.refuse_backlog(), refusal)
+
+    def run(self) -> None:
+        """End sequences that are idle for too long. Never returns."""
+        while True:
+            with self._lock:
+                now_us = self._end_idle()
+                times_us = [model.batcher.next_idle_us() for model in self._models.values()]
+                self._wake_us = min((time_us for time_us in times_us if time_us is not None), default=None)
+                sleep_s = MAX_SLEEP_S if self._wake_us is None else (self._wake_us - now_us) / 1e6
+                self._earlier.wait(min(sleep_s, MAX_SLEEP_S))
+
+    # -- what follows is called by the threads of requests
+
+    def _enter(self, plan: Plan, step: SequenceStep, tensors: SequenceTensors) -> tuple[_Model, Ticket]:
+        """Add a request to its sequence. Raises RequestError."""
+        name = plan.model.name
+        with self._lock:
+            try:
+                model = self._model(plan.model, tensors)
+                now_us = _now_us()
+                self._apply(model, model.batcher.end_idle(now_us))
+                ticket = Ticket()
+                room = self._room(model, plan.terms.max_queue)
+                entered = model.batcher.enter(ticket, step.identity, step.start, step.end, now_us, room)
+            except NotStartedError:
+                invalid(
+                    f"inference request for sequence {step.identity} to model '{name}' must specify the START flag on"
+                    " the first request of the sequence"
+                )
+            except BacklogFullError:
+                waiting = model.batcher.waiting
+                unavailable(f"Exceeds maximum queue size: {waiting} requests of sequences wait for model '{name}'")
+            except ClosedError:
+                raise _replaced(name) from None
+            ticket.sequence = entered.sequence
+            self._apply(model, entered.changes)
+            self._requests += 1
+        if entered.conflict:
+            _log.warning("sequence %s of model %s starts anew before it has ended", step.identity, name, extra=OFTEN)
+        return model, ticket
+
+    def _await(self, model: _Model, ticket: Ticket, patience: Patience, call: EndingCall) -> None:
+        """Return when a request may be executed. Raises RequestError when it never will be."""
+        if not call.add_callback(ticket.give_up):
+            ticket.give_up()
+        in_backlog = True
+        while True:
+            wait_ns = patience.ends_ns(in_backlog) - time.monotonic_ns()
+            ticket.woken.wait(max(0, wait_ns) / 1e9)
+            with self._lock:
+                if ticket.refusal is not None:
+                    raise ticket.refusal
+                if ticket.begun:
+                    return
+                in_backlog = model.batcher.in_backlog(ticket.sequence)
+                refusal = patience.refusal(time.monotonic_ns(), in_backlog)
+                others = refusal or patience.ended_with_it()
+                if ticket.gone:
+                    refusal = patience.given_up(call)
+                if refusal is not None:
+                    changes = model.batcher.withdraw(ticket.sequence, ticket, _now_us())
+                    self._apply(model, changes, others)
+                    raise refusal
+
+    def _call(self, model: _Model, sequence: Sequence[Ticket], plan: Plan, step: SequenceStep) -> SequencedCall:
+        """Return how the request is carried out. Only while it is the sequence's running one. Raises RequestError."""
+        tensors = model.states.tensors
+        assert not isinstance(plan.call, EnsembleCall), "a model of its own"
+        hidden = controls(tensors, step)
+        memory: StateMemory | None = None
+        if tensors.states:
+            memory = model.memories.get(sequence)
+            if memory is None:
+                memory = model.memories[sequence] = model.states.memory(self._plane, self._budget)
+            if step.start or not memory.has_begun:
+                memory.begin()
+            hidden += memory.inputs()
+        return sequenced(plan.call, hidden, model.room, memory)
+
+    def _leave(self, model: _Model, ticket: Ticket) -> None:
+        """A request has been executed, or has failed."""
+        with self._lock:
+            self._apply(model, model.batcher.leave(ticket.sequence, _now_us()))
+            next_us = model.batcher.next_idle_us()
+            if next_us is not None and (self._wake_us is None or next_us < self._wake_us):
+                self._wake_us = next_us
+                self._earlier.notify()
+
+    # -- the caller of what follows holds the lock
+
+    def _model(self, model: ServedModel, tensors: SequenceTensors) -> _Model:
+        """Return a loaded model's sequences. Raises ClosedError."""
+        if model.load not in self._loads:
+            raise ClosedError
+        found = self._models.get(model.load)
+        if found is None:
+            batcher: SequenceBatcher[Ticket] = SequenceBatcher(tensors.settings.slots, tensors.settings.idle_us)
+            found = self._models[model.load] = _Model(model.name, batcher, _States.of(model, tensors))
+        return found
+
+    def _room(self, model: _Model, max_queue: int) -> int:
+        """Return how many requests more may wait for the model; `max_queue`: as its queue policy has it, 0 is any."""
+        room = self._max_waiting - sum(other.batcher.waiting for other in self._models.values())
+        return min(room, max_queue - model.batcher.waiting) if max_queue else room
+
+    def _end_idle(self) -> int:
+        """End what has been idle for too long; return the instant that counted, in microseconds."""
+        now_us = _now_us()
+        for model in self._models.values():
+            self._apply(model, model.batcher.end_idle(now_us))
+        return now_us
+
+    def _apply(self, model: _Model, changes: Changes[Ticket], refusal: RequestError | None = None) -> None:
+        for ticket in changes.begin:
+            ticket.begin()
+        for ticket in changes.refused:
+            ticket.refuse(refusal or _replaced(model.name))
+        for sequence in changes.over:
+            memory = model.memories.pop(sequence, None)
+            if memory is not None:
+                memory.close()
+
+
+def _replaced(name: str) -> RequestError:
+    message = f"model '{name}' has been replaced or unloaded, which ends its sequences; start the sequence anew"
+    return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

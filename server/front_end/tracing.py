@@ -1,0 +1,373 @@
+"""The front end's side of tracing: picks requests, and sends what is known of them to the exporter's process.
+
+A request pays for one look at `active` while nobody traces. One that is picked is put into a queue; a thread empties
+that a few times a second. Nothing ever waits for the exporter: what it does not take is dropped and counted.
+"""
+
+import logging
+import re
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple
+
+from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import RequestError, unavailable
+from gangway.server.models.ensembles import Graph, Step
+from gangway.server.requests.calls import Contents
+from gangway.server.requests.validation import Plan
+from gangway.server.statistics import Times
+from gangway.server.thread_pool import NO_THREAD
+from gangway.server.tracing.record import GRPC, StepRecord, TensorRecord, TraceRecord
+from gangway.server.tracing.settings import Sampler, TraceConfig, TraceOverrides, TraceSettings
+
+# What is known of the steps of a request when they have been executed, and what that makes of the whole.
+
+
+@dataclass(frozen=True)
+class StepSpan:
+    """One step that was answered. Instants are CLOCK_MONOTONIC in nanoseconds."""
+
+    step: Step
+    rows: int
+    begin_ns: int  # its last input was there
+    submitted_ns: int
+    start_ns: int  # of the first task
+    computed_ns: int  # end of the last task
+    finished_ns: int  # the front end knows it
+    end_ns: int  # the next steps can begin
+    outcome: SlotOutcome
+
+    @property
+    def times(self) -> Times:
+        """What the model's statistics count."""
+        infer_ns = self.computed_ns - self.start_ns
+        return Times(
+            total=self.end_ns - self.begin_ns,
+            queue=max(0, self.finished_ns - self.submitted_ns - infer_ns),
+            compute_input=self.submitted_ns - self.begin_ns,
+            compute_infer=infer_ns,
+            compute_output=self.end_ns - self.finished_ns,
+        )
+
+
+def times_of(spans: Sequence[StepSpan], total_ns: int) -> Times:
+    """Return what Triton counts of an ensemble: the sums over its steps, and no queue, since it has none."""
+    each = [span.times for span in spans]
+    return Times(
+        total=total_ns,
+        queue=0,
+        compute_input=sum(times.compute_input for times in each),
+        compute_infer=sum(times.compute_infer for times in each),
+        compute_output=sum(times.compute_output for times in each),
+    )
+
+
+def outcome_of(spans: Sequence[StepSpan], arrival_ns: int) -> SlotOutcome:
+    """Return how the whole went: from the first task of any step to the last one of any, steps' counts together."""
+    start_ns, end_ns = min(span.start_ns for span in spans), max(span.computed_ns for span in spans)
+    return SlotOutcome(
+        SlotStatus.OK,
+        queue_us=(start_ns - arrival_ns) / 1e3,
+        compute_us=(end_ns - start_ns) / 1e3,
+        ranks=max(span.outcome.ranks for span in spans),
+        attempts=max(span.outcome.attempts for span in spans),
+        counts=reduce(_both, (span.outcome.counts for span in spans)),
+    )
+
+
+def count_inner(graph: Graph, spans: Sequence[StepSpan]) -> None:
+    """Count the request in the statistics of the ensembles that are steps."""
+    for place, model in enumerate(graph.inner):
+        own = [span for span in spans if place in span.step.ensembles]
+        if own:  # else no output of it was asked for
+            total_ns = max(span.end_ns for span in own) - min(span.begin_ns for span in own)
+            counts = reduce(_both, (span.outcome.counts for span in own))
+            model.statistics.succeeded(max(span.rows for span in own), times_of(own, total_ns), None, counts)
+
+
+def _both(one: SlotCounts, other: SlotCounts) -> SlotCounts:
+    return SlotCounts(
+        one.blocks + other.blocks,
+        one.conflicts + other.conflicts,
+        one.preemptions + other.preemptions,
+        one.versions | other.versions,
+    )
+
+
+# A request that was picked, as it waits for the thread that sends it on: references, and little work.
+
+MAX_TENSORS_BYTES = 16 * 1024  # of all inputs, and of the response: larger ones are left out
+MAX_HEADER_CHARACTERS = 512
+MAX_TEXT_CHARACTERS = 256
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
+
+
+class Parent(NamedTuple):
+    """The context that a request came with: W3C's headers, and whether its sender wants it traced."""
+
+    traceparent: str
+    tracestate: str
+    sampled: bool
+
+
+class Instants(NamedTuple):
+    """Of a request that was answered; CLOCK_MONOTONIC, nanoseconds."""
+
+    arrival_ns: int
+    submitted_ns: int
+    finished_ns: int  # the front end knows that it is computed
+    end_ns: int
+
+
+class Sampled(NamedTuple):
+    """One request. `outcome` None: it failed with `error`, or its answer was in the cache."""
+
+    plan: Plan
+    request_id: bytes
+    front_end: str
+    parent: Parent | None
+    sampler: Sampler
+    instants: Instants
+    outcome: SlotOutcome | None
+    error: RequestError | None
+    inputs: tuple[bytes, ...] | None  # None: not wanted, or too large
+    response: bytes | None
+    steps: Sequence[StepSpan] = ()  # of an ensemble
+
+    def record(self) -> TraceRecord:
+        """Return what the exporter gets."""
+        plan, outcome, error, instants = self.plan, self.outcome, self.error, self.instants
+        parent = self.parent or Parent("", "", False)
+        start_ns = instants.arrival_ns + round(outcome.queue_us * 1000) if outcome else 0
+        return TraceRecord(
+            model=plan.model.name,
+            version=plan.model.version,
+            request_id=self.request_id[:MAX_TEXT_CHARACTERS].decode(errors="replace"),
+            front_end=self.front_end,
+            parent=parent.traceparent,
+            tracestate=parent.tracestate,
+            arrival_ns=instants.arrival_ns,
+            submitted_ns=instants.submitted_ns,
+            start_ns=start_ns,
+            computed_ns=start_ns + round(outcome.compute_us * 1000) if outcome else 0,
+            end_ns=instants.end_ns,
+            status=error.code.name if error else "OK",
+            message=error.message[:MAX_TEXT_CHARACTERS] if error else "",
+            rows=plan.shapes.rows,
+            batch_rows=outcome.batch_rows if outcome else 0,
+            target_us=plan.terms.target_us,
+            ranks=outcome.ranks if outcome else 0,
+            attempts=outcome.attempts if outcome else 0,
+            blocks=outcome.counts.blocks if outcome else 0,
+            conflicts=outcome.counts.conflicts if outcome else 0,
+            preemptions=outcome.counts.preemptions if outcome else 0,
+            versions=outcome.counts.versions if outcome else 0,
+            log_frequency=self.sampler.setting.log_frequency,
+            timestamps="TIMESTAMPS" in self.sampler.setting.level,
+            tensors=self._tensors(),
+            steps=[_step_record(span) for span in self.steps],
+        )
+
+    def _tensors(self) -> list[TensorRecord]:
+        tensors = []
+        if self.inputs is not None:
+            for (tensor, shape), data in zip(self.plan.shapes.inputs, self.inputs, strict=False):
+                tensors.append(TensorRecord.of("TENSOR_QUEUE_INPUT", tensor.name, tensor.datatype, shape, data))
+        if self.response is not None:
+            message = pb.ModelInferResponse.FromString(self.response)
+            if len(message.outputs) == len(message.raw_output_contents):
+                for output, data in zip(message.outputs, message.raw_output_contents, strict=True):
+                    activity = "TENSOR_BACKEND_OUTPUT"
+                    tensors.append(TensorRecord.of(activity, output.name, output.datatype, output.shape, data))
+        return tensors
+
+
+def _step_record(span: StepSpan) -> StepRecord:
+    model = span.step.model
+    instants = span.begin_ns, span.submitted_ns, span.start_ns, span.computed_ns, span.end_ns
+    return StepRecord(model.name, model.version, *instants)
+
+
+def front_end_of(call: object) -> str:
+    """Return which protocol a call came by; one that does not say came by gRPC."""
+    return str(getattr(call, "front_end", GRPC))
+
+
+def parent_of(call: object) -> Parent | None:
+    """Return the context that came with a call; None without one, or if it makes no sense (W3C: ignore it then)."""
+    ask = getattr(call, "invocation_metadata", None)
+    if ask is None:
+        return None
+    traceparent = tracestate = ""
+    for key, value in ask() or ():
+        if key == "traceparent":
+            traceparent = value
+        elif key == "tracestate" and len(value) <= MAX_HEADER_CHARACTERS:
+            tracestate = value
+    if not traceparent or len(traceparent) > MAX_HEADER_CHARACTERS:
+        return None
+    found = _TRACEPARENT.fullmatch(traceparent)
+    return Parent(traceparent, tracestate, bool(int(found[1], 16) & 1)) if found else None
+
+
+def small_copies(contents: Contents) -> tuple[bytes, ...] | None:
+    """Return copies of a request's inputs; None if they are too large together, or in the client's shared memory."""
+    held = [content for content in contents if isinstance(content, bytes | memoryview)]
+    if len(held) < len(contents) or sum(map(len, held)) > MAX_TENSORS_BYTES:
+        return None
+    return tuple(bytes(content) for content in held)
+
+
+MAX_QUEUED = 4096
+PERIOD_SECONDS = 0.05
+IDLE_PERIOD_SECONDS = 1.0  # while nobody traces (any more)
+PACKET_BYTES = 48 * 1024
+REPORT_SECONDS = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Tracer:
+    """`active` says whether any request may be traced, `wants_tensors` whether some are with their tensors.
+
+    `exporter`: a SOCK_SEQPACKET socket; None: traces are lost.
+    """
+
+    def __init__(self, config: TraceConfig, exporter: socket.socket | None = None) -> None:
+        self.active = self.wants_tensors = False
+        self.settings = TraceSettings(config)
+        self._exporter = exporter
+        self._queue: deque[Sampled] = deque()
+        self._unsent: tuple[bytes, int] | None = None  # a packet that there was no room for, and its traces
+        self._sending = threading.Lock()
+        self._activated = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._dropped = 0
+        self._reported_seconds = -REPORT_SECONDS
+        self._settle()
+
+    # -- settings
+
+    def override(self, new: TraceOverrides, restarts: bool = True) -> None:
+        """Change settings that have been checked; see TraceSettings. Raises RequestError if no thread can be had."""
+        if new.level:
+            self._have_thread()
+        self.settings.override(new, restarts)
+        self._settle()
+
+    def _settle(self) -> None:
+        self.active, self.wants_tensors = self.settings.active, self.settings.wants_tensors
+        if not self.active:
+            self._activated.clear()
+            return
+        self._have_thread()
+        self._activated.set()
+
+    def _have_thread(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="traces", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                unavailable(NO_THREAD)
+            self._thread = thread
+
+    # -- requests, by any thread
+
+    def answered(
+        self,
+        plan: Plan,
+        request_id: bytes,
+        call: object,
+        instants: Instants,
+        outcome: SlotOutcome,
+        contents: Contents,
+        response: bytes,
+        steps: Sequence[StepSpan] = (),
+    ) -> None:
+        """Note a request that was answered, if it is one to trace. `steps`: of an ensemble."""
+        picked, sampler, parent = self._pick(plan, call)
+        if picked:
+            inputs = small_copies(contents) if sampler.tensors else None
+            outputs = response if sampler.tensors and len(response) <= MAX_TENSORS_BYTES else None
+            front_end = front_end_of(call)
+            self._put(
+                Sampled(plan, request_id, front_end, parent, sampler, instants, outcome, None, inputs, outputs, steps)
+            )
+
+    def not_executed(
+        self, plan: Plan, request_id: bytes, call: object, arrival_ns: int, error: RequestError | None = None
+    ) -> None:
+        """Note a request that failed, or whose answer was in the cache, if it is one to trace."""
+        picked, sampler, parent = self._pick(plan, call)
+        if picked:
+            instants = Instants(arrival_ns, 0, 0, time.monotonic_ns())
+            front_end = front_end_of(call)
+            self._put(Sampled(plan, request_id, front_end, parent, sampler, instants, None, error, None, None))
+
+    def _pick(self, plan: Plan, call: object) -> tuple[bool, Sampler, Parent | None]:
+        """Say whether to trace. Who came with a context has decided that already; others are sampled."""
+        sampler = self.settings.sampler(plan.model.name)
+        if sampler.off:
+            return False, sampler, None
+        parent = parent_of(call) if self.settings.propagates else None
+        return (sampler.take() if parent is None else parent.sampled), sampler, parent
+
+    def _put(self, sampled: Sampled) -> None:
+        if len(self._queue) < MAX_QUEUED:
+            self._queue.append(sampled)
+        else:
+            self._dropped += 1
+
+    # -- the way out
+
+    def finish(self, timeout_seconds: float) -> None:
+        """Send what is left, for so long."""
+        end = time.monotonic() + timeout_seconds
+        while not self._flush() and time.monotonic() < end:
+            time.sleep(0.01)
+        self._dropped += len(self._queue) + (self._unsent[1] if self._unsent else 0)
+        self._report(now=True)
+
+    def _run(self) -> None:
+        while True:
+            self._activated.wait(IDLE_PERIOD_SECONDS)
+            time.sleep(PERIOD_SECONDS)
+            self._flush()
+            self._report()
+
+    def _flush(self) -> bool:
+        """Send what there is room for; say whether that was all."""
+        with self._sending:
+            while self._queue or self._unsent:
+                packet, traces = self._unsent or self._packed()
+                self._unsent = None
+                try:
+                    if self._exporter is None:
+                        raise ConnectionError
+                    self._exporter.send(packet, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    self._unsent = packet, traces
+                    return False
+                except OSError:
+                    self._dropped += traces
+            return True
+
+    def _packed(self) -> tuple[bytes, int]:
+        parts: list[str] = []
+        size = 0
+        while self._queue and size < PACKET_BYTES:
+            parts.append(self._queue.popleft().record().encode())
+            size += len(parts[-1])
+        return f"[{','.join(parts)}]".encode(), len(parts)
+
+    def _report(self, now: bool = False) -> None:
+        seconds = time.monotonic()
+        if self._dropped and (now or seconds - self._reported_seconds >= REPORT_SECONDS):
+            dropped, self._dropped, self._reported_seconds = self._dropped, 0, seconds
+            _log.warning("%d traces were dropped: requests were traced faster than traces are written", dropped)

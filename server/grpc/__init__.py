@@ -1,0 +1,1 @@
+"""gRPC: the protocol's methods, their calls and streams."""

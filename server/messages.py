@@ -1,0 +1,420 @@
+"""What the supervisor and a front end say to each other: one JSON object per SOCK_SEQPACKET message.
+
+Supervisor to front end: first every model it knows (`ModelReady` or `ModelUnavailable`), `InitialLoadDone` once each of
+them has loaded or failed, changes as they happen (also `ModelRemoved`, `VariantReady` and `VariantGone`), answers to
+`RepositoryCall`, and `Drain` at the end. Front end to supervisor: `Listening` or `BindFailed`, once, `ShapeWanted`,
+`RepositoryCall` and `ModelRetired`. A later message about the same (name, version) replaces what was known.
+What one front end is asked to change for all of them (regions of shared memory, settings of log and traces) it proposes
+to the supervisor, which has all of them make the change and then settles it with the one that asked
+(`front_ends/agreements.py`). A successor gets what was agreed upon before anything else. `AllKnown` ends what a new
+front end is told before it listens.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from gangway.artifact.format import Engine, TensorSpec
+from gangway.scheduler.messages import tuples
+from gangway.server.log_settings import LogSettings
+from gangway.server.options.serve_options import ServeOptions
+from gangway.server.tracing.settings import TraceOverrides
+
+# Frozen dataclasses to JSON and back, nested ones too: how a process gets all its options, on standard input.
+#
+# Not as an argument: every user of the machine can read those, and options may hold a secret.
+
+Kind = TypeVar("Kind")
+
+
+def dumps(value: Any) -> str:
+    """Return a dataclass as JSON. Its values may be dataclasses, tuples, None, paths, enums and what JSON has."""
+    return json.dumps(asdict(value), default=str, separators=(",", ":"))
+
+
+@contextmanager
+def as_stdin(value: Any) -> Iterator[int]:
+    """Yield a descriptor for the standard input of a process that calls `from_stdin`."""
+    descriptor = os.memfd_create("options")
+    try:
+        os.pwrite(descriptor, dumps(value).encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def from_stdin(kind: type[Kind]) -> Kind:
+    """Return what whoever has started this process gave to `as_stdin`. Raises ValueError for anything else."""
+    return loads(kind, sys.stdin.read())
+
+
+def loads(kind: type[Kind], text: str) -> Kind:
+    """Return what `dumps` wrote of a `kind`. Raises ValueError for anything else."""
+    try:
+        made: Kind = _make(kind, json.loads(text))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a {kind.__name__}: {error}") from error
+    return made
+
+
+def _make(kind: Any, value: Any) -> Any:
+    """Return what stands for `value`, as a `kind`: JSON has no tuples, paths and enums."""
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _make(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
+    arguments = get_args(kind)
+    origin = get_origin(kind)
+    if origin is tuple:
+        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_make(each, item) for each, item in zip(kinds, value, strict=True))
+    if origin in (Union, types.UnionType):
+        (other,) = (each for each in arguments if each is not types.NoneType)
+        return None if value is None else _make(other, value)
+    if isinstance(kind, type) and issubclass(kind, (Path, Enum)):
+        return kind(value)
+    return value
+
+
+# How a front-end process is started: one dataclass, on its standard input.
+#
+# `serve` is all that the command line of `gangway serve` said, so a flag that matters here needs no further step: the
+# front end reads it as `options.serve.GROUP.VALUE`. The other fields are what the supervisor adds.
+
+
+@dataclass(frozen=True)
+class FrontEndOptions:
+    """The descriptors are inherited; the io segment begins with `slots` request slots, its heap follows.
+
+    `index` is the front end's number in the control segment, `address` is where gRPC listens, "host:port" (port 0: any;
+    a successor gets its predecessor's). At most `slots` requests are in flight, whatever comes on top is answered
+    UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere). `statistics_fd`:
+    the table in which it counts (-1: in its own memory). `other_io_fds`: the io segments of other front ends.
+    `regions_fd`: for having workers map regions (-1: they do not). `thread_share`: see `thread_share.py`.
+    """
+
+    index: int
+    control_fd: int
+    io_fd: int
+    supervisor_fd: int
+    slots: int
+    address: str
+    spin_us: int = 0
+    trace_fd: int = -1
+    regions_fd: int = -1
+    statistics_fd: int = -1
+    other_io_fds: tuple[int, ...] = ()
+    thread_share: float = 1.0
+    serve: ServeOptions = field(default_factory=ServeOptions)
+
+    def start(self, stderr: int | None = None) -> "subprocess.Popen[bytes]":
+        """Start the process. `stderr`: a descriptor for its log, None for the standard error of this process."""
+        command = [sys.executable, "-m", "gangway.server.front_end.process"]
+        with as_stdin(self) as stdin:
+            return subprocess.Popen(command, pass_fds=self.descriptors, stdin=stdin, stderr=stderr)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the process must inherit."""
+        optional = [fd for fd in (self.trace_fd, self.regions_fd, self.statistics_fd) if fd >= 0]
+        return (self.control_fd, self.io_fd, self.supervisor_fd, *self.other_io_fds, *optional)
+
+
+MAX_MESSAGE_BYTES = 128 * 1024
+OK = "OK"  # the name of a gRPC status
+UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses, or how that begins
+DUPLICATE = "model appears in two or more repositories"  # Triton's words, on which clients may depend
+WHOLE_MODEL = -1  # in place of a version: what is said concerns the model, which has no usable version at all
+MAX_VERSION = (1 << 63) - 1  # as in Triton
+CallKind = Literal["index", "load", "unload"]
+
+
+@dataclass(frozen=True)
+class ModelReady:
+    """This version of the model answers requests from now on.
+
+    `config` is the serialised ModelConfig, base64. `inputs`, `outputs` and `engine` are the manifest's. `batched`: the
+    first dimension of every tensor counts rows (`auto_complete.counts_rows`).
+    `max_batch_size` is the config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one
+    request may hold. `qos_us` is the resolved latency target. `load_seconds`: compiling and measuring included.
+    `weights_bytes`: 0 if onnxruntime has them. `labels`: (output, file with the names of its classes). `isolated_us`:
+    first task to last of one row, alone on all cores; 0: not known. An ensemble has a `model_id` that only supervisor
+    and front end know. `statistics_row`: where it is counted (counting/layout.py); -1: in each front end's own memory.
+    `initial_states`: (input, file with what it has at the start of a sequence).
+    """
+
+    model_id: int
+    name: str
+    version: int
+    config: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+    max_rows: int
+    batched: bool
+    engine: Engine = Engine.NATIVE
+    qos_us: float | None = None
+    load_seconds: float = 0.0
+    weights_bytes: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+    isolated_us: float = 0.0
+    initial_states: tuple[tuple[str, str], ...] = ()
+    statistics_row: int = -1
+
+
+@dataclass(frozen=True)
+class ModelUnavailable:
+    """This version of the model answers no requests. `version` may be WHOLE_MODEL.
+
+    UNKNOWN: the repository has it, and nobody has asked for it yet. `at_fault`: its requests ended worker processes.
+    """
+
+    name: str
+    version: int
+    reason: str
+    state: Literal["LOADING", "UNLOADING", "UNAVAILABLE", "UNKNOWN"] = "UNAVAILABLE"
+    at_fault: bool = False
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it should be ready: somebody wants it, nobody has unloaded it, and there is only one of that name."""
+        wanted = self.reason != DUPLICATE and not self.reason.startswith(UNLOADED)
+        return self.state == "LOADING" or (self.state == "UNAVAILABLE" and wanted)
+
+
+@dataclass(frozen=True)
+class ModelRemoved:
+    """The repository does not have this entry any more (WHOLE_MODEL: the one that stood for no version)."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True)
+class ModelRetired:
+    """From a front end: no request uses this number any more, in the place of which it serves another one, or none."""
+
+    model_id: int
+
+
+@dataclass(frozen=True)
+class VariantReady:
+    """A model that is READY is compiled for these sizes of its symbolic dimensions, under a number of its own.
+
+    `inputs` and `outputs` are those of the compiled model, which computes up to `max_rows` rows. `sizes` are in the
+    order of `models.open_symbols`.
+    """
+
+    model_id: int
+    name: str
+    version: int
+    sizes: tuple[int, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class VariantGone:
+    """It is not compiled for these sizes any more."""
+
+    name: str
+    version: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShapeWanted:
+    """From a front end: a request of these sizes was answered by onnxruntime. `oldest`: compiled ones, by last use."""
+
+    name: str
+    version: int
+    sizes: tuple[int, ...]
+    oldest: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class InitialLoadDone:
+    """Every model that is to be served from the start has been loaded or has failed: ServerReady may answer true.
+
+    It does so only while every model is ready, if readiness is strict.
+    """
+
+    strict_readiness: bool = True
+
+
+@dataclass(frozen=True)
+class RepositoryCall:
+    """From a front end: what a client asks of the repository. Answered by a RepositoryAnswer with this number.
+
+    `path`: a file with the client's message (RepositoryModelLoadRequest), there until the answer has come; empty: there
+    is nothing but the name. `dependents`: unload what was loaded along with the model, too.
+    """
+
+    number: int
+    kind: CallKind
+    name: str
+    path: str
+    dependents: bool = False
+
+
+@dataclass(frozen=True)
+class RepositoryAnswer:
+    """`code` is the name of a gRPC status. What has been announced before the answer is known before it."""
+
+    number: int
+    code: str = "OK"
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class RegionChange:
+    """What a client wants of its shared memory: register a region, or unregister it (`name` empty: all of them).
+
+    `file` is the number (inode) of the file that `key` meant when the client asked; 0: not known.
+    """
+
+    kind: Literal["register", "unregister"]
+    name: str
+    key: str = ""
+    offset: int = 0
+    size_bytes: int = 0
+    file: int = 0
+
+
+Change = RegionChange | TraceOverrides | LogSettings
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """From a front end: all are to make this change. Answered by Settled with this number."""
+
+    number: int
+    change: Change
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """To every front end: make this change (None: just answer), and say Applied with this number (0: say nothing)."""
+
+    number: int
+    change: Change | None = None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """From a front end: it has made a change, or why it could not. `code` is the name of a gRPC status."""
+
+    number: int
+    code: str = OK
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """To a front end: what it proposed has been done by all, or by none, and why. `code` as in Applied."""
+
+    number: int
+    code: str = OK
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class AllKnown:
+    """To a front end, once: it has been told all there is, so clients may come."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Refuse new requests, finish the running ones, then exit with 0."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """The front end accepts connections at `address` ("host:port", the port as bound).
+
+    `metrics_address`, `http_address`: where metrics and HTTP are served, in the same way; empty if nowhere.
+    """
+
+    address: str
+    metrics_address: str = ""
+    http_address: str = ""
+
+
+@dataclass(frozen=True)
+class BindFailed:
+    """The front end could not listen and is about to exit with 1."""
+
+    reason: str
+
+
+FrontEndMessage = (
+    ModelReady
+    | ModelUnavailable
+    | ModelRemoved
+    | ModelRetired
+    | VariantReady
+    | VariantGone
+    | ShapeWanted
+    | InitialLoadDone
+    | RepositoryCall
+    | RepositoryAnswer
+    | Drain
+    | Listening
+    | BindFailed
+    | LogSettings
+    | TraceOverrides
+    | RegionChange
+    | Proposed
+    | Agreed
+    | Applied
+    | Settled
+    | AllKnown
+)
+_TYPES: dict[str, type[FrontEndMessage]] = {kind.__name__: kind for kind in FrontEndMessage.__args__}
+
+
+def to_json(message: FrontEndMessage) -> bytes:
+    """Encode a message for one send() on the socket."""
+    return json.dumps(_content_of(message), separators=(",", ":")).encode()
+
+
+def from_json(data: bytes) -> FrontEndMessage:
+    """Decode what to_json made. Raises ValueError for anything else."""
+    try:
+        return _message_of(json.loads(data))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"not a front-end message: {data[:200]!r} ({error})") from error
+
+
+def _content_of(message: FrontEndMessage) -> dict[str, Any]:
+    content = {"type": type(message).__name__, **asdict(message)}
+    if isinstance(message, (Proposed, Agreed)) and message.change is not None:
+        content["change"] = _content_of(message.change)  # which must say what it is
+    return content
+
+
+def _message_of(content: dict[str, Any]) -> FrontEndMessage:
+    kind = _TYPES[content.pop("type")]
+    if content.get("change") is not None:
+        content["change"] = _message_of(content["change"])
+    for group in {"inputs", "outputs"} & content.keys():
+        content[group] = tuple(_tensor(item) for item in content[group])
+    for group in {"sizes", "oldest", "labels", "level", "initial_states"} & content.keys():
+        content[group] = tuples(content[group])
+    if "engine" in content:
+        content["engine"] = Engine(content["engine"])
+    if content.keys() - {field.name for field in fields(kind)}:
+        raise ValueError("unknown fields")
+    return kind(**content)
+
+
+def _tensor(content: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(**{**content, "shape": tuple(content["shape"]), "symbols": tuple(content["symbols"])})

@@ -1,1 +1,0 @@
-"""Prometheus metrics: Triton's names, and ours beside them (docs/metrics.md)."""

@@ -1,0 +1,317 @@
+"""config.pbtxt: reading it, and what in it this server understands."""
+
+import codecs
+import difflib
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from gangway.artifact.files import require_regular
+from gangway.protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup
+from gangway.server.errors import (
+    MAX_REASON_CHARACTERS,
+    ConfigError,
+    shortened,
+)
+from gangway.server.models.config_table import FIELDS, PARAMETERS, Entry, Fate
+from gangway.server.models.ensemble_config import check_ensemble, is_ensemble
+
+# Whether a configuration can be honoured: every field that is set is looked up in `config_table.py`.
+#
+# What a table cannot say (a value that is refused, two fields that contradict each other) is checked here, too.
+
+PACKAGE = "inference."
+PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX files; clients and configs rely on the names
+BACKEND = "onnxruntime"
+RUNTIMES = (BACKEND, "libtriton_onnxruntime.so")
+GPU_FIELD = "ModelInstanceGroup.kind"
+NEAR = 0.75  # how alike two names are of which one may be meant for the other, 0 to 1
+IMAGE_RANK = 3
+MAX_INSTANCES = 2**31 - 1
+
+_log = logging.getLogger(__name__)
+
+
+def check_fields(config: ModelConfig) -> tuple[str, ...]:
+    """Return the fields that are set and have no effect here, each with the reason. Raises ConfigError."""
+    accepted = dict.fromkeys(_walk(config, ""))
+    for check in _CHECKS:
+        check(config)
+    return tuple(accepted)
+
+
+def without_effect(config: ModelConfig) -> tuple[str, ...]:
+    """Return everything that the model's owner has said in vain, each with the reason. Raises ConfigError."""
+    engine = foreign_engine(config)
+    return (
+        *((f"{engine} (the ONNX file is compiled, or executed by onnxruntime)",) if engine else ()),
+        *check_fields(config),
+        *(f"parameter '{shortened(key)}' ({_unknown(key)})" for key in config.parameters if key not in PARAMETERS),
+    )
+
+
+def foreign_engine(config: ModelConfig) -> str:
+    """Return what the config names to execute the model, such as "backend 'openvino'"; nothing if that is ours."""
+    for field, ours in (("backend", (BACKEND,)), ("platform", (PLATFORM,)), ("runtime", RUNTIMES)):
+        name = getattr(config, field)
+        if not is_ensemble(config) and name not in ("", *ours):
+            return f"{field} '{shortened(name)}'"
+    return ""
+
+
+def log_without_effect(name: str, in_vain: Sequence[str]) -> None:
+    """Say in the log what has no effect of a model's configuration."""
+    if in_vain:
+        _log.warning("model %s: without effect here: %s", name, shortened("; ".join(in_vain), MAX_REASON_CHARACTERS))
+
+
+def _unknown(parameter: str) -> str:
+    near = difflib.get_close_matches(parameter.lower().replace("-", "_"), PARAMETERS, 1, NEAR)
+    return f"unknown, did you mean '{near[0]}'?" if near else "unknown"
+
+
+def field_name(field: FieldDescriptor) -> str:
+    """Return what the table calls a field."""
+    message = field.containing_type
+    assert message is not None, "no extensions"
+    return f"{message.full_name.removeprefix(PACKAGE)}.{field.name}"
+
+
+def value_type(field: FieldDescriptor) -> Any:
+    """Return the descriptor of the messages that a field holds, as values if it is a map; None if it holds none."""
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        return kind.fields_by_name["value"].message_type
+    return kind
+
+
+def _walk(message: Message, path: str) -> Iterator[str]:
+    """Yield the accepted fields of a message that are set. Raises ConfigError."""
+    for field, value in message.ListFields():
+        entry = FIELDS[field_name(field)]
+        place = f"{path}{field.name}"
+        if entry.fate is Fate.ACCEPTED:
+            yield f"{place} ({entry.note})"
+        elif entry.fate is Fate.REFUSED:
+            raise _refusal(place, entry)
+        elif value_type(field) is not None:
+            for where, item in _items(field, value, path):
+                yield from _walk(item, where)
+        elif field.enum_type is not None:
+            _check_number(field, value, place)
+            if field_name(field) == GPU_FIELD and value == ModelInstanceGroup.KIND_GPU:
+                yield f"{place} KIND_GPU (there is no GPU)"
+
+
+def _refusal(place: str, entry: Entry) -> ConfigError:
+    return ConfigError(f"{place} is not supported: {entry.note}")
+
+
+def _items(field: FieldDescriptor, value: Any, path: str) -> Iterator[tuple[str, Message]]:
+    """Yield each message that the field holds, with what is said before the name of a field of it."""
+    place = f"{path}{field.name}"
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        for key in value:
+            yield f"{place}[{shortened(str(key))}].", value[key]
+    elif field.is_repeated:
+        for index, item in enumerate(value):
+            name = getattr(item, "name", "")
+            yield f"{place} '{shortened(name)}': " if name else f"{place}[{index}].", item
+    else:
+        yield f"{place}.", value
+
+
+def _check_number(field: FieldDescriptor, value: Any, place: str) -> None:
+    assert field.enum_type is not None, "asked for enums only"
+    for number in value if field.is_repeated else (value,):
+        if number not in field.enum_type.values_by_number:
+            raise ConfigError(f"{place}: {number} is no {field.enum_type.name}")
+
+
+def _check_instances(config: ModelConfig) -> None:
+    for index, group in enumerate(config.instance_group):
+        place = f"instance_group '{shortened(group.name)}'" if group.name else f"instance_group[{index}]"
+        if group.count < 0:
+            raise ConfigError(f"{place}: count is {group.count}, expected 0 or more")
+        for resource in group.rate_limiter.resources:
+            if not resource.name:
+                raise ConfigError(f"{place}: a resource of the rate limiter has no name")
+    if sum(group.count for group in config.instance_group) > MAX_INSTANCES:
+        raise ConfigError(f"instance_group: the counts add up to more than {MAX_INSTANCES}")
+
+
+def _check_formats(config: ModelConfig) -> None:
+    for tensor in config.input:
+        rank = len(tensor.dims)
+        if tensor.format != ModelInput.FORMAT_NONE and rank not in (0, IMAGE_RANK):
+            name = ModelInput.Format.Name(tensor.format)
+            raise ConfigError(f"input '{shortened(tensor.name)}': {name} needs {IMAGE_RANK} dims, got {rank}")
+
+
+def _check_batching(config: ModelConfig) -> None:
+    for size in config.dynamic_batching.preferred_batch_size:
+        if size <= 0 or (config.max_batch_size and size > config.max_batch_size):
+            raise ConfigError(f"dynamic_batching.preferred_batch_size: expected 1 to max_batch_size, got {size}")
+
+
+_CHECKS: tuple[Callable[[ModelConfig], None], ...] = (
+    _check_instances,
+    _check_formats,
+    _check_batching,
+)
+
+
+ONNX_SUFFIX = ".onnx"
+DEFAULT_MODEL_FILENAME = "model.onnx"
+QOS_PARAMETER = "qos_ms"
+BATCHING_PARAMETER = "batching"  # whether requests are joined to batches, and batches split
+BATCHING_OFF = "off"
+BUCKETS_PARAMETER = "gangway_buckets"  # sizes of symbolic dimensions that are compiled before the model is ready
+ENGINE_PARAMETER = "gangway_engine"  # what executes the model; set by the server
+LEAST_TARGET_PARAMETER = "gangway_least_target_ms"  # of targets that are multiples; set by the server
+FALLBACK_PARAMETER = "gangway_fallback_reason"  # why it was not compiled; set by the server
+MAX_FILE_BYTES = 1 << 20
+MAX_FILENAME_BYTES = 255
+MAX_CONFIG_BYTES = 40_000  # serialised; it travels to the front end in one message
+
+
+@dataclass(frozen=True)
+class Qos:
+    """A latency target: absolute, as a multiple of the model's isolated latency, or (neither) none."""
+
+    milliseconds: float | None = None
+    multiple: float | None = None
+
+
+def parse_qos(text: str) -> Qos:
+    """Read the parameter `qos_ms`: "15" (milliseconds), "3x" (times the isolated latency). Raises ConfigError."""
+    number = text.strip()
+    is_multiple = number.endswith("x")
+    try:
+        value = float(number.removesuffix("x"))
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f'parameter {QOS_PARAMETER}: expected milliseconds ("15") or a multiple ("3x"), got "{text}"')
+    return Qos(multiple=value) if is_multiple else Qos(milliseconds=value)
+
+
+def qos_of(config: ModelConfig) -> Qos:
+    """Return the model's latency target. Raises ConfigError."""
+    if QOS_PARAMETER not in config.parameters:
+        return Qos()
+    return parse_qos(config.parameters[QOS_PARAMETER].string_value)
+
+
+def is_batching_off(config: ModelConfig) -> bool:
+    """Whether the parameter `batching` says that requests are neither joined nor split."""
+    parameters = config.parameters
+    return BATCHING_PARAMETER in parameters and parameters[BATCHING_PARAMETER].string_value == BATCHING_OFF
+
+
+def buckets_of(config: ModelConfig, symbols: Sequence[str]) -> list[tuple[int, ...]]:
+    """Read the parameter `gangway_buckets`: "S=32,64" or "S=32,64; T=1,2" (then every pair of sizes).
+
+    Returns sizes in the order of `symbols`, each once. Raises ConfigError.
+    """
+    text = config.parameters[BUCKETS_PARAMETER].string_value if BUCKETS_PARAMETER in config.parameters else ""
+    if not text.strip():
+        return []
+    sizes: dict[str, list[int]] = {}
+    for part in text.split(";"):
+        name, _, numbers = part.strip().rpartition("=")
+        values = [number.strip() for number in numbers.split(",")]
+        if name.strip() not in symbols or not all(value.isascii() and value.isdigit() for value in values):
+            known = ", ".join(symbols) or "none"
+            raise ConfigError(
+                f'parameter {BUCKETS_PARAMETER}: expected "NAME=SIZE,SIZE" with a name of {known}: "{part}"'
+            )
+        sizes[name.strip()] = [int(value) for value in values]
+    if missing := [symbol for symbol in symbols if symbol not in sizes]:
+        raise ConfigError(f"parameter {BUCKETS_PARAMETER}: no sizes of '{missing[0]}'")
+    return list(dict.fromkeys(itertools.product(*(sizes[symbol] for symbol in symbols))))
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Parse a config.pbtxt. Raises ConfigError with file, line and column."""
+    try:
+        require_regular(path)
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path.name} has more than {MAX_FILE_BYTES} bytes")
+        return text_format.Parse(_decoded(path.read_bytes()), ModelConfig())
+    except text_format.ParseError as error:
+        raise ConfigError(f"{path.name}: {shortened(str(error))}") from None  # the message begins with line:column
+    except (OSError, ValueError, TypeError) as error:  # the latter two: values that the parser lets pass
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{path.name}: {error}") from error
+
+
+def _decoded(content: bytes) -> str:
+    """Return the text. What is neither UTF-8 nor begins with a mark is mostly a comment in an old 8-bit encoding."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("latin-1")  # every byte is a character
+
+
+def check_supported(config: ModelConfig, name: str) -> None:
+    """Raise ConfigError if the config of model `name` contradicts itself or asks for what this server cannot do."""
+    if config.ByteSize() > MAX_CONFIG_BYTES:
+        raise ConfigError(f"the configuration has {config.ByteSize()} bytes, at most {MAX_CONFIG_BYTES} are possible")
+    if config.name not in ("", name):
+        raise ConfigError(f"name '{shortened(config.name)}' differs from the folder's name '{name}'")
+    if config.max_batch_size < 0:
+        raise ConfigError(f"max_batch_size is {config.max_batch_size}, expected 0 or more")
+    _check_filename(config.default_model_filename)
+    check_fields(config)
+    _check_names([tensor.name for tensor in config.input], "input")
+    _check_names([tensor.name for tensor in config.output], "output")
+    if is_ensemble(config):
+        check_ensemble(config, name)
+
+
+def _check_filename(name: str) -> None:
+    if "/" in name or name in (".", ".."):
+        raise ConfigError(f"default_model_filename '{shortened(name)}' leaves the version folder")
+    if "\0" in name or len(name.encode()) > MAX_FILENAME_BYTES:
+        raise ConfigError(f"default_model_filename '{shortened(name)}' is no name of a file")
+
+
+def _check_names(names: list[str], group: str) -> None:
+    if "" in names:
+        raise ConfigError(f"an {group} has no name")
+    if any("\0" in name for name in names):
+        raise ConfigError(f"the name of an {group} has a zero byte")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"the config names an {group} twice: {shortened(', '.join(names))}")
+
+
+def datatype_name(data_type: int) -> str:
+    """Return the protocol's name of an element type: TYPE_FP32 is "FP32"."""
+    return "BYTES" if data_type == DataType.TYPE_STRING else DataType.Name(data_type).removeprefix("TYPE_")
+
+
+def datatype_value(name: str) -> DataType:
+    """Return the config's element type for the protocol's name."""
+    return cast("DataType", DataType.Value("TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"))
+
+
+def require_complete(config: ModelConfig) -> None:
+    """Raise ConfigError if the config leaves out anything that would have to be taken from the model."""
+    missing = [] if config.platform or config.backend else ["platform or backend"]
+    for group, tensors in (("input", config.input), ("output", config.output)):
+        missing += [] if tensors else [group]
+        for tensor in tensors:
+            missing += [] if tensor.data_type else [f"data_type of {group} '{tensor.name}'"]
+            missing += [] if tensor.dims else [f"dims of {group} '{tensor.name}'"]
+    if missing:
+        raise ConfigError(f"the config does not say {', '.join(missing)}, and it is not completed from the model")

@@ -1,0 +1,280 @@
+"""What becomes of every field of a model's configuration. Nothing but data: `config_check.py` acts on it.
+
+A field is named after its message, as in model_config.proto. What stands for a field that holds a message and is
+refused or accepted as a whole stands for everything within it.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class Fate(StrEnum):
+    """What becomes of a field that is set."""
+
+    HONOURED = "honoured"
+    ACCEPTED = "accepted"  # it has no meaning here and cannot change an answer; the log names it when a model is loaded
+    REFUSED = "refused"  # the model is not ready, the reason names it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One field. `note`: how it is honoured, why it means nothing here, or why it is refused."""
+
+    fate: Fate
+    note: str
+
+
+def _honoured(note: str) -> Entry:
+    return Entry(Fate.HONOURED, note)
+
+
+def _accepted(note: str) -> Entry:
+    return Entry(Fate.ACCEPTED, note)
+
+
+def _refused(note: str) -> Entry:
+    return Entry(Fate.REFUSED, note)
+
+
+_NO_GPU = "there is no GPU"
+_TENSORRT = "only TensorRT has it"
+_ANY_ENGINE = "any other name than ours is served with a warning if the version folder holds an .onnx file"
+_ONE_SHAPE = "a batch has one shape"
+_DELAY = "the longest that a request waits for others"
+_SIZES = "batches of these sizes begin at once; see batching.md"
+_ORDER = "answers come in the order of the requests; see batching.md"
+
+FIELDS: Mapping[str, Entry] = {
+    # the model
+    "ModelConfig.name": _honoured("empty, or the name of the model's folder"),
+    "ModelConfig.platform": _honoured(f"`ensemble` for ensembles; {_ANY_ENGINE}"),
+    "ModelConfig.backend": _honoured(f"empty for ensembles; {_ANY_ENGINE}"),
+    "ModelConfig.runtime": _honoured(f"empty for ensembles; {_ANY_ENGINE}"),
+    "ModelConfig.version_policy": _honoured("which versions are served; the latest one if it is missing"),
+    "ModelVersionPolicy.latest": _honoured("the highest numbers"),
+    "ModelVersionPolicy.Latest.num_versions": _honoured("how many; 0 counts as 1"),
+    "ModelVersionPolicy.all": _honoured("every version folder"),
+    "ModelVersionPolicy.specific": _honoured("these, all of which must exist"),
+    "ModelVersionPolicy.Specific.versions": _honoured("their numbers"),
+    "ModelConfig.max_batch_size": _honoured(
+        "0: shapes are whole, a symbolic first dimension is a size like others; else every tensor has a batch dimension"
+        " in front, of this size at most, which must be symbolic in the ONNX file"
+    ),
+    "ModelConfig.default_model_filename": _honoured("name of the ONNX file in the version folder; no path"),
+    "ModelConfig.cc_model_filenames": _accepted(f"a file for each kind of GPU: {_NO_GPU}"),
+    # inputs
+    "ModelConfig.input": _honoured("some or all of the ONNX file's; what is left out of one is completed"),
+    "ModelInput.name": _honoured("as in the ONNX file"),
+    "ModelInput.data_type": _honoured("compared with the ONNX file"),
+    "ModelInput.format": _honoured("for clients that ask for it; NHWC and NCHW need three `dims`"),
+    "ModelInput.dims": _honoured("compared with the ONNX file; a size may be given to a symbolic dimension"),
+    "ModelInput.reshape": _honoured("clients send `dims`, the model gets `reshape`"),
+    "ModelTensorReshape.shape": _honoured("as many elements as `dims`, whose sizes must be fixed"),
+    "ModelInput.optional": _honoured(
+        "the ONNX file must have an initializer of that name, which counts where a request leaves the input out;"
+        " such a model is left to onnxruntime"
+    ),
+    "ModelInput.is_shape_tensor": _refused(_TENSORRT),
+    "ModelInput.allow_ragged_batch": _refused(_ONE_SHAPE),
+    "ModelInput.is_non_linear_format_io": _refused(_TENSORRT),
+    # outputs
+    "ModelConfig.output": _honoured("those that clients get, some or all of the ONNX file's"),
+    "ModelOutput.name": _honoured("as in the ONNX file"),
+    "ModelOutput.data_type": _honoured("compared with the ONNX file"),
+    "ModelOutput.dims": _honoured("compared with the ONNX file"),
+    "ModelOutput.reshape": _honoured("the model gives `reshape`, clients get `dims`"),
+    "ModelOutput.label_filename": _honoured(
+        "a file in the model's folder, one class name per line, for the classification extension"
+    ),
+    "ModelOutput.is_shape_tensor": _refused(_TENSORRT),
+    "ModelOutput.is_non_linear_format_io": _refused(_TENSORRT),
+    # batches
+    "ModelConfig.batch_input": _refused(f"inputs that describe a ragged batch: {_ONE_SHAPE}"),
+    "ModelConfig.batch_output": _refused(f"outputs of a ragged batch: {_ONE_SHAPE}"),
+    "ModelConfig.dynamic_batching": _honoured("see batching.md; its queue policies and priorities: deadlines.md"),
+    "ModelDynamicBatching.preferred_batch_size": _honoured(_SIZES),
+    "ModelDynamicBatching.max_queue_delay_microseconds": _honoured(_DELAY),
+    "ModelDynamicBatching.preserve_ordering": _honoured(_ORDER),
+    "ModelDynamicBatching.priority_levels": _honoured("see deadlines.md"),
+    "ModelDynamicBatching.default_priority_level": _honoured("see deadlines.md"),
+    "ModelDynamicBatching.default_queue_policy": _honoured("see deadlines.md"),
+    "ModelDynamicBatching.priority_queue_policy": _honoured("see deadlines.md"),
+    "ModelQueuePolicy.timeout_action": _honoured("see deadlines.md"),
+    "ModelQueuePolicy.default_timeout_microseconds": _honoured("see deadlines.md"),
+    "ModelQueuePolicy.allow_timeout_override": _honoured("see deadlines.md"),
+    "ModelQueuePolicy.max_queue_size": _honoured("see deadlines.md"),
+    # other ways to schedule
+    "ModelConfig.sequence_batching": _honoured("see sequences.md"),
+    "ModelSequenceBatching.direct": _honoured("as many sequences at a time as instances times `max_batch_size`"),
+    "ModelSequenceBatching.StrategyDirect.max_queue_delay_microseconds": _honoured(
+        f"{_DELAY}, with a `minimum_slot_utilization`"
+    ),
+    "ModelSequenceBatching.StrategyDirect.minimum_slot_utilization": _honoured(
+        "batches of at least this share of `max_batch_size` begin at once"
+    ),
+    "ModelSequenceBatching.oldest": _honoured("as many at a time as it says, for each instance"),
+    "ModelSequenceBatching.StrategyOldest.max_candidate_sequences": _honoured(
+        "sequences that have a slot, for each instance; 0: `max_batch_size`"
+    ),
+    "ModelSequenceBatching.StrategyOldest.preferred_batch_size": _honoured(_SIZES),
+    "ModelSequenceBatching.StrategyOldest.max_queue_delay_microseconds": _honoured(_DELAY),
+    "ModelSequenceBatching.StrategyOldest.preserve_ordering": _honoured(_ORDER),
+    "ModelSequenceBatching.max_sequence_idle_microseconds": _honoured("a silent sequence ends; 0 is a second"),
+    "ModelSequenceBatching.control_input": _honoured("inputs that the server fills in; clients cannot send them"),
+    "ModelSequenceBatching.ControlInput.name": _honoured("as in the ONNX file, of one element"),
+    "ModelSequenceBatching.ControlInput.control": _honoured("exactly one"),
+    "ModelSequenceBatching.Control.kind": _honoured("each at most once; READY is always true"),
+    "ModelSequenceBatching.Control.int32_false_true": _honoured("two values"),
+    "ModelSequenceBatching.Control.fp32_false_true": _honoured("two values"),
+    "ModelSequenceBatching.Control.bool_false_true": _honoured("two values"),
+    "ModelSequenceBatching.Control.data_type": _honoured("of CORRID: UINT64, INT64, UINT32, INT32 or STRING"),
+    "ModelSequenceBatching.state": _honoured("an output that is an input of the sequence's next request"),
+    "ModelSequenceBatching.State.input_name": _honoured("as in the ONNX file; clients do not see it"),
+    "ModelSequenceBatching.State.output_name": _honoured("as in the ONNX file; clients see it if `output` lists it"),
+    "ModelSequenceBatching.State.data_type": _honoured("compared with the ONNX file"),
+    "ModelSequenceBatching.State.dims": _honoured("compared with the ONNX file; -1 is any size"),
+    "ModelSequenceBatching.State.initial_state": _honoured("one at most; zeros without it"),
+    "ModelSequenceBatching.InitialState.name": _honoured("for people; must be there, as in Triton"),
+    "ModelSequenceBatching.InitialState.data_type": _honoured("that of the state"),
+    "ModelSequenceBatching.InitialState.dims": _honoured("fixed sizes that fit the state's"),
+    "ModelSequenceBatching.InitialState.zero_data": _honoured("zeros, or empty strings"),
+    "ModelSequenceBatching.InitialState.data_file": _honoured("a file in the folder `initial_state` of the model"),
+    "ModelSequenceBatching.State.use_same_buffer_for_input_output": _accepted(
+        "there are two, so that a request can be executed again after a fault"
+    ),
+    "ModelSequenceBatching.State.use_growable_memory": _refused(_NO_GPU),
+    "ModelSequenceBatching.iterative_sequence": _refused("an ONNX model does not ask to be executed again"),
+    "ModelConfig.ensemble_scheduling": _honoured("see ensembles.md"),
+    "ModelEnsembling.step": _honoured("1 to 64 steps"),
+    "ModelEnsembling.Step.model_name": _honoured("the model that is executed, an ensemble or not"),
+    "ModelEnsembling.Step.model_version": _honoured(
+        "a version, or -1 for the latest one; 0 is that, too, unless there is a version 0"
+    ),
+    "ModelEnsembling.Step.input_map": _honoured("from the model's inputs to tensors of the ensemble"),
+    "ModelEnsembling.Step.output_map": _honoured("from the model's outputs to tensors of the ensemble"),
+    "ModelEnsembling.Step.model_namespace": _refused("models have no namespaces"),
+    "ModelEnsembling.max_inflight_requests": _accepted(
+        "a step gives one answer, so nothing piles up between steps; the server's requests are bounded together"
+    ),
+    "ModelConfig.model_transaction_policy": _honoured("only the usual one: one request, one answer"),
+    "ModelTransactionPolicy.decoupled": _refused("an ONNX model gives exactly one answer"),
+    # where it runs
+    "ModelConfig.instance_group": _honoured("how many queries of the model may be under way at the same time"),
+    "ModelInstanceGroup.name": _accepted("nothing refers to it"),
+    "ModelInstanceGroup.kind": _honoured(
+        "all kinds mean the server's cores; KIND_GPU with a warning, since there is no GPU"
+    ),
+    "ModelInstanceGroup.count": _honoured(
+        "so many queries of the model, or of one version, may be under way at the same time; the counts of several"
+        " groups add up; 0 or missing: any number"
+    ),
+    "ModelInstanceGroup.rate_limiter": _honoured("with `--rate-limit=execution_count`; without it, it has no effect"),
+    "ModelRateLimiter.resources": _honoured("a query begins when all of them are free, and holds them to its end"),
+    "ModelRateLimiter.Resource.name": _honoured("what is counted, across all models"),
+    "ModelRateLimiter.Resource.global": _honoured("there is one device, so both mean the same"),
+    "ModelRateLimiter.Resource.count": _honoured("how many a query holds"),
+    "ModelRateLimiter.priority": _honoured("where resources are short, a model of priority 2 gets half the turns of 1"),
+    "ModelInstanceGroup.gpus": _accepted(_NO_GPU),
+    "ModelInstanceGroup.secondary_devices": _accepted("there is no such device"),
+    "ModelInstanceGroup.profile": _accepted(_TENSORRT),
+    "ModelInstanceGroup.passive": _refused("an instance without requests would do nothing"),
+    "ModelInstanceGroup.host_policy": _accepted("the server has no host policies: `--cores` says where it computes"),
+    # how it runs
+    "ModelConfig.optimization": _honoured("checked; the compiler decides for itself"),
+    "ModelOptimizationPolicy.graph": _accepted("the compiler, and onnxruntime where it serves, use all they have"),
+    "ModelOptimizationPolicy.priority": _accepted(f"{_TENSORRT}; see deadlines.md for ours"),
+    "ModelOptimizationPolicy.cuda": _accepted(_NO_GPU),
+    "ModelOptimizationPolicy.execution_accelerators": _accepted("models are compiled for this CPU anyway"),
+    "ModelOptimizationPolicy.input_pinned_memory": _accepted(_NO_GPU),
+    "ModelOptimizationPolicy.output_pinned_memory": _accepted(_NO_GPU),
+    "ModelOptimizationPolicy.gather_kernel_buffer_threshold": _accepted(_NO_GPU),
+    "ModelOptimizationPolicy.eager_batching": _accepted("a batch is formed when there are cores for it"),
+    "ModelConfig.parameters": _honoured(
+        "see below; others are shown to clients, have no effect, and are named in the log"
+    ),
+    "ModelParameter.string_value": _honoured("the value"),
+    "ModelConfig.model_operations": _refused("libraries of operators are not loaded"),
+    "ModelConfig.model_repository_agents": _refused("agents are not loaded, and what they check would go unchecked"),
+    "ModelConfig.response_cache": _honoured("with `--cache-config`"),
+    "ModelResponseCache.enable": _honoured(
+        "equal requests are answered from memory; without `--cache-config` it has no effect"
+    ),
+    "ModelConfig.model_warmup": _honoured("requests that the model answers before it is ready; see repository.md"),
+    "ModelWarmup.name": _honoured("for messages"),
+    "ModelWarmup.batch_size": _honoured("rows of the request"),
+    "ModelWarmup.count": _honoured("how often; 0 counts as 1"),
+    "ModelWarmup.inputs": _honoured("contents of each input"),
+    "ModelWarmup.Input.data_type": _honoured("compared with the model"),
+    "ModelWarmup.Input.dims": _honoured("compared with the model"),
+    "ModelWarmup.Input.zero_data": _honoured("zeros"),
+    "ModelWarmup.Input.random_data": _honoured("random numbers"),
+    "ModelWarmup.Input.input_data_file": _honoured("a file in the folder `warmup` of the model"),
+    "ModelConfig.metric_tags": _honoured("further labels of the model's metrics; see metrics.md"),
+    "ModelConfig.model_metrics": _honoured("buckets of a histogram; see metrics.md"),
+    "ModelMetrics.metric_control": _honoured("one for each histogram"),
+    "ModelMetrics.MetricControl.metric_identifier": _honoured("which one"),
+    "ModelMetrics.MetricControl.MetricIdentifier.family": _honoured(
+        "`nv_inference_first_response_histogram_ms`, no other"
+    ),
+    "ModelMetrics.MetricControl.histogram_options": _honoured("its buckets"),
+    "ModelMetrics.MetricControl.HistogramOptions.buckets": _honoured("upper bounds in milliseconds, ascending"),
+}
+
+PARAMETERS: Mapping[str, Entry] = {
+    "qos_ms": _honoured("the latency target, milliseconds or a multiple as in `3x`; see deadlines.md"),
+    "late": _honoured("`serve` or `reject`; see deadlines.md"),
+    "max_queue_size": _honoured("see deadlines.md"),
+    "batching": _honoured("`off`: requests are neither joined nor split; `auto` is the default; see batching.md"),
+    "gangway_buckets": _honoured("sizes to compile before the model is ready; see shapes.md"),
+    "gangway_engine": _honoured("set by the server: what executes the model"),
+    "gangway_fallback_reason": _honoured("set by the server: why it was not compiled"),
+    "gangway_least_target_ms": _honoured("set by the server: no target that is a multiple is less; see deadlines.md"),
+}
+
+
+# The tables of docs/config.md, from `config_table.py`: `python -m gangway.server.config_docs docs/config.md`.
+
+_TABLE = "<!-- {name}: written by python -m gangway.server.models.config_table -->\n"
+_END = "<!-- end -->"
+
+
+def tables() -> Mapping[str, str]:
+    """Return the tables by name, in Markdown."""
+    return {
+        "fields": "\n".join(_rows("field", FIELDS)),
+        "parameters": "\n".join(_rows("parameter", PARAMETERS)),
+    }
+
+
+def with_tables(text: str) -> str:
+    """Return the page with its tables as they should be. Raises ValueError if the page has no place for one."""
+    for name, table in tables().items():
+        begin = _TABLE.format(name=name)
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(_END), re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(f"there is no place for the table '{name}'")
+        before, after = pattern.split(text, maxsplit=1)
+        text = f"{before}{begin}{table}\n{_END}{after}"
+    return text
+
+
+def _rows(heading: str, entries: Mapping[str, Entry]) -> Iterator[str]:
+    yield f"| {heading} | | |"
+    yield "|---|---|---|"
+    for name, entry in entries.items():
+        yield f"| `{name}` | {entry.fate} | {entry.note} |"
+
+
+def main(argv: list[str]) -> int:
+    """Write the tables into the page that is named."""
+    path = Path(argv[0])
+    path.write_text(with_tables(path.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,311 @@
+"""The models a front end serves: what it was told by the supervisor, ready for looking up and for checking requests."""
+
+import base64
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import grpc
+
+from gangway.artifact.format import Engine, TensorSpec
+from gangway.artifact.item_bytes import ITEM_BYTES
+from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from gangway.server.errors import RequestError, invalid, unavailable
+from gangway.server.messages import (
+    MAX_VERSION,
+    UNLOADED,
+    WHOLE_MODEL,
+    ModelReady,
+    ModelRemoved,
+    ModelUnavailable,
+    VariantGone,
+    VariantReady,
+)
+from gangway.server.models.config import is_batching_off
+from gangway.server.models.ensemble_config import is_ensemble
+from gangway.server.models.sequences import SequenceTensors
+from gangway.server.models.settings import QueuePolicies, labels_of, response_bounds_ns
+from gangway.server.models.tensors import Tensor
+from gangway.server.requests.data_plane import TensorLayout
+from gangway.server.statistics import Statistics
+
+# How many requests use a model at this moment, so that it can go when the last of them has ended.
+
+
+class Uses:
+    """Counts the requests of one loaded model. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._when_unused: Callable[[], None] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many there are at this moment."""
+        return self._count
+
+    def begin(self) -> bool:
+        """Count one more; False, and nothing is counted, when the model has been replaced meanwhile."""
+        with self._lock:
+            if self._when_unused is not None:
+                return False
+            self._count += 1
+            return True
+
+    def end(self) -> None:
+        """Count one less."""
+        with self._lock:
+            self._count -= 1
+            when_unused = None if self._count else self._when_unused
+        if when_unused is not None:
+            when_unused()
+
+    def close(self, when_unused: Callable[[], None]) -> None:
+        """Let nobody begin any more; `when_unused` is called once, as soon as all have ended, by whichever thread."""
+        with self._lock:
+            self._when_unused = when_unused
+            unused = not self._count
+        if unused:
+            when_unused()
+
+
+MakeStatistics = Callable[[int, tuple[int, ...]], Statistics]  # of a row of counters, and the bounds of response times
+
+
+def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics:
+    """Return counters that no other process sees."""
+    return Statistics(response_bounds_ns)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of one request: rows of the batch, each input's as the client has it, sizes of named dimensions.
+
+    `is_empty`: it has no row; `rows` is 1 even so, for what counts and computes them.
+    """
+
+    rows: int
+    inputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
+    sizes: Mapping[str, int]
+    is_empty: bool = False
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What of a model is compiled: the whole of it, or it for certain sizes of its symbolic dimensions.
+
+    `max_rows`: how many it can compute at a time.
+    """
+
+    layout: TensorLayout
+    outputs: tuple[TensorSpec, ...]
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One version of a model that answers requests. `batched`: the first dimension of every tensor counts rows.
+
+    `compiled` has what is compiled, by the sizes of `symbols`, the dimensions of its inputs that are neither fixed nor
+    the batch. What is not there is executed by onnxruntime, under the number `model_id`. `labels` names the classes of
+    outputs. `load` is another number whenever the model is loaded anew. `isolated_us`: as in ModelReady. `sequence` has
+    what clients do not see of a model with sequences: `inputs` are those that they send. `joins`: what onnxruntime
+    executes may be joined with other requests.
+    """
+
+    name: str
+    version: int
+    model_id: int
+    config: ModelConfig
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    batched: bool
+    max_batch_size: int
+    max_rows: int
+    symbols: tuple[str, ...] = ()
+    compiled: Mapping[tuple[int, ...], Compiled] = field(default_factory=dict)
+    qos_us: float | None = None
+    load_seconds: float = 0.0
+    weights_bytes: int = 0
+    isolated_us: float = 0.0
+    policies: QueuePolicies = field(default_factory=QueuePolicies)
+    statistics: Statistics = field(default_factory=Statistics)
+    uses: Uses = field(default_factory=Uses)
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sequence: SequenceTensors | None = None
+    joins: bool = True
+    load: int = field(default_factory=count(1).__next__)
+
+    @classmethod
+    def of(cls, message: ModelReady, make_statistics: MakeStatistics = own_statistics) -> "ServedModel":
+        """Return the model that the supervisor has announced."""
+        config = ModelConfig.FromString(base64.b64decode(message.config))
+        layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
+        whole = message.engine is Engine.ONNXRUNTIME or is_ensemble(config)
+        return cls(
+            name=message.name,
+            version=message.version,
+            model_id=message.model_id,
+            config=config,
+            inputs=_tensors(config.input, message.inputs, config.max_batch_size > 0),
+            outputs=_tensors(config.output, message.outputs, config.max_batch_size > 0),
+            batched=message.batched,
+            max_batch_size=message.max_batch_size,
+            max_rows=message.max_rows,
+            symbols=open_symbols(message.inputs, message.batched),
+            compiled={} if whole else {(): Compiled(layout, message.outputs, message.max_rows)},
+            qos_us=message.qos_us,
+            load_seconds=message.load_seconds,
+            weights_bytes=message.weights_bytes,
+            isolated_us=message.isolated_us,
+            policies=QueuePolicies.of(config),
+            statistics=make_statistics(message.statistics_row, response_bounds_ns(config)),
+            labels=labels_of(dict(message.labels)),
+            sequence=SequenceTensors.of(config, message.inputs, message.outputs, dict(message.initial_states)),
+            joins=not is_batching_off(config),
+        )
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it is made of other models; then it has no number that the executor knows."""
+        return is_ensemble(self.config)
+
+    @property
+    def all_inputs(self) -> tuple[Tensor, ...]:
+        """Return the inputs with those that clients do not send."""
+        return (*self.inputs.values(), *(self.sequence.hidden if self.sequence else ()))
+
+    @property
+    def least_rows(self) -> int:
+        """Return the least size of a symbolic first dimension: without max_batch_size it is a size like others."""
+        return int(self.max_batch_size > 0 or (self.batched and self.sequence is not None))
+
+    def compiled_for(self, shapes: Shapes) -> Compiled | None:
+        """Return what computes a request of these shapes; None: onnxruntime does."""
+        compiled = self.compiled.get(self.key_of(shapes.sizes))
+        if compiled is None or not self.symbols:
+            return compiled
+        return None if shapes.is_empty or shapes.rows > compiled.max_rows else compiled
+
+    def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the sizes of the model's symbols, in their order; -1 where only an input has it that was left out."""
+        return tuple(sizes.get(symbol, -1) for symbol in self.symbols)
+
+
+def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]:
+    """Return the names of the inputs' dimensions that are neither fixed nor the batch, each once."""
+    names = [name for spec in inputs for name in spec.symbols[batched:] if name]
+    return tuple(dict.fromkeys(names))
+
+
+def item_bytes(datatype: str) -> int:
+    """Return the size of one element, 0 for strings."""
+    return ITEM_BYTES[datatype]
+
+
+def _tensors(
+    tensors: Iterable[ModelInput | ModelOutput], specs: Sequence[TensorSpec], batch: bool
+) -> dict[str, Tensor]:
+    places = {spec.name: index for index, spec in enumerate(specs)}
+    return {
+        tensor.name: Tensor.of(tensor, batch, specs[places[tensor.name]], places[tensor.name]) for tensor in tensors
+    }
+
+
+MAX_VERSION_DIGITS = 100  # leading zeros do not count, as in Triton
+
+
+@dataclass(frozen=True)
+class Models:
+    """Everything the supervisor has said so far, by name and version; never changed, but replaced as a whole."""
+
+    entries: Mapping[tuple[str, int], ServedModel | ModelUnavailable] = field(default_factory=dict)
+
+    def updated(
+        self, message: ModelReady | ModelUnavailable | ModelRemoved, make_statistics: MakeStatistics = own_statistics
+    ) -> "Models":
+        """Return the set after one more message. News of a version ends what was said about the model as a whole."""
+        entries = {key: entry for key, entry in self.entries.items() if key != (message.name, WHOLE_MODEL)}
+        key = (message.name, message.version)
+        if isinstance(message, ModelReady):
+            entries[key] = ServedModel.of(message, make_statistics)
+        elif isinstance(message, ModelUnavailable):
+            entries[key] = message
+        else:
+            entries.pop(key, None)
+        return Models(dict(sorted(entries.items())))
+
+    def with_variant(self, message: VariantReady | VariantGone) -> "Models":
+        """Return the set with more or less of a model compiled."""
+        key = (message.name, message.version)
+        model = self.entries.get(key)
+        if not isinstance(model, ServedModel):
+            return self
+        compiled = {sizes: part for sizes, part in model.compiled.items() if sizes != message.sizes}
+        if isinstance(message, VariantReady):
+            layout = TensorLayout.of(message.model_id, message.inputs, message.outputs)
+            compiled[message.sizes] = Compiled(layout, message.outputs, message.max_rows)
+        return Models({**self.entries, key: replace(model, compiled=compiled)})
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every model can be used that is to be served."""
+        return not any(isinstance(entry, ModelUnavailable) and entry.is_missed for entry in self.entries.values())
+
+    def served_as(self, name: str, version: int) -> ServedModel | None:
+        """Return this version if it answers requests."""
+        entry = self.entries.get((name, version))
+        return entry if isinstance(entry, ServedModel) else None
+
+    def served(self, name: str = "") -> list[ServedModel]:
+        """Return the usable versions of one model or of all, ascending."""
+        found = [entry for entry in self.entries.values() if isinstance(entry, ServedModel)]
+        return [model for model in found if name in ("", model.name)]
+
+    def find(self, name: str, version: str) -> ServedModel:
+        """Return the model; an empty version means the highest one that is usable.
+
+        Raises RequestError: NOT_FOUND if there is no such model or version, UNAVAILABLE if it is not ready, INTERNAL if
+        it has ended worker processes.
+        """
+        number = parse_version(version)
+        known = {key[1]: entry for key, entry in self.entries.items() if key[0] == name and not _is_unknown(entry)}
+        if not known:
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        if number is None:
+            usable = [entry for entry in known.values() if isinstance(entry, ServedModel)]
+            if not usable and all(_is_unloaded(entry) for entry in known.values()):
+                message = f"Request for unknown model: '{name}' has no available versions"
+                raise RequestError(grpc.StatusCode.NOT_FOUND, message)
+            entry = usable[-1] if usable else known[max(known)]
+        elif number in known:
+            entry = known[number]
+        else:
+            message = f"Request for unknown model: '{name}' version {number} is not found"
+            raise RequestError(grpc.StatusCode.NOT_FOUND, message)
+        if isinstance(entry, ModelUnavailable):
+            which = "" if entry.version == WHOLE_MODEL else f" version {entry.version}"
+            if entry.at_fault:
+                message = f"model '{name}'{which} is not executed any more: {entry.reason}"
+                raise RequestError(grpc.StatusCode.INTERNAL, message)
+            unavailable(f"model '{name}'{which} is not at ready state: {entry.reason}")
+        return entry
+
+
+def _is_unknown(entry: ServedModel | ModelUnavailable) -> bool:
+    return isinstance(entry, ModelUnavailable) and entry.state == "UNKNOWN"
+
+
+def _is_unloaded(entry: ServedModel | ModelUnavailable) -> bool:
+    return isinstance(entry, ModelUnavailable) and entry.reason == UNLOADED
+
+
+def parse_version(text: str) -> int | None:
+    """Return the version a client asks for, None for the highest. Raises RequestError."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_VERSION_DIGITS and int(text) <= MAX_VERSION):
+        invalid(f"failed to get model version from specified version string '{text}': expected 0 to {MAX_VERSION}")
+    return int(text)

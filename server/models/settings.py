@@ -1,0 +1,387 @@
+"""What a model's configuration says of late requests, of full queues and of priorities; docs/deadlines.md explains it.
+
+The source is Triton's `dynamic_batching` (queue policies and priority levels); for configurations without it there are
+the parameters `late` and `max_queue_size`, which also go before it.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Final
+
+from gangway.artifact.files import file_beside, require_regular
+from gangway.protos.model_config_pb2 import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelQueuePolicy,
+    ModelRateLimiter,
+    ModelSequenceBatching,
+)
+from gangway.scheduler.messages import LoadModel
+from gangway.server.counters import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
+from gangway.server.errors import ConfigError, shortened
+from gangway.server.models.config import BATCHING_OFF, BATCHING_PARAMETER
+
+# What a model's configuration says of batches: whether requests are joined, and how long one waits for company.
+#
+# docs/batching.md explains it. The sources are Triton's `dynamic_batching` and `sequence_batching`, and the parameter
+# `batching`; without them the server chooses by itself.
+
+AUTO: Final = "auto"
+OFF: Final = BATCHING_OFF
+MODES: Final = (AUTO, OFF)
+MAX_PREFERRED: Final = 64  # sizes; more than anybody means, and few enough to be looked through
+
+
+@dataclass(frozen=True)
+class ModelBatching:
+    """How requests of a model become batches. `joins`: several to one; `splits`: one to parts that run side by side.
+
+    `preferred_rows`: sizes that begin at once, ascending; empty: any. `max_delay_us`: how long a request waits for
+    others at most; None: as long as it is predicted to pay.
+    """
+
+    joins: bool = False
+    splits: bool = True
+    preferred_rows: tuple[int, ...] = ()
+    max_delay_us: float | None = None
+    preserve_ordering: bool = False
+
+    @classmethod
+    def of(cls, config: ModelConfig, enabled: bool = True) -> "ModelBatching":
+        """Read a completed configuration; `enabled`: the command line allows batches. Raises ConfigError."""
+        wanted = mode_of(config) == AUTO and enabled
+        batching = _configured(config)
+        _check_sizes(batching.preferred_rows, config.max_batch_size)
+        if not wanted:
+            return cls(splits=False, preserve_ordering=batching.preserve_ordering)
+        return replace(batching, joins=config.max_batch_size > 1)
+
+    @classmethod
+    def told(cls, spec: LoadModel) -> "ModelBatching":
+        """Return what the scheduler was told of a model."""
+        return cls(**{each.name: getattr(spec, each.name) for each in fields(cls)})
+
+    def give(self, spec: LoadModel) -> LoadModel:
+        """Return what the scheduler is told of the model, or of it compiled for certain sizes."""
+        return replace(spec, **vars(self))  # the fields have the same names there
+
+
+def mode_of(config: ModelConfig) -> str:
+    """Return the parameter `batching`, `auto` without it. Raises ConfigError."""
+    if BATCHING_PARAMETER not in config.parameters:
+        return AUTO
+    mode = config.parameters[BATCHING_PARAMETER].string_value
+    if mode not in MODES:
+        raise ConfigError(f'parameter {BATCHING_PARAMETER}: expected "auto" or "off", got "{mode}"')
+    return mode
+
+
+def tell_batching(config: ModelConfig, enabled: bool) -> None:
+    """Say in the config's parameters whether the model has batches. Raises ConfigError."""
+    config.parameters[BATCHING_PARAMETER].string_value = mode_of(config) if enabled else OFF
+
+
+def show_dynamic_batching(config: ModelConfig) -> None:
+    """Have a config whose tensors are completed show `dynamic_batching`, as Triton's does; it changes nothing."""
+    if config.max_batch_size > 1 and not config.HasField("sequence_batching"):
+        config.dynamic_batching.SetInParent()
+
+
+def preserves_ordering(config: ModelConfig) -> bool:
+    """Whether answers come in the order of the requests."""
+    return config.dynamic_batching.preserve_ordering or config.sequence_batching.oldest.preserve_ordering
+
+
+def in_words(config: ModelConfig) -> str:
+    """Return what a completed configuration means, for people."""
+    batching = ModelBatching.of(config)
+    if not batching.joins:
+        return "-"
+    sizes = ", ".join(map(str, batching.preferred_rows)) or f"up to {config.max_batch_size}"
+    return f"{sizes}, waits {batching.max_delay_us:g} us" if batching.max_delay_us else sizes
+
+
+def _configured(config: ModelConfig) -> ModelBatching:
+    """Return what the fields say; the first two are for others to say."""
+    order = preserves_ordering(config)
+    if config.HasField("dynamic_batching"):
+        given = config.dynamic_batching
+        return _of(given.preferred_batch_size, given.max_queue_delay_microseconds, order)
+    if config.HasField("sequence_batching"):
+        sequences = config.sequence_batching
+        if sequences.HasField("oldest"):
+            oldest = sequences.oldest
+            return _of(oldest.preferred_batch_size, oldest.max_queue_delay_microseconds, order)
+        return _of_direct(sequences.direct, config.max_batch_size)
+    return ModelBatching()
+
+
+def _of(sizes: Sequence[int], delay_us: float, order: bool) -> ModelBatching:
+    return ModelBatching(
+        preferred_rows=tuple(sorted(set(sizes))), max_delay_us=float(delay_us), preserve_ordering=order
+    )
+
+
+def _of_direct(direct: ModelSequenceBatching.StrategyDirect, max_batch_size: int) -> ModelBatching:
+    """The delay counts only with a least share of the slots that shall be taken, as in Triton."""
+    share = direct.minimum_slot_utilization
+    if not (math.isfinite(share) and 0 <= share <= 1):
+        raise ConfigError(f"sequence_batching.direct.minimum_slot_utilization is {share:g}, expected 0 to 1")
+    if not share:
+        return _of((), 0, order=False)
+    least = max(1, math.ceil(share * max_batch_size - 1e-6))  # a share of 0.3 is a bit more, as a float
+    return _of(range(least, max_batch_size + 1)[:MAX_PREFERRED], direct.max_queue_delay_microseconds, order=False)
+
+
+def _check_sizes(sizes: Sequence[int], max_batch_size: int) -> None:
+    """A configuration that did not say `max_batch_size` has got one only now."""
+    if sizes and max_batch_size and sizes[-1] > max_batch_size:
+        raise ConfigError(f"preferred_batch_size: expected 1 to max_batch_size, {max_batch_size}, got {sizes[-1]}")
+    if len(sizes) > MAX_PREFERRED:
+        raise ConfigError(f"preferred_batch_size: {len(sizes)} sizes, at most {MAX_PREFERRED} are possible")
+
+
+# How many queries of a model may be under way at the same time: its instance groups, and Triton's rate limiter.
+
+Limit = tuple[str, int, int]  # resource, how much a query holds, how much there is
+
+
+@dataclass(frozen=True)
+class RateLimits:
+    """What the command line says of the rate limiter. `resources`: how much there is, where that is said."""
+
+    enabled: bool = False
+    resources: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What a query of one version of a model holds while it is under way. `priority` 0: turns do not count."""
+
+    limits: tuple[Limit, ...] = ()
+    priority: int = 0
+
+    @classmethod
+    def of(cls, config: ModelConfig, name: str, version: int, rates: RateLimits) -> "ModelLimits":
+        """Read the configuration of model `name`. Raises ConfigError for what can never be had."""
+        instances = _instances(config)
+        own = ((f"instances of {name}, version {version}", 1, instances),) if instances else ()
+        limiter = _limiter(config) if rates.enabled else None
+        if limiter is None:
+            return cls(own)
+        return cls((*own, *_shared(limiter, dict(rates.resources))), max(1, limiter.priority))
+
+    def give(self, spec: LoadModel) -> LoadModel:
+        """Return what the scheduler is told of the model, or of it compiled for certain sizes, with its limits."""
+        return replace(spec, limits=self.limits, limit_priority=self.priority)
+
+
+def _instances(config: ModelConfig) -> int:
+    """Return how many instances the model has; 0 is any number, and so is a group that does not count its own."""
+    counts = [group.count for group in config.instance_group]
+    return sum(counts) if all(counts) else 0
+
+
+def _limiter(config: ModelConfig) -> ModelRateLimiter | None:
+    limiters = [group.rate_limiter for group in config.instance_group]
+    if any(limiter != limiters[0] for limiter in limiters):
+        raise ConfigError("instance_group: the groups have different rate limiters, one is possible")
+    return limiters[0] if limiters and limiters[0].resources else None
+
+
+def _shared(limiter: ModelRateLimiter, there_is: Mapping[str, int]) -> tuple[Limit, ...]:
+    amounts: Counter[str] = Counter()
+    for resource in limiter.resources:
+        amounts[resource.name] += resource.count
+    for name, amount in amounts.items():
+        if amount > there_is.get(name, amount):
+            raise ConfigError(f"instance_group: {amount} of resource '{name}' are needed, there are {there_is[name]}")
+    return tuple((f"resource {name}", amount, there_is.get(name, amount)) for name, amount in amounts.items())
+
+
+# Names of classes: the file that `label_filename` of an output names, one name per line.
+
+MAX_LABEL_BYTES = 16 << 20
+
+
+def label_files(folder: Path, config: ModelConfig) -> dict[str, str]:
+    """Return the label file of each output that has one, `folder` being the model's. Raises ConfigError.
+
+    A name that leads out of the folder is refused: clients may load configurations, and see the labels.
+    """
+    files = {}
+    for output in config.output:
+        if output.label_filename:
+            where = f"output '{shortened(output.name)}': label_filename '{shortened(output.label_filename)}'"
+            files[output.name] = str(_checked(folder, output.label_filename, where))
+    return files
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """Return the names, by class. Raises OSError, or ValueError for what is too large, no file, or no text."""
+    require_regular(path)
+    if path.stat().st_size > MAX_LABEL_BYTES:
+        raise ValueError(f"more than {MAX_LABEL_BYTES} bytes")
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    return tuple(line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1]))
+
+
+def labels_of(files: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the names of each output's classes. A file that has gone since it was checked has none."""
+    labels = {}
+    for output, path in files.items():
+        try:
+            labels[output] = read_labels(Path(path))
+        except (OSError, ValueError):
+            labels[output] = ()
+    return labels
+
+
+def _checked(folder: Path, name: str, where: str) -> Path:
+    try:
+        path = file_beside(folder, name)
+        read_labels(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{where} cannot be read: {reason}") from error
+    return path
+
+
+# What a model's configuration says of its metrics: `model_metrics`. Its labels (`metric_tags`) are read by metrics.
+
+FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
+
+
+def response_bounds_ns(config: ModelConfig) -> tuple[int, ...]:
+    """Return the bounds of the histogram of the time to the first response. Raises ConfigError."""
+    bounds_ns = TIME_BOUNDS_NS
+    for control in config.model_metrics.metric_control:
+        family, buckets_ms = control.metric_identifier.family, list(control.histogram_options.buckets)
+        if family != FIRST_RESPONSE:
+            raise ConfigError(f"model_metrics: nothing can be said of '{family}', only of {FIRST_RESPONSE}")
+        if (
+            not buckets_ms
+            or not all(math.isfinite(bound_ms * 1e6) for bound_ms in buckets_ms)
+            or buckets_ms != sorted(set(buckets_ms))
+        ):
+            raise ConfigError(f"model_metrics: the buckets of {family} are {buckets_ms}, expected ascending numbers")
+        if len(buckets_ms) > MAX_RESPONSE_BOUNDS:
+            count = len(buckets_ms)
+            raise ConfigError(f"model_metrics: {family} has {count} buckets, at most {MAX_RESPONSE_BOUNDS} can be")
+        bounds_ns = tuple(round(bound_ms * 1e6) for bound_ms in buckets_ms)
+    return bounds_ns
+
+
+LATE_PARAMETER = "late"
+MAX_QUEUE_PARAMETER = "max_queue_size"
+LATE_ACTIONS = {"serve": False, "reject": True}
+USUAL_LEVEL = 2  # of models that declare no levels: 1 goes before it, 3 and more go after it
+MAX_CLASS = 2**31 - 1  # as a slot can hold
+MAX_QUEUE = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """What becomes of a model's requests, or of those of one priority level. Times are microseconds, 0 is none."""
+
+    timeout_us: int = 0
+    allows_timeout: bool = True  # a request's own `timeout` counts
+    rejects_late: bool = False
+    max_queue: int = 0  # so many may wait; 0: any number
+
+    @classmethod
+    def of(cls, config: ModelQueuePolicy) -> "QueuePolicy":
+        """Return a policy that is written in a configuration: REJECT is what Triton means by an empty one."""
+        timeout_us = config.default_timeout_microseconds
+        return cls(
+            timeout_us=timeout_us,
+            allows_timeout=config.allow_timeout_override or not timeout_us,  # there may be nothing to override
+            rejects_late=config.timeout_action == ModelQueuePolicy.REJECT,
+            max_queue=config.max_queue_size,
+        )
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How one request is treated. `target_us`: from arrival to answer, 0: none. `by_client`: the client has set it."""
+
+    target_us: float
+    priority: int  # class, across all models: lower ones go first, 0 is normal
+    rejects_late: bool
+    max_queue: int
+    by_client: bool = False
+
+
+@dataclass(frozen=True)
+class QueuePolicies:
+    """Those of one model. `levels` 0: the model declares none."""
+
+    default: QueuePolicy = QueuePolicy()
+    by_level: Mapping[int, QueuePolicy] = field(default_factory=dict)
+    levels: int = 0
+    default_level: int = USUAL_LEVEL
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "QueuePolicies":
+        """Read a configuration. Raises ConfigError."""
+        batching = config.dynamic_batching
+        levels, default_level = _levels(batching)
+        written = batching.HasField("default_queue_policy")
+        default = QueuePolicy.of(batching.default_queue_policy) if written else QueuePolicy()
+        by_level = {level: QueuePolicy.of(policy) for level, policy in batching.priority_queue_policy.items()}
+        if strangers := [level for level in by_level if not 1 <= level <= levels]:
+            raise ConfigError(f"dynamic_batching.priority_queue_policy: level {strangers[0]} is not of 1 to {levels}")
+        return cls(
+            _with_parameters(default, config),
+            {level: _with_parameters(policy, config) for level, policy in by_level.items()},
+            levels,
+            default_level,
+        )
+
+    def terms(self, timeout_us: int, level: int, qos_us: float | None) -> Terms:
+        """Return what holds for a request with these parameters (0: not given) to a model with this target.
+
+        Levels below the lowest one count as that.
+        """
+        level = min(level or self.default_level, self.levels or MAX_CLASS)
+        policy = self.by_level.get(level, self.default)
+        stated_us = min((limit for limit in (qos_us or 0, policy.timeout_us) if limit), default=0)
+        by_client = policy.allows_timeout and timeout_us > 0 and (not stated_us or timeout_us < stated_us)
+        return Terms(
+            target_us=timeout_us if by_client else stated_us,
+            priority=level - self.default_level,
+            rejects_late=policy.rejects_late,
+            max_queue=policy.max_queue,
+            by_client=by_client,
+        )
+
+
+def _levels(batching: ModelDynamicBatching) -> tuple[int, int]:
+    levels, default_level = batching.priority_levels, batching.default_priority_level
+    if levels > MAX_CLASS:
+        raise ConfigError(f"dynamic_batching.priority_levels is {levels}, at most {MAX_CLASS} are possible")
+    if not levels:
+        if default_level:
+            raise ConfigError(f"dynamic_batching.default_priority_level is {default_level}, but there are no levels")
+        return 0, USUAL_LEVEL
+    if not 1 <= default_level <= levels:
+        raise ConfigError(f"dynamic_batching.default_priority_level is {default_level}, expected 1 to {levels}")
+    return levels, default_level
+
+
+def _with_parameters(policy: QueuePolicy, config: ModelConfig) -> QueuePolicy:
+    """Return the policy with what the parameters say instead."""
+    if LATE_PARAMETER in config.parameters:
+        text = config.parameters[LATE_PARAMETER].string_value
+        if text not in LATE_ACTIONS:
+            raise ConfigError(f'parameter {LATE_PARAMETER}: expected "serve" or "reject", got "{text}"')
+        policy = replace(policy, rejects_late=LATE_ACTIONS[text])
+    if MAX_QUEUE_PARAMETER in config.parameters:
+        text = config.parameters[MAX_QUEUE_PARAMETER].string_value
+        if not (text.isascii() and text.isdigit() and int(text) <= MAX_QUEUE):
+            raise ConfigError(f'parameter {MAX_QUEUE_PARAMETER}: expected a whole number, got "{text}"')
+        policy = replace(policy, max_queue=int(text))
+    return policy

@@ -1,0 +1,57 @@
+"""An input or output of a model, as clients see it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gangway.artifact.format import TensorSpec
+from gangway.protos.model_config_pb2 import ModelInput, ModelOutput
+from gangway.server.models.config import datatype_name
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output as clients see it. `index` is its place in the model, -1 in `shape` is any size.
+
+    `symbols` names the dimensions that are any size, if it is not empty; those of one name must be equal.
+    `own_shape`: the model's, if the config has the server reshape the tensor. `optional`: a request may leave it out.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    index: int
+    symbols: tuple[str, ...] = ()
+    own_shape: tuple[int, ...] | None = None
+    optional: bool = False
+
+    @classmethod
+    def of(cls, tensor: ModelInput | ModelOutput, batch: bool, spec: TensorSpec, index: int) -> "Tensor":
+        """Return the tensor of a config; `batch`: its dims leave out the batch dimension."""
+        shape = (-1, *tensor.dims) if batch else tuple(tensor.dims)
+        own_shape = spec.shape if tensor.HasField("reshape") else None
+        symbols = () if own_shape else spec.symbols
+        datatype = datatype_name(tensor.data_type)
+        return cls(tensor.name, datatype, shape, index, symbols, own_shape, spec.optional)
+
+    def model_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape that the model gets from a client's."""
+        return tuple(shape) if self.own_shape is None else _with_rows(self.own_shape, shape)
+
+    def client_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape that a client gets from the model's."""
+        return tuple(shape) if self.own_shape is None else _with_rows(self.shape, shape)
+
+    def known_shape(self, sizes: Mapping[str, int], rows: int | None) -> tuple[int, ...] | None:
+        """Return the shape for these sizes of symbols and this batch (None: no batch); None if that does not tell."""
+        shape = []
+        for axis, size in enumerate(self.shape):
+            symbol = self.symbols[axis] if self.symbols else ""
+            known = size if size >= 0 else rows if axis == 0 and rows is not None else sizes.get(symbol)
+            if known is None:
+                return None
+            shape.append(known)
+        return tuple(shape)
+
+
+def _with_rows(shape: tuple[int, ...], other: Sequence[int]) -> tuple[int, ...]:
+    return (other[0], *shape[1:]) if shape[:1] == (-1,) else shape

@@ -1,1 +1,0 @@
-"""`gangway report`: the papers' pictures of one model on this machine, from its stored profile and tuning."""

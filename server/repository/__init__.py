@@ -1,0 +1,1 @@
+"""The model repository: which models are served, from their files to their unloading."""

@@ -1,0 +1,293 @@
+"""Compile jobs: `python -m gangway.compiler`, one at a time, each in a process of its own at the lowest priority.
+
+A job has as much time as its model's size deserves, not counting what it waits for a core
+(`scheduler/watchdog.py`): all others wait for their turn meanwhile. A model whose job does not end, or dies, is left
+to onnxruntime by another job.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from gangway.artifact.console import Console, ProgressBars
+from gangway.artifact.format import Manifest
+from gangway.artifact.reader import ArtifactError, read_manifest
+from gangway.executor.process import give_way, give_way_less
+from gangway.scheduler.watchdog import Blame
+from gangway.server.repository.repository import Stamp
+from gangway.server.supervisor.log import ServerLog
+from gangway.server.supervisor.processes import Child
+
+# How far a compile job is: a bar on a terminal, one line per model elsewhere.
+
+_log = logging.getLogger(__name__)
+
+
+class ProgressDisplay:
+    """Shows the phases of one job while it is open. A model that is found in the cache shows nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._phase = ""
+        self._bar: ProgressBars | None = None
+        console = Console(stderr=True)
+        if console.is_terminal:
+            self._bar = ProgressBars(console)
+            self._task = self._bar.add_task(name, visible=False)
+
+    def update(self, phase: str, done: int, total: int) -> None:
+        """Show that `done` of `total` steps of a phase are done."""
+        if phase == "key":  # asking the cache
+            return
+        if self._bar is not None:
+            text = f"compiling {self._name}: {phase}"
+            self._bar.update(self._task, description=text, completed=done, total=total, visible=True)
+        elif not self._phase:
+            _log.info("compiling %s", self._name)
+        self._phase = phase
+
+    def __enter__(self) -> "ProgressDisplay":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+JOB_END_SECONDS = 10.0  # from the job's last word to its end
+BESIDE_REQUESTS_NICE = 10  # of a job that gets no time when it gives way
+PATIENCE_SECONDS = 5.0
+LEAST_LIMIT_SECONDS = 300.0  # for the smallest model
+LIMIT_SECONDS_PER_MIB = 3.0
+LOOK_SECONDS = 0.5
+MAX_RECIPES = 8192  # more than models and variants can be loaded
+FINAL_KINDS = ("model", "unsupported", "internal")  # of errors that another attempt would have, too
+
+
+class CompileError(Exception):
+    """The model cannot be compiled; the message says why. `is_final`: another attempt would not succeed either."""
+
+    def __init__(self, message: str, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+def limit_seconds(path: Path) -> float:
+    """Return how long a job for an ONNX file may take, by the size of what lies in its folder. Raises OSError."""
+    size_bytes = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+    return LEAST_LIMIT_SECONDS + LIMIT_SECONDS_PER_MIB * (size_bytes >> 20)
+
+
+class Compiler:
+    """Turns ONNX files into artifacts in the cache.
+
+    `log`: where details go, if they are wanted. `target`: what the last artifact was built for, for people. `limit`: of
+    the job for a file, in seconds.
+    """
+
+    def __init__(
+        self, cache_dir: Path, log: ServerLog | None = None, limit: Callable[[Path], float] = limit_seconds
+    ) -> None:
+        self._cache_dir = cache_dir
+        self._log = log
+        self._limit = limit
+        self._stopping = False
+        self._job: Child | None = None
+        self._turn = asyncio.Lock()
+        self._gives_way = False
+        self._found: dict[tuple[Path, Stamp], str] = {}  # folders of artifacts
+        self._recipes: dict[str, Callable[[], Coroutine[Any, Any, Manifest]]] = {}  # by key of what was made last
+        self.target = ""
+
+    def give_way(self) -> None:
+        """From now on there are requests: let them go before jobs, also while these only look into the cache."""
+        self._gives_way = True
+
+    async def compile(
+        self,
+        name: str,
+        path: Path,
+        dimensions: Mapping[str, int] = MappingProxyType({}),
+        optional: Sequence[str] = (),
+        stamp: Stamp = (),
+        with_batch: bool = False,
+        whole: bool = False,
+    ) -> Manifest:
+        """Return the manifest of the model's artifact, from the cache if it is there. Raises CompileError, OSError.
+
+        One job at a time: further calls wait. `dimensions`: values for symbolic dimensions. `optional`: inputs
+        that requests may leave out. `stamp`: of the files, if they may have been looked up. `with_batch`: a model
+        whose first dimension cannot be a batch is an error, found before anything is compiled. `whole`: onnxruntime
+        is to execute it.
+        """
+        async with self._turn:
+            begin = time.monotonic()
+            flags = [*["--batch"] * with_batch, *["--whole"] * whole]
+            folder = None if dimensions or optional or whole else self._found.pop((path, stamp), None)
+            report: dict[str, Any] = {"folder": folder, "cached": True}
+            if folder is None:
+                with ProgressDisplay(name) as display:
+                    report = await self._job_for(path, dimensions, optional, flags, display.update)
+                    killed = "error" in report and "kind" not in report and not self._stopping
+                    if killed and not (dimensions or optional or whole):
+                        _log.warning("%s: %s", name, report["error"])
+                        flags = [*flags, f"--uncompiled={report['error']}"]
+                        report = await self._job_for(path, {}, (), flags, display.update)
+        if "error" in report:
+            raise CompileError(report["error"], is_final=report.get("kind") in FINAL_KINDS)
+        try:
+            manifest = read_manifest(Path(report["folder"]))
+        except ArtifactError as error:
+            raise CompileError(str(error)) from error
+        self._remember(manifest.key, partial(self.compile, name, path, dimensions, optional, (), with_batch, whole))
+        self.target = manifest.target.name
+        if not manifest.fallback_reason:
+            found = "found in the cache" if report["cached"] else "compiled"
+            _log.info("%s: %s, %.2f s", name, found, time.monotonic() - begin)
+        return manifest
+
+    async def compile_again(self, key: str) -> None:
+        """Put an artifact into the cache that it had before, unless it is there. Raises CompileError, OSError."""
+        if key in self._recipes:
+            await self._recipes[key]()
+
+    def _remember(self, key: str, recipe: Callable[[], Coroutine[Any, Any, Manifest]]) -> None:
+        self._recipes.pop(key, None)
+        self._recipes[key] = recipe
+        if len(self._recipes) > MAX_RECIPES:
+            del self._recipes[next(iter(self._recipes))]
+
+    async def look_up(self, files: Sequence[tuple[Path, Stamp]]) -> None:
+        """Ask the cache for many models by one job, so that `compile` of those that it has needs none."""
+        if len(files) < 2:
+            return
+        stamps = dict(files)
+
+        def found(report: dict[str, Any]) -> None:
+            if "found" in report:
+                path = Path(report["found"])
+                self._found[path, stamps[path]] = report["folder"]
+
+        async with self._turn:
+            await self._run(["--look-up", *map(str, stamps)], found)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job runs."""
+        return self._job is not None and self._job.returncode is None
+
+    def stop(self) -> None:
+        """Kill the job that runs, if any; there is none afterwards."""
+        self._stopping = True
+        if self._job is not None and self._job.returncode is None:
+            self._job.kill()
+
+    async def _job_for(
+        self,
+        path: Path,
+        dimensions: Mapping[str, int],
+        optional: Sequence[str],
+        flags: Sequence[str],
+        progress: Callable[[str, int, int], None],
+    ) -> dict[str, Any]:
+        """Run one job; return its last report, which has "folder" or "error". One that was killed has no "kind"."""
+        arguments = [str(path), *(f"--dimension={name}={size}" for name, size in dimensions.items())]
+        arguments += [*(f"--optional={name}" for name in optional), *flags]
+        last: dict[str, Any] = {}
+
+        def take(report: dict[str, Any]) -> None:
+            if "phase" in report:
+                progress(report["phase"], report["done"], report["total"])
+            else:
+                last.update(report)
+
+        limit = await asyncio.to_thread(self._limit, path)
+        job, is_overdue = await self._run(arguments, take, limit)
+        fate = f"took more than {limit:.0f} s and was ended" if is_overdue else job.fate()
+        return last or {"error": f"the compile job {fate}"}
+
+    async def _run(
+        self, arguments: Sequence[str], take: Callable[[dict[str, Any]], None], limit: float = math.inf
+    ) -> tuple[Child, bool]:
+        """Run a job to its end, or for `limit` seconds; return it, and whether it was killed because they were over.
+
+        Its warnings are logged, all else that it reports is taken.
+        """
+        read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-m", "gangway.compiler", *arguments]
+        command += ["--cache-dir", str(self._cache_dir), "--progress-fd", str(write_fd)]
+        log = contextlib.nullcontext() if self._log is None else self._log.details_of_child("compile job")
+        try:
+            with log as stderr:
+                process = subprocess.Popen(
+                    command,
+                    pass_fds=(write_fd,),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL if stderr is None else stderr,
+                )
+            self._job = job = Child("compile job", process, lambda _: None)
+        except OSError:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        patience = self._give_way(process.pid)
+        end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, limit))
+        try:
+            async for report in _reports(read_fd):
+                if "warning" in report:
+                    _log.warning("%s", report["warning"])
+                    continue
+                if "phase" in report:
+                    patience.cancel()  # the cache does not have it: compiling has time
+                take(report)
+        finally:
+            patience.cancel()
+            end.cancel()
+        await job.wait(JOB_END_SECONDS)
+        return job, end.done() and not end.cancelled()
+
+    def _give_way(self, pid: int) -> asyncio.TimerHandle:
+        """Let requests go before a job; cancel what is returned unless the job must not wait for ever."""
+        loop = asyncio.get_running_loop()
+        if not self._gives_way:
+            return loop.call_later(0, lambda: None)
+        give_way(pid)
+        return loop.call_later(PATIENCE_SECONDS, give_way_less, pid, BESIDE_REQUESTS_NICE)
+
+
+async def _kill_when_overdue(job: Child, limit: float) -> None:
+    """Return after a job has had its time, and is killed for that."""
+    blame = Blame(job.pid, limit * 1e6, time.monotonic_ns() / 1e3)
+    while not blame.is_too_much(time.monotonic_ns() / 1e3):
+        await asyncio.sleep(LOOK_SECONDS)
+    job.kill()
+
+
+async def _reports(read_fd: int) -> AsyncIterator[dict[str, Any]]:
+    """Yield the JSON lines of a pipe until its other end is closed; close it."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    pipe = os.fdopen(read_fd, "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        async for line in reader:
+            yield json.loads(line)
+    finally:
+        transport.close()

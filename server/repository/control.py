@@ -1,0 +1,567 @@
+"""How what is served follows what the repositories hold, or what clients ask for.
+
+A model is reloaded while it serves: the new version is compiled, loaded, warmed up and measured beside the old one,
+then the front end gives it to all further requests, and the old one goes when its last request has ended. What cannot
+be loaded leaves in place what is served already.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import grpc
+
+from gangway.scheduler.pauses import Pauses
+from gangway.server.errors import RequestError
+from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, ModelRemoved, ModelUnavailable
+from gangway.server.models.ensemble_config import MAX_DEPTH
+from gangway.server.options.repository import ALL_MODELS, RepositoryOptions
+from gangway.server.repository.ensembles import EnsembleControl, in_order, with_members
+from gangway.server.repository.loader import LOAD_ERRORS, LoadedModel, ModelLoader
+from gangway.server.repository.repository import (
+    BrokenModel,
+    Entry,
+    ModelVersion,
+    Override,
+    OverrideKeeper,
+    find_models,
+    misplaced,
+    read_model,
+    read_only_one,
+)
+from gangway.server.supervisor.front_ends import FrontEndControl
+
+# The end of models that are served no more: they are unloaded when the last request has ended that they began.
+
+RETIRE_SECONDS = 660.0  # no request lasts longer
+UNLOAD_SECONDS = 60.0  # workers do it beside their queries
+_log = logging.getLogger(__name__)
+
+
+class ModelReleases:
+    """Everything is called in the supervisor's event loop. `in_use`: what is or shall be served at that moment."""
+
+    def __init__(
+        self,
+        loader: ModelLoader,
+        front_end: FrontEndControl,
+        overrides: OverrideKeeper,
+        in_use: Callable[[], Iterable[ModelVersion]],
+    ) -> None:
+        self._loader = loader
+        self._front_end = front_end
+        self._overrides = overrides
+        self._in_use = in_use
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
+        """Unload a model, which no further request gets, as soon as nobody uses it.
+
+        `leaving`: what clients are told of it until then; afterwards it is `reason`. None: another one has its place.
+        """
+        self._loader.withdrawn(model)
+        task = asyncio.get_running_loop().create_task(self._unload_when_unused(model, leaving, reason))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def remove_unused(self, override: Override | None) -> None:
+        """Remove what came with a client's request, unless something is made of it that is or shall be served."""
+        if override is not None and not any(entry.override is override for entry in self._in_use()):
+            self._overrides.remove(override)
+
+    def stop(self) -> None:
+        """Wait for nothing any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _unload_when_unused(self, model: LoadedModel, leaving: ModelUnavailable | None, reason: str) -> None:
+        name, version = model.entry.name, model.entry.version
+        if not await self._front_end.retired(model.ready.model_id, RETIRE_SECONDS):
+            _log.warning("%s, version %d: unloaded although requests have not ended", name, version)
+        self._loader.unload(model)
+        if not await self._loader.unloaded(model, UNLOAD_SECONDS):
+            _log.warning("%s, version %d: its memory is not given back yet", name, version)
+        self.remove_unused(model.entry.override)
+        _log.info("model %s, version %d: %sunloaded", name, version, "" if leaving else "the one before is ")
+        if leaving is not None and self._front_end.entries.get((name, version)) is leaving:
+            self._front_end.announce(ModelUnavailable(name, version, reason))
+
+
+# A lock for each name, there only while somebody holds it or waits for it.
+
+
+class NameLocks:
+    """For one event loop. Who asks first gets a name first."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[None]:
+        """Wait until nobody else holds the name, then hold it for the block."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        self._users[name] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._locks[name]
+
+
+# Models that were served and are not any more although somebody wants them: they are loaded again.
+#
+# A model that no worker can load any more is tried at once, then after growing pauses: its artifact may have been
+# swept, and the file that it is made of may be there. One that ended worker processes is left alone for a minute, and
+# each time longer. A client's load or unload, or a change of the repository, ends that.
+
+FIRST_PAUSE_SECONDS: Final = 1.0
+LONGEST_PAUSE_SECONDS: Final = 60.0
+FIRST_QUARANTINE_SECONDS: Final = 60.0
+LONGEST_QUARANTINE_SECONDS: Final = 3600.0
+
+
+class LostModels:
+    """`bring` loads a version again, unless it is no longer refused for that reason; False if it has to be tried again.
+
+    Everything is called in the supervisor's event loop.
+    """
+
+    def __init__(self, bring: Callable[[ModelVersion, BrokenModel], Awaitable[bool]]) -> None:
+        self._bring = bring
+        self._pauses: dict[tuple[str, int, bool], Pauses] = {}
+        self._entries: dict[asyncio.Task[None], ModelVersion] = {}
+
+    @property
+    def entries(self) -> Iterable[ModelVersion]:
+        """The versions that are to be loaded again."""
+        return self._entries.values()
+
+    def lost(self, entry: ModelVersion, broken: BrokenModel) -> None:
+        """Bring back a version that is refused from now on, for this reason."""
+        task = asyncio.get_running_loop().create_task(self._bring_back(entry, broken))
+        self._entries[task] = entry
+        task.add_done_callback(self._entries.pop)
+
+    def stop(self) -> None:
+        """Bring back nothing any more."""
+        for task in list(self._entries):
+            task.cancel()
+
+    async def _bring_back(self, entry: ModelVersion, broken: BrokenModel) -> None:
+        key = (entry.name, entry.version, broken.at_fault)
+        pauses = self._pauses.setdefault(key, _quarantine() if broken.at_fault else _pauses())
+        await asyncio.sleep(pauses.failed())
+        while not await self._bring(entry, broken):
+            await asyncio.sleep(pauses.failed())
+        pauses.works()
+
+
+def _pauses() -> Pauses:
+    return Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, free=1)
+
+
+def _quarantine() -> Pauses:
+    return Pauses(FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
+
+
+# Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it.
+
+MAX_REASON_CHARACTERS = 2000
+
+
+class ServedModels:
+    """Everything is called in the supervisor's event loop, and nothing takes time. `bring_back`: see LostModels."""
+
+    def __init__(
+        self,
+        loader: ModelLoader,
+        front_end: FrontEndControl,
+        overrides: OverrideKeeper,
+        bring_back: Callable[[ModelVersion, BrokenModel], Awaitable[bool]],
+    ) -> None:
+        self._loader = loader
+        self._front_end = front_end
+        self._served: dict[str, dict[int, LoadedModel]] = {}  # by name and version
+        self._broken: dict[tuple[str, int], BrokenModel] = {}
+        self.ensembles = EnsembleControl(self, self._served, self._broken)
+        self.lost = LostModels(bring_back)
+        self.releases = ModelReleases(
+            loader, front_end, overrides, lambda: [*(model.entry for model in self.loaded), *self.lost.entries]
+        )
+        loader.on_model_lost = self._lost
+
+    @property
+    def loaded(self) -> list[LoadedModel]:
+        """What is served."""
+        return [model for versions in self._served.values() for model in versions.values()]
+
+    @property
+    def broken(self) -> list[BrokenModel]:
+        """What cannot be served."""
+        return list(self._broken.values())
+
+    @property
+    def names(self) -> set[str]:
+        """The models of which anything is served, or could not be."""
+        return self._served.keys() | {name for name, _ in self._broken}
+
+    def of(self, name: str) -> dict[int, LoadedModel]:
+        """Return what is served of one model, by version."""
+        return dict(self._served.get(name, {}))
+
+    # -- what is served
+
+    def serve(self, loaded: list[LoadedModel]) -> None:
+        """Give these models to all requests from now on; empties the list."""
+        for model in loaded:
+            entry = model.entry
+            versions = self._served.setdefault(entry.name, {})
+            before = versions.get(entry.version)
+            versions[entry.version] = model
+            self._broken.pop((entry.name, entry.version), None)
+            self._broken.pop((entry.name, WHOLE_MODEL), None)
+            self._front_end.announce(model.ready)
+            self._loader.announced(model)
+            if before is not None:
+                self._release(before)
+        names = {model.entry.name for model in loaded}
+        loaded.clear()
+        for name in names:
+            self.ensembles.changed(name)
+
+    def withdraw(self, name: str, version: int | None = None, reason: str = UNLOADED) -> None:
+        """Give one version of a model, or all, to no further request; `reason` is what clients are told afterwards."""
+        versions = self._served.get(name, {})
+        for number in [version] if version is not None else list(versions):
+            model = versions.pop(number, None)
+            if model is None:  # lost meanwhile
+                continue
+            leaving = ModelUnavailable(name, number, "it is being unloaded", "UNLOADING")
+            self._front_end.announce(leaving)
+            self._release(model, leaving, reason)
+        if not versions:
+            self._served.pop(name, None)
+        self.ensembles.changed(name)
+
+    def drop(self, loaded: list[LoadedModel]) -> None:
+        """Unload models of which no client has heard; empties the list."""
+        for model in loaded:
+            self._loader.unload(model)
+            self.ensembles.gone(model)
+        loaded.clear()
+
+    def _release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
+        self.releases.release(model, leaving, reason)
+        self.ensembles.gone(model)
+
+    def is_refused(self, broken: BrokenModel) -> bool:
+        """Whether nothing has become of a version since it was refused for this reason."""
+        return self._broken.get((broken.name, broken.version)) is broken
+
+    def _lost(self, model_id: int, reason: str, at_fault: bool) -> None:
+        """No worker has it any more, or it has ended too many of them."""
+        for model in self.loaded:
+            if model.ready.model_id == model_id:
+                del self._served[model.entry.name][model.entry.version]
+                if not self._served[model.entry.name]:
+                    del self._served[model.entry.name]
+                broken = BrokenModel(model.entry.name, model.entry.version, reason, at_fault)
+                self.refuse(broken)
+                self.lost.lost(model.entry, broken)
+                self._release(model)
+                self.ensembles.changed(model.entry.name)
+
+    # -- what is not
+
+    def announce_loading(self, entry: ModelVersion) -> None:
+        """Say that a version is on its way."""
+        self._front_end.announce(ModelUnavailable(entry.name, entry.version, "it is being loaded", "LOADING"))
+
+    def refuse(self, broken: BrokenModel) -> None:
+        """Say of a version that cannot be served why."""
+        which = "" if broken.is_whole else f", version {broken.version}"
+        _log.error("model %s%s: %s", broken.name, which, broken.reason)
+        self._broken[broken.name, broken.version] = broken
+        reason = broken.reason[:MAX_REASON_CHARACTERS]
+        self._front_end.announce(ModelUnavailable(broken.name, broken.version, reason, at_fault=broken.at_fault))
+
+    def note(self, failures: Iterable[BrokenModel]) -> None:
+        """Do the same for several, unless it has been said."""
+        for failure in failures:
+            if self._broken.get((failure.name, failure.version)) != failure:
+                self.refuse(failure)
+
+    def keep(
+        self, before: Mapping[int, LoadedModel], failures: Sequence[BrokenModel], wanted: Sequence[ModelVersion]
+    ) -> None:
+        """A model has changed and cannot be loaded: what is served stays, and nothing else."""
+        for entry in wanted:
+            if entry.version not in before:
+                self._front_end.announce(ModelUnavailable(entry.name, entry.version, UNLOADED))
+        for failure in failures:
+            _log.error("model %s: not reloaded, what is loaded stays: %s", failure.name, failure.reason)
+            if not failure.is_whole and failure.version not in before:
+                self.refuse(failure)
+
+    def repaired(self, name: str, failures: Sequence[BrokenModel]) -> None:
+        """Forget what was wrong with a model and, as `failures` say, is not any more."""
+        for key in [key for key, broken in self._broken.items() if key[0] == name and broken not in failures]:
+            del self._broken[key]
+            if key[1] not in self._served.get(name, {}):
+                self._front_end.announce(ModelRemoved(*key))
+
+    def wanted_no_more(self, name: str, ensembles: Iterable[ModelVersion]) -> None:
+        """Nobody asks for a model any more: what was wrong with it is of no interest. `ensembles`: its versions."""
+        for entry in ensembles:
+            known = self._front_end.entries.get((name, entry.version))
+            if isinstance(known, ModelUnavailable) and known.state == "UNAVAILABLE":  # maybe for want of its models
+                self._front_end.announce(ModelUnavailable(name, entry.version, UNLOADED))
+        for key in [key for key in self._broken if key[0] == name]:
+            del self._broken[key]
+            self._front_end.announce(ModelUnavailable(*key, UNLOADED))
+
+    def forget(self, name: str) -> None:
+        """Have the index show nothing of a model any more, but what is still being unloaded."""
+        for key in [key for key in self._broken if key[0] == name]:
+            del self._broken[key]
+        for (known, version), entry in list(self._front_end.entries.items()):
+            if known == name and isinstance(entry, ModelUnavailable) and entry.state != "UNLOADING":
+                self._front_end.announce(ModelRemoved(name, version))
+
+
+NOT_FOUND = "failed to load '{}', failed to poll from model repository"
+
+
+class StartError(Exception):
+    """Models that are to be served from the start cannot be loaded; the message names them."""
+
+
+class ModelControl:
+    """Everything is called in the supervisor's event loop."""
+
+    def __init__(
+        self,
+        options: RepositoryOptions,
+        loader: ModelLoader,
+        front_end: FrontEndControl,
+        overrides: OverrideKeeper,
+    ) -> None:
+        self._options = options
+        self._loader = loader
+        self._front_end = front_end
+        self._models = ServedModels(loader, front_end, overrides, self._bring_back)
+        self._ensembles = self._models.ensembles
+        self._locks = NameLocks()
+
+    @property
+    def loaded(self) -> list[LoadedModel]:
+        """What is served."""
+        return self._models.loaded
+
+    @property
+    def broken(self) -> list[BrokenModel]:
+        """What cannot be served."""
+        return self._models.broken
+
+    @property
+    def names(self) -> set[str]:
+        """The models of which anything is served, or could not be."""
+        return self._models.names
+
+    async def start(self) -> dict[str, list[Entry]]:
+        """Load what is to be served from the start, and return it. A broken model hinders no other one.
+
+        Raises OSError when a repository cannot be listed, StartError if that is to be the end of the server.
+        """
+        found = self._wanted_at_start(await asyncio.to_thread(self.read_all))
+        for sentence in await asyncio.to_thread(lambda: list(misplaced(self._options.folders))):
+            _log.warning("%s", sentence)
+        for name, entries in found.items():
+            self._ensembles.want(name, entries)
+            for entry in entries:
+                if isinstance(entry, ModelVersion):
+                    self._models.announce_loading(entry)
+                else:
+                    self._models.refuse(entry)
+        versions = [entry for entries in found.values() for entry in entries if isinstance(entry, ModelVersion)]
+        await self._loader.look_up(versions)
+        for name, entries in found.items():
+            async with self._locks.hold(name):
+                await self._bring(name, entries)
+        if self.broken and self._options.exit_on_error:
+            raise StartError(f"models cannot be loaded: {', '.join(sorted({broken.name for broken in self.broken}))}")
+        self._front_end.initial_load_done(self._options.strict_readiness)
+        return found
+
+    async def load(self, name: str, override: Override | None, users: tuple[str, ...] = ()) -> None:
+        """Load or reload what the repositories hold of a model, or the override. Raises RequestError.
+
+        A version whose files have not changed since it was loaded stays as it is. What an ensemble needs is loaded
+        before it, unless it is there. `users`: the ensembles for which this one is loaded, the innermost last.
+        """
+        await self._load_members(name, override, users)
+        async with self._locks.hold(name):
+            entries = await asyncio.to_thread(self._read, name, override)
+            if not entries:
+                raise RequestError(grpc.StatusCode.INTERNAL, NOT_FOUND.format(name))
+            if _is_duplicate(entries):
+                raise RequestError(grpc.StatusCode.INTERNAL, f"{NOT_FOUND.format(name)}: {DUPLICATE}")
+            failures = await self._bring(name, entries)
+            if override is not None and override.folder is not None and not self._models.of(name):
+                self._models.forget(name)  # nobody shall miss what no repository has
+            self._models.releases.remove_unused(override)
+        if not users:
+            self._ensembles.loaded_by_name(name)
+        if failures:
+            reasons = " ".join(
+                entry.reason if entry.is_whole else f"version {entry.version} is at UNAVAILABLE state: {entry.reason};"
+                for entry in failures
+            )
+            raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"load failed for model '{name}': {reasons}")
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        """Unload all versions of a model; return when none takes new requests. One that is not loaded stays so.
+
+        `dependents`: also what was loaded along with it, an ensemble, and no other one needs.
+        """
+        async with self._locks.hold(name):
+            ensembles, along = self._ensembles.unloaded(name)
+            self._models.withdraw(name)
+            self._models.wanted_no_more(name, ensembles)
+        for member in along if dependents else ():
+            await self.unload(member, dependents=True)
+
+    async def follow(self, name: str, entries: Sequence[Entry]) -> None:
+        """Serve what the repositories now hold of a model."""
+        async with self._locks.hold(name):
+            if _is_duplicate(entries):
+                self._ensembles.unloaded(name)
+                self._models.withdraw(name, reason=DUPLICATE)
+                self._models.note([BrokenModel(name, WHOLE_MODEL, DUPLICATE)])
+            else:
+                await self._bring(name, entries)
+
+    async def remove(self, name: str) -> None:
+        """Unload a model that no repository has any more, and forget it."""
+        async with self._locks.hold(name):
+            self._ensembles.unloaded(name)
+            self._models.withdraw(name)
+            self._models.forget(name)
+
+    def stop(self) -> None:
+        """End what goes on in the background."""
+        self._models.lost.stop()
+        self._models.releases.stop()
+
+    # -- what there is
+
+    def read_all(self) -> dict[str, list[Entry]]:
+        """Return what the repositories hold, by name. Reads files; may be called in any thread. Raises OSError."""
+        return {name: read_only_one(folders) for name, folders in find_models(self._options.folders).items()}
+
+    def _read(self, name: str, override: Override | None) -> list[Entry]:
+        """Return what there is of one model; nothing if there is nothing."""
+        if override is not None and override.folder is not None:
+            return read_model(override.folder, name, override)
+        folders = find_models(self._options.folders).get(name, [])
+        if len(folders) == 1:
+            return read_model(folders[0], name, override)
+        return read_only_one(folders) if folders else []
+
+    def _wanted_at_start(self, found: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
+        """Return what is to be served of it, ensembles after their models."""
+        wanted = self._options.load_models
+        if self._options.mode == "explicit" and wanted != (ALL_MODELS,):
+            absent = {name: _absent(name) for name in wanted if name not in found}
+            names = with_members(wanted, found)
+            found = {name: entries for name, entries in found.items() if name in names} | absent
+            for name in names:
+                if name not in wanted:
+                    self._ensembles.loaded_along(name)
+        return in_order(found)
+
+    # -- steps
+
+    async def _bring(self, name: str, entries: Iterable[Entry]) -> list[BrokenModel]:
+        """Serve these versions of a model and no others; return those that cannot be.
+
+        If there are any, what is served of the model already goes on being served. The caller holds the name's lock.
+        """
+        models = self._models
+        before = models.of(name)
+        wanted = [entry for entry in entries if isinstance(entry, ModelVersion)]
+        failures = [entry for entry in entries if isinstance(entry, BrokenModel)]
+        self._ensembles.want(name, wanted)
+        loaded: list[LoadedModel] = []
+        for entry in wanted:
+            if (failures and before) or (entry.version in before and before[entry.version].entry.is_same(entry)):
+                continue
+            try:
+                loaded.append(await self._load(entry))
+            except LOAD_ERRORS as error:
+                failures.append(BrokenModel(name, entry.version, str(error)))
+            except BaseException:
+                models.drop(loaded)
+                raise
+            if not before:
+                models.serve(loaded)
+        if failures and before:
+            models.drop(loaded)
+            models.keep(before, failures, wanted)
+            self._ensembles.want(name, [model.entry for model in before.values()])
+            return failures
+        models.serve(loaded)
+        for version in before.keys() - {entry.version for entry in wanted}:
+            models.withdraw(name, version)
+        models.note(failures)
+        models.repaired(name, failures)
+        return failures
+
+    async def _load(self, entry: ModelVersion) -> LoadedModel:
+        if entry.is_ensemble:
+            return self._ensembles.load(entry)
+        if entry.version not in self._models.of(entry.name):
+            self._models.announce_loading(entry)
+        return await self._loader.load(entry)
+
+    async def _bring_back(self, entry: ModelVersion, broken: BrokenModel) -> bool:
+        """Serve again what has been lost, unless something else has become of it; return whether it needs no more."""
+        async with self._locks.hold(entry.name):
+            if not self._models.is_refused(broken):
+                return True
+            try:
+                loaded = [await self._loader.load(entry)]
+            except LOAD_ERRORS as error:
+                _log.error("model %s, version %d: not loaded again yet: %s", entry.name, entry.version, error)
+                return False
+            self._models.serve(loaded)
+        return True
+
+    async def _load_members(self, name: str, override: Override | None, users: tuple[str, ...]) -> None:
+        """Load what an ensemble needs. No lock is held meanwhile, so two of them cannot wait for each other."""
+        if len(users) >= MAX_DEPTH:
+            return
+        entries = await asyncio.to_thread(self._read, name, override)
+        for member in self._ensembles.missing(entries):
+            if member in (*users, name):
+                continue  # a circle, which is found when all of its ensembles are known
+            try:
+                await self.load(member, None, (*users, name))
+            except RequestError as error:
+                _log.error("ensemble %s: %s", name, error.message)
+            else:
+                self._ensembles.loaded_along(member)
+
+
+def _absent(name: str) -> list[Entry]:
+    return [BrokenModel(name, WHOLE_MODEL, NOT_FOUND.format(name))]
+
+
+def _is_duplicate(entries: Sequence[Entry]) -> bool:
+    return len(entries) == 1 and isinstance(entries[0], BrokenModel) and entries[0].reason == DUPLICATE

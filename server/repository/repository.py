@@ -1,0 +1,413 @@
+"""A Triton model repository on disk: DIR/MODEL/config.pbtxt and DIR/MODEL/VERSION/model.onnx."""
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+import grpc
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.errors import ConfigError, RequestError, invalid, unavailable
+from gangway.server.messages import DUPLICATE, MAX_VERSION, WHOLE_MODEL
+from gangway.server.models.config import (
+    BACKEND,
+    DEFAULT_MODEL_FILENAME,
+    ONNX_SUFFIX,
+    PLATFORM,
+    Qos,
+    check_supported,
+    foreign_engine,
+    qos_of,
+    read_config,
+    without_effect,
+)
+from gangway.server.models.ensemble_config import is_ensemble
+from gangway.server.models.sequences import SequenceSettings
+from gangway.server.models.settings import QueuePolicies
+
+# Whether the files of a model have changed. They are compared by name, size and time, and never read.
+
+Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]  # path within the model's folder, bytes, mtime in ns, inode
+
+
+def stamp_of(folder: Path, version: int) -> Stamp:
+    """Return the stamp of all that this version is made of: its own folder, and what belongs to all versions.
+
+    That is config.pbtxt, labels, samples for warming up; but not other versions, nor hidden files. Raises OSError.
+    """
+    return tuple(sorted([*_own(folder, folder / str(version)), *_shared(folder)]))
+
+
+def _shared(folder: Path) -> Iterator[tuple[str, int, int, int]]:
+    for item in folder.iterdir():
+        if item.name.startswith(".") or (item.name.isdigit() and item.is_dir()):
+            continue
+        if item.is_dir():
+            yield from _own(folder, item)
+        else:
+            yield _stamp(folder, item)
+
+
+def _own(folder: Path, part: Path) -> Iterator[tuple[str, int, int, int]]:
+    for directory, folders, files in os.walk(part):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if not name.startswith("."):
+                yield _stamp(folder, Path(directory) / name)
+
+
+def _stamp(folder: Path, path: Path) -> tuple[str, int, int, int]:
+    try:
+        status = path.stat()
+    except FileNotFoundError:  # a link that leads nowhere, or gone since: that is a state, too
+        return str(path.relative_to(folder)), -1, 0, 0
+    return str(path.relative_to(folder)), status.st_size, status.st_mtime_ns, status.st_ino
+
+
+# What a load request may bring along: a configuration in place of config.pbtxt, and the model's files.
+#
+# Files are kept in a temporary folder for as long as the model is loaded. A server that is killed leaves its folder
+# behind; the next one removes it. Whose server still lives is told by a lock on the folder, which the kernel frees.
+
+CONFIG_PARAMETER = "config"
+FILE_PREFIX = "file:"
+MAX_FILES = 1024
+MAX_CONFIG_CHARACTERS = 1 << 20
+PREFIX = "gangway-override-"
+
+Parameters = Mapping[str, pb.ModelRepositoryParameter]
+
+
+@dataclass(frozen=True, eq=False)
+class Override:
+    """`config` None: that of the repository. `folder` None: the files of the repository."""
+
+    config: ModelConfig | None
+    folder: Path | None
+
+
+class OverrideKeeper:
+    """Makes overrides and removes them. `take` may be called by any thread."""
+
+    def __init__(self) -> None:
+        self._root: Path | None = None
+        self._lock_fd = -1
+
+    def take(self, path: str) -> Override | None:
+        """Return what the request in this file brings along, None for nothing.
+
+        Raises RequestError, FileNotFoundError when the front end that has the file is gone.
+        """
+        try:
+            request = pb.RepositoryModelLoadRequest.FromString(Path(path).read_bytes() if path else b"")
+        except DecodeError as error:
+            invalid(f"not a RepositoryModelLoadRequest: {error}")
+        name, parameters = request.model_name, request.parameters
+        for key in parameters:
+            if key != CONFIG_PARAMETER and not key.startswith(FILE_PREFIX):
+                invalid(f"unrecognized load parameter '{key}'")
+        config = _config(name, parameters)
+        files = [key for key in parameters if key.startswith(FILE_PREFIX)]
+        if not files:
+            return None if config is None else Override(config, None)
+        if config is None:
+            _not_polled(name, "Load parameter 'config' must be specified for model file override")
+        if len(files) > MAX_FILES:
+            _not_polled(name, f"{len(files)} files are given, at most {MAX_FILES} are possible")
+        return Override(config, self._write(name, parameters, files))
+
+    def remove(self, override: Override) -> None:
+        """Remove the files of an override, if it has any."""
+        if override.folder is not None:
+            shutil.rmtree(override.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove all there is."""
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            os.close(self._lock_fd)
+            self._root = None
+
+    def _write(self, name: str, parameters: Parameters, files: list[str]) -> Path:
+        try:
+            folder = Path(tempfile.mkdtemp(dir=self._own_root()))
+        except OSError as error:
+            unavailable(f"no place for the model's files: {error}")
+        try:
+            for key in files:
+                _write_file(name, folder, key, parameters[key])
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder
+
+    def _own_root(self) -> Path:
+        if self._root is None:
+            hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))  # from others, until it is locked
+            self._lock_fd = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            self._root = hidden.rename(hidden.with_name(hidden.name.removeprefix(".")))
+        return self._root
+
+
+def sweep_overrides() -> list[Path]:
+    """Remove the folders of servers that were killed; return them."""
+    swept = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another server is quicker, lives, or belongs to another user
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.getuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
+                    swept.append(folder)
+            finally:
+                os.close(descriptor)
+    return swept
+
+
+def _config(name: str, parameters: Parameters) -> ModelConfig | None:
+    if CONFIG_PARAMETER not in parameters:
+        return None
+    parameter = parameters[CONFIG_PARAMETER]
+    if parameter.WhichOneof("parameter_choice") != "string_param":
+        invalid("Config parameter 'config' must have string type for its value")
+    if len(parameter.string_param) > MAX_CONFIG_CHARACTERS:
+        invalid(f"Config parameter 'config' has more than {MAX_CONFIG_CHARACTERS} characters")
+    try:
+        return json_format.Parse(parameter.string_param, ModelConfig())
+    except (json_format.ParseError, RecursionError) as error:
+        _not_polled(name, f"Config parameter 'config' is no model configuration in JSON: {error}")
+
+
+def _write_file(name: str, folder: Path, key: str, parameter: pb.ModelRepositoryParameter) -> None:
+    if parameter.WhichOneof("parameter_choice") != "bytes_param":
+        _not_polled(name, f"File parameter '{key}' must have bytes type for its value")
+    relative = key.removeprefix(FILE_PREFIX)
+    target = Path(os.path.normpath(folder / relative.lstrip("/")))
+    if "\0" in relative or not target.is_relative_to(folder) or target == folder:
+        _not_polled(name, f"Invalid file parameter '{key}': it must stay within model directory.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(parameter.bytes_param)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            unavailable(f"no place for the model's files: {error.strerror}")
+        # Triton's public clients know this status for a name that no file can have.
+        _not_polled(name, f"Invalid file parameter '{key}': {error.strerror}", grpc.StatusCode.INTERNAL)
+
+
+def _not_polled(name: str, reason: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> NoReturn:
+    message = f"failed to load '{name}', failed to poll from model repository: {reason}"
+    raise RequestError(code, message)
+
+
+CONFIG_FILENAME = "config.pbtxt"
+CODE_FILENAME = "model.py"  # of Triton's Python backend
+NO_MODELS = ("lost+found",)  # folders of file systems
+LAYOUT = f"NAME/1/{DEFAULT_MODEL_FILENAME}"
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """One version that is to be served. `config` is as written: complete it with the compiled model's signature.
+
+    `override`: what a client has sent in place of the repository's files. `stamp` tells whether the files are the same.
+    `without_effect`: what the model's owner has said in vain, for the log; only the highest version has it.
+    """
+
+    name: str
+    version: int
+    path: Path  # the ONNX file; an ensemble has none there
+    config: ModelConfig
+    qos: Qos
+    stamp: Stamp = ()
+    override: Override | None = None
+    without_effect: tuple[str, ...] = ()
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it is made of other models, and has no file."""
+        return is_ensemble(self.config)
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder, which holds those of its versions."""
+        return self.path.parents[1]
+
+    def is_same(self, other: "ModelVersion") -> bool:
+        """Whether loading the other one would change nothing."""
+        return self.stamp == other.stamp and self.override is other.override
+
+
+@dataclass(frozen=True)
+class BrokenModel:
+    """An entry that cannot be served. `version` is WHOLE_MODEL when the reason concerns the model as a whole.
+
+    `at_fault`: its requests ended worker processes.
+    """
+
+    name: str
+    version: int
+    reason: str
+    at_fault: bool = False
+
+    def __post_init__(self) -> None:
+        # Names of files that are no UTF-8 have surrogates, which no message to a client can hold.
+        object.__setattr__(self, "reason", self.reason.encode(errors="backslashreplace").decode())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the reason concerns no single version."""
+        return self.version == WHOLE_MODEL
+
+
+Entry = ModelVersion | BrokenModel
+
+
+def find_models(directories: Sequence[Path]) -> dict[str, list[Path]]:
+    """Return the folders of every model, by name: more than one if more than one repository has it.
+
+    Raises OSError when a directory cannot be listed.
+    """
+    found: dict[str, list[Path]] = {}
+    for directory in directories:
+        for folder in directory.iterdir():
+            if folder.is_dir() and _is_model(folder.name):
+                found.setdefault(folder.name, []).append(folder)
+    return dict(sorted(found.items()))
+
+
+def misplaced(directories: Sequence[Path]) -> Iterator[str]:
+    """Yield a sentence for each thing that cannot be served because of where it lies, or how it is called.
+
+    Raises OSError when a directory cannot be listed.
+    """
+    for directory in directories:
+        items = sorted(directory.iterdir())
+        for item in items:
+            if item.suffix == ONNX_SUFFIX and item.is_file():
+                place = directory / item.stem / "1" / DEFAULT_MODEL_FILENAME
+                yield f"{item} is not served: a model lies in folders of its own, as {place}"
+            elif item.is_dir() and not _is_utf8(item.name):
+                yield f"{item} is not served: a folder's name is the model's, and must be UTF-8"
+        if (directory / CONFIG_FILENAME).is_file() or any(_is_version(item) for item in items):
+            yield f"{directory} looks like a model, not like a repository: name the folder above it"
+        elif not any(item.is_dir() and _is_model(item.name) for item in items):
+            yield f"{directory} holds no models: a model lies in it as {LAYOUT}"
+
+
+def _is_version(folder: Path) -> bool:
+    return _version_of(folder.name) is not None and os.path.isfile(folder / DEFAULT_MODEL_FILENAME)  # never raises
+
+
+def _is_model(name: str) -> bool:
+    return not name.startswith(".") and name not in NO_MODELS and _is_utf8(name)
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether clients can be told of a name; what is no UTF-8 on the disk has surrogates in Python."""
+    return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def read_repository(directories: Sequence[Path]) -> list[Entry]:
+    """Return what is to be served, by name and version. One broken model does not hinder the others.
+
+    Raises OSError when a directory cannot be listed.
+    """
+    return [entry for folders in find_models(directories).values() for entry in read_only_one(folders)]
+
+
+def read_only_one(folders: Sequence[Path]) -> list[Entry]:
+    """Return the versions of a model that one folder alone must have."""
+    if len(folders) > 1:
+        return [BrokenModel(folders[0].name, WHOLE_MODEL, DUPLICATE)]
+    return read_model(folders[0])
+
+
+def read_model(folder: Path, name: str = "", override: Override | None = None) -> list[Entry]:
+    """Return the versions of one model that its policy asks for (default: the latest), or why there are none."""
+    name = name or folder.name
+    try:
+        config = _config_of(folder, override)
+        check_supported(config, name)
+        qos = qos_of(config)
+        QueuePolicies.of(config)
+        SequenceSettings.of(config)
+        versions = _wanted_versions(config, _present_versions(folder))
+        stamps = {version: stamp_of(folder, version) for version in versions}
+        filename = config.default_model_filename or DEFAULT_MODEL_FILENAME
+        paths = {version: folder / str(version) / filename for version in versions}
+        reasons = {version: _missing(config, path) for version, path in paths.items()}
+        in_vain = dict.fromkeys(versions[-1:], without_effect(config))
+    except (ValueError, OSError) as error:  # ConfigError among others: hostile text may be wrong in any way
+        return [BrokenModel(name, WHOLE_MODEL, str(error))]
+    return [
+        BrokenModel(name, version, reasons[version])
+        if reasons[version]
+        else ModelVersion(name, version, path, config, qos, stamps[version], override, in_vain.get(version, ()))
+        for version, path in paths.items()
+    ]
+
+
+def _missing(config: ModelConfig, path: Path) -> str:
+    """Say why a version's file cannot be served, nothing if it can. Whatever is named to execute it, ONNX is ONNX."""
+    if is_ensemble(config):
+        return ""
+    foreign, found, place = foreign_engine(config), path.is_file(), f"{path.parent.name}/{path.name}"
+    why = f"there is no {place}" if not found else f"{place} is no {ONNX_SUFFIX} file"
+    if foreign and path.with_name(CODE_FILENAME).exists():
+        why = f"there is {path.parent.name}/{CODE_FILENAME}"  # which would do more than execute the ONNX file
+    elif found and (not foreign or path.suffix == ONNX_SUFFIX):
+        return ""
+    return f"{foreign} is not supported, only ONNX ('{PLATFORM}', '{BACKEND}'), and {why}" if foreign else why
+
+
+def _config_of(folder: Path, override: Override | None) -> ModelConfig:
+    if override is not None and override.config is not None:
+        return override.config
+    path = folder / CONFIG_FILENAME
+    return read_config(path) if path.exists() else ModelConfig()
+
+
+def _present_versions(folder: Path) -> list[int]:
+    """Numbered folders, ascending; other names are no versions, nor are, as in Triton, numbers with leading zeros."""
+    names = [item.name for item in folder.iterdir() if item.is_dir()]
+    versions = sorted(version for name in names if (version := _version_of(name)) is not None)
+    if not versions:
+        numbers = [name for name in names if name.isdecimal()]
+        loose = [item.name for item in folder.iterdir() if item.suffix == ONNX_SUFFIX]
+        hint = f": {min(numbers)} has leading zeros, or is above {MAX_VERSION}" if numbers else ""
+        hint = hint or (f": {min(loose)} must lie in one" if loose else "")
+        raise ConfigError(f"there is no version folder (such as '1'){hint}")
+    return versions
+
+
+def _version_of(name: str) -> int | None:
+    """Return the version that a folder of this name holds; None for any other name."""
+    if not (name.isascii() and name.isdigit()) or (name.startswith("0") and name != "0"):
+        return None
+    return number if (number := int(name)) <= MAX_VERSION else None
+
+
+def _wanted_versions(config: ModelConfig, present: list[int]) -> list[int]:
+    policy = config.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        return present
+    if choice == "specific":
+        missing = [version for version in policy.specific.versions if version not in present]
+        if missing or not policy.specific.versions:
+            raise ConfigError(f"version_policy asks for {list(policy.specific.versions)}, but there are {present}")
+        return sorted(set(policy.specific.versions))
+    return present[-max(policy.latest.num_versions, 1) :]

@@ -1,0 +1,303 @@
+"""How a checked request is carried out: what goes into shared memory, and how the answer comes out of it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import grpc
+
+from gangway.executor.frames import Part, needed_bytes, plan_frame, read_frame, write_header
+from gangway.executor.slots import SlotOutcome
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import RequestError
+from gangway.server.models.served import ServedModel, Shapes, item_bytes
+from gangway.server.models.tensors import Tensor
+from gangway.server.requests.data_plane import FrameLayout, Layout, Request, TensorLayout
+from gangway.server.requests.regions import NO_REGIONS, OFFSET, REGION, SIZE, Region, RegionPart, RegionRange
+from gangway.server.requests.wire import REQUEST_ID, length_prefix
+from gangway.server.statistics import versions_of
+
+# ModelInferResponse, written by hand: everything but id and tensors is the same for equal requests.
+
+_RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
+
+
+class Answered(NamedTuple):
+    """One output of a response: its shape, as the client shall see it, and the bytes of its contents.
+
+    These are in the response, or where `sink` says.
+    """
+
+    tensor: Tensor
+    shape: Sequence[int]
+    size_bytes: int
+    sink: RegionRange | None = None
+
+
+def report_of(outcome: SlotOutcome, rows: int, target_us: float, in_place: int = 0) -> bytes:
+    """Return parameters to append to the serialised response of a request: how it was served (docs/deadlines.md)."""
+    numbers = {
+        "queue_us": outcome.queue_us,
+        "compute_us": outcome.compute_us,
+        "target_us": target_us,
+        "ranks": outcome.ranks,
+        "blocks": outcome.counts.blocks,
+        "conflicts": outcome.counts.conflicts,
+        "preemptions": outcome.counts.preemptions,
+        "in_place": in_place,
+        "batch_rows": outcome.batch_rows or rows,
+    }
+    message = pb.ModelInferResponse()
+    for name, number in numbers.items():
+        message.parameters[name].int64_param = round(number)
+    message.parameters["versions"].string_param = ",".join(map(str, versions_of(outcome.counts.versions)))
+    return message.SerializeToString()
+
+
+def with_id(response: bytes, request_id: bytes) -> bytes:
+    """Return a serialised response, which has no id, with one."""
+    return b"".join((response, length_prefix(REQUEST_ID, len(request_id)), request_id)) if request_id else response
+
+
+@dataclass(frozen=True)
+class ResponseTemplate:
+    """The response of a model for certain outputs of certain shapes."""
+
+    header: bytes  # serialised ModelInferResponse without id and tensors
+    # Place in the model, and what stands before the contents. Without a place they are elsewhere, and empty here:
+    # clients look for the contents of the n-th output at the n-th place.
+    outputs: tuple[tuple[int | None, bytes], ...]
+
+    @classmethod
+    def of(cls, model: ServedModel, outputs: Sequence[Answered]) -> "ResponseTemplate":
+        """Return the template for these outputs, in this order."""
+        message = pb.ModelInferResponse(model_name=model.name, model_version=str(model.version))
+        places: list[tuple[int | None, bytes]] = []
+        for tensor, shape, size_bytes, sink in outputs:
+            output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+            if sink is None:
+                places.append((tensor.index, length_prefix(_RAW_OUTPUT_CONTENTS, size_bytes)))
+            else:
+                _say_where(output, sink, size_bytes)
+                places.append((None, length_prefix(_RAW_OUTPUT_CONTENTS, 0)))
+        return cls(message.SerializeToString(), tuple(places))
+
+    def fill(self, request_id: bytes, tensors: Sequence[memoryview]) -> bytes:
+        """Return the serialised response, with the one copy of the outputs. `tensors`: all of the compiled model."""
+        parts: list[bytes | memoryview] = [self.header]
+        if request_id:
+            parts += (length_prefix(REQUEST_ID, len(request_id)), request_id)
+        for index, prefix in self.outputs:
+            parts.append(prefix)
+            if index is not None:
+                parts.append(tensors[index])
+        return b"".join(parts)
+
+
+def _say_where(output: pb.ModelInferResponse.InferOutputTensor, sink: RegionRange, size_bytes: int) -> None:
+    output.parameters[REGION].string_param = sink.region
+    if sink.offset:
+        output.parameters[OFFSET].int64_param = sink.offset
+    output.parameters[SIZE].int64_param = size_bytes
+
+
+Content = bytes | memoryview | RegionPart  # of an input, wherever it is
+Contents = Sequence[Content]
+Sinks = Mapping[int, RegionRange]  # of outputs that are not to be in the answer, by their place in the model
+NO_SINKS: Final[Sinks] = {}
+
+MAX_ANSWER_BYTES = 256 << 20  # as much as one message may have
+STRING_BYTES = 32  # of one element, where nothing better is known
+_SPARE_RANK = 4  # of an output whose rank may be unknown
+
+
+class Call(Protocol):
+    """One way to have a model compute. Safe for threads: equal requests share it."""
+
+    def layout(self, contents: Contents) -> Layout:
+        """Return what memory a request with these contents needs, which are in the request's order."""
+
+    def write(self, request: Request, contents: Contents) -> None:
+        """Copy the contents into the request's memory."""
+
+    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes | None:
+        """Return the serialised response; None if there was too little room, which another attempt will have.
+
+        Outputs that belong to regions are written there. Raises RequestError if they cannot be.
+        """
+
+
+@dataclass(frozen=True)
+class TensorCall:
+    """A compiled model: every tensor has a place of its own, and a size that is known."""
+
+    memory: TensorLayout
+    places: tuple[int, ...]  # of the request's inputs, in the compiled model
+    response: ResponseTemplate
+    sinks: Sinks = field(default_factory=dict)
+
+    def answer_bytes(self, rows: int) -> int:
+        """Return the size of all outputs."""
+        return sum(self.memory.output_bytes) * rows
+
+    def layout(self, contents: Contents) -> TensorLayout:
+        """Return the model's layout, always the same one."""
+        return self.memory
+
+    def write(self, request: Request, contents: Contents) -> None:
+        """Copy each input to its place, but those that workers use where they are."""
+        for place, content in zip(self.places, contents, strict=True):
+            if place not in request.elsewhere.inputs:
+                copy_content(content, request.inputs[place])
+
+    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
+        """Return the response."""
+        for place, sink in self.sinks.items():
+            if place not in request.elsewhere.outputs:
+                sink.within(regions).write(request.outputs[place])
+        return self.response.fill(request_id, request.outputs)
+
+
+@dataclass(frozen=True)
+class EmptyCall:
+    """A request without rows to a compiled model: a row of zeros is computed, so it waits and counts like others."""
+
+    memory: TensorLayout
+    response: ResponseTemplate
+
+    def layout(self, contents: Contents) -> TensorLayout:
+        """Return the model's layout."""
+        return self.memory
+
+    def write(self, request: Request, contents: Contents) -> None:
+        """Write the zeros."""
+        for view in request.inputs:
+            view[:] = bytes(len(view))
+
+    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
+        """Return the response, whose tensors have no contents."""
+        return self.response.fill(request_id, [view[:0] for view in request.outputs])
+
+
+@dataclass
+class Room:
+    """How many bytes to have ready for the answer: what the last one needed, if it was more than thought."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class FrameCall:
+    """A model for onnxruntime: inputs of any shape in one block, outputs in another (`executor/frames.py`)."""
+
+    model: ServedModel
+    inputs: tuple[Tensor, ...]  # in the request's order
+    shapes: tuple[tuple[int, ...], ...]  # of the inputs, as the model has them
+    outputs: tuple[Tensor, ...]
+    room: Room
+    sinks: Sinks = field(default_factory=dict)
+
+    def layout(self, contents: Contents) -> FrameLayout:
+        """Return the sizes of both frames."""
+        tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.model.all_inputs)
+        for tensor, shape, content in zip(self.inputs, self.shapes, contents, strict=True):
+            tensors[tensor.index] = (shape, len(content))
+        return FrameLayout(self.model.model_id, plan_frame(tensors), self.room.size_bytes, self.model.joins)
+
+    def write(self, request: Request, contents: Contents) -> None:
+        """Write the frame of the inputs."""
+        assert isinstance(request.layout, FrameLayout), "made by this call"
+        (view,), frame = request.inputs, request.layout.inputs
+        write_header(view, frame)
+        for tensor, content in zip(self.inputs, contents, strict=True):
+            part = frame.parts[tensor.index]
+            copy_content(content, view[part.offset : part.offset + part.size_bytes])
+        request.outputs[0][:8] = bytes(8)  # nobody shall read what another request has left there
+
+    def parts_in(self, view: memoryview) -> Sequence[Part] | None:
+        """Return where the outputs lie in the block of the answer; None if there was too little room.
+
+        The next attempt will have it. Raises RequestError if that would be too much to be sent.
+        """
+        needed = needed_bytes(view)
+        if needed <= len(view):
+            return read_frame(view).parts
+        if needed > MAX_ANSWER_BYTES:
+            message = f"the answer of model '{self.model.name}' has {needed} bytes"
+            raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{message}, {MAX_ANSWER_BYTES} are possible")
+        self.room.size_bytes = min(needed + needed // 8, MAX_ANSWER_BYTES)  # other requests may need a bit more
+        return None
+
+    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes | None:
+        """Return the response, with the shapes that the tensors have got.
+
+        Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
+        """
+        (view,) = request.outputs
+        parts = self.parts_in(view)
+        if parts is None:
+            return None
+        tensors = [view[part.offset : part.offset + part.size_bytes] for part in parts]
+        answered = []
+        for tensor in self.outputs:
+            part, sink = parts[tensor.index], self.sinks.get(tensor.index)
+            if sink is not None:
+                sink.require(part.size_bytes, tensor.name)
+                sink.within(regions).write(tensors[tensor.index])
+            answered.append(Answered(tensor, tensor.client_shape(part.shape), part.size_bytes, sink))
+        return ResponseTemplate.of(self.model, answered).fill(request_id, tensors)
+
+
+def frame_call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> FrameCall:
+    """Return how onnxruntime answers a request with inputs of these shapes."""
+    own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
+    inputs = tuple(tensor for tensor, _ in shapes.inputs)
+    return FrameCall(model, inputs, own, tuple(outputs), Room(_expected_bytes(model, shapes)), sinks)
+
+
+def call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> Call:
+    """Return how the model answers a request with inputs of these shapes: compiled, if it is for them.
+
+    Raises RequestError (INTERNAL, as Triton does) if an output has no room where it shall be.
+    """
+    compiled = model.compiled_for(shapes)
+    if compiled is None:
+        return frame_call_of(model, shapes, outputs, sinks)
+    rows = 0 if shapes.is_empty else shapes.rows
+    answered = []
+    for tensor in outputs:
+        spec = compiled.outputs[tensor.index]
+        shape = (rows, *spec.shape[1:]) if model.batched else spec.shape
+        sink, size_bytes = sinks.get(tensor.index), rows * spec.row_bytes
+        if sink is not None:
+            sink.require(size_bytes, tensor.name)
+        answered.append(Answered(tensor, tensor.client_shape(shape), size_bytes, sink))
+    response = ResponseTemplate.of(model, answered)
+    if shapes.is_empty:
+        return EmptyCall(compiled.layout, response)
+    places = tuple(tensor.index for tensor, _ in shapes.inputs)
+    return TensorCall(compiled.layout, places, response, sinks)
+
+
+def _expected_bytes(model: ServedModel, shapes: Shapes) -> int:
+    """Return the size of the answer's frame: exact where all is known, generous where not."""
+    largest = max((math.prod(shape) for _, shape in shapes.inputs), default=1)
+    tensors = []
+    for tensor in model.outputs.values():
+        shape = tensor.known_shape(shapes.sizes, shapes.rows if model.batched else None)
+        elements = max(largest, 1) if shape is None else math.prod(shape)
+        rank = len(tensor.shape) + (_SPARE_RANK if shape is None else 0)
+        tensors.append(((0,) * rank, elements * (item_bytes(tensor.datatype) or STRING_BYTES)))
+    for state in model.sequence.states if model.sequence else ():
+        size_bytes = math.prod(state.shape) * (item_bytes(state.tensor.datatype) or STRING_BYTES)
+        tensors.append(((0,) * len(state.shape), size_bytes))
+    return min(plan_frame(tensors).size_bytes, MAX_ANSWER_BYTES)
+
+
+def copy_content(content: Content, view: memoryview) -> None:
+    """Fill `view` with an input's contents, by one copy. Raises RequestError if its region has become too small."""
+    if isinstance(content, RegionPart):
+        content.read_into(view)
+    else:
+        view[:] = content

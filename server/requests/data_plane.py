@@ -1,0 +1,692 @@
+"""Requests in shared memory: the way from a front end to the scheduler and back.
+
+    request = data_plane.open(layout, rows=1)   # a slot, and buffers for all inputs and outputs
+    request.inputs[0][:] = ...                  # the one copy
+    request.submit(deadline_ns, priority)
+    outcome = request.wait(until_ns)            # releases the GIL
+    ... request.outputs[0] ...
+    request.close()
+
+A request that is closed while it runs is cancelled, and its memory is kept aside until the executor has let go of it.
+"""
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from types import TracebackType
+from typing import Final
+
+from gangway.artifact.format import ALIGNMENT_BYTES, TensorSpec
+from gangway.executor.frames import Frame, is_absent
+from gangway.executor.memory_budget import memory_budget
+from gangway.executor.messages import Bell, Cancel, Ring, Submit
+from gangway.executor.segment import Segment
+from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotRequest, SlotStatus, SlotTable
+from gangway.server.requests.admission import Door
+
+# Where in a shared-memory segment tensors go: an allocator that deals in offsets and touches no memory.
+#
+# Two levels. Freed blocks wait in a list per size class and the last one freed is reused first, so a steady load runs
+# in a few warm pages. Behind it lie the free ranges, in address order and merged with their neighbours; when a class
+# has nothing and no range is large enough, all waiting blocks go back to the ranges. So no sequence of sizes wastes
+# memory for good. What is carved from a range is taken from the system first, and what goes back to one is given back
+# to it: so the memory of a long queue does not stay when the queue has gone. Nor does that of a record: what has
+# waited for long goes back, too (`give_back_idle`).
+
+KEPT_BYTES = 256 << 20  # of freed blocks stay warm
+
+MoveRange = Callable[[int, int], None]  # offset and size
+
+
+class HeapFullError(MemoryError):
+    """No free range is large enough."""
+
+
+class Heap:
+    """Offsets in [begin, end), aligned to 64 bytes. Not safe for threads: the caller holds a lock.
+
+    `take` asks the system for memory of a range before it is used, and raises OSError if there is none; `give_back`
+    returns it.
+    """
+
+    def __init__(
+        self, begin: int, end: int, take: MoveRange, give_back: MoveRange, kept_bytes: int = KEPT_BYTES
+    ) -> None:
+        begin = _align(begin, ALIGNMENT_BYTES)
+        end -= end % ALIGNMENT_BYTES
+        if end < begin:
+            raise ValueError(f"no room between {begin} and {end}")
+        self._ranges: list[tuple[int, int]] = [(begin, end)] if begin < end else []  # ascending, never touching
+        self._waiting: dict[int, list[int]] = {}  # size class -> offsets, the warmest last
+        self._waiting_bytes = 0
+        self._idle: dict[int, int] = {}  # size class -> so many of its first ones have waited since the last look
+        self._take = take
+        self._give_back = give_back
+        self._kept_bytes = kept_bytes
+        self._sizes: dict[int, int] = {}  # of the blocks in use
+        self.bytes_in_use = 0
+        self.capacity_bytes = end - begin
+
+    @property
+    def blocks_in_use(self) -> int:
+        """How many blocks are allocated now."""
+        return len(self._sizes)
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return the offset of a block of at least `size_bytes`. Raises HeapFullError, or OSError as `take` does."""
+        size = size_class(size_bytes)
+        if waiting := self._waiting.get(size):
+            offset = waiting.pop()
+            self._waiting_bytes -= size
+            if len(waiting) < self._idle.get(size, 0):
+                self._idle[size] = len(waiting)
+        else:
+            offset = self._carve(size)
+        self._sizes[offset] = size
+        self.bytes_in_use += size
+        return offset
+
+    def free(self, offset: int) -> None:
+        """Give a block back. Raises KeyError when `offset` is not an allocated block."""
+        size = self._sizes.pop(offset)
+        self.bytes_in_use -= size
+        if self._waiting_bytes + size > self._kept_bytes:
+            self._return(offset, size)
+        else:
+            self._waiting.setdefault(size, []).append(offset)
+            self._waiting_bytes += size
+
+    def give_back_idle(self, most: int) -> int:
+        """Give back up to so many blocks that have waited since the last call that found none; return how many.
+
+        One of each size stays: who comes seldom need not wait for memory each time.
+        """
+        count = 0
+        for size, offsets in self._waiting.items():
+            idle = min(self._idle.get(size, 0) - 1, most - count)
+            if idle > 0:
+                for offset in offsets[:idle]:
+                    self._return(offset, size)
+                del offsets[:idle]
+                self._idle[size] -= idle
+                self._waiting_bytes -= idle * size
+                count += idle
+        if not count:
+            self._idle = {size: len(offsets) for size, offsets in self._waiting.items()}
+        return count
+
+    def _carve(self, size: int) -> int:
+        offset = self._first_fit(size)
+        if offset is None and self._waiting:
+            self.give_back_waiting()
+            offset = self._first_fit(size)
+        if offset is None:
+            raise HeapFullError(f"{size} bytes asked for, {self.capacity_bytes - self.bytes_in_use} free in pieces")
+        try:
+            self._take_from_system(offset, size)
+        except OSError:
+            self._return(offset, size)
+            raise
+        return offset
+
+    def _take_from_system(self, offset: int, size: int) -> None:
+        try:
+            self._take(offset, size)
+        except OSError:
+            if not self._waiting:
+                raise
+            self.give_back_waiting()  # what is kept warm is given back first
+            self._take(offset, size)
+
+    def _first_fit(self, size: int) -> int | None:
+        for index, (begin, end) in enumerate(self._ranges):
+            if end - begin >= size:
+                if end - begin == size:
+                    del self._ranges[index]
+                else:
+                    self._ranges[index] = (begin + size, end)
+                return begin
+        return None
+
+    def give_back_waiting(self) -> None:
+        """Give back all blocks that are not in use, to the system and to the ranges."""
+        for size, offsets in self._waiting.items():
+            for offset in offsets:
+                self._return(offset, size)
+        self._waiting.clear()
+        self._idle.clear()
+        self._waiting_bytes = 0
+
+    def _return(self, offset: int, size: int) -> None:
+        self._give_back(offset, size)
+        self._add_range(offset, offset + size)
+
+    def _add_range(self, begin: int, end: int) -> None:
+        index = bisect_left(self._ranges, (begin, end))
+        if index < len(self._ranges) and self._ranges[index][0] == end:
+            end = self._ranges.pop(index)[1]
+        if index > 0 and self._ranges[index - 1][1] == begin:
+            index -= 1
+            begin = self._ranges.pop(index)[0]
+        self._ranges.insert(index, (begin, end))
+
+
+@lru_cache(maxsize=4096)
+def size_class(size_bytes: int) -> int:
+    """Round up so that a power of two has eight classes (at most an eighth is wasted), each a multiple of 64 bytes."""
+    step = max(ALIGNMENT_BYTES, 1 << max(0, size_bytes.bit_length() - 4))
+    return max(_align(size_bytes, step), ALIGNMENT_BYTES)
+
+
+def _align(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+# Tensors of a request that are not in the block of memory that the server has for it.
+
+
+class Elsewhere:
+    """Which tensors are elsewhere, and what the slot says of them: by their place in the model. This one has none."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[int, int] = {}
+        self.outputs: dict[int, int] = {}
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.inputs) + len(self.outputs)
+
+    def spoiled(self) -> bool:
+        """Whether what has been computed from them, or written to them, may be wrong."""
+        return False
+
+    def let_go(self) -> None:
+        """The executor touches them no more. Called once."""
+
+
+NOWHERE: Final = Elsewhere()
+
+
+# Where the tensors of a request lie in the io segment.
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """What the data plane must know of a model: its number, and the bytes per row of each input and output."""
+
+    model_id: int
+    input_bytes: tuple[int, ...]
+    output_bytes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model_id: int, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> "TensorLayout":
+        """Return the layout of a model with this signature."""
+        return cls(model_id, tuple(spec.row_bytes for spec in inputs), tuple(spec.row_bytes for spec in outputs))
+
+    @property
+    def frame_bytes(self) -> tuple[int, int]:
+        """No frames."""
+        return 0, 0
+
+    @property
+    def join_key(self) -> int:
+        """Rows of all requests are alike, so any of them may be joined."""
+        return 0
+
+    @cached_property
+    def _placements(self) -> dict[int, "Placement"]:
+        return {}
+
+    @cached_property
+    def _partial_placements(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], "Placement"]:
+        return {}
+
+    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
+        """Return where the tensors of a request of so many rows lie within one block, but for those elsewhere."""
+        if elsewhere is not NOWHERE:
+            return self._place_without(rows, elsewhere)
+        placement = self._placements.get(rows)
+        if placement is None:
+            placement = self._placements[rows] = Placement.of(self.input_bytes, self.output_bytes, rows)
+        return placement
+
+    def _place_without(self, rows: int, elsewhere: Elsewhere) -> "Placement":
+        key = (rows, tuple(elsewhere.inputs), tuple(elsewhere.outputs))
+        placement = self._partial_placements.get(key)
+        if placement is None:
+            inputs = [0 if i in elsewhere.inputs else size for i, size in enumerate(self.input_bytes)]
+            outputs = [0 if i in elsewhere.outputs else size for i, size in enumerate(self.output_bytes)]
+            placement = self._partial_placements[key] = Placement.of(inputs, outputs, rows)
+        return placement
+
+
+@dataclass(frozen=True)
+class FrameLayout:
+    """One request to a model for onnxruntime: what is in the block of its inputs, and bytes for that of its answer.
+
+    `joins`: it may be joined with others.
+    """
+
+    model_id: int
+    inputs: Frame
+    output_bytes: int
+    joins: bool = True
+
+    @property
+    def frame_bytes(self) -> tuple[int, int]:
+        """The sizes of both blocks."""
+        return self.inputs.size_bytes, self.output_bytes
+
+    @property
+    def join_key(self) -> int:
+        """A number that only requests have with inputs of the same shapes, but for rows: these may be joined."""
+        if not self.joins:
+            return NEVER_JOINED
+        return _key_of(tuple([None if is_absent(part) else part.shape[1:] for part in self.inputs.parts]))
+
+    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
+        """Return where the two blocks lie within one."""
+        return Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
+
+
+@dataclass(eq=False)
+class HeldBlock:
+    """Memory that outlives a request. It is given back when its owner has dropped it and no request uses it."""
+
+    offset: int
+    size_bytes: int
+    uses: int = 0
+    dropped: bool = False
+
+
+@dataclass(frozen=True)
+class HeldLayout:
+    """A compiled model's layout, but for tensors that lie in held blocks: offset in the segment and size, by index.
+
+    `base` has no bytes for these.
+    """
+
+    base: TensorLayout
+    inputs: Mapping[int, tuple[int, int]]
+    outputs: Mapping[int, tuple[int, int]]
+    blocks: tuple[HeldBlock, ...]
+
+    @property
+    def model_id(self) -> int:
+        """The model's number."""
+        return self.base.model_id
+
+    @property
+    def frame_bytes(self) -> tuple[int, int]:
+        """No frames."""
+        return 0, 0
+
+    @property
+    def join_key(self) -> int:
+        """Rows of all requests are alike, so any of them may be joined."""
+        return 0
+
+    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
+        """Return where all other tensors lie within one block."""
+        return self.base.place(rows, elsewhere)
+
+    def placed(self, others: "Placement", block: int) -> "Placement":
+        """Return where all tensors lie, seen from the block where the others are."""
+        inputs, outputs = list(others.inputs), list(others.outputs)
+        for places, held in ((inputs, self.inputs), (outputs, self.outputs)):
+            for index, (offset, size) in held.items():
+                places[index] = (offset - block, size)
+        return replace(others, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+Layout = TensorLayout | FrameLayout | HeldLayout
+
+
+@lru_cache(maxsize=1024)
+def _key_of(shapes: tuple[tuple[int, ...] | None, ...]) -> int:
+    """Return the same number in every process; the highest bit, which means never, is not set."""
+    digest = blake2b(repr(shapes).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & ~NEVER_JOINED
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One block holds all tensors of a request: (offset, size) of each, and the block's size."""
+
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int], ...]
+    size_bytes: int
+
+    @classmethod
+    def of(cls, inputs: Sequence[int], outputs: Sequence[int], rows: int) -> "Placement":
+        """Return the placement of tensors with these bytes per row."""
+        places, position = [], 0
+        for row_bytes in (*inputs, *outputs):
+            places.append((position, rows * row_bytes))
+            position += -(-rows * row_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return cls(tuple(places[: len(inputs)]), tuple(places[len(inputs) :]), position)
+
+
+BLOCKS_AT_ONCE = 8  # are given back while the lock is held: some tenths of a millisecond
+KEPT_SHARE = 1 / 16  # of the memory limit is what freed blocks keep at most
+ROOMY = 1 / 2  # of the slots: while fewer are taken the scheduler need not make room for newcomers
+
+
+class PoolExhaustedError(Exception):
+    """No slot, or not enough memory for the tensors: too many requests at once. Clients see UNAVAILABLE.
+
+    `for_good`: it would be so if there were no other request. Clients see RESOURCE_EXHAUSTED.
+    """
+
+    def __init__(self, message: str, for_good: bool = False) -> None:
+        super().__init__(message)
+        self.for_good = for_good
+
+
+class Request:
+    """One inference. A context manager: leaving it closes the request.
+
+    `inputs[i]` and `outputs[i]` are views of shared memory, in the manifest's order, valid until `close`; empty ones of
+    tensors that are elsewhere.
+    """
+
+    def __init__(
+        self,
+        plane: "DataPlane",
+        layout: Layout,
+        rows: int,
+        slot: int,
+        block: int,
+        placement: "Placement",
+        elsewhere: Elsewhere = NOWHERE,
+    ) -> None:
+        view = plane.io.view
+        self._plane = plane
+        self.layout = layout
+        self.elsewhere = elsewhere
+        self._rows = rows
+        self._slot = slot
+        self._block = block
+        self._placement = placement
+        self._sequence: int | None = None
+        self._closed = False
+        self._cancelled = False
+        self.inputs = [view[block + at : block + at + size] for at, size in placement.inputs]
+        self.outputs = [view[block + at : block + at + size] for at, size in placement.outputs]
+
+    def submit(
+        self,
+        deadline_ns: int = 0,
+        priority: int = 0,
+        arrival_ns: int = 0,
+        limit_ns: int = 0,
+        rejects_late: bool = False,
+        max_queue: int = 0,
+        by_bell: bool = False,
+        alone: bool = False,
+    ) -> None:
+        """Hand the request to the scheduler; the inputs must not change any more.
+
+        What the parameters mean: `SlotRequest`. Times are CLOCK_MONOTONIC, 0 is none; an arrival of 0 is now. `wait` is
+        not for a request whose answer is told by the bell (`DataPlane.answered`). `alone`: it is not joined to others.
+        Raises PoolExhaustedError when the scheduler's ring is full.
+        """
+        self._plane.door.see(priority)
+        block, placement, slots = self._block, self._placement, self._plane.slots
+        slots.fill(
+            self._slot,
+            SlotRequest(
+                self.layout.model_id,
+                self._rows,
+                _offsets(block, placement.inputs, self.elsewhere.inputs),
+                _offsets(block, placement.outputs, self.elsewhere.outputs),
+                priority,
+                arrival_ns,
+                deadline_ns,
+                self.layout.frame_bytes,
+                limit_ns,
+                rejects_late,
+                max_queue,
+                by_bell,
+                NEVER_JOINED if alone else self.layout.join_key,
+            ),
+        )
+        self._sequence = slots.submit(self._slot)
+        can_wait = priority >= 0 and not (deadline_ns or max_queue)
+        if not self._plane.submit(Submit(self._slot, self._sequence).pack(), can_wait):
+            slots.finish(self._slot, self._sequence, SlotStatus.UNAVAILABLE)
+            raise PoolExhaustedError("the scheduler does not keep up")
+
+    def wait(self, until_ns: int) -> SlotOutcome | None:
+        """Wait until the request has ended and return how; None at `until_ns` (CLOCK_MONOTONIC). Releases the GIL."""
+        begin_ns = time.monotonic_ns()
+        timeout_us = max(0, until_ns - begin_ns) // 1000
+        spin_us = self._plane.spin_for(self.layout.model_id)
+        if not self._plane.slots.wait(self._slot, timeout_us, spin_us):
+            return None
+        self._plane.last_wait_ns[self.layout.model_id] = time.monotonic_ns() - begin_ns
+        return self.outcome()
+
+    @property
+    def slot(self) -> int:
+        """The slot's number."""
+        return self._slot
+
+    def outcome(self) -> SlotOutcome:
+        """Return how the request ended, which must be DONE."""
+        outcome = self._plane.slots.outcome(self._slot)
+        if outcome.status is SlotStatus.CROWDED:
+            self._plane.door.turned_away()
+        return outcome
+
+    def cancel(self) -> None:
+        """Say that nobody waits for the answer any more; `wait` ends soon. From any thread, at any time, repeatedly."""
+        if self._closed:
+            return  # which it stays: most calls end after their request
+        with self._plane.lock:
+            if self._sequence is not None and not self._closed:
+                self._cancel()
+
+    def _cancel(self) -> None:
+        if not self._cancelled and self._sequence is not None:
+            self._cancelled = True
+            self._plane.slots.cancel(self._slot)
+            # If the ring is full the scheduler still sees the slot's mark when it comes to this request.
+            self._plane.send(Cancel(self._slot, self._sequence).pack())
+
+    def close(self) -> None:
+        """Give slot and memory back: at once if the request has ended, else it is cancelled and they follow later."""
+        with self._plane.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.inputs, self.outputs = [], []
+            if not self.release():
+                self._cancel()
+                self._plane.keep_aside(self)
+
+    def release(self) -> bool:
+        """Free slot and block unless the executor still owns them. For the data plane, which holds the lock."""
+        if not self._plane.give_slot(self._slot):
+            return False
+        self._plane.heap.free(self._block)
+        self.elsewhere.let_go()
+        if isinstance(self.layout, HeldLayout):
+            self._plane.unuse(self.layout.blocks)
+        return True
+
+    def __enter__(self) -> "Request":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What is taken at this moment. `heap_bytes` include held memory."""
+
+    requests: int
+    heap_bytes: int
+
+
+class DataPlane:
+    """Slots and heap of one io segment. Everything may be called from any thread."""
+
+    def __init__(
+        self, io: Segment, slots: SlotTable, submit_ring: Ring, scheduler_bell: Bell, spin_us: int = 0
+    ) -> None:
+        self.io = io
+        self.slots = slots
+        self.spin_us = spin_us
+        self.lock = threading.Lock()
+        self.door = Door(slots.slots)
+        self.last_wait_ns: dict[int, int] = {}  # by model
+        kept_bytes = memory_budget().share_bytes(KEPT_SHARE, KEPT_BYTES)
+        self.heap = Heap(slots.size_bytes, io.size_bytes, io.allocate, io.punch, kept_bytes)
+        self._ring = submit_ring
+        self._bell = scheduler_bell
+        self._aside: list[Request] = []  # closed by us, not yet let go by the executor
+        self._taken = 0  # slots
+
+    def open(self, layout: Layout, rows: int, elsewhere: Elsewhere = NOWHERE) -> Request:
+        """Take a slot and buffers. Raises PoolExhaustedError, at once.
+
+        From then on it is the request that lets go of what is elsewhere, which has no buffers.
+        """
+        placement = layout.place(rows, elsewhere)
+        with self.lock:
+            slot = self.take_slot()
+            try:
+                block = self.allocate(placement.size_bytes)
+            except PoolExhaustedError:
+                self.give_slot(slot)
+                raise
+            if isinstance(layout, HeldLayout):
+                placement = layout.placed(placement, block)
+                for held in layout.blocks:
+                    held.uses += 1
+            return Request(self, layout, rows, slot, block, placement, elsewhere)
+
+    def take_slot(self) -> int:
+        """Take a slot. The caller holds the lock. Raises PoolExhaustedError, at once."""
+        if self._aside:
+            self._release_aside()
+        slot = self.slots.acquire()
+        if slot is None:
+            raise PoolExhaustedError(f"{self.slots.slots} requests are in flight")
+        self._taken += 1
+        return slot
+
+    def give_slot(self, slot: int) -> bool:
+        """Give a slot back, unless the executor still owns it. The caller holds the lock."""
+        released = self.slots.release(slot)
+        self._taken -= released
+        return released
+
+    def usage(self) -> Usage:
+        """Return how many requests and bytes are taken, after having freed what can be freed."""
+        with self.lock:
+            self._release_aside()
+            return Usage(self._taken, self.heap.bytes_in_use)
+
+    def give_back_idle(self) -> None:
+        """Give back the memory that no request has needed since the last call, with the lock held for short times."""
+        given = BLOCKS_AT_ONCE
+        while given:
+            with self.lock:
+                given = self.heap.give_back_idle(BLOCKS_AT_ONCE)
+
+    def give_back_waiting(self) -> None:
+        """Give back all memory that no request has."""
+        with self.lock:
+            self.heap.give_back_waiting()
+
+    def hold(self, size_bytes: int) -> HeldBlock:
+        """Return memory that outlives requests; `drop` it. Raises PoolExhaustedError, at once."""
+        with self.lock:
+            return HeldBlock(self.allocate(size_bytes), size_bytes)
+
+    def drop(self, block: HeldBlock) -> None:
+        """Give held memory back, as soon as no request uses it any more: ranks may still write into it until then."""
+        with self.lock:
+            block.dropped = True
+            self._free_unused(block)
+
+    def unuse(self, blocks: Sequence[HeldBlock]) -> None:
+        """A request that used these blocks has let go of them. The caller holds the lock."""
+        for block in blocks:
+            block.uses -= 1
+            self._free_unused(block)
+
+    def submit(self, message: bytes, can_wait: bool) -> bool:
+        """Send a request to the scheduler; False if the ring is full.
+
+        Wake it, unless the request `can_wait` and it does not want to be woken for such. Where slots run out it must
+        make room (`scheduler/admission.py`), so then nobody can wait.
+        """
+        sent = self._ring.send(message)
+        if sent and can_wait and self._taken < ROOMY * self.slots.slots:
+            self._bell.ring_unless_calm()
+        else:
+            self._bell.ring()
+        return sent
+
+    def send(self, message: bytes) -> bool:
+        """Send to the scheduler and wake it; False if the ring is full."""
+        sent = self._ring.send(message)
+        self._bell.ring()
+        return sent
+
+    def answered(self, requests: Mapping[int, object]) -> list[int]:
+        """Return the slots of those requests (by slot) that have ended."""
+        return self.slots.done(tuple(requests))
+
+    def spin_for(self, model_id: int) -> int:
+        """Return how many microseconds to spin for an answer before sleeping.
+
+        None, unless the request is the only one, so that nobody else needs the core, and the model's last answer came
+        quickly. Then it is worth it: an idle core takes 40-50 us to wake up.
+        """
+        quick = self.last_wait_ns.get(model_id, self.spin_us * 1000) < self.spin_us * 1000
+        return self.spin_us if quick and self._taken == 1 else 0
+
+    def keep_aside(self, request: Request) -> None:
+        """Take over a closed request whose memory is still in use. The caller holds the lock."""
+        self._aside.append(request)
+
+    def _free_unused(self, block: HeldBlock) -> None:
+        if block.dropped and not block.uses:
+            self.heap.free(block.offset)
+
+    def _release_aside(self) -> None:
+        self._aside = [request for request in self._aside if not request.release()]
+
+    def allocate(self, size_bytes: int) -> int:
+        """Return a block that the system has given memory for: being refused it later would be a SIGBUS.
+
+        The caller holds the lock. Raises PoolExhaustedError.
+        """
+        try:
+            return self.heap.allocate(size_bytes)
+        except HeapFullError as error:
+            if size_bytes > self.heap.capacity_bytes:
+                limit = memory_budget().limit
+                message = f"the request's tensors take {size_bytes} bytes, more than {limit} leave room for"
+                raise PoolExhaustedError(message, for_good=True) from error
+            raise PoolExhaustedError(f"no memory for the request's tensors: {error}") from error
+        except OSError as error:
+            raise PoolExhaustedError(str(error)) from error
+
+
+def _offsets(block: int, places: Sequence[tuple[int, int]], elsewhere: Mapping[int, int]) -> tuple[int, ...]:
+    if not elsewhere:
+        return tuple([block + at for at, _ in places])
+    return tuple([elsewhere.get(index, block + at) for index, (at, _) in enumerate(places)])

@@ -1,0 +1,247 @@
+"""Which tensors of a request the workers use where the client has them, and which are copied.
+
+In place are floating-point numbers of compiled models. Whole numbers are always copied: kernels use them as places and
+divisors, and what has been looked at must not change before it is used. So are outputs that share memory with another
+tensor of the request, tensors that do not begin at a multiple of their elements' size, and small ones, where copying
+costs less than all this.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gangway.artifact.item_bytes import ITEM_BYTES
+from gangway.executor import _native
+from gangway.executor.control import LostRegions
+from gangway.executor.regions import OfferRegion, RegionChannel, RegionMapped, RegionMessage, WithdrawRegion
+from gangway.executor.slots import place_in_region
+from gangway.server.models.served import Shapes
+from gangway.server.models.tensors import Tensor
+from gangway.server.requests.calls import Call, Contents, Sinks, TensorCall
+from gangway.server.requests.data_plane import NOWHERE, Elsewhere
+from gangway.server.requests.regions import MappedRegion, Region, RegionPart, RegionRange
+
+# A front end's part in mapping regions: it offers them to the supervisor, uses those that are mapped, withdraws them.
+#
+# A region is offered when a request could first have used it in place; until the workers have mapped it, and if they
+# do not, requests are served with copies. Nobody waits here for the supervisor but two threads.
+
+_log = logging.getLogger(__name__)
+
+
+class Mappings:
+    """Safe for threads. One lock for what regions say of themselves (`offered`, `mapped`, `closed`)."""
+
+    def __init__(self, channel: RegionChannel, lost: LostRegions) -> None:
+        self._channel = channel
+        self._lost = lost
+        self._lock = threading.Lock()
+        self._tokens = 0
+        self._offered: dict[int, Region] = {}  # by token; not answered yet
+        self._unsent: queue.SimpleQueue[tuple[RegionMessage, int]] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Begin to speak with the supervisor."""
+        for work in (self._speak, self._listen):
+            threading.Thread(target=work, name="regions", daemon=True).start()
+
+    def offer(self, region: Region) -> None:
+        """Have workers map a region, which the caller holds, unless that has been tried already."""
+        with self._lock:
+            if region.offered:
+                return
+            region.offered = True
+            self._tokens += 1
+            token = self._tokens
+            self._offered[token] = region
+        try:
+            descriptor = os.dup(region.descriptor)  # the region may be closed before it is sent
+        except OSError:
+            self._answered(token, 0)
+            return
+        registration = region.registration
+        self._unsent.put((OfferRegion(token, registration.offset, registration.size_bytes), descriptor))
+
+    def forget(self, region: Region) -> None:
+        """The region is about to be closed. It is unmapped when the last request that is under way has ended."""
+        with self._lock:
+            region.closed = True
+        self.lose(region)
+
+    def lose(self, region: Region) -> None:
+        """Do not use the region in place any more."""
+        with self._lock:
+            mapped, region.mapped = region.mapped, None
+        if mapped is not None:
+            self._withdraw(mapped)
+
+    def is_lost(self, mapped: MappedRegion) -> bool:
+        """Whether a worker has found that memory of the region is missing."""
+        return self._lost.is_lost(mapped.number)
+
+    def _withdraw(self, mapped: MappedRegion) -> None:
+        mapped.uses.close(lambda: self._unsent.put((WithdrawRegion(mapped.token), -1)))
+
+    def _speak(self) -> None:
+        while True:
+            message, descriptor = self._unsent.get()
+            try:
+                self._channel.send(message, descriptor if descriptor >= 0 else None)
+            except (BrokenPipeError, ConnectionError):
+                return  # the supervisor is gone, and this process is about to be
+            except OSError as error:
+                _log.error("cannot tell the supervisor of a client's region: %s", error)
+                if isinstance(message, OfferRegion):
+                    self._answered(message.token, 0)
+            finally:
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message, _ = self._channel.receive()
+                if isinstance(message, RegionMapped):
+                    self._answered(message.token, message.number)
+
+    def _answered(self, token: int, number: int) -> None:
+        with self._lock:
+            region = self._offered.pop(token)
+            mapped = MappedRegion(token, number)
+            unwanted = region.closed
+            if number and not unwanted:
+                region.mapped = mapped
+        if number and unwanted:
+            self._withdraw(mapped)
+
+
+_MISSING: Final = "memory of shared memory region '%s' is missing; its tensors are copied from now on"
+DATATYPES: Final = frozenset({"FP16", "FP32", "FP64"})
+LEAST_BYTES: Final = 128 << 10  # of all such tensors of a request: copying as much takes as long as the checks
+LEAST_TENSOR_BYTES: Final = 4 << 10
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What of a request can be in place, if regions and their places allow it.
+
+    `inputs`: (which of the request's contents, place in the model, alignment); `outputs`: (place in the model, where it
+    shall be, alignment).
+    """
+
+    inputs: tuple[tuple[int, int, int], ...]
+    outputs: tuple[tuple[int, RegionRange, int], ...]
+
+
+def candidates_of(
+    call: Call, shapes: Shapes, sources: Sequence[RegionRange | None], outputs: Mapping[str, Tensor]
+) -> Candidates | None:
+    """Return what of a request can be in place; None if nothing can, or it is not worth it."""
+    if not isinstance(call, TensorCall):
+        return None
+    memory, rows, total_bytes = call.memory, shapes.rows, 0
+    inputs = []
+    for index, (source, (tensor, _)) in enumerate(zip(sources, shapes.inputs, strict=False)):
+        size_bytes = rows * memory.input_bytes[tensor.index]
+        if source is not None and source.size_bytes == size_bytes and _may_be(tensor, size_bytes):
+            inputs.append((index, tensor.index, _alignment(tensor)))
+            total_bytes += size_bytes
+    found = []
+    for tensor in outputs.values():
+        size_bytes = rows * memory.output_bytes[tensor.index]
+        sink = call.sinks.get(tensor.index)
+        if sink is not None and _may_be(tensor, size_bytes):
+            exact = RegionRange(sink.region, sink.offset, size_bytes)
+            if not _shares(tensor.index, exact, sources, call.sinks):
+                found.append((tensor.index, exact, _alignment(tensor)))
+                total_bytes += size_bytes
+    return Candidates(tuple(inputs), tuple(found)) if total_bytes >= LEAST_BYTES else None
+
+
+def choose(candidates: Candidates, contents: Contents, regions: Mapping[str, Region], mappings: Mappings) -> Elsewhere:
+    """Return what of one request is in place; the regions stay mapped until the request lets go of it."""
+    chosen = InPlace(mappings)
+    try:
+        for index, place, alignment in candidates.inputs:
+            part = contents[index]
+            if isinstance(part, RegionPart) and (word := chosen.word_of(part, alignment)):
+                chosen.inputs[place] = word
+        for place, sink, alignment in candidates.outputs:
+            if not _is_shared_file(regions[sink.region], regions) and (
+                word := chosen.word_of(sink.within(regions), alignment)
+            ):
+                chosen.outputs[place] = word
+    except BaseException:
+        chosen.let_go()
+        raise
+    return chosen if chosen.count else NOWHERE
+
+
+class InPlace(Elsewhere):
+    """Tensors in regions that all workers have mapped."""
+
+    def __init__(self, mappings: Mappings) -> None:
+        super().__init__()
+        self._mappings = mappings
+        self._held: dict[Region, MappedRegion] = {}
+
+    def word_of(self, part: RegionPart, alignment: int) -> int:
+        """Return what a slot says of this place; 0 if the tensor must be copied."""
+        region = part.region
+        if (region.registration.offset + part.offset) % alignment:
+            return 0
+        mapped = self._held.get(region) or self._hold(region)
+        return place_in_region(mapped.number, part.offset) if mapped else 0
+
+    def spoiled(self) -> bool:
+        """Whether memory of a region was missing at any time, or is now. Only while the regions are held open."""
+        lost = [region for region, mapped in self._held.items() if self._mappings.is_lost(mapped)]
+        for region in lost:
+            _log.warning(_MISSING, region.registration.name)
+            self._mappings.lose(region)
+        return bool(lost) or not all(region.is_whole for region in self._held)
+
+    def let_go(self) -> None:
+        """Let the regions be unmapped, as far as this request is concerned."""
+        for mapped in self._held.values():
+            mapped.uses.end()
+
+    def _hold(self, region: Region) -> MappedRegion | None:
+        mapped = region.mapped
+        if mapped is None:
+            self._mappings.offer(region)
+            return None
+        if not region.is_whole or not mapped.uses.begin():
+            return None
+        self._held[region] = mapped
+        return mapped
+
+
+def _may_be(tensor: Tensor, size_bytes: int) -> bool:
+    return tensor.datatype in DATATYPES and size_bytes >= LEAST_TENSOR_BYTES
+
+
+def _alignment(tensor: Tensor) -> int:
+    return max(ITEM_BYTES[tensor.datatype], _native.REGION_ALIGNMENT)
+
+
+def _shares(place: int, own: RegionRange, sources: Sequence[RegionRange | None], sinks: Sinks) -> bool:
+    """Whether an output shares memory with another tensor, as far as names and places tell."""
+    others = [source for source in sources if source is not None]
+    others += [sink for index, sink in sinks.items() if index != place]
+    return any(
+        other.region == own.region
+        and other.offset < own.offset + own.size_bytes
+        and own.offset < other.offset + other.size_bytes
+        for other in others
+    )
+
+
+def _is_shared_file(region: Region, regions: Mapping[str, Region]) -> bool:
+    """Whether another region of the request is in the same file: then places say nothing."""
+    return any(other is not region and other.identity == region.identity for other in regions.values())

@@ -1,0 +1,332 @@
+"""Regions: stretches of the clients' shared memory, registered by name, so that tensors need not be in messages.
+
+A client may shrink its segment at any time, and touching a mapping behind the end of a file is a SIGBUS, which kills a
+process that is not prepared for it. So regions are never mapped here: the kernel copies from and to their descriptors,
+and a segment that has become too small is an error of that request. Workers are prepared, and may use large tensors in
+place (`in_place/`).
+"""
+
+import os
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+import grpc
+
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import RequestError, internal, invalid
+from gangway.server.models.served import Uses
+
+# A region that all workers have mapped, as a front end sees it.
+
+
+@dataclass(frozen=True, eq=False)
+class MappedRegion:
+    """`number` is what slots call it. It stays mapped as long as requests use it, also when its name is gone."""
+
+    token: int  # between this front end and the supervisor
+    number: int
+    uses: Uses = field(default_factory=Uses)
+
+
+FOLDER: Final = Path("/dev/shm")
+MAX_REGIONS = 256  # each one holds a descriptor
+MAX_NAME_BYTES = 1024
+RESERVED_PREFIXES: Final = ("gangway.", "sem.")  # reserved for servers; POSIX semaphores: no tensors
+_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # never waits for the other end of a pipe
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a client said: `size_bytes` from `offset` on in the POSIX segment `key` are called `name`."""
+
+    name: str
+    key: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A client's segment: a descriptor, and which file that is (device and inode)."""
+
+    descriptor: int
+    identity: tuple[int, int]
+
+
+class Region:
+    """An open segment. Its descriptor is closed when it is neither registered nor used by a request.
+
+    `offered`, `mapped` and `closed` belong to the `Mapper`: whether workers were to map it, what came of that, and
+    whether the descriptor is closed.
+    """
+
+    def __init__(self, registration: Registration, file: OpenFile) -> None:
+        self.registration = registration
+        self.descriptor = file.descriptor
+        self.identity = file.identity
+        self.users = 1  # the registration itself; changed under the registry's lock
+        self.offered = False
+        self.mapped: MappedRegion | None = None
+        self.closed = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the segment still has all that was registered."""
+        end = self.registration.offset + self.registration.size_bytes
+        return os.fstat(self.descriptor).st_size >= end
+
+    def check(self, offset: int, size_bytes: int) -> None:
+        """Raise RequestError (INVALID_ARGUMENT) unless the range lies within what was registered."""
+        name = self.registration.name
+        if not 0 <= offset < self.registration.size_bytes:
+            invalid(f"Invalid offset for shared memory region: '{name}'")
+        if size_bytes < 0 or offset + size_bytes > self.registration.size_bytes:
+            invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        """Fill `view` from `offset` on, with the one copy. Raises RequestError if the segment has become too small."""
+        begin, done = self.registration.offset + offset, 0
+        while done < len(view):
+            count = os.preadv(self.descriptor, [view[done:]], begin + done)
+            if count == 0:
+                self._refuse_shrunk(begin + len(view))
+            done += count
+
+    def write(self, offset: int, content: memoryview) -> None:
+        """Write `content` from `offset` on. Raises RequestError if the segment has become too small: it never grows.
+
+        Unless it is shrunk between the look at its size and the writing: then it gets its old size again.
+        """
+        begin, done = self.registration.offset + offset, 0
+        if os.fstat(self.descriptor).st_size < begin + len(content):
+            self._refuse_shrunk(begin + len(content))
+        try:
+            while done < len(content):
+                done += os.pwrite(self.descriptor, content[done:], begin + done)
+        except OSError as error:  # a sparse segment, and no memory left
+            message = f"shared memory region '{self.registration.name}' cannot be written: {error.strerror}"
+            raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message) from error
+
+    def _refuse_shrunk(self, needed_bytes: int) -> None:
+        size_bytes = os.fstat(self.descriptor).st_size
+        invalid(
+            f"shared memory region '{self.registration.name}' has shrunk since it was registered:"
+            f" '{self.registration.key}' has {size_bytes} bytes, {needed_bytes} are needed"
+        )
+
+
+NO_REGIONS: Final[Mapping[str, Region]] = {}
+
+
+class Mapper(Protocol):
+    """Who has workers map regions."""
+
+    def forget(self, region: Region) -> None:
+        """The region is about to be closed: nobody uses it."""
+
+
+class Regions:
+    """All regions of a server. Safe for threads.
+
+    They are gone when the front end is: clients register again, as they must when Triton has been started anew.
+    """
+
+    def __init__(self, mapper: Mapper | None = None) -> None:
+        self._lock = threading.Lock()
+        self._regions: dict[str, Region] = {}
+        self._mapper = mapper
+
+    def register(self, registration: Registration) -> None:
+        """Open a segment under a new name. Raises RequestError."""
+        name = registration.name
+        if not name or len(name.encode()) > MAX_NAME_BYTES:
+            invalid(f"a shared memory region needs a name of 1 to {MAX_NAME_BYTES} bytes")
+        with self._lock:
+            if name in self._regions:
+                message = f"shared memory region '{name}' already in manager"
+                raise RequestError(grpc.StatusCode.ALREADY_EXISTS, message)
+            if len(self._regions) >= MAX_REGIONS:
+                message = f"{MAX_REGIONS} shared memory regions are registered already"
+                raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            self._regions[name] = Region(registration, _open(registration))
+
+    def unregister(self, name: str) -> None:
+        """Forget a region, all of them if the name is empty. Requests that use it finish; an unknown name is fine."""
+        with self._lock:
+            names = [name] if name else list(self._regions)
+            for region in [self._regions.pop(known) for known in names if known in self._regions]:
+                self._let_go(region)
+
+    def registrations(self) -> list[Registration]:
+        """Return what is registered, by name."""
+        with self._lock:
+            return [self._regions[name].registration for name in sorted(self._regions)]
+
+    @contextmanager
+    def held(self, names: Iterable[str]) -> Iterator[Mapping[str, Region]]:
+        """Give access to regions while the block lasts. Raises RequestError (NOT_FOUND)."""
+        held = self.hold(names)
+        try:
+            yield held
+        finally:
+            self.release(held)
+
+    def hold(self, names: Iterable[str]) -> Mapping[str, Region]:
+        """Give access to regions until they are released. Raises RequestError (NOT_FOUND), and holds none then."""
+        held: dict[str, Region] = {}
+        try:
+            with self._lock:
+                for name in names:
+                    held[name] = self._take(name)
+        except RequestError:
+            self.release(held)
+            raise
+        return held
+
+    def release(self, held: Mapping[str, Region]) -> None:
+        """Let go of regions that were held."""
+        with self._lock:
+            for region in held.values():
+                self._let_go(region)
+
+    def _take(self, name: str) -> Region:
+        region = self._regions.get(name)
+        if region is None:
+            raise RequestError(grpc.StatusCode.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
+        region.users += 1
+        return region
+
+    def _let_go(self, region: Region) -> None:
+        region.users -= 1
+        if region.users == 0:
+            if self._mapper is not None:
+                self._mapper.forget(region)
+            os.close(region.descriptor)
+
+
+def file_of(key: str) -> Path:
+    """Return where a POSIX segment is.
+
+    Raises RequestError: INTERNAL if the key is not one component, as opening it is in Triton; INVALID_ARGUMENT if the
+    name is reserved.
+    """
+    component = key.lstrip("/")  # as the C library does
+    if component in ("", ".", "..") or "/" in component or "\0" in component:
+        internal(f"Unable to open shared memory region: '{key}': a key is a name with one slash in front of it")
+    if component.startswith(RESERVED_PREFIXES):
+        invalid(f"Unable to open shared memory region: '{key}': the name is reserved")
+    return FOLDER / component
+
+
+def _open(registration: Registration) -> OpenFile:
+    key = registration.key
+    try:
+        descriptor = os.open(file_of(key), _FLAGS)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a file's name"
+        internal(f"Unable to open shared memory region: '{key}': {reason}")
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            internal(f"Unable to open shared memory region: '{key}': not a segment of memory")
+        end = registration.offset + registration.size_bytes
+        if registration.size_bytes == 0 or end > status.st_size:
+            invalid(
+                f"failed to register shared memory region '{registration.name}': invalid args:"
+                f" {registration.size_bytes} bytes from {registration.offset} on, of {status.st_size} that '{key}' has"
+            )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return OpenFile(descriptor, (status.st_dev, status.st_ino))
+
+
+# Where a tensor's contents are, if they are not in the message: from its parameters to a place to copy from or to.
+#
+# A `RegionRange` is what a request says, so it can be part of a plan; which region has that name is looked up for each
+# request. A `RegionPart` is both, for one request.
+
+REGION = "shared_memory_region"
+OFFSET = "shared_memory_offset"
+SIZE = "shared_memory_byte_size"
+
+AnyTensor: TypeAlias = "pb.ModelInferRequest.InferInputTensor | pb.ModelInferRequest.InferRequestedOutputTensor"
+
+
+@dataclass(frozen=True)
+class RegionRange:
+    """Contents of a tensor: `size_bytes` from `offset` on in the region of this name."""
+
+    region: str
+    offset: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, tensor: AnyTensor) -> "RegionRange | None":
+        """Read a tensor's parameters; None if its contents are in the message. Raises RequestError."""
+        parameters = tensor.parameters
+        if REGION not in parameters:
+            for name in (OFFSET, SIZE):
+                if name in parameters:
+                    invalid(f"'{name}' can not be specified without '{REGION}' parameter for tensor '{tensor.name}'")
+            return None
+        if SIZE not in parameters:
+            invalid(f"'{SIZE}' must be specified along with '{REGION}' parameter for tensor '{tensor.name}'")
+        if parameters[REGION].WhichOneof("parameter_choice") != "string_param":
+            invalid(f"invalid value type for '{REGION}' parameter for tensor '{tensor.name}', expected string_param.")
+        offset = _number(tensor, OFFSET) if OFFSET in parameters else 0
+        return cls(parameters[REGION].string_param, offset, _number(tensor, SIZE))
+
+    def within(self, regions: Mapping[str, Region]) -> "RegionPart":
+        """Return the place itself. Raises RequestError unless it lies within the region."""
+        region = regions[self.region]
+        region.check(self.offset, self.size_bytes)
+        return RegionPart(region, self.offset, self.size_bytes)
+
+    def require(self, size_bytes: int, output: str) -> None:
+        """Raise RequestError (INTERNAL, as Triton does) unless an output of so many bytes has room."""
+        if size_bytes > self.size_bytes:
+            internal(
+                f"shared memory size specified with the request for output '{output}' ({self.size_bytes} bytes)"
+                f" should be at least {size_bytes} bytes to hold the results"
+            )
+
+
+@dataclass(frozen=True)
+class RegionPart:
+    """A place in a region that is held open. Its size is `len`, as that of bytes."""
+
+    region: Region
+    offset: int
+    size_bytes: int
+
+    def __len__(self) -> int:
+        return self.size_bytes
+
+    def read_into(self, view: memoryview) -> None:
+        """Copy the contents to `view`, which has their size. Raises RequestError."""
+        self.region.read_into(self.offset, view)
+
+    def read(self) -> bytes:
+        """Return a copy that the client cannot change any more. Raises RequestError."""
+        content = bytearray(self.size_bytes)
+        self.read_into(memoryview(content))
+        return bytes(content)
+
+    def write(self, content: memoryview) -> None:
+        """Copy `content`, which may be shorter, to the place's beginning. Raises RequestError."""
+        self.region.write(self.offset, content)
+
+
+def _number(tensor: AnyTensor, name: str) -> int:
+    if tensor.parameters[name].WhichOneof("parameter_choice") != "int64_param":
+        invalid(f"invalid value type for '{name}' parameter for tensor '{tensor.name}', expected int64_param.")
+    value = tensor.parameters[name].int64_param
+    if value < 0:
+        invalid(f"invalid value for '{name}' parameter for tensor '{tensor.name}': {value} is negative")
+    return value

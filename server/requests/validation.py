@@ -1,0 +1,320 @@
+"""From a request's header to what is to be done: everything that can be wrong with a request is found here.
+
+The order of the checks and, where clients may depend on them, the texts of the messages are Triton's.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from google.protobuf.message import DecodeError
+
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.server.errors import invalid
+from gangway.server.models.ensembles import Graphs
+from gangway.server.models.sequences import SequenceStep, check_step, step_of
+from gangway.server.models.served import Models, ServedModel, Shapes, item_bytes
+from gangway.server.models.settings import Terms
+from gangway.server.models.tensors import Tensor
+from gangway.server.requests.calls import Call, Contents, FrameCall, Sinks, TensorCall, call_of, frame_call_of
+from gangway.server.requests.classification import PARAMETER as CLASSIFICATION
+from gangway.server.requests.classification import Classes, ClassifyingCall, wanted_classes
+from gangway.server.requests.contents import check_contents, check_sources, mixed_contents, raw_contents, to_bytes
+from gangway.server.requests.ensemble_calls import EnsembleCall
+from gangway.server.requests.mapped_tensors import Candidates, candidates_of
+from gangway.server.requests.regions import NO_REGIONS, REGION, Region, RegionRange
+from gangway.server.requests.shapes import InputTensor, shapes_of
+
+MAX_CACHED_PLANS = 1024
+MAX_CACHED_HEADER_BYTES = 4096
+
+REPORT_PARAMETER = "gangway_stats"  # the answer shall say how the request was served
+RESERVED_PREFIX = "triton_"
+EMPTY_FINAL_PARAMETER = "triton_enable_empty_final_response"  # every answer here says that it is the final one
+SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+MAX_INT64 = 2**63 - 1
+
+OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked request. `typed` are the contents, if these came in the header.
+
+    `spare` is another way, for a compiled variant of a model that may be unloaded at any time. `sources` says which
+    inputs are in regions, in the request's order (empty: none); `typed` leaves these out. `sinks` are outputs that are
+    to be in regions. Which regions have these names is looked up for each request: plans stay, regions come and go.
+    `may_be_cached`: the response cache may answer it, if no tensor is in a region. `members`: of an ensemble.
+    `sequence`: where in a sequence it stands, if the model has those; `waited_ns`: until its turn there.
+    """
+
+    model: ServedModel
+    shapes: Shapes
+    typed: tuple[bytes, ...] | None
+    call: Call | EnsembleCall
+    terms: Terms
+    spare: Call | None = None
+    wants_report: bool = False
+    sources: tuple[RegionRange | None, ...] = ()
+    sinks: Sinks = field(default_factory=dict)
+    may_be_cached: bool = False
+    members: tuple[ServedModel, ...] = ()
+    sequence: SequenceStep | None = None
+    waited_ns: int = 0
+
+    @cached_property
+    def regions(self) -> frozenset[str]:
+        """The names of all regions that the request needs."""
+        if not (self.sources or self.sinks):
+            return frozenset()
+        sources = [source for source in self.sources if source is not None]
+        return frozenset(place.region for place in (*sources, *self.sinks.values()))
+
+    @cached_property
+    def in_place(self) -> Candidates | None:
+        """The tensors that workers may use where the client has them. A request that changes state is not run twice."""
+        if self.model.config.HasField("sequence_batching") or isinstance(self.call, EnsembleCall):
+            return None
+        return candidates_of(self.call, self.shapes, self.sources, self.model.outputs)
+
+    @property
+    def refuses_late(self) -> bool:
+        """Whether it is refused once it is late.
+
+        By a target of the configuration only when a request has met as short a one: one that none can meet would have
+        all of them refused.
+        """
+        terms = self.terms
+        return terms.rejects_late and (terms.by_client or self.model.statistics.least_met_us <= terms.target_us)
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether the response cache may answer it."""
+        return self.may_be_cached and not self.regions
+
+    @cached_property
+    def plain_call(self) -> TensorCall | None:
+        """How it is carried out, if it is compiled, one attempt answers it, and its header has no contents."""
+        if self.typed or self.may_be_cached or self.wants_report:
+            return None
+        ordered = self.model.config.HasField("sequence_batching")
+        return self.call if type(self.call) is TensorCall and self.spare is None and not ordered else None
+
+    @cached_property
+    def input_sizes(self) -> tuple[int, ...]:
+        """Bytes of each input, in the request's order; of a model without strings."""
+        return tuple(math.prod(shape) * item_bytes(tensor.datatype) for tensor, shape in self.shapes.inputs)
+
+    def contents(self, raws: list[memoryview], regions: Mapping[str, Region] = NO_REGIONS) -> Contents:
+        """Return the contents of each input, in the request's order, their sizes checked. Raises RequestError."""
+        name, inputs = self.model.name, self.shapes.inputs
+        for sink in self.sinks.values():
+            sink.within(regions)  # so that nothing is computed that cannot be written
+        if self.sources:
+            return mixed_contents(inputs, self.sources, raws if self.typed is None else self.typed, regions, name)
+        return raw_contents(inputs, raws, name) if self.typed is None else self.typed
+
+
+class Planner:
+    """Plans for one set of models. Equal headers (a client's requests differ only in id and tensors) are read once."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+        self._plans: dict[tuple[bytes, bool], Plan] = {}
+        self._graphs = Graphs(models)
+
+    def known(self, header: bytes, has_raws: bool) -> Plan | None:
+        """Return the plan of an equal header, None if none is kept."""
+        return self._plans.get((header, has_raws))
+
+    def plan(self, header: bytes, has_raws: bool) -> Plan:
+        """Return what the header asks for. Raises RequestError."""
+        plan = self._plans.get((header, has_raws))
+        if plan is None:
+            plan = make_plan(self.models, header, has_raws, self._graphs)
+            is_unique = plan.sequence is not None and plan.sequence.is_unique
+            if not (plan.typed or is_unique) and len(header) <= MAX_CACHED_HEADER_BYTES:
+                if len(self._plans) >= MAX_CACHED_PLANS:
+                    self._plans.clear()
+                self._plans[header, has_raws] = plan
+        return plan
+
+
+def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | None = None) -> Plan:
+    """Check a header. `has_raws`: the request has raw_input_contents, so typed contents are refused.
+
+    `graphs`: those of the same models that are known already.
+    """
+    try:
+        request = pb.ModelInferRequest.FromString(header)
+    except DecodeError as error:
+        invalid(f"the request is not a ModelInferRequest: {error}")
+    model = models.find(request.model_name, request.model_version)
+    _check_reserved(request, model)
+    timeout_us = _count(request, "timeout", model)
+    step = _step(request, timeout_us, model)
+    priority = _count(request, "priority", model)
+    inputs = _named_inputs(request, model)
+    shapes = shapes_of(inputs, model)
+    if step is not None and model.sequence is not None:
+        check_step(step, model.sequence.settings, shapes.rows, model.name)
+    sources = _sources(inputs, model)
+    typed = None if has_raws else _typed(inputs, model)
+    if has_raws and any(given.HasField("contents") for given, _ in inputs):
+        name = next(given.name for given, _ in inputs if given.HasField("contents"))
+        invalid(
+            f"contents field must not be specified when using raw_input_contents for '{name}' for model '{model.name}'"
+        )
+    outputs, sinks = _requested_outputs(request, model)
+    classes = _classes(request, model)
+    call: Call | EnsembleCall
+    spare: Call | None = None
+    members: tuple[ServedModel, ...] = ()
+    if model.is_ensemble:
+        graph = (graphs or Graphs(models)).of(model).needed([tensor.name for tensor in outputs])
+        call, members = EnsembleCall(graph, shapes, tuple(outputs), sinks, classes), graph.members
+    else:
+        call, spare = _calls(model, shapes, outputs, sinks, classes)
+    terms = model.policies.terms(timeout_us, priority, model.qos_us)
+    wants_report = _flag(request, REPORT_PARAMETER, model)
+    may_be_cached = model.config.response_cache.enable and not wants_report
+    return Plan(model, shapes, typed, call, terms, spare, wants_report, sources, sinks, may_be_cached, members, step)
+
+
+def _step(request: pb.ModelInferRequest, timeout_us: int, model: ServedModel) -> SequenceStep | None:
+    """Return a request's place in its sequence; None if the model has none, which the request must not ask for then."""
+    if model.sequence is not None:
+        return step_of(request, timeout_us)
+    for parameter in SEQUENCE_PARAMETERS:
+        if parameter in request.parameters:
+            invalid(f"model '{model.name}' keeps no state between requests: parameter '{parameter}' is not supported")
+    return None
+
+
+def _calls(
+    model: ServedModel, shapes: Shapes, outputs: list[Tensor], sinks: Sinks, classes: Mapping[str, Classes]
+) -> tuple[Call, Call | None]:
+    """Return how a model answers, and another way if that one may go."""
+    call = call_of(model, shapes, outputs, sinks)
+    may_go = model.symbols and not isinstance(call, FrameCall)
+    spare: Call | None = frame_call_of(model, shapes, outputs, sinks) if may_go else None
+    if classes:
+        call = ClassifyingCall(call, classes, model.max_batch_size > 0)
+        spare = spare and ClassifyingCall(spare, classes, model.max_batch_size > 0)
+    return call, spare
+
+
+def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:
+    """Return a request parameter that is a number, 0 without it."""
+    if name not in request.parameters:
+        return 0
+    choice = request.parameters[name].WhichOneof("parameter_choice")
+    if choice not in ("int64_param", "uint64_param"):
+        invalid(f"parameter '{name}' for model '{model.name}': expected int64_param, got {choice}")
+    value = int(getattr(request.parameters[name], choice))
+    if not 0 <= value <= MAX_INT64:
+        invalid(f"parameter '{name}' for model '{model.name}': expected 0 to {MAX_INT64}, got {value}")
+    return value
+
+
+def _flag(request: pb.ModelInferRequest, name: str, model: ServedModel) -> bool:
+    """Return a request parameter that is yes or no, no without it."""
+    if name not in request.parameters:
+        return False
+    choice = request.parameters[name].WhichOneof("parameter_choice")
+    if choice != "bool_param":
+        invalid(f"parameter '{name}' for model '{model.name}': expected bool_param, got {choice}")
+    return request.parameters[name].bool_param
+
+
+def _check_reserved(request: pb.ModelInferRequest, model: ServedModel) -> None:
+    for parameter in request.parameters:
+        if parameter.startswith(RESERVED_PREFIX) and parameter != EMPTY_FINAL_PARAMETER:
+            prefix = f"parameter keys starting with '{RESERVED_PREFIX}'"
+            invalid(f"{prefix} are reserved for Triton usage, got '{parameter}'")
+    _flag(request, EMPTY_FINAL_PARAMETER, model)
+
+
+def _named_inputs(request: pb.ModelInferRequest, model: ServedModel) -> list[tuple[InputTensor, Tensor]]:
+    """Pair each tensor of the request with the model's."""
+    pairs: dict[str, tuple[InputTensor, Tensor]] = {}
+    for given in request.inputs:
+        tensor = model.inputs.get(given.name)
+        if tensor is None:
+            expected = ", ".join(f"'{name}'" for name in model.inputs)
+            invalid(f"unexpected inference input '{given.name}' for model '{model.name}'. Expected input(s) {expected}")
+        if given.name in pairs:
+            invalid(f"input '{given.name}' for model '{model.name}' is given twice")
+        _refuse_parameters(given, f"input '{given.name}' for model '{model.name}'")
+        pairs[given.name] = (given, tensor)
+    missing = [name for name, tensor in model.inputs.items() if not (tensor.optional or name in pairs)]
+    if missing:
+        invalid(
+            f"expected {_input_count(model)} inputs but got {len(pairs)} inputs for model '{model.name}'."
+            f" Got input(s) {list(pairs)}, but missing required input(s) {missing}."
+            " Please provide all required input(s)."
+        )
+    return list(pairs.values())
+
+
+def _input_count(model: ServedModel) -> str:
+    """Return how many inputs a request may have, in words."""
+    required = sum(not tensor.optional for tensor in model.inputs.values())
+    return str(required) if required == len(model.inputs) else f"between {required} and {len(model.inputs)}"
+
+
+def _refuse_parameters(given: InputTensor | OutputTensor, where: str) -> None:
+    for parameter in given.parameters:
+        if parameter == CLASSIFICATION and isinstance(given, InputTensor):
+            invalid(f"{where}: parameter '{parameter}' is for outputs")
+
+
+def _sources(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> tuple[RegionRange | None, ...]:
+    """Return where the inputs are, empty if all of them are in the message."""
+    sources = tuple(RegionRange.of(given) for given, _ in inputs)
+    for (given, tensor), source in zip(inputs, sources, strict=True):
+        if source is not None and given.HasField("contents"):
+            invalid(
+                f"unexpected 'content' provided when using shared memory for input tensor '{tensor.name}'"
+                f" for model '{model.name}'"
+            )
+    check_sources(sources, model.name)
+    return sources if any(sources) else ()
+
+
+def _typed(inputs: list[tuple[InputTensor, Tensor]], model: ServedModel) -> tuple[bytes, ...]:
+    contents = []
+    for given, tensor in inputs:
+        if REGION in given.parameters:
+            continue
+        elements = math.prod(given.shape)
+        contents.append(to_bytes(given.contents, tensor.name, tensor.datatype, elements, model.name))
+        check_contents(tensor, tuple(given.shape), contents[-1], model.name)
+    return tuple(contents)
+
+
+def _requested_outputs(request: pb.ModelInferRequest, model: ServedModel) -> tuple[list[Tensor], Sinks]:
+    """Return the outputs that are asked for, in that order, all of the model's if none is; and which go to regions."""
+    wanted: dict[str, Tensor] = {}
+    sinks: dict[int, RegionRange] = {}
+    for output in request.outputs:
+        if output.name not in model.outputs:
+            expected = ", ".join(f"'{name}'" for name in model.outputs)
+            invalid(
+                f"unexpected inference output '{output.name}' for model '{model.name}'. Expected output(s) {expected}"
+            )
+        if output.name in wanted:
+            invalid(f"output '{output.name}' for model '{model.name}' is requested twice")
+        _refuse_parameters(output, f"output '{output.name}' for model '{model.name}'")
+        wanted[output.name] = model.outputs[output.name]
+        sink = RegionRange.of(output)
+        if sink is not None:
+            sinks[wanted[output.name].index] = sink
+    return list(wanted.values()) or list(model.outputs.values()), sinks
+
+
+def _classes(request: pb.ModelInferRequest, model: ServedModel) -> dict[str, Classes]:
+    """Return the outputs that are to be classified."""
+    found = {output.name: wanted_classes(output, model.outputs[output.name], model) for output in request.outputs}
+    return {name: classes for name, classes in found.items() if classes is not None}

@@ -1,0 +1,70 @@
+"""The exporter's process as the supervisor sees it: started when somebody wants traces, replaced when it dies."""
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+
+from gangway.server import messages as json_dataclass
+from gangway.server.supervisor.log import ServerLog
+from gangway.server.supervisor.processes import Child, KeptProcess
+from gangway.server.tracing.exporter import STOP
+from gangway.server.tracing.settings import TraceConfig
+
+RESTART_SECONDS = 1.0  # after a death; traces wait or are dropped meanwhile, requests are not concerned
+_log = logging.getLogger(__name__)
+
+
+class ExporterControl:
+    """`front_end_fd` is for front ends to inherit: what they send there comes to the exporter, whoever that is."""
+
+    def __init__(self, config: TraceConfig, log: ServerLog) -> None:
+        self.config = config
+        self._log = log
+        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._kept = KeptProcess(
+            "trace exporter", self._launch, self._ended, prepare=lambda: asyncio.sleep(RESTART_SECONDS)
+        )
+        self._wanted = False
+        self._predecessors = 0
+        if config.level:
+            self.want()
+
+    @property
+    def front_end_fd(self) -> int:
+        """The descriptor."""
+        return self._ours.fileno()
+
+    def want(self) -> None:
+        """Have an exporter from now on."""
+        if not self._wanted:
+            self._wanted = True
+            self._kept.start_soon()
+
+    async def stop(self, timeout_seconds: float) -> None:
+        """Have everything written that was sent, then end the process. Front ends have ended before."""
+        self._kept.keep_no_more()
+        child = self._kept.child
+        if child is None or child.returncode is not None:
+            return
+        try:
+            self._ours.send(STOP, socket.MSG_DONTWAIT)
+        except BlockingIOError:  # it is far behind
+            _log.warning("traces are lost: the trace exporter does not keep up")
+            timeout_seconds = 0.0
+        await child.wait(timeout_seconds)
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        arguments = {
+            "fd": self._theirs.fileno(),
+            "predecessors": self._predecessors,
+            "log-levels": self._log.settings.levels.to_number(),
+        }
+        command = [sys.executable, "-m", "gangway.server.tracing.exporter"]
+        command += [f"--{name}={value}" for name, value in arguments.items()]
+        with self._log.of_child("trace exporter") as stderr, json_dataclass.as_stdin(self.config) as stdin:
+            return subprocess.Popen(command, pass_fds=(self._theirs.fileno(),), stdin=stdin, stderr=stderr)
+
+    def _ended(self, child: Child) -> None:
+        self._predecessors += 1

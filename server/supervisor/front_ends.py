@@ -1,0 +1,608 @@
+"""The front ends as the supervisor sees them: started, replaced when they die, and told everything again."""
+
+import asyncio
+import heapq
+import logging
+import os
+import socket
+import subprocess
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from gangway.artifact.host_limits import process_limit
+from gangway.executor.process import take_precedence
+from gangway.scheduler.messages import packet_pair
+from gangway.server import counters as layout
+from gangway.server.addresses import UNIX, port_of, socket_address
+from gangway.server.log_settings import LogSettings
+from gangway.server.messages import (
+    OK,
+    WHOLE_MODEL,
+    Agreed,
+    AllKnown,
+    Applied,
+    BindFailed,
+    Change,
+    Drain,
+    FrontEndMessage,
+    FrontEndOptions,
+    InitialLoadDone,
+    Listening,
+    ModelReady,
+    ModelRemoved,
+    ModelRetired,
+    ModelUnavailable,
+    Proposed,
+    RegionChange,
+    RepositoryAnswer,
+    RepositoryCall,
+    Settled,
+    ShapeWanted,
+    VariantGone,
+    VariantReady,
+    from_json,
+    to_json,
+)
+from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.serve_options import ServeOptions
+from gangway.server.statistics import StatisticsTable
+from gangway.server.supervisor.exporter import ExporterControl
+from gangway.server.supervisor.log import ServerLog
+from gangway.server.supervisor.processes import Child, KeptProcess, Link, pin
+from gangway.server.supervisor.regions import MappingKeeper
+from gangway.server.supervisor.scheduler import SchedulerControl
+from gangway.server.supervisor.shared_memory import FRONT_END, SLOTS, Placement, SharedMemory
+from gangway.server.system import thread_share
+from gangway.server.tracing.settings import TraceOverrides
+
+# One front end as the supervisor sees it: its process, which may be replaced, and the link to it.
+
+Launch = Callable[["FrontEndProcess"], "subprocess.Popen[bytes]"]
+Hear = Callable[["FrontEndProcess", FrontEndMessage], None]
+Ended = Callable[["FrontEndProcess", Child], None]
+Prepare = Callable[["FrontEndProcess"], Awaitable[None]]
+
+
+class FrontEndProcess:
+    """`index` is its number in the control segment, `name` what the log calls it.
+
+    `launch` calls `start_with`; it, `ended` and `prepare` are as in KeptProcess. `hear` gets what the process says.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        core: int,
+        log: ServerLog,
+        launch: Launch,
+        hear: Hear,
+        ended: Ended,
+        prepare: Prepare,
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.listened = False  # until then there are no requests
+        self._core = core
+        self._log = log
+        self._hear = hear
+        self._ended = ended
+        self.kept = KeptProcess(name, lambda: launch(self), self._has_ended, lambda: prepare(self), self._begun)
+        self._our_end: socket.socket | None = None
+        self._known: tuple[FrontEndMessage, ...] = ()
+        self._link: Link[FrontEndMessage] | None = None
+
+    def start_with(self, options: FrontEndOptions, known: Iterable[FrontEndMessage]) -> "subprocess.Popen[bytes]":
+        """Start a process, which is told what is known. Raises OSError."""
+        self._known = tuple(known)
+        self._our_end, theirs = packet_pair()
+        with theirs, self._log.of_child(self.name) as stderr:
+            options = replace(options, supervisor_fd=theirs.fileno())
+            process = options.start(stderr)
+        pin(process.pid, self._core)
+        take_precedence(process.pid)
+        return process
+
+    def _begun(self) -> None:
+        assert self._our_end is not None, "it has been launched"
+        self._link = Link(self._our_end, to_json, from_json, lambda message: self._hear(self, message))
+        for message in self._known:
+            self.send(message)
+        self._our_end, self._known = None, ()
+
+    @property
+    def pid(self) -> int:
+        """The running process's id."""
+        return self.kept.pid
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a process, as far as is known."""
+        return self._link is not None
+
+    def send(self, message: FrontEndMessage) -> None:
+        """Tell it something; a dead one's successor will be told everything."""
+        if self._link is not None:
+            self._link.send(message)
+
+    async def end(self, timeout_seconds: float) -> bool:
+        """Return when the process has ended, which is killed if that takes too long; False if requests were left."""
+        self.kept.keep_no_more()
+        child = self.kept.child
+        if child is None:
+            return True
+        await child.wait(timeout_seconds)
+        return child.returncode == 0 or not self.listened
+
+    def _has_ended(self, child: Child) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._ended(self, child)
+
+
+# What all front ends must know before the client is answered that asked one of them for it.
+#
+# A change goes to every front end, in the same order to each, so all of them come to the same result: a second region
+# of one name is refused by all. When the last one has answered, the change holds, and is told to successors of those
+# that die. One that dies is not waited for: its successor is told everything before it listens.
+
+Send = Callable[[int, FrontEndMessage], None]
+
+
+@dataclass
+class _Round:
+    """One change; `waiting` are the front ends that have not answered yet. None: they just come this far."""
+
+    change: Change | None
+    waiting: set[int]
+    done: Callable[[str, str], None]
+    answers: list[Applied] = field(default_factory=list)
+
+
+class Agreements:
+    """`send` tells a front end something, by its number; `present` are those that run; `holds` gets what holds now."""
+
+    def __init__(
+        self, send: Send, present: Callable[[], Collection[int]], holds: Callable[[Change], None] = lambda change: None
+    ) -> None:
+        self._send = send
+        self._present = present
+        self._holds = holds
+        self._numbers = count(1)
+        self._rounds: dict[int, _Round] = {}  # by number, ascending
+        self._regions: dict[str, RegionChange] = {}
+        self._traces: dict[str, TraceOverrides] = {}
+
+    def known(self) -> list[FrontEndMessage]:
+        """Return what a front end must be told that is started now, also what is just being agreed upon."""
+        changes: list[Change] = [*self._traces.values(), *self._regions.values()]
+        changes += [round_.change for round_ in self._rounds.values() if round_.change is not None]
+        return [Agreed(0, change) for change in changes]
+
+    def begin(self, change: Change | None, done: Callable[[str, str], None]) -> None:
+        """Have all front ends make a change, then call `done` with the name of a gRPC status and a text.
+
+        None changes nothing: when it is done, all have done what they were told before.
+        """
+        number, present = next(self._numbers), set(self._present())
+        self._rounds[number] = _Round(change, present, done)
+        for front_end in sorted(present):
+            self._send(front_end, Agreed(number, change))
+        self._end_if_complete(number)
+
+    def applied(self, front_end: int, answer: Applied) -> None:
+        """A front end has answered."""
+        round_ = self._rounds.get(answer.number)
+        if round_ is not None and front_end in round_.waiting:
+            round_.waiting.remove(front_end)
+            round_.answers.append(answer)
+            self._end_if_complete(answer.number)
+
+    def left(self, front_end: int) -> None:
+        """A front end has died."""
+        for number in list(self._rounds):
+            self._rounds[number].waiting.discard(front_end)
+            self._end_if_complete(number)
+
+    def _end_if_complete(self, number: int) -> None:
+        round_ = self._rounds[number]
+        if round_.waiting:
+            return
+        del self._rounds[number]
+        refused = [answer for answer in round_.answers if answer.code != OK]
+        if round_.change is not None:
+            if round_.answers and not refused:
+                self._note(round_.change)
+            elif len(refused) < len(round_.answers) or not round_.answers:
+                self._undo(round_.change)
+        first = refused[0] if refused else Applied(number)
+        round_.done(first.code, first.message)
+
+    def _note(self, change: Change) -> None:
+        match change:
+            case RegionChange("register", name):
+                self._regions[name] = change
+            case RegionChange("unregister", ""):
+                self._regions.clear()
+            case RegionChange("unregister", name):
+                self._regions.pop(name, None)
+            case TraceOverrides(model) if change.empty:
+                self._traces.pop(model, None)
+            case TraceOverrides(model):
+                self._traces[model] = change
+        self._holds(change)
+
+    def _undo(self, change: Change) -> None:
+        """Not all front ends could make the change, of which those have none left that could."""
+        if isinstance(change, RegionChange) and change.kind == "register" and change.name not in self._regions:
+            for front_end in sorted(self._present()):
+                self._send(front_end, Agreed(0, RegionChange("unregister", change.name)))
+
+
+# The ports that several front ends share by SO_REUSEPORT. The supervisor holds them, and so keeps others out.
+#
+# Whoever else has SO_REUSEPORT and our user could join in and get a part of the connections without a word. So the
+# supervisor takes each port first, as if it were to listen on it alone, and lets only then share. It has a socket
+# there as long as it runs, on which nobody can connect: the ports stay ours also while no front end lives.
+
+
+class BindError(Exception):
+    """An address cannot be listened on; the message says why."""
+
+
+def share_ports(options: ServeOptions) -> tuple[ServeOptions, tuple[socket.socket, ...]]:
+    """Take the ports of gRPC, HTTP and metrics; return options with which front ends share them, and what holds them.
+
+    Ports that are 0 become those that the system has chosen. Raises BindError.
+    """
+    held = []
+    try:
+        if target := options.grpc.target:
+            held.append(_reserve(target, "cannot listen on {}", options.grpc.reuse_port))
+            options = replace(options, grpc=replace(options.grpc, port=_port(held[-1]), reuse_port=True))
+        if target := options.http.target:
+            held.append(_reserve(target, "cannot listen on {} for HTTP", options.http.reuse_port))
+            options = replace(options, http=replace(options.http, port=_port(held[-1]), reuse_port=True))
+        if target := options.metrics.target:
+            held.append(_reserve(target, "cannot serve metrics on {}"))
+            options = replace(options, metrics=replace(options.metrics, port=_port(held[-1]), reuse_port=True))
+    except BaseException:
+        for other in held:
+            other.close()
+        raise
+    return options, tuple(held)
+
+
+def _port(held: socket.socket) -> int:
+    return int(held.getsockname()[1])
+
+
+def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
+    """Take a port ("host:port"); `shared`: other servers may have it, too."""
+    host, port, family = socket_address(target)
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier server may linger
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
+        if host == "::":
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.bind((host, port))
+        if not shared and port:
+            # Two that have only bound the port do not see each other; of two that listen the second one fails. From
+            # then on SO_REUSEADDR alone is no way in any more.
+            held.listen(1)
+            held.shutdown(socket.SHUT_RDWR)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError as error:
+        held.close()
+        reason = os.strerror(error.errno) if error.errno else error
+        raise BindError(f"{failure.format(port_of(target, port))}: {reason}") from None
+    return held
+
+
+# Which model has which row of the counters: the supervisor's to say.
+
+NO_ROW = -1  # front ends count in memory of their own
+_log = logging.getLogger(__name__)
+
+
+class RowKeeper:
+    """Gives rows to model numbers, of which there may be any; ensembles have some, too."""
+
+    def __init__(self, table: StatisticsTable) -> None:
+        self._table = table
+        self._free = list(range(layout.MODELS))
+        self._taken: dict[int, int] = {}  # by model number
+
+    def take(self, model_id: int) -> int:
+        """Return the row of a model that is announced, all zeros if it is new; NO_ROW if there is no room."""
+        if model_id in self._taken:
+            return self._taken[model_id]
+        row = self._free[0] if self._free else NO_ROW
+        try:
+            if row == NO_ROW:
+                raise OSError(f"{layout.MODELS} models have counters already")
+            self._table.begin(row)
+        except OSError as error:
+            _log.warning("statistics of a model begin anew with every front end: %s", error)
+            return NO_ROW
+        heapq.heappop(self._free)
+        self._taken[model_id] = row
+        return row
+
+    def give_back(self, model_id: int) -> None:
+        """No request counts for a model any more."""
+        row = self._taken.pop(model_id, NO_ROW)
+        if row != NO_ROW:
+            self._table.end(row)
+            heapq.heappush(self._free, row)
+
+
+@dataclass
+class _Retiring:
+    """A model number that clients do not get any more, and the front ends whose requests may still use it."""
+
+    front_ends: set[int]
+    done: asyncio.Future[None]
+
+
+class FrontEndControl:
+    """What clients are to know of the models is kept here, and said again to successors."""
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        options: ServeOptions,
+        placement: Placement,
+        log: ServerLog,
+        scheduler: SchedulerControl,
+        exporter: ExporterControl,
+        mappings: MappingKeeper,
+    ) -> None:
+        """Start nothing yet. Raises TooFewThreadsError."""
+        self._memory = memory
+        self._rows = RowKeeper(memory.statistics)
+        self._log = log
+        self._exporter = exporter
+        self._mappings = mappings
+        self._placement = placement
+        self._serve = options
+        general = options.general
+        self._thread_share = thread_share(process_limit(), len(general.cores), general.front_ends)
+        self.on_log_settings: Callable[[LogSettings], None] = lambda settings: None
+        self._scheduler = scheduler
+        self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}
+        self._variants: dict[tuple[str, int, tuple[int, ...]], VariantReady] = {}
+        self._retiring: dict[int, _Retiring] = {}  # by model number
+        self._callers: dict[int, tuple[int, int]] = {}  # front end and its number of a call, by our number
+        self._call_numbers = count(1)
+        self.on_shape_wanted: Callable[[ShapeWanted], None] = lambda message: None
+        self.on_repository_call: Callable[[RepositoryCall], None] = lambda message: None
+        self._load_done: InitialLoadDone | None = None
+        cores = dict(enumerate(placement.front_ends, FRONT_END))
+        self._all = {
+            index: FrontEndProcess(
+                index, _name(index, placement), core, log, self._launch, self._heard, self._ended, self._prepare
+            )
+            for index, core in cores.items()
+        }
+        self._agreements = Agreements(self._send, self._present, self._holds)
+        self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._held_ports: tuple[socket.socket, ...] = ()
+        self.metrics_address = ""  # "host:port"; empty: none
+        self.http_address = ""  # the same
+        self._stopping = False
+
+    def start(self) -> None:
+        """Start the front ends and tell them what they shall serve. Raises BindError, OSError."""
+        if len(self._all) > 1:
+            self._serve, self._held_ports = share_ports(self._serve)
+        for process in self._all.values():
+            process.kept.start()
+
+    @property
+    def processes(self) -> Mapping[int, KeptProcess]:
+        """The processes by their number in the control segment."""
+        return {index: process.kept for index, process in self._all.items()}
+
+    async def listening(self) -> str:
+        """Return the address ("host:port") once clients can connect to every front end. Raises BindError."""
+        return await self._listening
+
+    @property
+    def grpc(self) -> GrpcOptions:
+        """How gRPC is served, once it is: with the port that clients connect to."""
+        return self._serve.grpc
+
+    @property
+    def entries(self) -> Mapping[tuple[str, int], ModelReady | ModelUnavailable]:
+        """What clients know, by name and version."""
+        return self._models
+
+    def counted(self) -> list[ModelReady]:
+        """Return the models that are served and have counters."""
+        ready = [entry for entry in self._models.values() if isinstance(entry, ModelReady)]
+        return [model for model in ready if model.statistics_row != NO_ROW]
+
+    def announce(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:
+        """Tell clients about a model. What was compiled of it for certain sizes is forgotten."""
+        key = (message.name, message.version)
+        if message.version != WHOLE_MODEL:  # an entry without version stands only until there is a real one
+            self._models.pop((message.name, WHOLE_MODEL), None)
+        self._variants = {sizes: known for sizes, known in self._variants.items() if sizes[:2] != key}
+        if isinstance(message, ModelReady):
+            message = replace(message, statistics_row=self._rows.take(message.model_id))
+        if isinstance(message, ModelRemoved):
+            self._models.pop(key, None)
+        else:
+            self._models[key] = message
+        self._send_all(message)
+
+    async def retired(self, model_id: int, timeout_seconds: float) -> bool:
+        """Return when no request uses a number that clients do not get any more; False if that takes too long.
+
+        To be called at once after the announcement, before a front end can have answered.
+        """
+        retiring = _Retiring(self._present(), asyncio.get_running_loop().create_future())
+        self._retiring[model_id] = retiring
+        try:
+            if retiring.front_ends:  # else none of them knows the number, and successors never hear of it
+                await asyncio.wait_for(retiring.done, timeout_seconds)
+        except TimeoutError:
+            return False
+        finally:
+            self._retiring.pop(model_id, None)
+            self._rows.give_back(model_id)
+        return True
+
+    def answer(self, message: RepositoryAnswer) -> None:
+        """Answer a call, as soon as all front ends know what has come of it.
+
+        The one that made the call may be dead: its successor does not know the number.
+        """
+        if message.number in self._callers:
+            caller, number = self._callers.pop(message.number)
+            answer = replace(message, number=number)
+            self._agreements.begin(None, lambda code, text: self._send(caller, answer))
+
+    def announce_variant(self, message: VariantReady | VariantGone) -> None:
+        """Tell what of a model is compiled, or is not any more."""
+        key = (message.name, message.version, message.sizes)
+        if isinstance(message, VariantReady):
+            self._variants[key] = message
+        else:
+            self._variants.pop(key, None)
+        self._send_all(message)
+
+    def initial_load_done(self, strict_readiness: bool) -> None:
+        """Let ServerReady answer true."""
+        self._load_done = InitialLoadDone(strict_readiness)
+        self._send_all(self._load_done)
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Refuse new requests, let the running ones finish, end the processes; False if requests were left."""
+        self._stopping = True
+        self._send_all(Drain())
+        ended = await asyncio.gather(*(process.end(timeout_seconds) for process in self._all.values()))
+        return all(ended)
+
+    # -- processes
+
+    def _launch(self, process: FrontEndProcess) -> "subprocess.Popen[bytes]":
+        memory, index = self._memory, process.index
+        known: list[FrontEndMessage] = [*self._agreements.known(), *self._models.values(), *self._variants.values()]
+        if self._load_done is not None:
+            known.append(self._load_done)
+        with self._mappings.front_end(index) as regions:
+            options = FrontEndOptions(
+                index=index,
+                control_fd=memory.control.segment.fd,
+                io_fd=memory.io[index].fd,
+                supervisor_fd=-1,
+                slots=SLOTS,
+                address=self._serve.grpc.target,
+                serve=replace(self._serve, logs=self._log.settings),  # which a client may have changed
+                trace_fd=self._exporter.front_end_fd,
+                statistics_fd=memory.statistics.segment.fd,
+                regions_fd=regions.fileno(),
+                other_io_fds=tuple(memory.io[other].fd for other in self._all if other != index),
+                spin_us=self._placement.spin_us(index - FRONT_END),
+                thread_share=self._thread_share,
+            )
+            return process.start_with(options, [*known, AllKnown()])
+
+    def _ended(self, process: FrontEndProcess, child: Child) -> None:
+        for model_id in list(self._retiring):
+            self._unused(process.index, model_id)
+        self._agreements.left(process.index)
+        self._callers = {number: call for number, call in self._callers.items() if call[0] != process.index}
+        if not self._stopping:
+            self._memory.control.server_block.front_end_restarted()
+
+    async def _prepare(self, process: FrontEndProcess) -> None:
+        await self._scheduler.front_end_quiet(process.index)
+        self._memory.tables[process.index].init()
+        self._memory.statistics.set_heap_bytes(process.index - FRONT_END, 0)
+
+    def _present(self) -> set[int]:
+        return {process.index for process in self._all.values() if process.is_up}
+
+    # -- messages
+
+    def _send(self, front_end: int, message: FrontEndMessage) -> None:
+        self._all[front_end].send(message)
+
+    def _send_all(self, message: FrontEndMessage) -> None:
+        for process in self._all.values():
+            process.send(message)
+
+    def _heard(self, process: FrontEndProcess, message: FrontEndMessage) -> None:
+        match message:
+            case Listening():
+                self._listens(process, message)
+            case ShapeWanted():
+                self.on_shape_wanted(message)
+            case RepositoryCall(number):
+                own = next(self._call_numbers)
+                self._callers[own] = process.index, number
+                self.on_repository_call(replace(message, number=own))
+            case ModelRetired(model_id):
+                self._unused(process.index, model_id)
+            case Proposed(number, change):
+                if isinstance(change, TraceOverrides) and change.level:
+                    self._exporter.want()
+                self._agreements.begin(change, lambda code, text: process.send(Settled(number, code, text)))
+            case Applied():
+                self._agreements.applied(process.index, message)
+            case BindFailed(reason) if not self._listening.done():
+                self._stopping = True
+                for each in self._all.values():
+                    each.kept.keep_no_more()
+                self._listening.set_exception(BindError(reason))
+            case BindFailed(reason):
+                _log.error("the %s cannot listen: %s", process.name, reason)
+            case _:
+                raise ValueError(f"unexpected {message}")
+
+    def _listens(self, process: FrontEndProcess, message: Listening) -> None:
+        # A successor must take the very ports that clients know, also when the system chose the first ones.
+        self._serve = _with_ports(self._serve, message)
+        self.metrics_address, self.http_address = message.metrics_address, message.http_address
+        process.listened = True
+        if all(each.listened for each in self._all.values()) and not self._listening.done():
+            self._listening.set_result(message.address)
+        _log.debug("%s, process %d, listens on %s", process.name, process.pid, message.address)
+
+    def _holds(self, change: Change) -> None:
+        """All front ends have made a change."""
+        if isinstance(change, LogSettings):
+            self.on_log_settings(change)
+
+    def _unused(self, front_end: int, model_id: int) -> None:
+        retiring = self._retiring.get(model_id)
+        if retiring is not None:
+            retiring.front_ends.discard(front_end)
+            if not retiring.front_ends and not retiring.done.done():
+                retiring.done.set_result(None)
+
+
+def _name(index: int, placement: Placement) -> str:
+    return f"front end {index}" if len(placement.front_ends) > 1 else "front end"
+
+
+def _with_ports(serve: ServeOptions, message: Listening) -> ServeOptions:
+    """Return the options with the ports that the system has chosen."""
+    if message.address and not serve.grpc.target.startswith(UNIX):
+        serve = replace(serve, grpc=replace(serve.grpc, port=_port_of(message.address)))
+    if message.metrics_address:
+        serve = replace(serve, metrics=replace(serve.metrics, port=_port_of(message.metrics_address)))
+    if message.http_address:
+        serve = replace(serve, http=replace(serve.http, port=_port_of(message.http_address)))
+    return serve
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])

@@ -1,0 +1,309 @@
+"""Child processes of the supervisor: started, watched by pidfd, and started again when they have ended."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from gangway.executor.control import Heartbeats
+from gangway.scheduler.messages import PacketSocket
+from gangway.scheduler.pauses import Pauses
+from gangway.scheduler.watchdog import Blame
+
+# The supervisor's end of a control socket, driven by the event loop.
+
+Message = TypeVar("Message")
+_log = logging.getLogger(__name__)
+
+
+class Link(Generic[Message]):
+    """Sends without blocking, in order; calls `on_message` for what comes in.
+
+    A peer that is gone is no error here: what was sent is lost, and the end of its process is noticed elsewhere.
+    """
+
+    def __init__(
+        self,
+        end: socket.socket,
+        encode: Callable[[Message], bytes],
+        decode: Callable[[bytes], Message],
+        on_message: Callable[[Message], None],
+        after_send: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._socket = PacketSocket[Message](end, encode, decode)
+        self._on_message = on_message
+        self._after_send = after_send
+        self._unsent: deque[Message] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._read)
+        self._open = True
+
+    def send(self, message: Message) -> None:
+        """Send now, or as soon as there is room."""
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._flush()
+
+    def close(self) -> None:
+        """Handle what the peer has said until now and close this end. Calling it again does nothing."""
+        self._read()
+        if self._open:
+            self._open = False
+            self._unsent.clear()
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+
+    def _flush(self) -> None:
+        while self._open and self._unsent:
+            try:
+                self._socket.send(self._unsent[0])
+            except BlockingIOError:
+                self._loop.add_writer(self._socket.fileno(), self._flush)
+                break
+            except OSError:
+                self._unsent.clear()
+                break
+            self._unsent.popleft()
+        else:
+            if self._open:
+                self._loop.remove_writer(self._socket.fileno())
+        self._after_send()
+
+    def _read(self) -> None:
+        try:
+            while self._open and (message := self._socket.receive()) is not None:
+                self._on_message(message)
+        except EOFError:
+            self._loop.remove_reader(self._socket.fileno())
+        except ValueError:
+            _log.exception("a control message makes no sense")
+
+
+FREE_DEATHS: Final = 20  # in a row that cost no pause: a successor at once is what requests need
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 5.0
+SETTLED_SECONDS: Final = 5.0  # whoever has lived so long began well
+
+
+class Child:
+    """One running process. `on_exit(child)` is called once, by the event loop, when it has ended and is reaped.
+
+    Raises OSError where it cannot be watched; the process has ended then.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], on_exit: Callable[["Child"], None]) -> None:
+        self.name = name
+        self._process = process
+        self._on_exit = on_exit
+        try:
+            self._pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
+        self._exited = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    @property
+    def pid(self) -> int:
+        """The process id; of no use once `returncode` is set."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; then the exit status, or minus the signal's number."""
+        return self._process.returncode
+
+    def fate(self) -> str:
+        """Say how it ended, for people."""
+        code = self._process.returncode
+        if code is None:
+            return "is running"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+    def kill(self) -> None:
+        """Send SIGKILL, if it still runs."""
+        self._process.kill()
+
+    async def wait(self, timeout_seconds: float) -> None:
+        """Wait until it has ended, and kill it when that takes longer than the time-out."""
+        try:
+            await asyncio.wait_for(self._exited.wait(), max(timeout_seconds, 0.0))
+        except TimeoutError:
+            self.kill()
+            await self._exited.wait()
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        self._exited.set()
+        self._on_exit(self)
+
+
+class KeptProcess:
+    """A process that runs as long as the server does: whenever it has ended another one is started.
+
+    `launch` returns a new process or raises OSError; then it is tried again, after pauses that grow. `begun` is called
+    when the process is watched, `ended` with each that has ended, before another one is launched; between the two
+    `prepare` is awaited. `missing` is called each time that there is none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launch: Callable[[], "subprocess.Popen[bytes]"],
+        ended: Callable[[Child], None],
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        begun: Callable[[], None] = lambda: None,
+        missing: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self._launch = launch
+        self._ended = ended
+        self._prepare = prepare
+        self._begun = begun
+        self._missing = missing
+        self._pauses = Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SETTLED_SECONDS, FREE_DEATHS)
+        self._again: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._said = ""
+        self.child: Child | None = None  # the last one
+
+    def start(self) -> None:
+        """Start the first one. Raises OSError."""
+        self.child = Child(self.name, self._launch(), self._exited)
+        self._begun()
+        self._pauses.works()
+
+    def start_soon(self) -> None:
+        """Start the first one as soon as that is possible."""
+        self._again = asyncio.get_running_loop().create_task(self._start_again(0.0))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process, as far as is known."""
+        return self.child is not None and self.child.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the last one; 0 before the first."""
+        return 0 if self.child is None else self.child.pid
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process, if there is one."""
+        if self.child is not None and self.is_running:
+            self.child.kill()
+
+    def keep_no_more(self) -> None:
+        """Start no other one from now on."""
+        self._stopping = True
+        if self._again is not None:
+            self._again.cancel()
+
+    def _exited(self, child: Child) -> None:
+        self._ended(child)
+        if not self._stopping:
+            pause_seconds = self._pauses.failed()
+            when = f" in {pause_seconds:.2g} s" if pause_seconds else ""
+            _log.error("the %s (process %d) %s; starting another%s", self.name, child.pid, child.fate(), when)
+            self._again = asyncio.get_running_loop().create_task(self._start_again(pause_seconds))
+
+    async def _start_again(self, pause_seconds: float) -> None:
+        if self._prepare is not None and self.child is not None:
+            await self._prepare()
+        while True:
+            if pause_seconds:
+                await asyncio.sleep(pause_seconds)
+            try:
+                self.start()
+                break
+            except OSError as error:
+                pause_seconds = self._pauses.not_begun()
+                if str(error) != self._said:  # else every few seconds
+                    _log.error("the %s cannot be started, which is tried again and again: %s", self.name, error)
+                self._said = str(error)
+                self._missing()
+        if self._said:
+            self._said = ""
+            _log.info("the %s is started again (process %d)", self.name, self.pid)
+
+
+def pin(pid: int, core: int) -> None:
+    """Bind a process to a core; it stays where it may be if the core has been taken from us, or it has just ended."""
+    with suppress(OSError):
+        os.sched_setaffinity(pid, {core})
+
+
+# Sees to it that scheduler and front ends get on: whoever hangs is killed, and replaced as after any other death.
+#
+# Each writes into shared memory that it gets on (`executor/status_blocks.py`), and so does the supervisor, for whoever
+# asks for the server's health. What counts against one that does not is told as of workers (`scheduler/watchdog.py`):
+# one that is stopped, or sleeps, is replaced within two seconds; one that computes, when it has done nothing else for
+# long; one that only waits for a core never.
+
+LOOK_SECONDS: Final = 0.15
+STARTING_US: Final = 60e6  # until it is seen for the first time
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What makes a process hung: `hung_us` without anything to run, or `computing_us` on a core."""
+
+    hung_us: float
+    computing_us: float
+
+
+SCHEDULER: Final = Bounds(hung_us=0.7e6, computing_us=5e6)  # it sleeps 0.4 s at most; a turn takes milliseconds
+FRONT_END: Final = Bounds(hung_us=0.55e6, computing_us=30e6)  # a message of many megabytes is read in one go
+
+
+@dataclass
+class _Seen:
+    """A process as it was found. `blame`: since it was found so again."""
+
+    pid: int
+    last_ns: int
+    starting: bool
+    blame: Blame | None = None
+
+
+class HeartbeatWatch:
+    """`front_ends`: by number, as in Heartbeats. Everything happens in the supervisor's event loop."""
+
+    def __init__(self, beats: Heartbeats, scheduler: KeptProcess, front_ends: Mapping[int, KeptProcess]) -> None:
+        self._beats = beats
+        self._watched = {beats.scheduler: (scheduler, SCHEDULER)}
+        self._watched |= {number: (kept, FRONT_END) for number, kept in front_ends.items()}
+        self._seen: dict[int, _Seen] = {}
+
+    async def look(self) -> None:
+        """Say that the supervisor gets on, and look at all others, then wait until it is time for the next look."""
+        self._beats.beat(self._beats.SUPERVISOR)
+        for number, (kept, bounds) in self._watched.items():
+            if kept.is_running:
+                self._look_at(number, kept, bounds)
+        await asyncio.sleep(LOOK_SECONDS)
+
+    def _look_at(self, number: int, kept: KeptProcess, bounds: Bounds) -> None:
+        last_ns, now_us = self._beats.last_ns(number), time.monotonic_ns() / 1e3
+        seen = self._seen.get(number)
+        if seen is None or seen.pid != kept.pid:  # what stands there is of a predecessor
+            self._seen[number] = _Seen(kept.pid, last_ns, starting=True)
+        elif seen.last_ns != last_ns:
+            self._seen[number] = _Seen(kept.pid, last_ns, starting=False)
+        elif seen.blame is None:
+            weight = bounds.hung_us / bounds.computing_us
+            seen.blame = Blame(kept.pid, STARTING_US if seen.starting else bounds.hung_us, now_us, weight)
+        elif seen.blame.is_too_much(now_us):
+            _log.error("the %s (process %d) makes no progress; killing it", kept.name, kept.pid)
+            kept.kill()

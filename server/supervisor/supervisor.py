@@ -1,0 +1,296 @@
+"""The supervisor: makes the shared memory, starts every other process, keeps them alive, and ends them in order."""
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from gangway.artifact.console import Console
+from gangway.artifact.format import Engine
+from gangway.executor.process import take_precedence_alone
+from gangway.scheduler.gangs import lease_count
+from gangway.server.log_settings import LogSettings
+from gangway.server.messages import DUPLICATE
+from gangway.server.models.settings import Terms, in_words
+from gangway.server.options.serve_options import ServeOptions
+from gangway.server.repository.compile_jobs import Compiler
+from gangway.server.repository.control import ModelControl
+from gangway.server.repository.loader import LoadedModel, ModelLoader
+from gangway.server.repository.profiles import ProfileKeeper
+from gangway.server.repository.repository import BrokenModel, OverrideKeeper, sweep_overrides
+from gangway.server.repository.service import RepositoryDesk, RepositoryPoller
+from gangway.server.repository.targets import config_of, policies_of
+from gangway.server.supervisor.exporter import ExporterControl
+from gangway.server.supervisor.front_ends import FrontEndControl
+from gangway.server.supervisor.log import ServerLog, StatisticsLog
+from gangway.server.supervisor.processes import HeartbeatWatch
+from gangway.server.supervisor.regions import MappingKeeper
+from gangway.server.supervisor.scheduler import SchedulerControl
+from gangway.server.supervisor.shared_memory import SharedMemory, place
+from gangway.server.supervisor.workers import WorkerSet
+from gangway.server.system import allow_many_descriptors, drop_unwritable
+from gangway.server.thread_pool import started_pool
+
+# What `gangway serve` prints when it is ready.
+
+_log = logging.getLogger(__name__)
+
+
+def print_summary(
+    options: ServeOptions,
+    address: str,
+    metrics_address: str,
+    http_address: str,
+    target: str,
+    loaded: Sequence[LoadedModel],
+    broken: Sequence[BrokenModel],
+    request_cost_us: float,
+) -> None:
+    """Print models, latency targets, cores, addresses and a client command to copy. Nobody needs it but people."""
+    console = Console(highlight=False)
+    cores = ", ".join(map(str, options.general.cores))
+    lines = [f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.general.scheduler}"]
+    if request_cost_us:
+        lines.insert(
+            0, f"alone      as a client here sees it, with {milliseconds(request_cost_us)} that any request costs"
+        )
+    if http_address:
+        lines.append(f"HTTP       {http_address}")
+    if address:
+        lines.append(f"gRPC       {address}" + ", TLS" * bool(options.grpc.tls))
+    if metrics_address:
+        lines.append(f"metrics    http://{metrics_address}/metrics")
+    if loaded and address and not options.grpc.tls:
+        lines.append(f"try        gangway client {loaded[0].ready.name} --url {client_url(address)}")
+    if broken:
+        lines.append(_not_ready(options.repository.strict_readiness, loaded, broken))
+    try:
+        if loaded or broken:
+            console.print(_model_table(loaded, broken))
+        console.print(*lines, sep="\n", soft_wrap=True)
+    except OSError as error:
+        _log.warning("standard output does not take the summary of the start: %s", error)
+        drop_unwritable(sys.stdout)
+
+
+def _not_ready(is_strict: bool, loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -> str:
+    """Say how many models are missing, and what the server therefore says of itself."""
+    missing = {entry.name for entry in broken}
+    names = missing | {model.entry.name for model in loaded}
+    text = f"{len(missing)} of {len(names)} models {'is' if len(missing) == 1 else 'are'} not ready"
+    is_missed = any(entry.reason != DUPLICATE for entry in broken)  # see ModelUnavailable.is_missed
+    return text + ", so the server says not ready" * (is_strict and is_missed)
+
+
+def client_url(address: str) -> str:
+    """Return what a client on this machine connects to."""
+    for everywhere in ("0.0.0.0:", "[::]:"):
+        if address.startswith(everywhere):
+            return "localhost:" + address.removeprefix(everywhere)
+    return address
+
+
+def _model_table(loaded: Sequence[LoadedModel], broken: Sequence[BrokenModel]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading, side in (("model", "left"), ("version", "right"), ("alone", "right"), ("target", "right")):
+        table.add_column(heading, justify="right" if side == "right" else "left")
+    table.add_column("batches", overflow="fold")
+    table.add_column("status", overflow="fold")
+    for model in sorted(loaded, key=lambda model: (model.ready.name, model.ready.version)):
+        ready = model.ready
+        target = _target(policies_of(ready).terms(0, 0, ready.qos_us))
+        alone = "?" if model.isolated is None else milliseconds(model.isolated.latency_us)
+        status = "ready, ensemble" if model.entry.is_ensemble else _status(model.engine)
+        table.add_row(ready.name, str(ready.version), alone, target, _batches(model), status)
+    for entry in broken:
+        version = "-" if entry.is_whole else str(entry.version)
+        table.add_row(entry.name, version, "", "", "", f"not ready: {entry.reason}")
+    return table
+
+
+def _target(terms: Terms) -> str:
+    """Return what requests that state no target get."""
+    if not terms.target_us:
+        return "best effort"
+    return milliseconds(terms.target_us) + " or refused" * terms.rejects_late
+
+
+def _batches(model: LoadedModel) -> str:
+    """Return how many rows are joined; those of an ensemble are joined step by step."""
+    return "-" if model.entry.is_ensemble else in_words(config_of(model.ready))
+
+
+def _status(engine: Engine) -> str:
+    return "ready" if engine is Engine.NATIVE else f"ready, served by {engine}"
+
+
+def milliseconds(microseconds: float) -> str:
+    """Return a time for people, three digits."""
+    value = microseconds / 1e3
+    return f"{value:.3f} ms" if value < 1 else f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
+
+
+EXIT_GRACE_SECONDS = 5.0  # for processes that have nothing left to do
+READ_THREADS = 4  # for what would block the event loop; none must be started when there is no room for one
+
+
+class Supervisor:
+    """One server, from start to stop. Its event loop never blocks: it must see deaths at once."""
+
+    def __init__(self, options: ServeOptions, log: ServerLog) -> None:
+        self._options = options
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()  # set by a signal; an exception is fatal
+        for folder in sweep_overrides():
+            _log.info("removed %s, left by a killed server", folder)
+        general = options.general
+        memory = SharedMemory.create(len(general.cores), general.front_ends)
+        memory.control.server_block.init(general.cores, time.time())
+        placement = place(general.cores, general.front_ends)
+        self._scheduler = SchedulerControl(
+            memory, general.scheduler, placement, log, general.trace_decisions, general.timeline
+        )
+        self._mappings = MappingKeeper(memory.control.lost_regions)
+        self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler, log, self._mappings)
+        self._exporter = ExporterControl(options.traces, log)
+        self._front_end = FrontEndControl(
+            memory, options, placement, log, self._scheduler, self._exporter, self._mappings
+        )
+        self._front_end.on_log_settings = self._set_log
+        self._compiler = Compiler(general.cache_dir, log)
+        self._profiles = ProfileKeeper(
+            general.cache_dir,
+            general.cores,
+            memory.control,
+            self._compiler,
+            self._scheduler,
+            general.profile_seconds,
+            log,
+        )
+        self._loader = ModelLoader(
+            self._compiler,
+            self._scheduler,
+            self._front_end,
+            memory.own_data_plane(),
+            general.max_shapes,
+            self._profiles,
+            general.front_ends,
+            options.repository.complete_configs,
+            options.models.rates,
+            options.models.batching,
+            lease_count(len(general.cores)),
+            options.models.default_max_batch_size,
+            len(general.cores),
+            placement.way_back_us,
+        )
+        self._overrides = OverrideKeeper()
+        self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)
+        self._desk = RepositoryDesk(self._front_end, self._models, self._overrides, options.repository)
+        self._watch = HeartbeatWatch(memory.control.heartbeats, self._scheduler.process, self._front_end.processes)
+        self._statistics_log = StatisticsLog(self._front_end.counted, memory.statistics.figures)
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises BindError, OSError."""
+        self._loop.set_exception_handler(self._fail)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop, number)
+        tasks = [self._loop.create_task(work) for work in (self._start(), self._look_after_processes())]
+        for task in tasks:
+            task.add_done_callback(self._is_over)
+        try:
+            await self._end
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._shut_down()
+
+    async def _start(self) -> None:
+        self._front_end.start()
+        self._scheduler.start()
+        self._workers.start()
+        address = await self._front_end.listening()
+        found = await self._models.start()
+        self._compiler.give_way()
+        metrics, http = self._front_end.metrics_address, self._front_end.http_address
+        loaded, broken = self._models.loaded, self._models.broken
+        target, cost_us = self._compiler.target, self._loader.request_cost_us
+        print_summary(self._options, address, metrics, http, target, loaded, broken, cost_us)
+        if http:
+            _log.info("ready: HTTP on %s", http)
+        _log.info("ready: %s", f"gRPC on {address}" if address else "no gRPC")
+        poll_seconds = self._options.repository.poll_seconds if self._options.repository.mode == "poll" else 0.0
+        poller = RepositoryPoller(self._models, poll_seconds, found)
+        others = (self._profiles.run(), poller.run(), self._statistics_log.run())
+        await asyncio.gather(self._loader.compile_shapes(), *others)
+
+    async def _look_after_processes(self) -> None:
+        while True:
+            await self._watch.look()
+            self._workers.follow_cores()
+
+    def _set_log(self, settings: LogSettings) -> None:
+        """A client has changed the settings of the log."""
+        self._log.apply(settings)
+        self._scheduler.set_log(settings)
+        _log.info("log settings changed by a client: %s", settings)
+
+    def _is_over(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._end.done():
+            self._end.set_exception(error)
+
+    def _stop(self, number: int) -> None:
+        if self._end.done():
+            return
+        _log.info("%s: finishing what runs, refusing what comes", signal.Signals(number).name)
+        self._end.set_result(None)
+
+    def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an exception of a callback: the supervisor is no longer what it should be, so the server ends."""
+        error = context.get("exception") or RuntimeError(context["message"])
+        if not self._end.done():
+            self._end.set_exception(error)
+        else:
+            _log.error("%s", context["message"], exc_info=error)
+
+    async def _shut_down(self) -> None:
+        """Front end first: when its last request is answered nobody needs the others any more."""
+        begin = time.monotonic()
+        self._desk.stop()
+        self._models.stop()
+        self._loader.stop()
+        self._workers.expect_exits()
+        patience = self._options.general.exit_timeout_secs if self._end.exception() is None else 0.0
+        if not await self._front_end.drain(patience):
+            _log.warning("stopped with requests unfinished")
+        self._statistics_log.write_all()
+        await self._scheduler.stop(EXIT_GRACE_SECONDS)
+        await self._workers.wait(EXIT_GRACE_SECONDS)
+        self._overrides.close()
+        self._mappings.close()
+        await self._exporter.stop(EXIT_GRACE_SECONDS)
+        await self._log.finish(1.0)
+        _log.info("stopped after %.2f s", time.monotonic() - begin)
+
+
+def serve(options: ServeOptions, log: ServerLog) -> int:
+    """Run a server; return the exit status."""
+    take_precedence_alone()  # requests wait for it when a process has died
+    try:
+        asyncio.run(_serve(options, log))
+    except Exception as error:
+        _log.debug("fatal", exc_info=True)
+        print(f"gangway serve: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(options: ServeOptions, log: ServerLog) -> None:
+    allow_many_descriptors()
+    asyncio.get_running_loop().set_default_executor(started_pool(READ_THREADS, "supervisor"))
+    await Supervisor(options, log).run()

@@ -1,1 +1,0 @@
-"""Requests that have no thread of their own while they wait: docs/front_end_cost.md."""
