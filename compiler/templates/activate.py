@@ -9,10 +9,10 @@ from functools import partial
 
 from tvm import tirx
 
-from ..activations import Activation
-from .builder import Expr, bind, constant
-from .numbers import is_nan, round_even
-from .vector_math import (
+from gangway.compiler.activations import Activation
+from gangway.compiler.templates.builder import Expr, bind, constant
+from gangway.compiler.templates.numbers import is_nan, round_even
+from gangway.compiler.templates.vector_math import (
     absolute,
     clip,
     erf,

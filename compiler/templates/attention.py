@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import AttentionSpec, KernelPlan
-from .attention_block import QueryBlock, bias_elements
-from .base import FLOAT_BYTES, UnsupportedSpecError, knob, make_plan
-from .builder import Argument, Buffer, Expr, either, kernel, quotient, remainder
-from .product import most_numbers
+from gangway.compiler.specs import AttentionSpec, KernelPlan
+from gangway.compiler.templates.attention_block import QueryBlock, bias_elements
+from gangway.compiler.templates.base import FLOAT_BYTES, UnsupportedSpecError, knob, make_plan
+from gangway.compiler.templates.builder import Argument, Buffer, Expr, either, kernel, quotient, remainder
+from gangway.compiler.templates.product import most_numbers
 
 QUERY_VECTORS = 2  # of a block of queries
 KEYS = 256  # most keys of a block: their scores for a block of queries fill the L1 cache

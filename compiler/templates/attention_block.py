@@ -6,9 +6,8 @@ from itertools import product
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import AttentionSpec, ScoreBias
-from .builder import (
+from gangway.compiler.specs import AttentionSpec, ScoreBias
+from gangway.compiler.templates.builder import (
     Buffer,
     Expr,
     Register,
@@ -20,10 +19,10 @@ from .builder import (
     splat,
     store,
 )
-from .product import Sums, most_numbers, multiply_add, unrolled, zero_sums
-from .tiling import each_tile, segments
-from .transpose import transposed
-from .vector_math import decay
+from gangway.compiler.templates.product import Sums, most_numbers, multiply_add, unrolled, zero_sums
+from gangway.compiler.templates.tiling import each_tile, segments
+from gangway.compiler.templates.transpose import transposed
+from gangway.compiler.templates.vector_math import decay
 
 LOWEST = -3.4028234663852886e38
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, KernelSpec
+from gangway.compiler.specs import KernelPlan, KernelSpec
 
 FLOAT_BYTES = 4
 TASK_ELEMENTS = 8192  # of a task that does little to each number

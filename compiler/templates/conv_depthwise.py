@@ -17,12 +17,11 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import ConvDepthwiseSpec, KernelPlan, PackedWeights, RawWeights
-from . import depthwise, geometry
-from .activate import activate
-from .base import FLOAT_BYTES, Image, knob, make_plan
-from .builder import (
+from gangway.compiler.specs import ConvDepthwiseSpec, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.templates import depthwise, geometry
+from gangway.compiler.templates.activate import activate
+from gangway.compiler.templates.base import FLOAT_BYTES, Image, knob, make_plan
+from gangway.compiler.templates.builder import (
     Argument,
     Buffer,
     Expr,
@@ -39,11 +38,11 @@ from .builder import (
     store,
     when,
 )
-from .cost import CLAIM_US, PEAK_FLOPS_PER_US
-from .geometry import Geometry, check
-from .register_tile import RegisterTiles
-from .spread import spread
-from .tiling import Tasks, all_tasks, cut_rows, each_tile, segments
+from gangway.compiler.templates.cost import CLAIM_US, PEAK_FLOPS_PER_US
+from gangway.compiler.templates.geometry import Geometry, check
+from gangway.compiler.templates.register_tile import RegisterTiles
+from gangway.compiler.templates.spread import spread
+from gangway.compiler.templates.tiling import Tasks, all_tasks, cut_rows, each_tile, segments
 
 _GANGS = (1, 2, 2, 4, 8)  # to be balanced for; every task computes some lines of its neighbour, so more are more work
 

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import ConvSpec, KernelPlan
-from .base import FLOAT_BYTES, knob, make_plan
-from .builder import Argument, Buffer, Expr, either, kernel
-from .cost import tasks_cost
-from .geometry import Geometry, check, pack
-from .register_tile import RegisterTiles
-from .spread import Priced, spread, tile_cuts, tile_price
-from .tiling import Cut, Tasks, all_tasks
+from gangway.compiler.specs import ConvSpec, KernelPlan
+from gangway.compiler.templates.base import FLOAT_BYTES, knob, make_plan
+from gangway.compiler.templates.builder import Argument, Buffer, Expr, either, kernel
+from gangway.compiler.templates.cost import tasks_cost
+from gangway.compiler.templates.geometry import Geometry, check, pack
+from gangway.compiler.templates.register_tile import RegisterTiles
+from gangway.compiler.templates.spread import Priced, spread, tile_cuts, tile_price
+from gangway.compiler.templates.tiling import Cut, Tasks, all_tasks
 
 __all__ = ["candidates", "emit", "pack"]
 

@@ -7,11 +7,21 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import CopySpec, KernelPlan
-from .base import TASK_ELEMENTS, knob, make_plan
-from .builder import Argument, Buffer, Expr, at_most, kernel, quotient, remainder, repeat, store, strided
-from .numbers import memory_dtype
+from gangway.compiler.specs import CopySpec, KernelPlan
+from gangway.compiler.templates.base import TASK_ELEMENTS, knob, make_plan
+from gangway.compiler.templates.builder import (
+    Argument,
+    Buffer,
+    Expr,
+    at_most,
+    kernel,
+    quotient,
+    remainder,
+    repeat,
+    store,
+    strided,
+)
+from gangway.compiler.templates.numbers import memory_dtype
 
 Axis = tuple[int, int, int]  # length, input stride, output stride
 

@@ -5,8 +5,7 @@ server core.
 from dataclasses import dataclass
 
 from gangway.artifact.format import TargetSpec
-
-from .tiling import Tasks, all_tasks
+from gangway.compiler.templates.tiling import Tasks, all_tasks
 
 REUSE_BYTES = 1 << 19  # what stays in a core's L2 cache beside everything that passes through
 L3_BYTES_PER_US = 40_000  # what one core streams from the shared cache or memory

@@ -13,11 +13,10 @@ from itertools import product
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import BatchPlan, ConvSpec
-from .activate import activate
-from .base import FLOAT_BYTES, balanced_sizes
-from .builder import (
+from gangway.compiler.specs import BatchPlan, ConvSpec
+from gangway.compiler.templates.activate import activate
+from gangway.compiler.templates.base import FLOAT_BYTES, balanced_sizes
+from gangway.compiler.templates.builder import (
     Argument,
     Buffer,
     Expr,
@@ -35,7 +34,7 @@ from .builder import (
     store,
     when,
 )
-from .geometry import Geometry
+from gangway.compiler.templates.geometry import Geometry
 
 MOST_ROWS = 32  # of one call
 CALL_FLOPS = 40_000_000  # of one task, about: half a millisecond, within which nobody can stop it

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
-from .activate import activate
-from .base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan, registers
-from .builder import Argument, Buffer, Expr, Register, kernel, lanes_at, store
-from .cost import plane_cost
-from .geometry import check
-from .spread import Priced, spread, tile_cuts, tile_price
-from .tiling import Band, Cut, Tasks, all_tasks, cut_rows, each_tile
+from gangway.compiler.specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.templates.activate import activate
+from gangway.compiler.templates.base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan, registers
+from gangway.compiler.templates.builder import Argument, Buffer, Expr, Register, kernel, lanes_at, store
+from gangway.compiler.templates.cost import plane_cost
+from gangway.compiler.templates.geometry import check
+from gangway.compiler.templates.spread import Priced, spread, tile_cuts, tile_price
+from gangway.compiler.templates.tiling import Band, Cut, Tasks, all_tasks, cut_rows, each_tile
 
 
 def _images(spec: ConvSpec, target: TargetSpec) -> tuple[Image, Image, Image]:

@@ -12,8 +12,8 @@ from functools import partial, reduce
 
 from tvm import tirx
 
-from .builder import Expr, Register, constant
-from .numbers import floor, keep, truncate, vector_dtype
+from gangway.compiler.templates.builder import Expr, Register, constant
+from gangway.compiler.templates.numbers import floor, keep, truncate, vector_dtype
 
 # log(2) and pi / 2 in parts, of which the first have so few bits that products with small integers are exact.
 _LN_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)

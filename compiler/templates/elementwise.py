@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import BlockedElementwiseSpec, KernelPlan
-from .activate import activate
-from .base import FLOAT_BYTES, Image, knob, make_plan
-from .builder import Argument, Buffer, Expr, kernel, lanes_at, repeat, store
-from .cost import plane_tasks
-from .tiling import Tasks
+from gangway.compiler.specs import BlockedElementwiseSpec, KernelPlan
+from gangway.compiler.templates.activate import activate
+from gangway.compiler.templates.base import FLOAT_BYTES, Image, knob, make_plan
+from gangway.compiler.templates.builder import Argument, Buffer, Expr, kernel, lanes_at, repeat, store
+from gangway.compiler.templates.cost import plane_tasks
+from gangway.compiler.templates.tiling import Tasks
 
 UNROLLED = 2  # vectors per iteration on blocked images
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import GatherSpec, KernelPlan
-from .base import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
-from .builder import (
+from gangway.compiler.specs import GatherSpec, KernelPlan
+from gangway.compiler.templates.base import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
+from gangway.compiler.templates.builder import (
     REFUSED,
     Argument,
     Buffer,

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import GatherPlacesSpec, KernelPlan
-from .base import TASK_ELEMENTS, knob, make_plan
-from .builder import (
+from gangway.compiler.specs import GatherPlacesSpec, KernelPlan
+from gangway.compiler.templates.base import TASK_ELEMENTS, knob, make_plan
+from gangway.compiler.templates.builder import (
     REFUSED,
     Argument,
     Buffer,

@@ -11,11 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import MOST_LANES, Array, ConvSpec, PackedWeights, RawWeights
-from .base import FLOAT_BYTES, Image, UnsupportedSpecError, registers
-from .cost import Traffic
-from .tiling import Cut, cut_line, cut_rows, is_line
+from gangway.compiler.specs import MOST_LANES, Array, ConvSpec, PackedWeights, RawWeights
+from gangway.compiler.templates.base import FLOAT_BYTES, Image, UnsupportedSpecError, registers
+from gangway.compiler.templates.cost import Traffic
+from gangway.compiler.templates.tiling import Cut, cut_line, cut_rows, is_line
 
 UNROLLED_CHANNELS = 4  # input channels per iteration of the innermost loop
 VECTOR_BLOCKS = 4  # channel blocks of a tile when there is one pixel only (matrix times vector)

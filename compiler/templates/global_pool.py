@@ -7,12 +7,21 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import GlobalPoolSpec, KernelPlan
-from .base import FLOAT_BYTES, Image, knob, make_plan
-from .builder import Argument, Buffer, Expr, Register, constant, kernel, lanes_at, repeat, store
-from .cost import plane_tasks
-from .tiling import Tasks
+from gangway.compiler.specs import GlobalPoolSpec, KernelPlan
+from gangway.compiler.templates.base import FLOAT_BYTES, Image, knob, make_plan
+from gangway.compiler.templates.builder import (
+    Argument,
+    Buffer,
+    Expr,
+    Register,
+    constant,
+    kernel,
+    lanes_at,
+    repeat,
+    store,
+)
+from gangway.compiler.templates.cost import plane_tasks
+from gangway.compiler.templates.tiling import Tasks
 
 SUMS = 8  # independent sums, to hide the latency of the additions
 

@@ -10,12 +10,12 @@ from typing import cast, get_args
 import numpy as np
 from tvm import tirx
 
-from ..activations import Activation, ActivationName
-from ..specs import Check, Instruction
-from . import doubles, vector_math
-from .activate import activate
-from .builder import Expr, Register, constant
-from .numbers import (
+from gangway.compiler.activations import Activation, ActivationName
+from gangway.compiler.specs import Check, Instruction
+from gangway.compiler.templates import doubles, vector_math
+from gangway.compiler.templates.activate import activate
+from gangway.compiler.templates.builder import Expr, Register, constant
+from gangway.compiler.templates.numbers import (
     FLOATS,
     ceil,
     convert,

@@ -12,10 +12,9 @@ import numpy as np
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, LayerNormSpec, PackedWeights, RawWeights
-from .base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan
-from .builder import (
+from gangway.compiler.specs import KernelPlan, LayerNormSpec, PackedWeights, RawWeights
+from gangway.compiler.templates.base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan
+from gangway.compiler.templates.builder import (
     Argument,
     Buffer,
     Expr,
@@ -31,8 +30,8 @@ from .builder import (
     splat,
     store,
 )
-from .cost import plane_tasks
-from .tiling import Band, Cut, Tasks, cut_line
+from gangway.compiler.templates.cost import plane_tasks
+from gangway.compiler.templates.tiling import Band, Cut, Tasks, cut_line
 
 POSITIONS = 4  # normalised together: independent sums hide the latency of additions
 SCRATCH_BYTES = 1 << 17

@@ -10,12 +10,11 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, PackSpec, UnpackSpec
-from .base import FLOAT_BYTES, Image, knob, make_plan
-from .builder import Argument, Buffer, Expr, either, kernel, lanes_at, repeat, store
-from .cost import plane_tasks
-from .tiling import Tasks
+from gangway.compiler.specs import KernelPlan, PackSpec, UnpackSpec
+from gangway.compiler.templates.base import FLOAT_BYTES, Image, knob, make_plan
+from gangway.compiler.templates.builder import Argument, Buffer, Expr, either, kernel, lanes_at, repeat, store
+from gangway.compiler.templates.cost import plane_tasks
+from gangway.compiler.templates.tiling import Tasks
 
 
 def candidates(spec: PackSpec | UnpackSpec, target: TargetSpec) -> Iterator[KernelPlan]:

@@ -12,16 +12,15 @@ from functools import cached_property
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, MatMulSpec
-from .base import FLOAT_BYTES, UnsupportedSpecError, knob, make_plan
-from .builder import Argument, Buffer, Expr, bind, either, kernel, quotient, remainder
-from .cost import Traffic, tasks_cost
-from .matmul_dots import Dots
-from .matmul_panel import Matrix, Panel
-from .product import most_numbers
-from .spread import Priced, spread
-from .tiling import Cut, Tasks, all_tasks, cut_line
+from gangway.compiler.specs import KernelPlan, MatMulSpec
+from gangway.compiler.templates.base import FLOAT_BYTES, UnsupportedSpecError, knob, make_plan
+from gangway.compiler.templates.builder import Argument, Buffer, Expr, bind, either, kernel, quotient, remainder
+from gangway.compiler.templates.cost import Traffic, tasks_cost
+from gangway.compiler.templates.matmul_dots import Dots
+from gangway.compiler.templates.matmul_panel import Matrix, Panel
+from gangway.compiler.templates.product import most_numbers
+from gangway.compiler.templates.spread import Priced, spread
+from gangway.compiler.templates.tiling import Cut, Tasks, all_tasks, cut_line
 
 PANEL_VECTORS = 4  # the wider, the less often A is read
 TILE_VECTORS = 2

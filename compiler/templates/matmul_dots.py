@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import MatMulSpec
-from .base import registers
-from .builder import Buffer, Expr, Register, constant, lane_sum, lanes_at, repeat, store
-from .matmul_panel import Matrix
-from .product import unrolled
-from .tiling import each_tile, segments
+from gangway.compiler.specs import MatMulSpec
+from gangway.compiler.templates.base import registers
+from gangway.compiler.templates.builder import Buffer, Expr, Register, constant, lane_sum, lanes_at, repeat, store
+from gangway.compiler.templates.matmul_panel import Matrix
+from gangway.compiler.templates.product import unrolled
+from gangway.compiler.templates.tiling import each_tile, segments
 
 
 class Dots:

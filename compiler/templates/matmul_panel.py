@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import MOST_LANES, MatMulSpec
-from .builder import (
+from gangway.compiler.specs import MOST_LANES, MatMulSpec
+from gangway.compiler.templates.builder import (
     Buffer,
     Expr,
     Register,
@@ -21,9 +20,9 @@ from .builder import (
     store,
     strided,
 )
-from .product import Sums, multiply_add, unrolled, zero_sums
-from .tiling import Band, Cut, each_tile, segments
-from .transpose import transposed
+from gangway.compiler.templates.product import Sums, multiply_add, unrolled, zero_sums
+from gangway.compiler.templates.tiling import Band, Cut, each_tile, segments
+from gangway.compiler.templates.transpose import transposed
 
 INNER = 512  # most rows of a packed panel, which takes at most 128 KiB
 # Rows this far apart, or multiples of it, meet in few sets of the L1 cache: a tile of them is copied first.

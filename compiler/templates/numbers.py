@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from tvm import tirx
 
-from .builder import Expr, Register, constant, splat
+from gangway.compiler.templates.builder import Expr, Register, constant, splat
 
 _MEMORY = {"bool": "uint8", "float16": "uint16"}
 _REGISTERS = {"bool": "uint8", "float16": "float32"}

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, PointwiseSpec
-from .base import TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
-from .builder import (
+from gangway.compiler.specs import KernelPlan, PointwiseSpec
+from gangway.compiler.templates.base import TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
+from gangway.compiler.templates.builder import (
     REFUSED,
     Argument,
     Buffer,
@@ -34,8 +33,8 @@ from .builder import (
     strided,
     when,
 )
-from .instructions import evaluate, undivided
-from .numbers import load, memory_dtype, stored, widen
+from gangway.compiler.templates.instructions import evaluate, undivided
+from gangway.compiler.templates.numbers import load, memory_dtype, stored, widen
 
 
 @dataclass(frozen=True)

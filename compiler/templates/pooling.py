@@ -12,10 +12,9 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, PoolSpec
-from .base import FLOAT_BYTES, Image, UnsupportedSpecError, balanced, knob, make_plan
-from .builder import (
+from gangway.compiler.specs import KernelPlan, PoolSpec
+from gangway.compiler.templates.base import FLOAT_BYTES, Image, UnsupportedSpecError, balanced, knob, make_plan
+from gangway.compiler.templates.builder import (
     Argument,
     Buffer,
     Expr,
@@ -29,8 +28,8 @@ from .builder import (
     splat,
     store,
 )
-from .cost import plane_tasks
-from .tiling import Segment, Tasks, each_tile
+from gangway.compiler.templates.cost import plane_tasks
+from gangway.compiler.templates.tiling import Segment, Tasks, each_tile
 
 TILE_PIXELS = 8
 

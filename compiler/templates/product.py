@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from gangway.artifact.format import TargetSpec
-
-from .base import registers
-from .builder import Expr, Register, bind, constant, repeat, splat
+from gangway.compiler.templates.base import registers
+from gangway.compiler.templates.builder import Expr, Register, bind, constant, repeat, splat
 
 UNROLLED = 4
 

@@ -13,10 +13,9 @@ import numpy as np
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import Instruction, KernelPlan, ReduceSpec
-from .base import TASK_ELEMENTS, knob, make_plan
-from .builder import (
+from gangway.compiler.specs import Instruction, KernelPlan, ReduceSpec
+from gangway.compiler.templates.base import TASK_ELEMENTS, knob, make_plan
+from gangway.compiler.templates.builder import (
     Argument,
     Buffer,
     Expr,
@@ -30,8 +29,8 @@ from .builder import (
     repeat,
     store,
 )
-from .instructions import evaluate
-from .numbers import FLOATS, convert, is_nan, keep, load, memory_dtype, register_dtype, stored
+from gangway.compiler.templates.instructions import evaluate
+from gangway.compiler.templates.numbers import FLOATS, convert, is_nan, keep, load, memory_dtype, register_dtype, stored
 
 _COMBINE = {"sum": "add", "wrapping_sum": "add", "prod": "mul", "max": "max", "min": "min"}
 _UNROLLED = 4  # independent sums, to hide the latency of additions

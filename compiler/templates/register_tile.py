@@ -7,11 +7,23 @@ Learning Convolutions on SIMD Architectures" (SC 2018).
 
 from itertools import product
 
-from .activate import activate
-from .base import FLOAT_BYTES, Image
-from .builder import Buffer, Expr, Register, at_least, at_most, lanes_at, prefetch, quotient, repeat, splat, store
-from .geometry import UNROLLED_CHANNELS, Geometry
-from .tiling import Band, Cut, each_tile
+from gangway.compiler.templates.activate import activate
+from gangway.compiler.templates.base import FLOAT_BYTES, Image
+from gangway.compiler.templates.builder import (
+    Buffer,
+    Expr,
+    Register,
+    at_least,
+    at_most,
+    lanes_at,
+    prefetch,
+    quotient,
+    repeat,
+    splat,
+    store,
+)
+from gangway.compiler.templates.geometry import UNROLLED_CHANNELS, Geometry
+from gangway.compiler.templates.tiling import Band, Cut, each_tile
 
 # Weights are read in order, often from memory. A page ahead, because the processor's own prefetching stops at its end.
 PREFETCHED_ELEMENTS = 4096 // FLOAT_BYTES

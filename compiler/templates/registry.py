@@ -12,10 +12,9 @@ from itertools import islice
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-
-from .. import specs
-from ..specs import BatchPlan, ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
-from . import (
+from gangway.compiler import specs
+from gangway.compiler.specs import BatchPlan, ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
+from gangway.compiler.templates import (
     attention,
     conv_depthwise,
     convolution,
@@ -40,7 +39,7 @@ from . import (
     winograd,
     winograd_batch,
 )
-from .base import UnsupportedSpecError
+from gangway.compiler.templates.base import UnsupportedSpecError
 
 __all__ = ["UnsupportedSpecError", "batch_plan", "emit", "pack", "plan", "versions"]
 

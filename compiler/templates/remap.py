@@ -9,10 +9,9 @@ import numpy as np
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, RemapSpec, Segment
-from .base import TASK_ELEMENTS, knob, make_plan
-from .builder import (
+from gangway.compiler.specs import KernelPlan, RemapSpec, Segment
+from gangway.compiler.templates.base import TASK_ELEMENTS, knob, make_plan
+from gangway.compiler.templates.builder import (
     Argument,
     Buffer,
     Expr,
@@ -27,7 +26,7 @@ from .builder import (
     store,
     strided,
 )
-from .numbers import memory_dtype
+from gangway.compiler.templates.numbers import memory_dtype
 
 
 def candidates(spec: RemapSpec, target: TargetSpec) -> Iterator[KernelPlan]:

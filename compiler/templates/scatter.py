@@ -7,11 +7,20 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, ScatterSpec
-from .base import UnsupportedSpecError, make_plan
-from .builder import REFUSED, Argument, Buffer, Expr, bind, checked_index, kernel, repeat, store
-from .numbers import memory_dtype
+from gangway.compiler.specs import KernelPlan, ScatterSpec
+from gangway.compiler.templates.base import UnsupportedSpecError, make_plan
+from gangway.compiler.templates.builder import (
+    REFUSED,
+    Argument,
+    Buffer,
+    Expr,
+    bind,
+    checked_index,
+    kernel,
+    repeat,
+    store,
+)
+from gangway.compiler.templates.numbers import memory_dtype
 
 _ARITHMETIC = ("float32", "int32", "int64")
 

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, SequencePackSpec
-from .base import FLOAT_BYTES, Image, knob, make_plan
-from .builder import Argument, Buffer, Expr, constant, either, kernel, lanes_at, store
-from .cost import plane_tasks
-from .tiling import Band, Cut, Tasks, cut_line
+from gangway.compiler.specs import KernelPlan, SequencePackSpec
+from gangway.compiler.templates.base import FLOAT_BYTES, Image, knob, make_plan
+from gangway.compiler.templates.builder import Argument, Buffer, Expr, constant, either, kernel, lanes_at, store
+from gangway.compiler.templates.cost import plane_tasks
+from gangway.compiler.templates.tiling import Band, Cut, Tasks, cut_line
 
 POSITIONS = 8  # moved together
 

@@ -11,10 +11,9 @@ from typing import Any
 from tvm import tirx
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, SoftmaxSpec
-from .base import FLOAT_BYTES, TASK_ELEMENTS, knob, make_plan
-from .builder import (
+from gangway.compiler.specs import KernelPlan, SoftmaxSpec
+from gangway.compiler.templates.base import FLOAT_BYTES, TASK_ELEMENTS, knob, make_plan
+from gangway.compiler.templates.builder import (
     Argument,
     Buffer,
     Expr,
@@ -30,7 +29,7 @@ from .builder import (
     splat,
     store,
 )
-from .vector_math import exp, log
+from gangway.compiler.templates.vector_math import exp, log
 
 Body = Callable[[Expr, int], None]
 Each = Callable[[Body], None]

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ..specs import KernelPlan
-from .tiling import Cut
+from gangway.compiler.specs import KernelPlan
+from gangway.compiler.templates.tiling import Cut
 
 Priced = tuple[float, KernelPlan]
 """A plan and its expected time, in any unit."""

@@ -13,11 +13,10 @@ from tvm import s_tir, tirx
 from tvm.script.ir_builder import tirx as ir
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import KernelPlan, PackedWeights, RawWeights, TensorProgramSpec
-from .base import UnsupportedSpecError, make_plan
-from .builder import Argument, Buffer, Expr, kernel
-from .vector_math import erf, exp, log, sigmoid, tanh
+from gangway.compiler.specs import KernelPlan, PackedWeights, RawWeights, TensorProgramSpec
+from gangway.compiler.templates.base import UnsupportedSpecError, make_plan
+from gangway.compiler.templates.builder import Argument, Buffer, Expr, kernel
+from gangway.compiler.templates.vector_math import erf, exp, log, sigmoid, tanh
 
 DESCRIPTION = "relax"  # plans of these kernels begin with it
 _FUNCTIONS: Mapping[str, Callable[[Expr, int], Expr]] = {

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from ..specs import ConvSpec
-from .base import balanced
-from .builder import Expr, at_most, either, quotient, remainder, repeat
+from gangway.compiler.specs import ConvSpec
+from gangway.compiler.templates.base import balanced
+from gangway.compiler.templates.builder import Expr, at_most, either, quotient, remainder, repeat
 
 
 @dataclass(frozen=True)

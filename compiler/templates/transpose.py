@@ -2,7 +2,7 @@
 
 from tvm import tirx
 
-from .builder import Expr, bind
+from gangway.compiler.templates.builder import Expr, bind
 
 
 def transposed(rows: list[Expr]) -> list[Expr]:

@@ -9,7 +9,7 @@ from functools import reduce
 
 from tvm import tirx
 
-from .builder import Expr, Register, bind, constant
+from gangway.compiler.templates.builder import Expr, Register, bind, constant
 
 _LOG2_E = 1.4426950408889634
 # log(2) in two parts; the first has so few bits that its product with a small integer is exact (Cody and Waite 1980).

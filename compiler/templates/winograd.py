@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
-from .base import FLOAT_BYTES, knob, make_plan
-from .builder import Argument, Buffer, Expr, at_most, bind, either, kernel, repeat
-from .cost import CLAIM_US, PEAK_FLOPS_PER_US, layer_us
-from .geometry import Geometry, check
-from .spread import spread
-from .tiling import Tasks, all_tasks
-from .winograd_scheme import Scheme
-from .winograd_tiles import Multiply, Span, Writer
+from gangway.compiler.specs import ConvSpec, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.templates.base import FLOAT_BYTES, knob, make_plan
+from gangway.compiler.templates.builder import Argument, Buffer, Expr, at_most, bind, either, kernel, repeat
+from gangway.compiler.templates.cost import CLAIM_US, PEAK_FLOPS_PER_US, layer_us
+from gangway.compiler.templates.geometry import Geometry, check
+from gangway.compiler.templates.spread import spread
+from gangway.compiler.templates.tiling import Tasks, all_tasks
+from gangway.compiler.templates.winograd_scheme import Scheme
+from gangway.compiler.templates.winograd_tiles import Multiply, Span, Writer
 
 SCRATCH_BYTES = 640 << 10  # of a task, on the stack and in the second level cache
 MOST_WEIGHT_BYTES = 40 << 20

@@ -10,13 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 from gangway.artifact.format import TargetSpec
-
-from ..specs import BatchPlan, ConvSpec
-from .base import FLOAT_BYTES, balanced_sizes
-from .builder import Argument, Buffer, Expr, bind, choose, kernel, quotient, when
-from .tiling import Tasks
-from .winograd import SCRATCH_BYTES, Work, best_work
-from .winograd_tiles import Multiply, Span, Strides, Writer
+from gangway.compiler.specs import BatchPlan, ConvSpec
+from gangway.compiler.templates.base import FLOAT_BYTES, balanced_sizes
+from gangway.compiler.templates.builder import Argument, Buffer, Expr, bind, choose, kernel, quotient, when
+from gangway.compiler.templates.tiling import Tasks
+from gangway.compiler.templates.winograd import SCRATCH_BYTES, Work, best_work
+from gangway.compiler.templates.winograd_tiles import Multiply, Span, Strides, Writer
 
 MOST_BANDS = 8  # of one call, in which the last one costs little if it is not full
 TASK_US = 500.0  # of one task at most, about: nobody can stop it

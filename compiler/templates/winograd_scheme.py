@@ -12,8 +12,8 @@ from math import sqrt
 
 import numpy as np
 
-from ..specs import Array
-from .builder import Expr, bind, constant
+from gangway.compiler.specs import Array
+from gangway.compiler.templates.builder import Expr, bind, constant
 
 _SMALL, _LARGE = 1 / sqrt(2.0), sqrt(2.0)  # the points of F(4, 3)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from .activate import activate
-from .base import Image
-from .builder import (
+from gangway.compiler.templates.activate import activate
+from gangway.compiler.templates.base import Image
+from gangway.compiler.templates.builder import (
     Buffer,
     Expr,
     Register,
@@ -30,9 +30,9 @@ from .builder import (
     store,
     when,
 )
-from .geometry import UNROLLED_CHANNELS, Geometry
-from .register_tile import PREFETCHED_ELEMENTS
-from .winograd_scheme import Scheme
+from gangway.compiler.templates.geometry import UNROLLED_CHANNELS, Geometry
+from gangway.compiler.templates.register_tile import PREFETCHED_ELEMENTS
+from gangway.compiler.templates.winograd_scheme import Scheme
 
 PADDING = 1  # vectors between the numbers of two points, which else would often lie in the same set of a cache
 Multiply = Callable[[Expr, int], None]
