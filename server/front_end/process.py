@@ -91,7 +91,7 @@ class CannotListenError(Exception):
     """An address cannot be had; the message says why."""
 
 
-class Doors:
+class Listeners:
     """`grpc`, `http` and `metrics` open a door each; they raise CannotListenError or OSError. `tell`: see FrontEnd."""
 
     def __init__(self, grpc: Open, http: Open, metrics: Open, tell: Callable[[FrontEndMessage], bool]) -> None:
@@ -372,7 +372,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
         return 1
     front_end.look_at(control)
     memory = MemoryKeeper(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory)
-    doors = Doors(
+    doors = Listeners(
         partial(front_end.listen, options.address),
         lambda: front_end.http.listen(options.serve.http.target),
         lambda: open_metrics(options.serve.metrics, front_end, plane, control, shared.peers),

@@ -25,7 +25,7 @@ from gangway.executor.logs import OFTEN
 from gangway.executor.memory_budget import SMALL_BYTES, MemoryBudget
 from gangway.server.errors import RequestError
 from gangway.server.grpc.gate import StalledCalls
-from gangway.server.requests.admission import Door
+from gangway.server.requests.admission import AdmissionController
 from gangway.server.thread_pool import NO_THREAD, CountingPool
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ class EarlyCalls:
         behaviour: Behaviour,
         pool: CountingPool,
         arriving: StalledCalls,
-        door: Door,
+        door: AdmissionController,
         reserved_calls: int = 0,
         arrivals: Arrivals | None = None,
     ) -> None:

@@ -31,7 +31,7 @@ from gangway.server.grpc.early_calls import AVAILABLE, Arrivals, Begin, EarlyCal
 from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN, Gate, GatedService, MethodHandler, admit
 from gangway.server.grpc.streams import Streams
 from gangway.server.options.grpc import Compression, GrpcOptions
-from gangway.server.requests.admission import Door
+from gangway.server.requests.admission import AdmissionController
 from gangway.server.system import max_connections, scaled
 from gangway.server.thread_pool import CountingPool
 
@@ -300,7 +300,7 @@ class GrpcFrontEnd:
                 call.answer(error)
             return True
 
-        always_open = Door(room=MAX_CALLS + RESERVED_CALLS)
+        always_open = AdmissionController(room=MAX_CALLS + RESERVED_CALLS)
         return self._early_calls(f"/{service}/{name}", _message_handler(method), begin, always_open, RESERVED_CALLS)
 
     def _early_calls(
@@ -308,7 +308,7 @@ class GrpcFrontEnd:
         path: str,
         handler: MethodHandler,
         begin: Begin,
-        door: Door,
+        door: AdmissionController,
         reserved_calls: int = 0,
         arrivals: Arrivals | None = None,
     ) -> EarlyCalls:

@@ -32,7 +32,7 @@ OVERLOADED: Final = "Exceeds maximum queue size: the server is overloaded"
 _log = logging.getLogger(__name__)
 
 
-class Door:
+class AdmissionController:
     """Safe for threads. `room`: so many calls can be inside at once.
 
     `now_s`: any steady clock; `cpu_s`: of the CPU that this process has taken.

@@ -26,7 +26,7 @@ from gangway.executor.memory_budget import memory_budget
 from gangway.executor.messages import Bell, Cancel, Ring, Submit
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotRequest, SlotStatus, SlotTable
-from gangway.server.requests.admission import Door
+from gangway.server.requests.admission import AdmissionController
 
 # Where in a shared-memory segment tensors go: an allocator that deals in offsets and touches no memory.
 #
@@ -547,7 +547,7 @@ class DataPlane:
         self.slots = slots
         self.spin_us = spin_us
         self.lock = threading.Lock()
-        self.door = Door(slots.slots)
+        self.door = AdmissionController(slots.slots)
         self.last_wait_ns: dict[int, int] = {}  # by model
         kept_bytes = memory_budget().share_bytes(KEPT_SHARE, KEPT_BYTES)
         self.heap = Heap(slots.size_bytes, io.size_bytes, io.allocate, io.punch, kept_bytes)

@@ -15,7 +15,7 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts
 from gangway.server import counters as layout
 from gangway.server.counters import TIME_BOUNDS_NS
-from gangway.server.requests.admission import Door
+from gangway.server.requests.admission import AdmissionController
 from gangway.server.statistics import Statistics, StatisticsTable, Times
 
 MODEL = 5
@@ -203,7 +203,7 @@ def test_the_heap_of_each_front_end(table: StatisticsTable) -> None:
 
 def test_who_is_refused_unread_is_counted_for_all_front_ends_and_on_after_a_death(table: StatisticsTable) -> None:
     for front_end in (0, 1, 1):
-        door = Door(1, lambda: 1.0, lambda: 1.0)
+        door = AdmissionController(1, lambda: 1.0, lambda: 1.0)
         door.count_in(table.refused_unread_word(front_end))
         door.enter()
         assert not door.admits()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gangway.server.requests.admission import ONE_CLASS_S, TURNED_AWAY_S, Door
+from gangway.server.requests.admission import ONE_CLASS_S, TURNED_AWAY_S, AdmissionController
 
 ROOM = 64
 FULL = 56
@@ -16,11 +16,11 @@ class Clocks:
     now_s = 100.0
     cpu_s = 100.0
 
-    def door(self, room: int = ROOM) -> Door:
-        return Door(room, lambda: self.now_s, lambda: self.cpu_s)
+    def door(self, room: int = ROOM) -> AdmissionController:
+        return AdmissionController(room, lambda: self.now_s, lambda: self.cpu_s)
 
 
-def crowded(room: int = ROOM) -> Door:
+def crowded(room: int = ROOM) -> AdmissionController:
     door = Clocks().door(room)
     for _ in range(room * 7 // 8):
         come(door)
@@ -28,7 +28,7 @@ def crowded(room: int = ROOM) -> Door:
     return door
 
 
-def come(door: Door) -> bool:
+def come(door: AdmissionController) -> bool:
     admitted = door.admits()
     if admitted:
         door.enter()
