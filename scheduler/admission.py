@@ -10,7 +10,7 @@ from gangway.scheduler.apply import Execution
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Query
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import WorkerTable
 from gangway.scheduler.units import Piece, Request, Unit
 
@@ -80,7 +80,7 @@ class Refusals:
     Times are microseconds on CLOCK_MONOTONIC.
     """
 
-    def __init__(self, execution: Execution, requests: RequestBook, workers: WorkerTable, models: ModelTable) -> None:
+    def __init__(self, execution: Execution, requests: RequestTable, workers: WorkerTable, models: ModelTable) -> None:
         self._execution = execution
         self._requests = requests
         self._workers = workers

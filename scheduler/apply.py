@@ -15,7 +15,7 @@ from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import Accounts
 from gangway.scheduler.policy import Policy, Query, Reject, Resize, Start, StartOver, Stop
-from gangway.scheduler.requests import MAX_CRASHES, RequestBook
+from gangway.scheduler.requests import MAX_CRASHES, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.units import Request, Unit
 
@@ -33,7 +33,7 @@ class Execution:
     def __init__(
         self,
         control: ControlSegment,
-        requests: RequestBook,
+        requests: RequestTable,
         workers: WorkerTable,
         models: ModelTable,
         arenas: ArenaPool,

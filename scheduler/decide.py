@@ -20,7 +20,7 @@ from gangway.scheduler.policy import (
     Stop,
     Wake,
 )
-from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import WorkerTable
 from gangway.scheduler.timeline import Place
 from gangway.scheduler.waiting import WaitingQueries
@@ -49,7 +49,7 @@ class Dispatcher:
         self,
         policy: Policy,
         execution: Execution,
-        requests: RequestBook,
+        requests: RequestTable,
         workers: WorkerTable,
         models: ModelTable,
         former: BatchFormer | None,

@@ -22,7 +22,7 @@ from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Query
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 
 LEASES_LEFT = 4  # at least, for queries that are decided about
@@ -45,7 +45,7 @@ class WalkIns:
         self,
         control: ControlSegment,
         tables: Sequence[SlotTable],
-        requests: RequestBook,
+        requests: RequestTable,
         workers: WorkerTable,
         models: ModelTable,
         arenas: ArenaPool,

@@ -27,9 +27,9 @@ from gangway.scheduler.gangs import SETTLE_US, GangTable
 from gangway.scheduler.messages import PacketSocket
 from gangway.scheduler.model_jobs import ModelLife
 from gangway.scheduler.models import ModelState, ModelTable
-from gangway.scheduler.observability import Accounts, CounterBook, Counters, TraceWriter
+from gangway.scheduler.observability import Accounts, Counters, ModelCounters, TraceWriter
 from gangway.scheduler.policy import Policy
-from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.units import Request
@@ -47,11 +47,11 @@ class StatusWriter:
     def __init__(
         self,
         control: ControlSegment,
-        requests: RequestBook,
+        requests: RequestTable,
         execution: Execution,
         models: ModelTable,
         arenas: ArenaPool,
-        counters: CounterBook,
+        counters: ModelCounters,
     ) -> None:
         self._block = control.scheduler_block
         self._leases = len(control.leases)
@@ -116,7 +116,7 @@ class LiveScheduler:
     ) -> None:
         self.control = control
         self.supervisor = supervisor
-        self.requests = RequestBook(tables)
+        self.requests = RequestTable(tables)
         self.workers = WorkerTable(control)
         self._former = make_former(self.requests.next_id, way_back_us, dispatch_us) if policy.batches else None
         self._models = ModelTable(control.layout.workers, self._former)

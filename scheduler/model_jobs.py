@@ -22,7 +22,7 @@ from gangway.scheduler.apply import Execution
 from gangway.scheduler.messages import PacketSocket
 from gangway.scheduler.models import Model, ModelState, ModelTable
 from gangway.scheduler.pauses import Pauses
-from gangway.scheduler.requests import RequestBook
+from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 
 MOST_CRASHES: Final = 5  # of workers by one model within the window; more take it out of service
@@ -53,7 +53,7 @@ class ModelLife:
         models: ModelTable,
         workers: WorkerTable,
         arenas: ArenaPool,
-        requests: RequestBook,
+        requests: RequestTable,
         execution: Execution,
         leases: int,
         close: Callable[[int], None] = lambda model_id: None,

@@ -39,7 +39,7 @@ class Counters:
     versions: int = 0  # of them not in their default version
 
 
-class CounterBook:
+class ModelCounters:
     """Counters by model name. Costs nothing between two lines in the log but the counting."""
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class Accounts:
     """Is told what happens to gangs. `timeline` None: nobody wants one."""
 
     def __init__(self, timeline: TimelineWriter | None = None) -> None:
-        self.counters = CounterBook()
+        self.counters = ModelCounters()
         self._timeline = timeline
         self._joined: dict[tuple[int, int], int] = {}  # (lease, rank) -> the layer at which it joined; for the timeline
 

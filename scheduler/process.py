@@ -22,7 +22,7 @@ from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.messages import PacketSocket
 from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policies.registry import make_policy
-from gangway.scheduler.requests import MAX_ATTEMPTS, RequestBook
+from gangway.scheduler.requests import MAX_ATTEMPTS, RequestTable
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.units import Request
 from gangway.scheduler.watchdog import Blame
@@ -61,7 +61,7 @@ def take_over(scheduler: LiveScheduler, pids: list[int]) -> int:
     return len(requests)
 
 
-def queue_again(book: RequestBook) -> list[Request]:
+def queue_again(book: RequestTable) -> list[Request]:
     """Queue every request that the tables hold, in order of arrival; return them. Nobody may be running one."""
     found = []
     for front_end, table in enumerate(book.tables):

@@ -44,7 +44,7 @@ MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAIL
 MAX_CRASHES = 2  # of workers; the first may have been of a batch with others, after which it is alone
 
 
-class RequestBook:
+class RequestTable:
     """Requests by (front end, slot, sequence) and by number, and the units of them that wait."""
 
     def __init__(self, tables: Sequence[SlotTable]) -> None:

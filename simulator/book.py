@@ -11,7 +11,7 @@ from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes
 
 
-class Book:
+class ResultRecorder:
     """Requests by number, which is their index in the arrivals. `gave_up`: the limits are exceeded."""
 
     def __init__(self, models: Mapping[int, ModelProfile], arrivals: Arrivals, limits: Limits | None) -> None:

@@ -18,7 +18,7 @@ from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Sn
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.waiting import Timers, WaitingQueries
 from gangway.simulator.batches import Batches, Batching, Singles
-from gangway.simulator.book import Book
+from gangway.simulator.book import ResultRecorder
 from gangway.simulator.floor import NEVER, Ended, Floor, Observer
 from gangway.simulator.machine import Machine
 from gangway.simulator.results import Counters, Limits, Result
@@ -74,7 +74,7 @@ class Simulation:
         self._machine = machine
         self._observer = observer
         self._counters = Counters()
-        self._book = Book(models, arrivals, limits)
+        self._book = ResultRecorder(models, arrivals, limits)
         self._requests: Singles = Singles()
         if batching is not None and policy.batches:
             if arrivals.rows is not None and (most := int(arrivals.rows.max())) > batching.max_rows:

@@ -4,21 +4,21 @@ import logging
 
 import pytest
 
-from gangway.scheduler.observability import PERIOD_US, CounterBook, Counters
+from gangway.scheduler.observability import PERIOD_US, Counters, ModelCounters
 
 
 def test_totals_are_sums_over_models() -> None:
-    book = CounterBook()
+    book = ModelCounters()
     book.of("a").blocks += 2
     book.of("b").blocks += 3
     book.of("b").conflicts += 1
     assert book.total() == Counters(blocks=5, conflicts=1)
-    assert CounterBook().total() == Counters()
+    assert ModelCounters().total() == Counters()
 
 
 def test_the_log_has_a_line_a_minute_if_something_happened(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    book = CounterBook()
+    book = ModelCounters()
     book.write(1.0)
     book.of("a").blocks += 1
     book.write(PERIOD_US)

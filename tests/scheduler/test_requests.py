@@ -6,7 +6,7 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotRequest, SlotStatus, SlotTable
 from gangway.scheduler.batching.former import FormedPiece, FormedUnit
 from gangway.scheduler.policy import Query
-from gangway.scheduler.requests import MAX_ATTEMPTS, RequestBook
+from gangway.scheduler.requests import MAX_ATTEMPTS, RequestTable
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def table():
 
 @pytest.fixture
 def book(table):
-    return RequestBook([table])
+    return RequestTable([table])
 
 
 def submit(book, table, rows):
