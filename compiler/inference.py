@@ -21,7 +21,20 @@ _MOST_ELEMENTS = 256  # of a constant that a shape can depend on
 _ROUNDS = 16  # more than any exporter chains up; each finds everything that follows from known shapes at once
 _FOLLOWED = {
     *("Abs", "Add", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand"),
-    *("Floor", "Gather", "Identity", "Max", "Min", "Mod", "Mul", "Neg", "Range", "ReduceProd", "Reshape", "Slice"),
+    *(
+        "SimulatedCores",
+        "Gather",
+        "Identity",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Range",
+        "ReduceProd",
+        "Reshape",
+        "Slice",
+    ),
     *("Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
 }
 _KEEP_SHAPE = {"Sqrt", "Log", "Exp", "Abs", "Neg", "Cast", "CastLike", "Identity", "Reciprocal"}

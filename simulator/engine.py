@@ -19,7 +19,7 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.waiting import Timers, WaitingQueries
 from gangway.simulator.batches import Batches, Batching, Singles
 from gangway.simulator.book import ResultRecorder
-from gangway.simulator.floor import NEVER, Ended, Floor, Observer
+from gangway.simulator.floor import NEVER, Ended, Observer, SimulatedCores
 from gangway.simulator.machine import Machine
 from gangway.simulator.results import Counters, Limits, Result
 from gangway.workload.arrivals import Arrivals
@@ -80,7 +80,7 @@ class Simulation:
             if arrivals.rows is not None and (most := int(arrivals.rows.max())) > batching.max_rows:
                 raise ValueError(f"a request of {most} rows, where batches have {batching.max_rows} at most")
             self._requests = Batches(batching, models, machine.cores, len(arrivals), self._counters)
-        self._floor = Floor(machine, self._counters, observer)
+        self._floor = SimulatedCores(machine, self._counters, observer)
         self._waiting = WaitingQueries()
         self._fractions: dict[int, float] = {}  # of the layer in which a query was stopped at once
         self._leases = machine.leases or lease_count(machine.cores)

@@ -76,7 +76,7 @@ class RunningView(Sequence[RunningBlock]):
         return self._blocks[index].see(self._now_us)
 
 
-class Floor:
+class SimulatedCores:
     """Cores, and the blocks that run on them by query. Times are microseconds; `now_us` never falls."""
 
     def __init__(self, machine: Machine, counters: Counters, observer: Observer | None) -> None:

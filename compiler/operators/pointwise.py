@@ -25,7 +25,7 @@ _SAME_TYPE = {
     "Neg": "neg",
     "Abs": "abs",
     "Sign": "sign",
-    "Floor": "floor",
+    "SimulatedCores": "floor",
     "Ceil": "ceil",
     "Round": "round",
     "And": "and",

@@ -29,7 +29,7 @@ RETURN_PERIOD_S: Final = 0.2  # freed memory is returned no more often
 _log = logging.getLogger(__name__)
 
 
-class MemoryKeeper:
+class MemoryGuard:
     """`in_flight_bytes` tells how many bytes of tensors requests have at the moment.
 
     `tell` is called at each look, with the words for who must be refused, and whether memory is full: not even half of

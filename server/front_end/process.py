@@ -28,7 +28,7 @@ from gangway.server import messages as json_dataclass
 from gangway.server.addresses import TlsError, forget, is_taken, why_not_listening
 from gangway.server.errors import RequestError
 from gangway.server.front_end.inference import Inference, ResponseCache
-from gangway.server.front_end.memory import MemoryKeeper
+from gangway.server.front_end.memory import MemoryGuard
 from gangway.server.front_end.metrics_reading import memory_bytes
 from gangway.server.front_end.nonblocking import ThreadlessInference
 from gangway.server.front_end.protocol import MAX_WATCHERS, Answers, Health, RegionMethods, methods_of
@@ -371,7 +371,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
         supervisor.send(to_json(BindFailed(str(error))))
         return 1
     front_end.look_at(control)
-    memory = MemoryKeeper(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory)
+    memory = MemoryGuard(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory)
     doors = Listeners(
         partial(front_end.listen, options.address),
         lambda: front_end.http.listen(options.serve.http.target),

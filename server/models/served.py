@@ -33,7 +33,7 @@ from gangway.server.statistics import Statistics
 # How many requests use a model at this moment, so that it can go when the last of them has ended.
 
 
-class Uses:
+class RefCount:
     """Counts the requests of one loaded model. Safe for threads."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class ServedModel:
     isolated_us: float = 0.0
     policies: QueuePolicies = field(default_factory=QueuePolicies)
     statistics: Statistics = field(default_factory=Statistics)
-    uses: Uses = field(default_factory=Uses)
+    uses: RefCount = field(default_factory=RefCount)
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sequence: SequenceTensors | None = None
     joins: bool = True

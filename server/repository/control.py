@@ -26,7 +26,7 @@ from gangway.server.repository.repository import (
     Entry,
     ModelVersion,
     Override,
-    OverrideKeeper,
+    OverrideStore,
     find_models,
     misplaced,
     read_model,
@@ -48,7 +48,7 @@ class ModelReleases:
         self,
         loader: ModelLoader,
         front_end: FrontEndControl,
-        overrides: OverrideKeeper,
+        overrides: OverrideStore,
         in_use: Callable[[], Iterable[ModelVersion]],
     ) -> None:
         self._loader = loader
@@ -182,7 +182,7 @@ class ServedModels:
         self,
         loader: ModelLoader,
         front_end: FrontEndControl,
-        overrides: OverrideKeeper,
+        overrides: OverrideStore,
         bring_back: Callable[[ModelVersion, BrokenModel], Awaitable[bool]],
     ) -> None:
         self._loader = loader
@@ -350,7 +350,7 @@ class ModelControl:
         options: RepositoryOptions,
         loader: ModelLoader,
         front_end: FrontEndControl,
-        overrides: OverrideKeeper,
+        overrides: OverrideStore,
     ) -> None:
         self._options = options
         self._loader = loader

@@ -51,10 +51,10 @@ from gangway.server.repository.completion import (
     tell_engine,
     tell_least_target,
 )
-from gangway.server.repository.profiles import ProfileKeeper
+from gangway.server.repository.profiles import BackgroundProfiler
 from gangway.server.repository.repository import ModelVersion
 from gangway.server.repository.request_cost import measure_request_cost_us
-from gangway.server.repository.shapes import NEVER_COMPILED, Shaped, VariantKeeper
+from gangway.server.repository.shapes import NEVER_COMPILED, ShapeCache, Shaped
 from gangway.server.repository.targets import profile_message, resolve_qos_us, warn_of_target
 from gangway.server.repository.trials import Isolated, Sizes, TrialError, measure_isolated, trial_sizes
 from gangway.server.repository.warm_up import samples_of, warm_up
@@ -117,7 +117,7 @@ class ModelLoader:
         front_end: FrontEndControl,
         plane: DataPlane,
         max_shapes: int,
-        profiles: ProfileKeeper,
+        profiles: BackgroundProfiler,
         front_ends: int,
         complete_configs: bool = True,
         rates: RateLimits = RateLimits(),  # noqa: B008 - frozen
@@ -141,7 +141,7 @@ class ModelLoader:
         self._default_max_batch_size = default_max_batch_size
         self._way_back_us = way_back_us
         self._free_ids = list(range(_native.MAX_MODELS))
-        self._variants = VariantKeeper(compiler, scheduler, front_end, self._spec, max_shapes, self._computable_rows)
+        self._variants = ShapeCache(compiler, scheduler, front_end, self._spec, max_shapes, self._computable_rows)
         self._trials = asyncio.Lock()
         self._isolated: dict[str, Isolated] = {}  # by key of the artifact: the best there was, in quieter times maybe
         self.request_cost_us = 0.0  # a client's, whatever the model; 0 until the first model is there

@@ -28,7 +28,7 @@ LONGEST_SECONDS = 60.0  # of one measurement: a large model's single run may tak
 _log = logging.getLogger(__name__)
 
 
-class ProfileKeeper:
+class BackgroundProfiler:
     """Everything is called in the supervisor's event loop."""
 
     def __init__(

@@ -96,7 +96,7 @@ class Override:
     folder: Path | None
 
 
-class OverrideKeeper:
+class OverrideStore:
     """Makes overrides and removes them. `take` may be called by any thread."""
 
     def __init__(self) -> None:

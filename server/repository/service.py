@@ -20,7 +20,7 @@ from gangway.server.messages import (
 from gangway.server.options.repository import RepositoryOptions
 from gangway.server.repository.control import ModelControl
 from gangway.server.repository.ensembles import in_order
-from gangway.server.repository.repository import Entry, ModelVersion, OverrideKeeper, find_models
+from gangway.server.repository.repository import Entry, ModelVersion, OverrideStore, find_models
 from gangway.server.supervisor.front_ends import FrontEndControl
 
 # The index shows what the repositories hold at this moment, also what nobody has asked for.
@@ -90,14 +90,14 @@ def _seen(entries: Sequence[Entry]) -> Seen:
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"  # Triton says so in both other modes
 
 
-class RepositoryDesk:
+class RepositoryService:
     """Calls for one model are carried out one after the other, others at the same time."""
 
     def __init__(
         self,
         front_end: FrontEndControl,
         control: ModelControl,
-        overrides: OverrideKeeper,
+        overrides: OverrideStore,
         options: RepositoryOptions,
     ) -> None:
         self._front_end = front_end

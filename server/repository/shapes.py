@@ -82,7 +82,7 @@ class Shaped:
         return f"{self.ready.name}, version {self.ready.version}, {values}"
 
 
-class VariantKeeper:
+class ShapeCache:
     """Everything is called in the supervisor's event loop."""
 
     def __init__(

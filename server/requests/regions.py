@@ -19,7 +19,7 @@ import grpc
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, internal, invalid
-from gangway.server.models.served import Uses
+from gangway.server.models.served import RefCount
 
 # A region that all workers have mapped, as a front end sees it.
 
@@ -30,7 +30,7 @@ class MappedRegion:
 
     token: int  # between this front end and the supervisor
     number: int
-    uses: Uses = field(default_factory=Uses)
+    uses: RefCount = field(default_factory=RefCount)
 
 
 FOLDER: Final = Path("/dev/shm")

@@ -50,7 +50,7 @@ from gangway.server.statistics import StatisticsTable
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child, KeptProcess, Link, pin
-from gangway.server.supervisor.regions import MappingKeeper
+from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import FRONT_END, SLOTS, Placement, SharedMemory
 from gangway.server.system import thread_share
@@ -309,7 +309,7 @@ NO_ROW = -1  # front ends count in memory of their own
 _log = logging.getLogger(__name__)
 
 
-class RowKeeper:
+class RowAllocator:
     """Gives rows to model numbers, of which there may be any; ensembles have some, too."""
 
     def __init__(self, table: StatisticsTable) -> None:
@@ -360,11 +360,11 @@ class FrontEndControl:
         log: ServerLog,
         scheduler: SchedulerControl,
         exporter: ExporterControl,
-        mappings: MappingKeeper,
+        mappings: RegionRegistry,
     ) -> None:
         """Start nothing yet. Raises TooFewThreadsError."""
         self._memory = memory
-        self._rows = RowKeeper(memory.statistics)
+        self._rows = RowAllocator(memory.statistics)
         self._log = log
         self._exporter = exporter
         self._mappings = mappings

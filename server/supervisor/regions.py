@@ -167,7 +167,7 @@ class _Shared:
         return MapRegion(self.number, self.place[2], self.place[3])
 
 
-class MappingKeeper:
+class RegionRegistry:
     """`lost` says which regions have lost memory. Everything happens in the event loop's thread."""
 
     def __init__(self, lost: LostRegions) -> None:

@@ -21,15 +21,15 @@ from gangway.server.options.serve_options import ServeOptions
 from gangway.server.repository.compile_jobs import Compiler
 from gangway.server.repository.control import ModelControl
 from gangway.server.repository.loader import LoadedModel, ModelLoader
-from gangway.server.repository.profiles import ProfileKeeper
-from gangway.server.repository.repository import BrokenModel, OverrideKeeper, sweep_overrides
-from gangway.server.repository.service import RepositoryDesk, RepositoryPoller
+from gangway.server.repository.profiles import BackgroundProfiler
+from gangway.server.repository.repository import BrokenModel, OverrideStore, sweep_overrides
+from gangway.server.repository.service import RepositoryPoller, RepositoryService
 from gangway.server.repository.targets import config_of, policies_of
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.front_ends import FrontEndControl
 from gangway.server.supervisor.log import ServerLog, StatisticsLog
 from gangway.server.supervisor.processes import HeartbeatWatch
-from gangway.server.supervisor.regions import MappingKeeper
+from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import SharedMemory, place
 from gangway.server.supervisor.workers import WorkerSet
@@ -156,7 +156,7 @@ class Supervisor:
         self._scheduler = SchedulerControl(
             memory, general.scheduler, placement, log, general.trace_decisions, general.timeline
         )
-        self._mappings = MappingKeeper(memory.control.lost_regions)
+        self._mappings = RegionRegistry(memory.control.lost_regions)
         self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler, log, self._mappings)
         self._exporter = ExporterControl(options.traces, log)
         self._front_end = FrontEndControl(
@@ -164,7 +164,7 @@ class Supervisor:
         )
         self._front_end.on_log_settings = self._set_log
         self._compiler = Compiler(general.cache_dir, log)
-        self._profiles = ProfileKeeper(
+        self._profiles = BackgroundProfiler(
             general.cache_dir,
             general.cores,
             memory.control,
@@ -189,9 +189,9 @@ class Supervisor:
             len(general.cores),
             placement.way_back_us,
         )
-        self._overrides = OverrideKeeper()
+        self._overrides = OverrideStore()
         self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)
-        self._desk = RepositoryDesk(self._front_end, self._models, self._overrides, options.repository)
+        self._desk = RepositoryService(self._front_end, self._models, self._overrides, options.repository)
         self._watch = HeartbeatWatch(memory.control.heartbeats, self._scheduler.process, self._front_end.processes)
         self._statistics_log = StatisticsLog(self._front_end.counted, memory.statistics.figures)
 

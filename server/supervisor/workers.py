@@ -18,7 +18,7 @@ from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.messages import Exit
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child, KeptProcess
-from gangway.server.supervisor.regions import MappingKeeper
+from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import SharedMemory
 
@@ -40,7 +40,7 @@ class WorkerSet:
         cache_dir: Path,
         scheduler: SchedulerControl,
         log: ServerLog,
-        mappings: MappingKeeper,
+        mappings: RegionRegistry,
     ) -> None:
         self._memory = memory
         self._log = log

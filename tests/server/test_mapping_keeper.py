@@ -23,7 +23,7 @@ from gangway.executor.regions import (
     WithdrawRegion,
 )
 from gangway.executor.segment import Segment
-from gangway.server.supervisor.regions import MappingKeeper
+from gangway.server.supervisor.regions import RegionRegistry
 
 FRONT_END = 1
 TURNS = 20  # of the event loop, after which everything has been said that was to be said
@@ -61,7 +61,7 @@ class Bench:
         self._segment = Segment.create(LOST_REGIONS_BYTES, "keeper-test")
 
         self.lost = LostRegions(self._segment, 0)
-        self.keeper = MappingKeeper(self.lost)
+        self.keeper = RegionRegistry(self.lost)
         self.workers = [End(self.keeper.worker(index)) for index in range(2)]
         self.front_end = End(self.keeper.front_end(FRONT_END))
         self._folder = folder

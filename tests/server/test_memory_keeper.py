@@ -8,14 +8,14 @@ import pytest
 
 from gangway.artifact.host_limits import MemoryLimit
 from gangway.executor.memory_budget import MemoryBudget, memory_budget
-from gangway.server.front_end.memory import WORTH_BYTES, MemoryKeeper
+from gangway.server.front_end.memory import WORTH_BYTES, MemoryGuard
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.supervisor.shared_memory import SharedMemory
 
 LONG_QUEUE = f"""
 import os
 from gangway.executor.memory_budget import memory_budget
-from gangway.server.front_end.memory import MemoryKeeper
+from gangway.server.front_end.memory import MemoryGuard
 from gangway.server.system import keep_freed_memory
 
 def resident_bytes():
@@ -25,7 +25,7 @@ keep_freed_memory()
 pairs = [(b"1" * 600_000, b"1" * 5_000) for _ in range(600)]
 held, pins = [list(column) for column in zip(*pairs)]  # pins stay, so that freeing the others does not shorten the heap
 del pairs
-keeper = MemoryKeeper(lambda: 600_000 * len(held), None, memory_budget())
+keeper = MemoryGuard(lambda: 600_000 * len(held), None, memory_budget())
 assert not keeper.look()
 held.clear()
 before = resident_bytes()
@@ -45,7 +45,7 @@ def plane() -> DataPlane:
 
 def test_it_is_returned_once_and_only_if_it_is_much(plane: DataPlane) -> None:
     in_flight = 0
-    keeper = MemoryKeeper(lambda: in_flight, plane, memory_budget())
+    keeper = MemoryGuard(lambda: in_flight, plane, memory_budget())
     in_flight = WORTH_BYTES - 1
     assert not keeper.look()
     in_flight = 0
@@ -61,7 +61,7 @@ def test_it_is_returned_once_and_only_if_it_is_much(plane: DataPlane) -> None:
 def test_nobody_is_let_in_while_memory_is_full(plane: DataPlane) -> None:
     free_bytes, told = 1 << 30, []
     budget = MemoryBudget(MemoryLimit(1 << 30, "a test's"), lambda: free_bytes)
-    keeper = MemoryKeeper(lambda: 0, plane, budget, lambda reason, is_full: bool(told.append(is_full)))
+    keeper = MemoryGuard(lambda: 0, plane, budget, lambda reason, is_full: bool(told.append(is_full)))
     kept = plane.hold(1 << 20)
     plane.drop(kept)
     for is_full in (False, True, False):
