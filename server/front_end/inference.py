@@ -23,7 +23,7 @@ from gangway.server.models.settings import preserves_ordering
 from gangway.server.requests.calls import Call as Way
 from gangway.server.requests.calls import Contents, report_of, with_id
 from gangway.server.requests.contents import split_contents
-from gangway.server.requests.data_plane import NOWHERE, DataPlane, Elsewhere, PoolExhaustedError, Request
+from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, ExternalTensors, PoolExhaustedError, Request
 from gangway.server.requests.ensemble_calls import EnsembleCall
 from gangway.server.requests.mapped_tensors import Mappings, choose
 from gangway.server.requests.regions import NO_REGIONS, Region, Regions
@@ -95,12 +95,12 @@ class Execution:
                 submitted_ns = time.monotonic_ns()
                 outcome = self._execute(plan, request, call, clock)
                 finished_ns = time.monotonic_ns()
-                if placed is not NOWHERE and outcome.status in COMPUTED and placed.spoiled():
-                    placed = NOWHERE
+                if placed is not NO_EXTERNAL and outcome.status in COMPUTED and placed.spoiled():
+                    placed = NO_EXTERNAL
                 elif outcome.status is SlotStatus.OK:
                     response = way.answer(request_id, request, regions)
                 elif outcome.status is SlotStatus.UNAVAILABLE and plan.spare is not None and way is not plan.spare:
-                    way, placed = plan.spare, NOWHERE  # the variant has been unloaded meanwhile
+                    way, placed = plan.spare, NO_EXTERNAL  # the variant has been unloaded meanwhile
                 else:
                     status = clock.status_of(outcome.status, finished_ns)
                     raise failure(plan.model.name, status, plan.terms.max_queue, outcome.reason)
@@ -161,13 +161,13 @@ class Execution:
             response += report_of(outcome, plan.shapes.rows, plan.terms.target_us)
         return response
 
-    def choose(self, plan: Plan, contents: Contents, regions: Mapping[str, Region]) -> Elsewhere:
+    def choose(self, plan: Plan, contents: Contents, regions: Mapping[str, Region]) -> ExternalTensors:
         """Return what of the request the workers are to use where the client has it."""
         if not regions or self._mappings is None or plan.in_place is None:
-            return NOWHERE
+            return NO_EXTERNAL
         return choose(plan.in_place, contents, regions, self._mappings)
 
-    def _open(self, plan: Plan, way: Way, contents: Contents, placed: Elsewhere) -> Request:
+    def _open(self, plan: Plan, way: Way, contents: Contents, placed: ExternalTensors) -> Request:
         try:
             return self.plane.open(way.layout(contents), plan.shapes.rows, placed)
         except PoolExhaustedError as error:

@@ -21,7 +21,7 @@ from gangway.server.front_end.inference import COMPUTED, Call, Inference
 from gangway.server.front_end.outcomes import RequestClock, failure
 from gangway.server.grpc.gate import FOLLOWED_BYTES
 from gangway.server.requests.calls import Contents, TensorCall
-from gangway.server.requests.data_plane import NOWHERE, DataPlane, PoolExhaustedError, Request
+from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, PoolExhaustedError, Request
 from gangway.server.requests.regions import NO_REGIONS, Region
 from gangway.server.requests.validation import Plan
 from gangway.server.requests.wire import MalformedRequestError, SplitRequest, split_request
@@ -266,7 +266,7 @@ class ThreadlessInference:
         with pending.request as request:
             outcome = request.outcome()
             self._execution.plane.last_wait_ns[pending.model_id] = finished_ns - pending.submitted_ns
-            if request.elsewhere is not NOWHERE and outcome.status in COMPUTED and request.elsewhere.spoiled():
+            if request.elsewhere is not NO_EXTERNAL and outcome.status in COMPUTED and request.elsewhere.spoiled():
                 return None
             if outcome.status is SlotStatus.OK:
                 response = pending.way.answer(pending.parts.request_id, request, pending.regions)

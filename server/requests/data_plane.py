@@ -189,7 +189,7 @@ def _align(value: int, step: int) -> int:
 # Tensors of a request that are not in the block of memory that the server has for it.
 
 
-class Elsewhere:
+class ExternalTensors:
     """Which tensors are elsewhere, and what the slot says of them: by their place in the model. This one has none."""
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class Elsewhere:
         """The executor touches them no more. Called once."""
 
 
-NOWHERE: Final = Elsewhere()
+NO_EXTERNAL: Final = ExternalTensors()
 
 
 # Where the tensors of a request lie in the io segment.
@@ -246,16 +246,16 @@ class TensorLayout:
     def _partial_placements(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], "Placement"]:
         return {}
 
-    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
+    def place(self, rows: int, elsewhere: ExternalTensors = NO_EXTERNAL) -> "Placement":
         """Return where the tensors of a request of so many rows lie within one block, but for those elsewhere."""
-        if elsewhere is not NOWHERE:
+        if elsewhere is not NO_EXTERNAL:
             return self._place_without(rows, elsewhere)
         placement = self._placements.get(rows)
         if placement is None:
             placement = self._placements[rows] = Placement.of(self.input_bytes, self.output_bytes, rows)
         return placement
 
-    def _place_without(self, rows: int, elsewhere: Elsewhere) -> "Placement":
+    def _place_without(self, rows: int, elsewhere: ExternalTensors) -> "Placement":
         key = (rows, tuple(elsewhere.inputs), tuple(elsewhere.outputs))
         placement = self._partial_placements.get(key)
         if placement is None:
@@ -289,7 +289,7 @@ class FrameLayout:
             return NEVER_JOINED
         return _key_of(tuple([None if is_absent(part) else part.shape[1:] for part in self.inputs.parts]))
 
-    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
+    def place(self, rows: int, elsewhere: ExternalTensors = NO_EXTERNAL) -> "Placement":
         """Return where the two blocks lie within one."""
         return Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
 
@@ -331,7 +331,7 @@ class HeldLayout:
         """Rows of all requests are alike, so any of them may be joined."""
         return 0
 
-    def place(self, rows: int, elsewhere: Elsewhere = NOWHERE) -> "Placement":
+    def place(self, rows: int, elsewhere: ExternalTensors = NO_EXTERNAL) -> "Placement":
         """Return where all other tensors lie within one block."""
         return self.base.place(rows, elsewhere)
 
@@ -403,7 +403,7 @@ class Request:
         slot: int,
         block: int,
         placement: "Placement",
-        elsewhere: Elsewhere = NOWHERE,
+        elsewhere: ExternalTensors = NO_EXTERNAL,
     ) -> None:
         view = plane.io.view
         self._plane = plane
@@ -556,7 +556,7 @@ class DataPlane:
         self._aside: list[Request] = []  # closed by us, not yet let go by the executor
         self._taken = 0  # slots
 
-    def open(self, layout: Layout, rows: int, elsewhere: Elsewhere = NOWHERE) -> Request:
+    def open(self, layout: Layout, rows: int, elsewhere: ExternalTensors = NO_EXTERNAL) -> Request:
         """Take a slot and buffers. Raises PoolExhaustedError, at once.
 
         From then on it is the request that lets go of what is elsewhere, which has no buffers.

@@ -23,7 +23,7 @@ from gangway.executor.slots import place_in_region
 from gangway.server.models.served import Shapes
 from gangway.server.models.tensors import Tensor
 from gangway.server.requests.calls import Call, Contents, Sinks, TensorCall
-from gangway.server.requests.data_plane import NOWHERE, Elsewhere
+from gangway.server.requests.data_plane import NO_EXTERNAL, ExternalTensors
 from gangway.server.requests.regions import MappedRegion, Region, RegionPart, RegionRange
 
 # A front end's part in mapping regions: it offers them to the supervisor, uses those that are mapped, withdraws them.
@@ -163,9 +163,11 @@ def candidates_of(
     return Candidates(tuple(inputs), tuple(found)) if total_bytes >= LEAST_BYTES else None
 
 
-def choose(candidates: Candidates, contents: Contents, regions: Mapping[str, Region], mappings: Mappings) -> Elsewhere:
+def choose(
+    candidates: Candidates, contents: Contents, regions: Mapping[str, Region], mappings: Mappings
+) -> ExternalTensors:
     """Return what of one request is in place; the regions stay mapped until the request lets go of it."""
-    chosen = InPlace(mappings)
+    chosen = MappedTensors(mappings)
     try:
         for index, place, alignment in candidates.inputs:
             part = contents[index]
@@ -179,10 +181,10 @@ def choose(candidates: Candidates, contents: Contents, regions: Mapping[str, Reg
     except BaseException:
         chosen.let_go()
         raise
-    return chosen if chosen.count else NOWHERE
+    return chosen if chosen.count else NO_EXTERNAL
 
 
-class InPlace(Elsewhere):
+class MappedTensors(ExternalTensors):
     """Tensors in regions that all workers have mapped."""
 
     def __init__(self, mappings: Mappings) -> None:
