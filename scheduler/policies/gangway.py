@@ -10,9 +10,9 @@ from gangway.scheduler.policies.gangway_moves import can_spare, moves
 from gangway.scheduler.policies.gangway_order import (
     AGED,
     AT_RISK,
-    BEHIND,
+    BEST_EFFORT,
     BRIEF,
-    IN_TIME,
+    ON_TIME,
     candidates,
     classify,
     in_order,
@@ -48,7 +48,7 @@ class Aging:
         """
         served, self._served = self._served, None
         self._settle(served, snapshot)
-        behind = [work for work in works if work.tier == BEHIND and work.due_us < snapshot.now_us]
+        behind = [work for work in works if work.tier == BEST_EFFORT and work.due_us < snapshot.now_us]
         if not behind:
             return
         serving = served is not None and any(work.query.query_id == served.query.query_id for work in behind)
@@ -162,13 +162,13 @@ class Foresight:
             kind.arrived(query, query.deadline_us - query.arrival_us)
 
     def give_up(self, works: list[Work], snapshot: Snapshot) -> None:
-        """Move those from `IN_TIME` to `AT_RISK` for whom the others will leave too little of the machine."""
+        """Move those from `ON_TIME` to `AT_RISK` for whom the others will leave too little of the machine."""
         if snapshot.now_us >= self._review_us:
             self._review(snapshot)
         if not self._is_full:
             return
         for work in works:
-            if work.tier == IN_TIME and _needed_us(work, snapshot.core_count) > self._left_us(work):
+            if work.tier == ON_TIME and _needed_us(work, snapshot.core_count) > self._left_us(work):
                 work.tier = AT_RISK
 
     def _left_us(self, work: Work) -> float:
@@ -253,7 +253,7 @@ def stopped_in_vain(works: Sequence[Work], core_count: int) -> list[Work]:
     stopped = [
         work
         for work in works
-        if work.tier == BEHIND and work.query.started and work.block is None and work.query.deadline_us is not None
+        if work.tier == BEST_EFFORT and work.query.started and work.block is None and work.query.deadline_us is not None
     ]
     stopped.sort(key=lambda work: (_done_us(work), -work.query.query_id))
     return stopped[: max(0, len(stopped) - STOPPED_PER_CORE * core_count)]
@@ -278,7 +278,7 @@ def rest_us(works: Sequence[Work]) -> float:
     for work in works:
         if not work.cores or work.fixed:
             continue
-        if work.tier != IN_TIME or can_spare(work, shortest_us, 0) or (work.cores > 1 and can_spare(work, 0.0, 1)):
+        if work.tier != ON_TIME or can_spare(work, shortest_us, 0) or (work.cores > 1 and can_spare(work, 0.0, 1)):
             return 0.0
         rest_us = min(rest_us, work.slack_us - work.remaining_us(work.cores) * work.margin)
     return max(0.0, rest_us)

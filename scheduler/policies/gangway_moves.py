@@ -5,7 +5,7 @@ A running query makes room only if that is worth it: see `worth_it`.
 
 from collections.abc import Sequence
 
-from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, BEHIND, BRIEF, FITS, IN_TIME, machine_us
+from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, BACKFILL, BEST_EFFORT, BRIEF, ON_TIME, machine_us
 from gangway.scheduler.policy import Decision, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.prediction import Work
 from gangway.scheduler.profiles import SWITCH_US
@@ -15,7 +15,7 @@ FAR_US = 300.0  # a layer boundary that is farther away is not waited for
 LEAST_GAIN_US = 150.0  # growing must save so much,
 LEAST_GAIN = 0.03  # and such a share of the rest
 EARLIEST_WAKE_US = 50.0
-REASONS = {BRIEF: "takes next to nothing", IN_TIME: "next by deadline", FITS: "late, and nobody else will be by it"}
+REASONS = {BRIEF: "takes next to nothing", ON_TIME: "next by deadline", BACKFILL: "late, and nobody else will be by it"}
 OTHERWISE = "nobody with a deadline to meet needs the cores"
 
 
@@ -71,7 +71,7 @@ def _make_room(ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapsho
             victim.fixed = True
             missing -= victim.cores - victim.grant
     wake_us = min(
-        (work.slack_us - work.least_us * work.margin - SWITCH_US for work in short if work.tier == IN_TIME),
+        (work.slack_us - work.least_us * work.margin - SWITCH_US for work in short if work.tier == ON_TIME),
         default=float("inf"),
     )
     if EARLIEST_WAKE_US < wake_us < float("inf"):
@@ -100,17 +100,17 @@ def worth_it(first: Work, victim: Work) -> bool:
     if first.query.priority != victim.query.priority:
         return first.query.priority < victim.query.priority
     wait_us = victim.remaining_us(victim.cores)
-    if wait_us <= SWITCH_US or first.tier > IN_TIME:
+    if wait_us <= SWITCH_US or first.tier > ON_TIME:
         return False
     if first.tier == BRIEF:
         return True
     if victim.tier == AGED:
         return False
-    if first.tier == AGED or victim.tier == BEHIND:
+    if first.tier == AGED or victim.tier == BEST_EFFORT:
         return True
     first_us = first.remaining_us(first.grant)
-    saves = first.tier != FITS and wait_us + first_us * first.margin > first.slack_us
-    if victim.tier != IN_TIME:
+    saves = first.tier != BACKFILL and wait_us + first_us * first.margin > first.slack_us
+    if victim.tier != ON_TIME:
         longer = wait_us * victim.cores / victim.worth > LONGER * first_us * first.grant / first.worth
         return saves and longer
     if not can_spare(victim, first_us, victim.grant):
@@ -129,12 +129,12 @@ def _saves_several(ordered: Sequence[Work], victim: Work, core_count: int) -> bo
 
     Counted are those that are in time by the plan, which is without it, and late if it goes on to its end.
     """
-    if victim.tier not in (AT_RISK, FITS):
+    if victim.tier not in (AT_RISK, BACKFILL):
         return False
     planned_us = victim.remaining_us(victim.cores) * victim.cores / core_count
     late = 0
     for work in ordered:
-        if work.tier == IN_TIME and work.block is None and work.query.priority == victim.query.priority:
+        if work.tier == ON_TIME and work.block is None and work.query.priority == victim.query.priority:
             planned_us += machine_us(work, core_count)
             late += planned_us > work.slack_us
     return late > (not victim.is_lost)

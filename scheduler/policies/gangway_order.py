@@ -3,12 +3,12 @@
 Priority classes go strictly first. Within a class:
 
 - `BRIEF`: those that take next to nothing, late or not, within a bounded share of the machine (`gangway_brief.py`);
-- `AGED`: one query that has been `BEHIND` for long, within a bounded share of the machine (`gangway_aging.py`);
-- `FITS`: those of the two last kinds that are shorter than all in time, none of which is late if they go first;
-- `IN_TIME`: those that will be in time if they are run in order of their deadlines;
+- `AGED`: one query that has been `BEST_EFFORT` for long, within a bounded share of the machine (`gangway_aging.py`);
+- `BACKFILL`: those of the two last kinds that are shorter than all in time, none of which is late if they go first;
+- `ON_TIME`: those that will be in time if they are run in order of their deadlines;
 - `AT_RISK`: those that have to be given up for that: as few as possible (Moore and Hodgson's algorithm, 1968: whenever
   the next in order of deadlines would be late, the longest one so far is given up);
-- `BEHIND`: best effort, and those that are certain to be late. They have a virtual deadline.
+- `BEST_EFFORT`: best effort, and those that are certain to be late. They have a virtual deadline.
 """
 
 import heapq
@@ -19,7 +19,7 @@ from gangway.scheduler.policy import Query
 from gangway.scheduler.prediction import Work
 from gangway.scheduler.profiles import ModelProfile
 
-BRIEF, AGED, FITS, IN_TIME, AT_RISK, BEHIND = range(6)
+BRIEF, AGED, BACKFILL, ON_TIME, AT_RISK, BEST_EFFORT = range(6)
 
 LATE_FACTOR = 10.0  # virtual deadline of a late query: so many times its target after its arrival
 BEST_EFFORT_FACTOR = 30.0  # of one without a deadline: so many times its isolated latency,
@@ -39,15 +39,15 @@ def classify(works: Sequence[Work]) -> None:
     for work in works:
         query = work.query
         if query.deadline_us is None or work.is_lost:
-            work.tier, work.due_us = BEHIND, virtual_due_us(query, work.isolated_us)
+            work.tier, work.due_us = BEST_EFFORT, virtual_due_us(query, work.isolated_us)
         else:
-            work.tier, work.due_us = IN_TIME, query.deadline_us
+            work.tier, work.due_us = ON_TIME, query.deadline_us
 
 
 def rank(work: Work) -> tuple[int, int, bool, float, int]:
     """Return the key by which queries are served. Of those that are behind who has begun goes on: it holds memory."""
     query = work.query
-    is_new = work.tier == BEHIND and work.block is None and not query.started
+    is_new = work.tier == BEST_EFFORT and work.block is None and not query.started
     return (query.priority, work.tier, is_new, work.due_us, query.query_id)
 
 
@@ -101,7 +101,7 @@ def _give_up(ordered: Sequence[Work], core_count: int) -> bool:
     kept: list[tuple[float, int, float, Work]] = []  # heap, the longest for its worth on top
     found = False
     for index, work in enumerate(ordered):
-        if work.tier != IN_TIME:
+        if work.tier != ON_TIME:
             continue
         area_us = machine_us(work, core_count)
         if area_us > work.slack_us:
@@ -128,19 +128,19 @@ def _fit_in(ordered: Sequence[Work], core_count: int) -> bool:
     late = [
         work
         for work in ordered
-        if work.tier in (AT_RISK, BEHIND) and work.query.deadline_us is not None and work.due_us > work.now_us
+        if work.tier in (AT_RISK, BEST_EFFORT) and work.query.deadline_us is not None and work.due_us > work.now_us
     ]
     if not late:
         return False
-    if all(work.tier != IN_TIME for work in ordered):  # nobody can become late by it
+    if all(work.tier != ON_TIME for work in ordered):  # nobody can become late by it
         for work in late:
-            work.tier = FITS
+            work.tier = BACKFILL
         return True
     planned_us, spare_us, shortest = 0.0, float("inf"), float("inf")
     for work in ordered:
-        if work.tier <= IN_TIME:
+        if work.tier <= ON_TIME:
             planned_us += machine_us(work, core_count)
-        if work.tier == IN_TIME:
+        if work.tier == ON_TIME:
             done_within_us = work.due_us - work.now_us - work.way_back_us  # less than its slack for a narrow gang
             spare_us = min(spare_us, done_within_us - planned_us)
             shortest = min(shortest, _length(work))
@@ -149,7 +149,7 @@ def _fit_in(ordered: Sequence[Work], core_count: int) -> bool:
         area_us = machine_us(work, core_count)
         if area_us <= spare_us and _length(work) < shortest:
             spare_us -= area_us
-            work.tier = FITS
+            work.tier = BACKFILL
             found = True
     return found
 

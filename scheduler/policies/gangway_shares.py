@@ -8,7 +8,7 @@ first ones, as long as they gain by them.
 from collections.abc import Sequence
 from itertools import pairwise
 
-from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, BRIEF, IN_TIME
+from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, BRIEF, ON_TIME
 from gangway.scheduler.policy import Snapshot
 from gangway.scheduler.prediction import Work
 from gangway.scheduler.profiles import ModelProfile
@@ -38,7 +38,7 @@ def pair(ordered: list[Work]) -> None:
     Nothing is moved unless all are in time, and stay so.
     """
     for work in ordered:
-        if work.tier != IN_TIME:
+        if work.tier != ON_TIME:
             return
     waiting = [index for index, work in enumerate(ordered) if work.block is None]
     blocks = [work for work in ordered if work.block is not None]
@@ -85,10 +85,10 @@ def ask(work: Work, snapshot: Snapshot) -> None:
     gang = work.query.cores
     if not gang:
         gang = work.outlook.efficient_cores(efficiency_to_ask_for(snapshot.wide_stretch))
-        if work.tier == IN_TIME and gang < work.most and work.remaining_us(gang) * work.margin > work.slack_us:
+        if work.tier == ON_TIME and gang < work.most and work.remaining_us(gang) * work.margin > work.slack_us:
             gang = max(gang, work.fewest_cores(work.slack_us / work.margin))
     work.gang = gang = gang if gang < work.most else work.most
-    if work.tier == IN_TIME:
+    if work.tier == ON_TIME:
         work.due_us -= work.remaining_us(gang) * work.margin * (1 - gang / snapshot.core_count)
 
 
@@ -129,7 +129,7 @@ def _squeeze(able: Sequence[Work]) -> None:
     """Give those that would be late with what was left the cores that others, more urgent ones, can do without."""
     release_us = None
     for work in able:
-        if work.tier not in (IN_TIME, AT_RISK) or work.gang <= work.grant:
+        if work.tier not in (ON_TIME, AT_RISK) or work.gang <= work.grant:
             continue
         if release_us is None:
             release_us = min((work.remaining_us(work.grant) for work in able if work.grant), default=0.0)
@@ -150,7 +150,7 @@ def _needs(donor: Work, work: Work) -> int:
     """Return how many cores a query must keep for itself, whoever else is in need."""
     if donor.query.priority < work.query.priority or donor.tier in (BRIEF, AGED) or donor.fixed:
         return donor.grant
-    if donor.query.priority > work.query.priority or donor.tier != IN_TIME:
+    if donor.query.priority > work.query.priority or donor.tier != ON_TIME:
         return 0
     return min(donor.grant, donor.fewest_cores(donor.slack_us / donor.margin))
 
@@ -163,7 +163,7 @@ def _able(ordered: Sequence[Work], leases: int) -> list[Work]:
             work.grant = work.cores
         elif work.block is not None or work.query.started:
             able.append(work)
-        elif leases > (0 if work.tier <= IN_TIME else RESERVED_LEASES):
+        elif leases > (0 if work.tier <= ON_TIME else RESERVED_LEASES):
             leases -= 1
             able.append(work)
     if not able and leases:

@@ -13,7 +13,7 @@ from tests.company import SPIN, company
 
 LIMIT_US = 4 * LOOK_EVERY_US
 SLEEP = "import time\ntime.sleep(60)"
-BEHIND = f"os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n{SPIN}"
+BEST_EFFORT = f"os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n{SPIN}"
 DEADLINE_S = 20.0
 NOBODY = 1 << 30  # no process has such a number
 
@@ -70,7 +70,7 @@ def test_one_look_is_too_few():
 
 @pytest.mark.alone
 def test_who_waits_behind_others_for_a_core_is_let_be():
-    with running(SPIN), running(BEHIND) as pid:
+    with running(SPIN), running(BEST_EFFORT) as pid:
         begin_us = time.monotonic_ns() / 1e3
         blame = Blame(pid, LIMIT_US, begin_us)
         while (now_us := time.monotonic_ns() / 1e3) < begin_us + 3 * LIMIT_US:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gangway.scheduler.policies.gangway import Foresight, Gangway
-from gangway.scheduler.policies.gangway_order import AT_RISK, IN_TIME, classify
+from gangway.scheduler.policies.gangway_order import AT_RISK, ON_TIME, classify
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Stop
 from gangway.scheduler.prediction import MARGIN, Work
 from gangway.scheduler.profiles import ModelProfile
@@ -67,29 +67,29 @@ def test_a_long_query_is_given_up_while_shorter_ones_take_the_machine() -> None:
 
 def test_nobody_is_given_up_while_the_machine_can_carry_what_comes() -> None:
     # Four fifths: LONG would have 60000 - 0.8 * 50000, which is less than it needs, but pauses come as well.
-    assert tier(after(2600.0, 1e6), query(9999, LONG, 1e6), 1e6) == IN_TIME
+    assert tier(after(2600.0, 1e6), query(9999, LONG, 1e6), 1e6) == ON_TIME
 
 
 def test_who_has_no_more_time_than_they_is_served_before_them() -> None:
     foresight = after(1900.0, 1e6)
-    assert tier(foresight, query(9999, SHORT, 1e6), 1e6) == IN_TIME
+    assert tier(foresight, query(9999, SHORT, 1e6), 1e6) == ON_TIME
     # 20800 of the last 22000 are needed; those who come in 12000 of them take 13100 first.
     assert tier(foresight, query(9999, LONG, 1e6 - 38_000.0), 1e6) == AT_RISK
     almost_done = replace(query(9999, LONG, 1e6 - 38_000.0), next_layer=9, started=True)
-    assert tier(foresight, almost_done, 1e6) == IN_TIME
+    assert tier(foresight, almost_done, 1e6) == ON_TIME
 
 
 def test_what_all_ask_for_together_counts() -> None:
     # SHORT takes 0.69 of the machine, LONG 0.42. 60000 - 0.69 * 50000 is enough for one, 35000 - 0.69 * 25000 is not.
-    for more, expected in ((0, IN_TIME), (101, AT_RISK)):
+    for more, expected in ((0, ON_TIME), (101, AT_RISK)):
         foresight = after(3000.0, 5e6)
         for number in range(more):
             foresight.arrived(query(number, LONG, number * 50_000.0))
-        assert tier(foresight, query(9999, LONG, 5e6), 5e6) == IN_TIME
+        assert tier(foresight, query(9999, LONG, 5e6), 5e6) == ON_TIME
         assert tier(foresight, query(9998, LONG, 5e6 - 25_000.0), 5e6) == expected
 
 
-@pytest.mark.parametrize(("priority", "expected"), [(-1, AT_RISK), (0, IN_TIME), (1, IN_TIME)])
+@pytest.mark.parametrize(("priority", "expected"), [(-1, AT_RISK), (0, ON_TIME), (1, ON_TIME)])
 def test_a_higher_class_goes_first_however_much_time_it_has(priority: int, expected: int) -> None:
     # LONG fills the machine, and its deadlines are later than that of the SHORT one.
     assert tier(after(20_000.0, 3e6, LONG, priority), query(9999, SHORT, 3e6), 3e6) == expected
@@ -97,17 +97,17 @@ def test_a_higher_class_goes_first_however_much_time_it_has(priority: int, expec
 
 def test_a_pause_ends_it() -> None:
     foresight = after(1900.0, 1e6)
-    assert tier(foresight, query(9999, LONG, 1.5e6), 1.5e6) == IN_TIME
+    assert tier(foresight, query(9999, LONG, 1.5e6), 1.5e6) == ON_TIME
 
 
 def test_a_model_that_has_gone_asks_for_nothing() -> None:
     foresight = after(1900.0, 1e6)
-    assert tier(foresight, query(9999, LONG, 1e6), 1e6, {LONG: MODELS[LONG]}) == IN_TIME
+    assert tier(foresight, query(9999, LONG, 1e6), 1e6, {LONG: MODELS[LONG]}) == ON_TIME
 
 
 def test_predictions_that_are_exceeded_are_a_higher_load() -> None:
     of, state = query(9999, LONG, 1e6), snapshot(1e6, [])
-    for stretch, expected in ((MARGIN, IN_TIME), (1.6, AT_RISK)):
+    for stretch, expected in ((MARGIN, ON_TIME), (1.6, AT_RISK)):
         stretched = replace(state, stretches={SHORT: stretch})
         work = Work(of, None, stretched)
         classify([work])
