@@ -131,7 +131,7 @@ class Reception:
     ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Wait and begin requests. `leases`: of each desk, -1: not to be used; None: as before. Releases the GIL.
 
-        Returns the fields of Gone for those that have ended, and those of Present for those under way.
+        Returns the fields of Completed for those that have ended, and those of InFlight for those under way.
         """
 
 class Worker:

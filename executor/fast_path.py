@@ -7,12 +7,12 @@ from gangway.executor import _native
 from gangway.executor.control import ControlSegment
 from gangway.executor.slots import SlotTable
 
-DESKS: Final = 2  # of a worker: it computes for one query while the next one is written down
+WORKER_SLOTS: Final = 2  # of a worker: it computes for one query while the next one is written down
 NO_LEASE: Final = -1
-ENOUGH: Final = _native.ENOUGH_GONE
+MAX_COMPLETED: Final = _native.ENOUGH_GONE
 
 
-class Gone(NamedTuple):
+class Completed(NamedTuple):
     """A request that began and was answered. Times are ns on CLOCK_MONOTONIC; `deadline_ns` 0: none."""
 
     model_id: int
@@ -23,7 +23,7 @@ class Gone(NamedTuple):
     end_ns: int  # its last layer ended
 
 
-class Present(NamedTuple):
+class InFlight(NamedTuple):
     """A request that is under way at a desk of a worker: alone in a lease, all layers, as rank 0.
 
     Its slot is not to be asked about it: it may have been answered, and be in use again.
@@ -53,7 +53,7 @@ class Reception:
 
     def __init__(self, control: ControlSegment, tables: Sequence[SlotTable], lease_timeout_us: int) -> None:
         layout = control.layout
-        self.desks = layout.workers * DESKS
+        self.desks = layout.workers * WORKER_SLOTS
         self._native = _native.Reception(
             control.segment.view,
             layout.scheduler_bell,
@@ -65,7 +65,7 @@ class Reception:
             layout.lease_table,
             layout.leases,
             lease_timeout_us,
-            DESKS,
+            WORKER_SLOTS,
         )
 
     def open(self, model_id: int, layers: int, expected_us: int, arena_stride: int, arenas: Sequence[int]) -> None:
@@ -81,14 +81,14 @@ class Reception:
 
     def attend(
         self, leases: Sequence[int] | None, letters: int, spin_us: int, timeout_us: int, watch_us: int
-    ) -> tuple[list[Gone], list[Present]]:
+    ) -> tuple[list[Completed], list[InFlight]]:
         """Begin what comes until there is something else to do; return what has ended, and what is under way.
 
         `leases`: of each desk, worker after worker; NO_LEASE: not to be used. None: go on with what is under way.
         Otherwise whatever was under way after the last call is the caller's, as are the messages in the rings. It
-        returns, too, when ENOUGH have ended, when the bell has other than so many letters, after `timeout_us`, and
+        returns, too, when MAX_COMPLETED have ended, when the bell has other than so many letters, after `timeout_us`, and
         `watch_us` after the first request has come.
         """
         desks = None if leases is None else tuple(leases)
         gone, present = self._native.attend(desks, letters, spin_us, timeout_us, watch_us)
-        return list(map(Gone._make, gone)), list(map(Present._make, present))
+        return list(map(Completed._make, gone)), list(map(InFlight._make, present))

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.fast_path import Gone, Present
+from gangway.executor.fast_path import Completed, InFlight
 from gangway.executor.leases import MAX_RANKS, PhaseKind
 from gangway.executor.messages import Left, LeftReason
 from gangway.executor.slots import SlotStatus
@@ -126,7 +126,7 @@ class Execution:
 
     # -- without a decision
 
-    def take_over(self, unit: Unit, present: Present, arena_offset: int) -> None:
+    def take_over(self, unit: Unit, present: InFlight, arena_offset: int) -> None:
         """Let a unit that is under way without a decision be a gang's from now on."""
         self._policy.arrived(unit.query)
         spec = self._spec(unit)
@@ -134,7 +134,7 @@ class Execution:
         self._workers.occupy(present.worker, present.lease)
         self._accounts.begins(gang, Start(unit.query.query_id, spec.layers, gang.cores))
 
-    def walked_through(self, query: Query, spec: LoadModel, gone: Gone) -> None:
+    def walked_through(self, query: Query, spec: LoadModel, gone: Completed) -> None:
         """Note a query that was begun without a decision, and is answered."""
         self._policy.arrived(query)
         self._accounts.walked_through(spec.name, spec.layers)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.fast_path import DESKS, ENOUGH, NO_LEASE, Gone, Present, Reception
+from gangway.executor.fast_path import MAX_COMPLETED, NO_LEASE, WORKER_SLOTS, Completed, InFlight, Reception
 from gangway.executor.slots import SlotTable
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer
@@ -87,7 +87,7 @@ class WalkIns:
             now_ns = time.monotonic_ns()
             if end_ns is None:
                 end_ns = now_ns + watch_us * 1000
-            if len(all_gone) < ENOUGH or now_ns >= end_ns:
+            if len(all_gone) < MAX_COMPLETED or now_ns >= end_ns:
                 break
             leases = None  # all others stay where they are
         for present in sorted(all_present, key=attrgetter("begun_ns")):  # so a worker has last what it will do last
@@ -146,11 +146,11 @@ class WalkIns:
         leases = [NO_LEASE] * self._reception.desks
         spare = self._execution.gangs.spare(self._reception.desks)
         for worker in self._workers.free:
-            desks = slice(worker * DESKS, (worker + 1) * DESKS)
+            desks = slice(worker * WORKER_SLOTS, (worker + 1) * WORKER_SLOTS)
             leases[desks] = spare[desks]
         return leases
 
-    def _count(self, gone: Gone) -> None:
+    def _count(self, gone: Completed) -> None:
         """Note what is noted of others, too."""
         deadline_us = gone.deadline_ns / 1e3 if gone.deadline_ns else None
         number = self._requests.next_id()
@@ -159,9 +159,9 @@ class WalkIns:
             self._former.arrived(query)
         self._execution.walked_through(query, self._open[gone.model_id].spec, gone)
 
-    def _take_over(self, present: Present) -> None:
+    def _take_over(self, present: InFlight) -> None:
         """Let a gang have what is under way, with its arena; the desk gets another one."""
-        known, desk = self._open[present.model_id], present.worker * DESKS + present.desk
+        known, desk = self._open[present.model_id], present.worker * WORKER_SLOTS + present.desk
         request = self._requests.take_over(present)
         if self._former is not None:
             self._former.arrived(request.query)

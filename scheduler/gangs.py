@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gangway.executor.control import ControlSegment
-from gangway.executor.fast_path import Present
+from gangway.executor.fast_path import InFlight
 from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind, passes_for
 from gangway.executor.messages import Left, LeftReason, pack_run
 from gangway.scheduler.messages import LoadModel
@@ -127,7 +127,7 @@ class GangTable:
         return gang
 
     def take_over(
-        self, unit: Unit, present: Present, arena_offset: int, layers: int, indivisible: bool, model: str
+        self, unit: Unit, present: InFlight, arena_offset: int, layers: int, indivisible: bool, model: str
     ) -> Gang:
         """Make a gang of what was begun without a decision, with a lease of `spare`."""
         self._free.remove(present.lease)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 
-from gangway.executor.fast_path import Present
+from gangway.executor.fast_path import InFlight
 from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
 from gangway.scheduler.batching.former import FormedUnit
 from gangway.scheduler.policy import Query
@@ -95,7 +95,7 @@ class RequestTable:
         self._watch_limit(request)
         return request
 
-    def take_over(self, present: Present) -> Request:
+    def take_over(self, present: InFlight) -> Request:
         """Return a new request for what is under way already, in one unit, which does not wait."""
         query = Query(
             next(self._ids),
