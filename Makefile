@@ -14,7 +14,7 @@ SOURCES := $(ROOMS) benchmarks tests setup.py
 help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
 	@echo "make test      install what the tests need and run them"
-	@echo "make lint      ruff and mypy --strict"
+	@echo "make lint      ruff, mypy --strict and pyright"
 	@echo "make bench     measure against onnxruntime, OpenVINO and Triton (an hour)"
 	@echo "make install   only install, into $(VENV)"
 
@@ -52,13 +52,11 @@ test: $(VENV)/.installed-test tools
 tools: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fetch_perf_analyzer
 
-# mypy sees the rooms under their import names through a folder of links.
 lint: $(VENV)/.installed-test
-	@mkdir -p build/typing/gangway
-	@for room in $(ROOMS); do ln -sfn $(CURDIR)/$$room build/typing/gangway/$$room; done
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
-	MYPYPATH=build/typing $(BIN)/mypy $(foreach room,$(ROOMS),-p gangway.$(room))
+	$(BIN)/mypy $(foreach room,$(ROOMS),-p gangway.$(room))
+	$(BIN)/pyright gangway
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix $(SOURCES)
