@@ -22,7 +22,7 @@ _ROUNDS = 16  # more than any exporter chains up; each finds everything that fol
 _FOLLOWED = {
     *("Abs", "Add", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand"),
     *(
-        "SimulatedCores",
+        "Floor",
         "Gather",
         "Identity",
         "Max",

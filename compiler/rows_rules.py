@@ -77,7 +77,7 @@ Rule = Callable[[Operands], Rows | tuple[Rows, ...]]
 
 ELEMENTWISE = """
     Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike
-    Ceil Celu Clip Cos Cosh DequantizeLinear Div Elu Equal Erf Exp SimulatedCores Gelu Greater GreaterOrEqual HardSigmoid
+    Ceil Celu Clip Cos Cosh DequantizeLinear Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid
     HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow
     QuantizeLinear Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish
     Tan Tanh ThresholdedRelu Where Xor

@@ -25,7 +25,7 @@ _SAME_TYPE = {
     "Neg": "neg",
     "Abs": "abs",
     "Sign": "sign",
-    "SimulatedCores": "floor",
+    "Floor": "floor",
     "Ceil": "ceil",
     "Round": "round",
     "And": "and",
