@@ -62,7 +62,7 @@ setup(
     package_data={
         **{package: ["py.typed"] for package in PACKAGES},
         "gangway.protos": ["*.proto", "*.pyi", "py.typed"],
-        "gangway.simulator": ["measured_models/*.json", "measured_models/batches/*.json", "npu_layers.csv", "py.typed"],
+        "gangway.simulator": ["measured_models/*.json", "measured_models/batches/*.json", "py.typed"],
     },
     ext_modules=[native, probes],
     cmdclass={"build_py": BuildPy, "build_ext": BuildExt},

@@ -13,8 +13,8 @@ from benchmarks.load import is_right, raw_channel, raw_infer
 from benchmarks.reference import Example, example_of
 from benchmarks.repository import compile_model, ensure_profiles, ensure_zoo, find_profile, onnx_file
 from benchmarks.serving_servers import write_repository
+from gangway.clients.command import server_times
 from gangway.clients.connection import Connection
-from gangway.clients.timing import server_times
 from gangway.scheduler.profiles import ModelProfile, policy_profile
 
 MAX_ROWS = 64

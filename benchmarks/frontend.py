@@ -17,8 +17,8 @@ from benchmarks.perf_analyzer_modes import closed_loop
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row
 from benchmarks.repository import onnx_file
+from gangway.clients.command import PHASES, ServerTimes, server_times
 from gangway.clients.connection import Connection
-from gangway.clients.timing import PHASES, ServerTimes, server_times
 
 TARGETS_MS = {"mlp": 0.6, "mobilenetv2": 1.5}  # 1x16 floats; 1x3x224x224 floats
 LOADS = (("mlp", 1), ("mobilenetv2", 1), ("mlp", 16))  # model and number of clients

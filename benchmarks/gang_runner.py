@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.frame_requests import read_answer, write_request
 from gangway.artifact.format import Engine, Manifest, TensorSpec
 from gangway.artifact.reader import read_manifest
-from gangway.clients.tensors import Array, dtype_of
+from gangway.clients.inputs import Array, dtype_of
 from gangway.executor.leases import LeaseSpec, Member, passes_for
 from gangway.executor.slots import SLOT_BYTES, SlotOutcome, SlotRequest, SlotStatus
 from gangway.measure.model_runner import LocalExecutor

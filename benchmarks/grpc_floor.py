@@ -19,7 +19,7 @@ import gangway.server.grpc.environment  # noqa: F401 - before grpc
 from benchmarks.live_server import free_port, stop
 from benchmarks.reference import Example
 from gangway.clients.connection import SERVICE
-from gangway.clients.tensors import infer_request
+from gangway.clients.inputs import infer_request
 from gangway.executor.process import take_precedence
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.grpc.server import channel_options

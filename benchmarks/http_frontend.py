@@ -23,8 +23,8 @@ from benchmarks.perf_analyzer_modes import closed_loop
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row
 from benchmarks.repository import onnx_file
+from gangway.clients.command import server_times
 from gangway.clients.connection import Connection
-from gangway.clients.timing import server_times
 
 LOADS = (("mlp", 1, False), ("mlp", 1, True), ("mobilenetv2", 1, False), ("mlp", 16, False))  # model, clients, as JSON
 DATATYPES = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}

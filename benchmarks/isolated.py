@@ -9,7 +9,7 @@ import onnxruntime as ort
 
 from benchmarks.reference import Example, open_session
 from benchmarks.repository import onnx_file
-from gangway.clients.tensors import Array
+from gangway.clients.inputs import Array
 
 THREADS = 2
 ROUNDS = 9

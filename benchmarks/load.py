@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES
-from gangway.clients.tensors import Array, outputs_of
+from gangway.clients.inputs import Array, outputs_of
 from gangway.protos import grpc_service_pb2 as pb
 
 # Try a broken connection again at once: how fast the server is back is measured, not gRPC's patience (1 s and more).

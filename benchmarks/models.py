@@ -20,7 +20,7 @@ from benchmarks.peers import PEERS
 from benchmarks.reference import Example, example_of
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import compile_model, ensure_zoo, onnx_file
-from gangway.clients.tensors import Array
+from gangway.clients.inputs import Array
 from gangway.zoo import MODELS
 
 NETWORKS = [name for name in MODELS if name not in ("mlp", "simple", "simple_string", "simple_int8")]

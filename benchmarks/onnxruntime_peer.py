@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.reference import open_session
-from gangway.clients.tensors import Array
+from gangway.clients.inputs import Array
 
 RunOnce = Callable[[], object]
 Timed = Callable[[], float]  # runs one query, returns its milliseconds

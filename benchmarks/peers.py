@@ -6,7 +6,7 @@ from pathlib import Path
 import openvino
 
 from benchmarks.onnxruntime_peer import RunOnce, onnxruntime_peer
-from gangway.clients.tensors import Array
+from gangway.clients.inputs import Array
 
 
 def openvino_peer(path: Path, inputs: Mapping[str, Array], threads: int) -> RunOnce:

@@ -11,7 +11,7 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 from gangway.clients.connection import SERVICE
-from gangway.clients.grpc_http2 import request_headers
+from gangway.clients.raw_channel import request_headers
 
 READ_BYTES = 1 << 16
 TIMEOUT_S = 30.0

@@ -7,8 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from gangway.clients.inputs import TensorMetadata, random_tensors
-from gangway.clients.tensors import Array, infer_request
+from gangway.clients.inputs import Array, TensorMetadata, infer_request, random_tensors
 from gangway.protos import grpc_service_pb2 as pb
 
 DATATYPES = {"tensor(float)": "FP32", "tensor(int32)": "INT32", "tensor(int64)": "INT64"}

@@ -11,10 +11,9 @@ import numpy as np
 from benchmarks.live_server import LiveServer
 from benchmarks.processes import core_times, process_cpu_ns
 from gangway.clients.connection import Connection
-from gangway.clients.grpc_http2 import message_body
 from gangway.clients.open_loop import INFER_METHOD, drive, sender_precedence
 from gangway.clients.perf.prepare import prepare_requests
-from gangway.clients.raw_channel import RawChannel, call_alone
+from gangway.clients.raw_channel import RawChannel, call_alone, message_body
 from gangway.scheduler.profiles import ModelProfile
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes

@@ -30,7 +30,7 @@ from benchmarks.raw_connection import RawConnection
 from benchmarks.reference import example_of
 from benchmarks.report import Report, Row
 from benchmarks.repository import ensure_zoo, onnx_file
-from gangway.clients.tensors import infer_request
+from gangway.clients.inputs import infer_request
 
 WATCHED, IMAGES, POISON = "mlp", "mobilenetv2", "divide"
 PACE_S = 0.005  # between two requests of the client that watches

@@ -22,8 +22,8 @@ from benchmarks.processes import cpu_ns
 from benchmarks.reference import example_of
 from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo, onnx_file
+from gangway.clients.command import server_times
 from gangway.clients.connection import SERVICE, Connection
-from gangway.clients.timing import server_times
 from gangway.protos import grpc_service_pb2 as pb
 
 SERVING = ("front end", "scheduler")

@@ -1,21 +1,127 @@
 """`gangway client MODEL`: one inference, its answer, and where the time went."""
 
 import argparse
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from rich.table import Table
+
 from gangway.artifact.console import Console
-from gangway.clients.connection import Connection
-from gangway.clients.errors import ClientError
-from gangway.clients.inputs import TensorMetadata, image_tensor, npy_tensors, random_tensors
-from gangway.clients.show import show_outputs, show_timing
-from gangway.clients.tensors import Array, infer_request, outputs_of
-from gangway.clients.timing import ServerTimes, server_times
+from gangway.clients.connection import ClientError, Connection, RefusedError
+from gangway.clients.inputs import (
+    Array,
+    TensorMetadata,
+    image_tensor,
+    infer_request,
+    npy_tensors,
+    outputs_of,
+    random_tensors,
+)
 from gangway.clients.tls import Tls, add_tls_options
 from gangway.protos import grpc_service_pb2 as pb
+
+# The server's own account of where the time went, from the difference of two ModelStatistics answers.
+
+PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
+
+
+@dataclass(frozen=True)
+class ServerTimes:
+    """Successful requests, and nanoseconds per phase, cumulated over them."""
+
+    requests: int
+    phase_ns: dict[str, int]
+
+    def since(self, before: "ServerTimes") -> "ServerTimes":
+        """Return what happened after `before`."""
+        return ServerTimes(
+            self.requests - before.requests,
+            {phase: ns - before.phase_ns[phase] for phase, ns in self.phase_ns.items()},
+        )
+
+    def mean_ms(self, phase: str) -> float:
+        """Return milliseconds per request spent in a phase; 0 when there was no request."""
+        return self.phase_ns[phase] / self.requests / 1e6 if self.requests else 0.0
+
+    @property
+    def total_ms(self) -> float:
+        """Milliseconds per request, all phases."""
+        return sum(self.mean_ms(phase) for phase in PHASES)
+
+
+def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:
+    """Add up the statistics of the model's versions. Raises RefusedError if the server keeps none."""
+    if not response.model_stats:
+        raise RefusedError("the server keeps no statistics of this model")
+    stats = [model.inference_stats for model in response.model_stats]
+    return ServerTimes(
+        sum(stat.success.count for stat in stats),
+        {phase: sum(getattr(stat, phase).ns for stat in stats) for phase in PHASES},
+    )
+
+
+# Answers and times, printed for people.
+
+FIRST_VALUES = 6
+
+
+def show_outputs(console: Console, outputs: Mapping[str, Array], top: int | None) -> None:
+    """Print shape, dtype and the first values of each output, and the `top` largest of each row of scores."""
+    table = Table("output", "shape", "dtype", "first values")
+    for name, values in outputs.items():
+        table.add_row(name, "x".join(map(str, values.shape)), values.dtype.name, _first_values(values))
+    console.print(table)
+    if top is None:
+        return
+    for name, values in outputs.items():
+        if is_scores(values):
+            console.print(_top_table(name, values, top))
+
+
+def show_timing(console: Console, round_trip_ms: Sequence[float], server: ServerTimes) -> None:
+    """Print the client's round trip and the server's split of it, milliseconds, means over the requests."""
+    round_trip = statistics.fmean(round_trip_ms)
+    table = Table("time", "ms")
+    table.columns[1].justify = "right"
+    several = f", mean of {len(round_trip_ms)}" if len(round_trip_ms) > 1 else ""
+    table.add_row(f"round trip, seen by the client{several}", f"{round_trip:.3f}")
+    for phase in PHASES:
+        table.add_row("  server: " + phase.replace("_", " "), f"{server.mean_ms(phase):.3f}")
+    table.add_row("  transport and the rest", f"{round_trip - server.total_ms:.3f}")
+    console.print(table)
+    if server.requests != len(round_trip_ms):
+        console.print(f"The server's times are means over {server.requests} requests: it served other clients too.")
+
+
+def is_scores(values: Array) -> bool:
+    """Say whether the values are floats [C] or [N, C], besides dimensions of 1."""
+    return values.dtype.kind == "f" and values.size > 0 and len([d for d in values.shape[1:] if d != 1]) <= 1
+
+
+def top_of(row: Array, count: int) -> list[tuple[int, float]]:
+    """Return (index, value) of the largest values of a row, largest first."""
+    order = np.argsort(-row.astype(np.float64), kind="stable")[:count]
+    return [(int(index), float(row[index])) for index in order]
+
+
+def _top_table(name: str, values: Array, top: int) -> Table:
+    table = Table("row", "rank", "index", "value", title=f"largest values of {name}")
+    rows = values.reshape(1, -1) if values.ndim == 1 else values.reshape(values.shape[0], -1)
+    for number, row in enumerate(rows):
+        for rank, (index, value) in enumerate(top_of(row, top), 1):
+            table.add_row(str(number), str(rank), str(index), f"{value:.6g}")
+    return table
+
+
+def _first_values(values: Array) -> str:
+    shown = [f"{value:.6g}" if values.dtype.kind == "f" else str(value) for value in values.flat[:FIRST_VALUES]]
+    return ", ".join(shown) + (", ..." if values.size > FIRST_VALUES else "")
+
 
 DESCRIPTION = "Send an inference to a Triton-compatible server over gRPC; print the answer and where the time went."
 EPILOG = """exit status: 0 answered, 1 the server refused, 2 wrong argument or file, 3 no server or no answer in time

@@ -7,9 +7,35 @@ from typing import Self, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from gangway.clients.errors import ClientError, RefusedError, UnreachableError
 from gangway.clients.tls import Tls
 from gangway.protos import grpc_service_pb2 as pb
+
+# What can go wrong for a client, each with the exit status of its command.
+
+
+class ClientError(Exception):
+    """The command cannot go on; the text says why, for people. `exit_status` tells scripts what kind it is."""
+
+    exit_status = 1
+
+
+class RefusedError(ClientError):
+    """The server answered with an error status (unknown model, wrong shape, ...)."""
+
+    exit_status = 1
+
+
+class InputError(ClientError):
+    """The command line or a file it names does not fit the model."""
+
+    exit_status = 2
+
+
+class UnreachableError(ClientError):
+    """Nobody answered at the address, or not in time."""
+
+    exit_status = 3
+
 
 SERVICE = "/inference.GRPCInferenceService/"
 UNLIMITED_MESSAGES = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

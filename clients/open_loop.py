@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from h2.exceptions import ProtocolError
 
-from gangway.clients.connection import SERVICE
-from gangway.clients.errors import UnreachableError
-from gangway.clients.grpc_http2 import message_body
-from gangway.clients.raw_channel import Ended, RawChannel
+from gangway.clients.connection import SERVICE, UnreachableError
+from gangway.clients.raw_channel import Ended, RawChannel, message_body
 from gangway.clients.tls import Tls
 from gangway.workload.arrivals import Arrivals, Floats
 from gangway.workload.outcomes import OK, Outcomes

@@ -10,7 +10,7 @@ from typing import Self
 
 import grpc
 
-from gangway.clients.errors import InputError
+from gangway.clients.connection import InputError
 
 HTTP2 = "h2"
 

@@ -15,7 +15,6 @@ from gangway.artifact.profile import ProfileError
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
 from gangway.simulator.batches import Batching
 from gangway.simulator.engine import ContractError
-from gangway.simulator.figures import FIGURES, OF_GIVEN_MODELS, FigureRequest
 from gangway.simulator.observers import Recorder
 from gangway.simulator.report import counters_table, draw, file_stem, table, write_csv, write_probes
 from gangway.simulator.runs import Goal, PolicyRun, run_policy, search_rate
@@ -36,8 +35,6 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     try:
         options.output.mkdir(parents=True, exist_ok=True)
-        if options.figures:
-            return _figures(options, console)
         return _simulate(options, console)
     except ModuleNotFoundError as error:
         print(f"gangway simulate: needs {error.name}: pip install 'gangway-serve[report]'", file=sys.stderr)
@@ -96,20 +93,6 @@ def _scenario(options: argparse.Namespace) -> Scenario:
     return make_scenario(mix, options.cores, measured, OVERHEADS[options.overheads], options.memory_share, requests)
 
 
-def _figures(options: argparse.Namespace, console: Console) -> int:
-    drawable = [name for name in FIGURES if options.profile or name not in OF_GIVEN_MODELS]
-    names = drawable if options.figures == ALL else options.figures.split(",")
-    if unknown := [name for name in names if name not in FIGURES]:
-        known = ", ".join((ALL, *FIGURES))
-        print(f"gangway simulate: unknown figure {unknown[0]!r}; known: {known}", file=sys.stderr)
-        return 2
-    measured = read_models(options.profile)
-    request = FigureRequest(options.output, options.queries, options.seed, console, measured)
-    for name in names:
-        importlib.import_module(FIGURES[name]).draw(request)
-    return 0
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangway simulate",
@@ -136,14 +119,13 @@ def _parser() -> argparse.ArgumentParser:
         help="let the policy join what waits to batches of up to B rows, split over gangs (1: no)")  # fmt: skip
     add("--seed", type=_seed, default=1, metavar="S", help="of the arrivals (1)")
     add("--profile", type=Path, nargs="+", default=[], metavar="FILE",
-        help="other measured models, for veltair_versions tuned ones: files of `gangway profile`")  # fmt: skip
+        help="other measured models: files of `gangway profile`")  # fmt: skip
     add("--memory-share", type=_positive, default=1.0, metavar="X",
         help="bandwidth and shared cache per core, as a part of the measured machine's (1)")  # fmt: skip
     add("--overheads", choices=OVERHEADS, default="spare",
         help="front end and scheduler have spare cores, or share the workers', or cost nothing (spare)")  # fmt: skip
     add("--trace-decisions", action="store_true", help="write why each decision was made")
     add("--timeline", action="store_true", help="write which core did what, for Perfetto")
-    add("--figures", metavar="NAME", help=f"draw figures of the papers instead: {', '.join((ALL, *FIGURES))}")
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
     return parser
 

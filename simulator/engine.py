@@ -18,10 +18,9 @@ from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Sn
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.waiting import Timers, WaitingQueries
 from gangway.simulator.batches import Batches, Batching, Singles
-from gangway.simulator.book import ResultRecorder
-from gangway.simulator.floor import NEVER, Ended, Observer, SimulatedCores
+from gangway.simulator.cores import NEVER, Ended, Observer, SimulatedCores
 from gangway.simulator.machine import Machine
-from gangway.simulator.results import Counters, Limits, Result
+from gangway.simulator.results import Counters, Limits, Result, ResultRecorder
 from gangway.workload.arrivals import Arrivals
 
 ARRIVALS_AT_ONCE = 4096  # are made Python numbers

@@ -8,7 +8,7 @@ from types import TracebackType
 from gangway.scheduler.policy import Decision, Reject, Resize, Start, StartOver, Stop, Wake
 from gangway.scheduler.timeline import Stretch, TimelineWriter
 from gangway.simulator.block import Block
-from gangway.simulator.floor import Observer
+from gangway.simulator.cores import Observer
 
 
 class Recorder(Observer):

@@ -1,10 +1,14 @@
 """What a simulation yields."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gangway.scheduler.policy import Query
+from gangway.scheduler.profiles import ModelProfile
+from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import OK, Outcomes
 
 STATUSES = (OK, "UNAVAILABLE", "UNFINISHED")
@@ -53,3 +57,60 @@ class Result:
     counters: Counters
     end_us: float  # when the last query was answered
     gave_up: bool = False
+
+
+# What becomes of each request of a simulation.
+
+
+class ResultRecorder:
+    """Requests by number, which is their index in the arrivals. `gave_up`: the limits are exceeded."""
+
+    def __init__(self, models: Mapping[int, ModelProfile], arrivals: Arrivals, limits: Limits | None) -> None:
+        count = len(arrivals)
+        self._names = tuple(models[number].name for number in range(len(models)))
+        self._arrivals = arrivals
+        self._limits = limits
+        self._late = [0] * len(models)
+        self._latency_us = np.full(count, np.nan)
+        self._queue_us = np.full(count, np.nan)
+        self._status = np.zeros(count, dtype=np.int64)
+        self.gave_up = False
+
+    def is_open(self, number: int) -> bool:
+        """Return whether a request has no answer yet."""
+        return bool(np.isnan(self._latency_us[number]))
+
+    def waiting(self, count: int) -> None:
+        """So many wait."""
+        if self._limits is not None and count > self._limits.waiting:
+            self.gave_up = True
+
+    def started(self, request: Query, now_us: float) -> None:
+        """The first block of a request runs."""
+        if np.isnan(self._queue_us[request.query_id]):
+            self._queue_us[request.query_id] = now_us - request.arrival_us
+
+    def answered(self, request: Query, at_us: float) -> None:
+        """The client has the answer."""
+        self._latency_us[request.query_id] = at_us - request.arrival_us
+        if request.deadline_us is not None and at_us > request.deadline_us:
+            self._late[request.model_id] += 1
+            limits = self._limits
+            if limits is not None:
+                of_model = self._late[request.model_id] > limits.late_of[request.model_id]
+                self.gave_up |= of_model or sum(self._late) > limits.late
+
+    def refused(self, request: Query, at_us: float) -> None:
+        """The client knows that there will be no answer."""
+        self._latency_us[request.query_id] = at_us - request.arrival_us
+        self._status[request.query_id] = REFUSED
+
+    def result(self, counters: Counters, end_us: float) -> Result:
+        """Return everything."""
+        if self.gave_up:
+            unfinished = np.isnan(self._latency_us)
+            self._latency_us[unfinished] = 0.0
+            self._status[unfinished] = UNFINISHED
+        arrivals = self._arrivals
+        outcomes = Outcomes(self._names, arrivals.models, arrivals.times_us, self._latency_us, self._status, STATUSES)
+        return Result(outcomes, self._queue_us, counters, end_us, self.gave_up)

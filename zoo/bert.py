@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import TensorProto
 
-from gangway.zoo.blocks_transformer import (
+from gangway.zoo.blocks import (
     Size,
     attention_bias,
     embed,

@@ -49,7 +49,7 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
             "SSD on ResNet-34 without NMS, 20.0 M parameters, 300 x 300 images", "ssd", paper_qos_ms="100"
         ),
         "tiny_yolov2": ZooModel(
-            "Tiny YOLOv2 without decoding, 15.9 M parameters, 416 x 416 images", "tiny_yolov2", paper_qos_ms="10"
+            "Tiny YOLOv2 without decoding, 15.9 M parameters, 416 x 416 images", "plain", paper_qos_ms="10"
         ),
         "bert_base": ZooModel(
             "BERT-base uncased, 109 M parameters",
@@ -67,12 +67,12 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
         ),
         "xlnet_base": ZooModel("XLNet-base, 117 M parameters", "xlnet", paper_qos_ms="130", sequence=128),
         "gpt2": ZooModel("GPT-2 small, next token, 124 M parameters", "gpt2", sequence=64, max_sequence=1024),
-        "mlp": ZooModel("multilayer perceptron, 16 floats to 10", "small", max_batch_size=64),
+        "mlp": ZooModel("multilayer perceptron, 16 floats to 10", "plain", max_batch_size=64),
         "simple": ZooModel("Triton's example: sum and difference of 16 INT32 numbers", "examples"),
         "simple_string": ZooModel("Triton's example on decimal numbers as strings", "examples"),
         "simple_int8": ZooModel("Triton's example on INT8 numbers", "examples"),
         "simple_identity": ZooModel("Triton's example that answers with the strings it gets", "examples"),
-        "simple_pixels": ZooModel("makes the bytes of a 64 x 64 image ready for `simple_image`", "pixels"),
+        "simple_pixels": ZooModel("makes the bytes of a 64 x 64 image ready for `simple_image`", "examples"),
         "simple_sequence": ZooModel("Triton's example of a sequence: its input, and 1 more at the start", "examples"),
         "simple_dyna_sequence": ZooModel(
             "Triton's example of a sequence: its input, 1 more at the start, the sequence's id more at the end",
@@ -82,7 +82,7 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
             "Triton's example of a sequence with state: the sum of its inputs, the sequence's id more at the end",
             "examples",
         ),
-        "accumulator": ZooModel("a sequence with state: the sum of its inputs", "sequences"),
+        "accumulator": ZooModel("a sequence with state: the sum of its inputs", "examples"),
         "simple_image": ZooModel(
             "classifier with labels: the brightest channel of a 64 x 64 image",
             "examples",

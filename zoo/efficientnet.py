@@ -1,6 +1,6 @@
 """EfficientNet-B0 (Tan and Le 2019, as torchvision builds it): MBConv blocks with squeeze-and-excite and swish."""
 
-from gangway.zoo.blocks_image import squeeze_excite, swish
+from gangway.zoo.blocks import squeeze_excite, swish
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
 

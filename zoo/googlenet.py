@@ -3,7 +3,7 @@
 Layers and pooling are torchvision's, but the third branch has the 5x5 kernels of the paper; torchvision's are 3x3.
 """
 
-from gangway.zoo.blocks_image import conv_relu
+from gangway.zoo.blocks import conv_relu
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
 

@@ -6,7 +6,7 @@ Its linear layers are Gemms on [N x S, channels], between two Reshapes. Its head
 import numpy as np
 from onnx import TensorProto
 
-from gangway.zoo.blocks_transformer import (
+from gangway.zoo.blocks import (
     LOWEST,
     Size,
     attention_bias,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gangway.zoo.blocks_image import conv_relu
+from gangway.zoo.blocks import conv_relu
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder, Pair
 

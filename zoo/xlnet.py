@@ -7,16 +7,7 @@ brings into place: [S, R] read as [R, S], less its first row, read as [S, R - 1]
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from gangway.zoo.blocks_transformer import (
-    Size,
-    embed,
-    feed_forward,
-    gelu_scalars,
-    layer_norm,
-    linear,
-    merge_heads,
-    split_heads,
-)
+from gangway.zoo.blocks import Size, embed, feed_forward, gelu_scalars, layer_norm, linear, merge_heads, split_heads
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.builder import GraphBuilder
 

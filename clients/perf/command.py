@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gangway.artifact.console import Console
-from gangway.clients.connection import Connection
-from gangway.clients.errors import ClientError, InputError
+from gangway.clients.connection import ClientError, Connection, InputError
 from gangway.clients.perf.measure import Goal, Length, Run, Session
 from gangway.clients.perf.options import parse_options
 from gangway.clients.perf.prepare import (
@@ -22,8 +21,7 @@ from gangway.clients.perf.prepare import (
     prepare_requests,
     resolve,
 )
-from gangway.clients.perf.result import result_of
-from gangway.clients.perf.show import show_found, show_probe, show_run, show_workload
+from gangway.clients.perf.results import result_of, show_found, show_probe, show_run, show_workload
 from gangway.clients.tls import Tls
 from gangway.workload.arrivals import read_trace
 from gangway.workload.mix import Mix, parse_mix, read_mix

@@ -20,11 +20,10 @@ import mlperf_loadgen as loadgen
 import numpy as np
 from h2.exceptions import ProtocolError
 
-from gangway.clients.errors import ClientError, UnreachableError
-from gangway.clients.grpc_http2 import message_body
+from gangway.clients.connection import ClientError, UnreachableError
 from gangway.clients.open_loop import INFER_METHOD, OpenLoopRun
 from gangway.clients.perf.measure import Run, Session
-from gangway.clients.raw_channel import RawChannel
+from gangway.clients.raw_channel import RawChannel, message_body
 from gangway.workload.outcomes import OK, Outcomes
 from gangway.workload.qos import WorkloadError
 

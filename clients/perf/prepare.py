@@ -9,13 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from gangway.clients.connection import Connection
-from gangway.clients.errors import RefusedError
-from gangway.clients.grpc_http2 import message_body
-from gangway.clients.inputs import TensorMetadata, concrete_shape, npy_tensors, random_tensors
+from gangway.clients.connection import Connection, RefusedError
+from gangway.clients.inputs import (
+    Array,
+    TensorMetadata,
+    concrete_shape,
+    dtype_of,
+    infer_request,
+    npy_tensors,
+    random_tensors,
+)
 from gangway.clients.open_loop import INFER_METHOD, sender_precedence
-from gangway.clients.raw_channel import RawChannel, call_alone
-from gangway.clients.tensors import Array, dtype_of, infer_request
+from gangway.clients.raw_channel import RawChannel, call_alone, message_body
 from gangway.clients.tls import Tls
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.workload.mix import Mix, MixModel

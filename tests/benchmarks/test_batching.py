@@ -22,7 +22,7 @@ from benchmarks.serving_servers import write_repository
 from benchmarks.triton_server import Configuration
 from benchmarks.triton_server import write_repository as write_triton_repository
 from benchmarks.turns import Turns
-from gangway.clients.tensors import outputs_of
+from gangway.clients.inputs import outputs_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import model_config_pb2 as mc
 from gangway.scheduler.batching.planner import GANG_US, BatchSizes

@@ -13,8 +13,7 @@ import pytest
 
 from benchmarks.live_server import free_port
 from gangway.clients import command
-from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES
-from gangway.clients.errors import UnreachableError
+from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, UnreachableError
 from gangway.clients.open_loop import run_open_loop
 from gangway.clients.perf import command as perf
 from gangway.clients.tls import Tls

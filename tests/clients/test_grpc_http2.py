@@ -5,7 +5,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from hyperframe.frame import DataFrame, Frame
 
-from gangway.clients.grpc_http2 import FORGET_EVERY, client_connection, data_frames, request_headers
+from gangway.clients.raw_channel import FORGET_EVERY, client_connection, data_frames, request_headers
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 16384, 16385, 70_000, (1 << 24) - 1])

@@ -19,11 +19,9 @@ from h2.errors import ErrorCodes
 from h2.events import RequestReceived
 
 from benchmarks.live_server import LiveServer, free_port, reserved_port
-from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
-from gangway.clients.errors import UnreachableError
-from gangway.clients.inputs import random_tensors
+from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection, UnreachableError
+from gangway.clients.inputs import infer_request, random_tensors
 from gangway.clients.open_loop import drive, run_open_loop
-from gangway.clients.tensors import infer_request
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
 

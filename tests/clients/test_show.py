@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from gangway.artifact.console import Console
-from gangway.clients.errors import RefusedError
-from gangway.clients.show import show_outputs, show_timing, top_of
-from gangway.clients.timing import server_times
+from gangway.clients.command import server_times, show_outputs, show_timing, top_of
+from gangway.clients.connection import RefusedError
 from gangway.protos import grpc_service_pb2 as pb
 
 

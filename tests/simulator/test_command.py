@@ -91,11 +91,6 @@ def test_wrong_usage(tmp_path, capsys, arguments, message):
     assert exit_info.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_an_unknown_figure(tmp_path, capsys):
-    assert simulate("--figures", "absent", "-o", tmp_path) == 2
-    assert "unknown figure 'absent'; known: all" in capsys.readouterr().err
-
-
 def test_bursts_of_requests_in_batches(tmp_path, capsys):
     arguments = ("--cores", 16, "--mix", "gpt2=1", "--rate", 40, "--queries", 60, "--timeline")
     assert simulate(*arguments, "--burst", 8, "--batch", 64, "-o", tmp_path) == 0

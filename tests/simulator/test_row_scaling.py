@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from gangway.simulator.measured import MeasuredModel, batch_models, read_measured
-from gangway.simulator.row_scaling import TURN_US, losses, scale_rows
-from gangway.simulator.scaling import scale_model
+from gangway.simulator.scaling import TURN_US, losses, scale_model, scale_rows
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 ROW_US = 10_000.0

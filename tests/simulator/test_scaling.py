@@ -7,8 +7,7 @@ import pytest
 
 from gangway.artifact.profile import ProfileError
 from gangway.simulator.measured import encode_measured, read_measured, shipped_models
-from gangway.simulator.row_scaling import TURN_US
-from gangway.simulator.scaling import layer_curve, scale_model
+from gangway.simulator.scaling import TURN_US, layer_curve, scale_model
 from gangway.simulator.scenario import make_scenario
 from gangway.workload.mix import parse_mix, read_mix
 from gangway.workload.qos import WorkloadError

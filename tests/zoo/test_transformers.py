@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from gangway.zoo.bert import bert_base
-from gangway.zoo.blocks_transformer import Size
+from gangway.zoo.blocks import Size
 from gangway.zoo.blueprint import Blueprint
 from gangway.zoo.gpt2 import gpt2
 from gangway.zoo.xlnet import xlnet_base

@@ -1,0 +1,62 @@
+"""`python -m benchmarks.papers NAME[,NAME...] -o OUT`: the papers' figures, one a module.
+
+Each module has `draw(request: FigureRequest) -> None`, which writes CSV files and PNG pictures, the paper's numbers
+beside ours. They are computed by the simulator.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.papers.figures import FigureRequest
+from gangway.artifact.console import Console
+from gangway.artifact.profile import ProfileError
+from gangway.simulator.engine import ContractError
+from gangway.simulator.scenario import read_models
+from gangway.workload.qos import WorkloadError
+
+ALL = "all"
+FIGURES = (
+    "layerweaver_fig4",
+    "layerweaver_fig5",
+    "packrat",
+    "veltair_demands",
+    "veltair_efficiency",
+    "veltair_granularity",
+    "veltair_rates",
+    "veltair_versions",
+)
+# Drawn of models that are given: those that come with the simulator have one version of each layer.
+OF_GIVEN_MODELS = ("veltair_versions",)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Draw the figures that are asked for; return 0, or 1 when it cannot be done. Wrong arguments exit with 2."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description="Draw figures of the papers.")
+    parser.add_argument("figures", metavar="NAME", help=f"some of: {', '.join((ALL, *FIGURES))}, with commas between")
+    parser.add_argument("--queries", type=int, default=20_000, metavar="N", help="in one run (20000)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the arrivals (1)")
+    parser.add_argument("--profile", type=Path, nargs="+", default=[], metavar="FILE",
+        help="for veltair_versions: files of `gangway profile` of tuned models")  # fmt: skip
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
+    options = parser.parse_args(argv)
+    drawable = [name for name in FIGURES if options.profile or name not in OF_GIVEN_MODELS]
+    names = drawable if options.figures == ALL else options.figures.split(",")
+    if unknown := [name for name in names if name not in FIGURES]:
+        parser.error(f"unknown figure {unknown[0]!r}; known: {', '.join((ALL, *FIGURES))}")
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        measured = read_models(options.profile)
+        request = FigureRequest(options.output, options.queries, options.seed, Console(), measured)
+        for name in names:
+            importlib.import_module(f"benchmarks.papers.{name}").draw(request)
+    except (WorkloadError, ProfileError, ContractError, OSError) as error:
+        print(f"benchmarks.papers: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,101 @@
+"""VELTAIR's figures: small runs of what `python -m benchmarks.papers` draws."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from benchmarks.papers import veltair_demands, veltair_efficiency, veltair_rates
+from benchmarks.papers.__main__ import FIGURES
+from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.veltair_granularity import run
+from gangway.artifact.console import Console
+from gangway.scheduler.policies.registry import POLICIES
+from gangway.scheduler.prediction import threshold_share
+from gangway.simulator.scenario import Scenario, make_scenario
+from gangway.workload.mix import parse_mix, read_mix
+from gangway.workload.qos import Qos
+
+
+def request(folder: Path, queries: int = 100) -> FigureRequest:
+    return FigureRequest(folder, queries, 1, Console(quiet=True))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def resnet50() -> Scenario:
+    return make_scenario(parse_mix("resnet50=1").with_qos(Qos(milliseconds=15.0)), 64)
+
+
+def test_figures_are_registered() -> None:
+    names = {name for name in FIGURES if name.startswith("veltair_")}
+    assert names == {
+        "veltair_demands",
+        "veltair_efficiency",
+        "veltair_granularity",
+        "veltair_rates",
+        "veltair_versions",
+    }
+
+
+def test_blocks_ask_for_less_at_most_than_layers_and_each_layer_is_in_one() -> None:
+    of = veltair_demands.resnet50()
+    threshold = threshold_share(64, of.average_cores, 2 * of.average_cores)
+    plans = veltair_demands.granularities(of, of.blocks(threshold))
+    assert all(len(veltair_demands.per_layer(plan)) == of.layers for plan in plans.values())
+    uses = {name: veltair_demands.use(of, name, plan) for name, plan in plans.items()}
+    assert uses["layer blocks"].most <= of.average_cores + threshold + 1
+    assert uses["model-wise"].most == uses["model-wise"].mean < uses["layer-wise"].most
+    assert uses["layer blocks"].most < uses["layer-wise"].most
+
+
+def test_the_demands_are_drawn(tmp_path: Path) -> None:
+    veltair_demands.draw(request(tmp_path))
+    layers = rows(tmp_path / "veltair_fig4b_10a.csv")
+    assert len(layers) == veltair_demands.resnet50().layers
+    assert len({row["model-wise"] for row in layers}) == 1
+    assert (tmp_path / "veltair_fig4b_10.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_conflicts_come_with_the_rate(resnet50: Scenario) -> None:
+    calm, crowded = (run("planaria", resnet50, rate, 40, 1) for rate in (1, 300))
+    assert calm.in_time == 1.0 and calm.conflict_rate == 0.0
+    assert calm.units == resnet50.models[0].layers
+    assert crowded.conflict_rate > 0.1 and crowded.mean_ms > calm.mean_ms
+    whole = run("model_fcfs", resnet50, 300, 40, 1)
+    assert (whole.conflict_rate, whole.units) == (0.0, 1.0)
+
+
+def test_rates_of_every_policy_are_compared() -> None:
+    names = veltair_rates.names()
+    assert names[0] == "planaria"
+    assert {name.partition(":")[0] for name in names} == set(POLICIES)
+
+
+def test_rates_and_latencies_are_drawn(tmp_path: Path) -> None:
+    veltair_rates.draw(request(tmp_path, 30), ["light"], ["planaria", "veltair"])
+    baseline, full = rows(tmp_path / "veltair_fig12.csv")
+    assert float(baseline["over_planaria"]) == 1.0
+    assert float(full["over_planaria"]) == pytest.approx(
+        float(full["rate_per_s"]) / float(baseline["rate_per_s"]), 1e-4
+    )
+    assert (baseline["paper"], full["paper"]) == ("", "1.71")
+    assert all(0 < float(row["core_efficiency"]) <= 1 and float(row["in_time"]) >= 0.95 for row in (baseline, full))
+    latencies = rows(tmp_path / "veltair_fig13.csv")
+    assert len(latencies) == 6 and all(float(row["over_isolated"]) > 1 for row in latencies)
+    for name in ("veltair_fig12.png", "veltair_fig13.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_core_time_of_layers_and_of_units() -> None:
+    """At a low rate nothing waits: what is held beyond the layers is dispatching, most where units are small."""
+    scenario = make_scenario(read_mix("light"), 64)
+    layers, whole = (
+        veltair_efficiency.core_time(policy, scenario, 20.0, 30, 1) for policy in ("planaria", "model_fcfs")
+    )
+    assert layers.held > layers.of_layers and whole.held > whole.of_layers
+    assert layers.held / layers.of_layers > 1.1 > whole.held / whole.of_layers
