@@ -12,7 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from gangway.artifact.console import Console
-from gangway.clients.connection import ClientError, Connection, RefusedError
+from gangway.clients.connection import ClientError, Connection, RefusedError, Tls, add_tls_options
 from gangway.clients.inputs import (
     Array,
     TensorMetadata,
@@ -22,7 +22,6 @@ from gangway.clients.inputs import (
     outputs_of,
     random_tensors,
 )
-from gangway.clients.tls import Tls, add_tls_options
 from gangway.protos import grpc_service_pb2 as pb
 
 # The server's own account of where the time went, from the difference of two ModelStatistics answers.

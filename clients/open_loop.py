@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from h2.exceptions import ProtocolError
 
-from gangway.clients.connection import SERVICE, UnreachableError
+from gangway.clients.connection import SERVICE, Tls, UnreachableError
 from gangway.clients.raw_channel import Ended, RawChannel, message_body
-from gangway.clients.tls import Tls
 from gangway.workload.arrivals import Arrivals, Floats
 from gangway.workload.outcomes import OK, Outcomes
 

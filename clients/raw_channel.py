@@ -33,8 +33,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes
 
-from gangway.clients.connection import RefusedError, UnreachableError
-from gangway.clients.tls import Tls, TlsSocket
+from gangway.clients.connection import RefusedError, Tls, TlsSocket, UnreachableError
 
 # gRPC's part of an HTTP/2 connection (PROTOCOL-HTTP2.md): settings, request headers, message prefix, status. Pure.
 

@@ -72,7 +72,7 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
         "simple_string": ZooModel("Triton's example on decimal numbers as strings", "examples"),
         "simple_int8": ZooModel("Triton's example on INT8 numbers", "examples"),
         "simple_identity": ZooModel("Triton's example that answers with the strings it gets", "examples"),
-        "simple_pixels": ZooModel("makes the bytes of a 64 x 64 image ready for `simple_image`", "examples"),
+        "simple_pixels": ZooModel("makes the bytes of a 64 x 64 image ready for `simple_image`", "ensembles"),
         "simple_sequence": ZooModel("Triton's example of a sequence: its input, and 1 more at the start", "examples"),
         "simple_dyna_sequence": ZooModel(
             "Triton's example of a sequence: its input, 1 more at the start, the sequence's id more at the end",
@@ -82,7 +82,7 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
             "Triton's example of a sequence with state: the sum of its inputs, the sequence's id more at the end",
             "examples",
         ),
-        "accumulator": ZooModel("a sequence with state: the sum of its inputs", "examples"),
+        "accumulator": ZooModel("a sequence with state: the sum of its inputs", "sequences"),
         "simple_image": ZooModel(
             "classifier with labels: the brightest channel of a 64 x 64 image",
             "examples",

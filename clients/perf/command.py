@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gangway.artifact.console import Console
-from gangway.clients.connection import ClientError, Connection, InputError
+from gangway.clients.connection import ClientError, Connection, InputError, Tls
 from gangway.clients.perf.measure import Goal, Length, Run, Session
 from gangway.clients.perf.options import parse_options
 from gangway.clients.perf.prepare import (
@@ -22,7 +22,6 @@ from gangway.clients.perf.prepare import (
     resolve,
 )
 from gangway.clients.perf.results import result_of, show_found, show_probe, show_run, show_workload
-from gangway.clients.tls import Tls
 from gangway.workload.arrivals import read_trace
 from gangway.workload.mix import Mix, parse_mix, read_mix
 from gangway.workload.qos import WorkloadError

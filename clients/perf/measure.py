@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gangway.clients.connection import ClientError, Connection, RefusedError
+from gangway.clients.connection import ClientError, Connection, RefusedError, Tls
 from gangway.clients.open_loop import OpenLoopRun, drive
 from gangway.clients.perf.prepare import Workload
-from gangway.clients.tls import Tls
 from gangway.workload.arrivals import Arrivals, poisson, poisson_for
 from gangway.workload.mix import capacity_per_s
 from gangway.workload.outcomes import Outcomes, Summary, summarise

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangway.clients.tls import add_tls_options
+from gangway.clients.connection import add_tls_options
 
 DESCRIPTION = (
     "Send requests for several models to a KServe v2 or Triton server over gRPC, at times that do not depend on its"

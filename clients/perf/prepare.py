@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangway.clients.connection import Connection, RefusedError
+from gangway.clients.connection import Connection, RefusedError, Tls
 from gangway.clients.inputs import (
     Array,
     TensorMetadata,
@@ -21,7 +21,6 @@ from gangway.clients.inputs import (
 )
 from gangway.clients.open_loop import INFER_METHOD, sender_precedence
 from gangway.clients.raw_channel import RawChannel, call_alone, message_body
-from gangway.clients.tls import Tls
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.outcomes import Targets

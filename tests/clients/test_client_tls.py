@@ -13,10 +13,9 @@ import pytest
 
 from benchmarks.live_server import free_port
 from gangway.clients import command
-from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, UnreachableError
+from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Tls, UnreachableError
 from gangway.clients.open_loop import run_open_loop
 from gangway.clients.perf import command as perf
-from gangway.clients.tls import Tls
 from gangway.workload.arrivals import Arrivals
 from tests.certificates import Authority, Identity
 

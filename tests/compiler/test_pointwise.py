@@ -26,9 +26,7 @@ def numbers(dtype: str, shape: tuple[int, ...] = (3, 37), seed: int = 0) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_float_functions(same: Run, dtype: str) -> None:
-    names = (
-        "Neg Abs Sign Floor Ceil Round Sqrt Exp Log Reciprocal Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh"
-    )
+    names = "Neg Abs Sign Floor Ceil Round Sqrt Exp Log Reciprocal Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh"
     names += " Acosh Atanh Erf Sigmoid Relu LeakyRelu Softplus Elu Mish Gelu Selu Softsign"
     nodes = [node(name, ["x"], [name]) for name in names.split()]
     x = numbers(dtype)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.papers.__main__ import main
 from benchmarks.papers.fewer_versions import best_us, limit_versions
 from benchmarks.papers.veltair_versions import COUNTS, tuned_mix, tuned_models
 from gangway.scheduler.profiles import ModelProfile
-from benchmarks.papers.__main__ import main
 from gangway.simulator.measured import encode_measured, one_row, read_measured
 from gangway.simulator.scaling import scale_model
 from gangway.workload.qos import WorkloadError
