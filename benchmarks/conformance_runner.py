@@ -111,8 +111,8 @@ class CaseRunner:
         place = self._framed if manifest.engine is Engine.ONNXRUNTIME else self._plain
         request, answers = place(manifest, inputs, rows)
         executor, layers = self._executor, len(manifest.layers)
-        slot, sequence = executor.begin(request)
-        members = (Member(0, slot, sequence, rows=rows),)
+        slot, generation = executor.begin(request)
+        members = (Member(0, slot, generation, rows=rows),)
         executor.start(0, LeaseSpec(request.model_id, members, 0, manifest.arena_bytes, 0, layers), [0])
         if not executor.slots.wait(slot, RUN_TIMEOUT_S * 1_000_000):
             raise RuntimeError(f"no answer; the worker's status is {executor.workers[0].poll()}")

@@ -67,8 +67,8 @@ class Bench:
             places.append(offset)
             offset += -(-tensor.row_bytes // 4096) * 4096
         count = len(manifest.inputs)
-        slot, sequence = self.executor.begin(SlotRequest(model_id, 1, tuple(places[:count]), tuple(places[count:])))
-        members = (Member(0, slot, sequence),)
+        slot, generation = self.executor.begin(SlotRequest(model_id, 1, tuple(places[:count]), tuple(places[count:])))
+        members = (Member(0, slot, generation),)
         spec = LeaseSpec(model_id, members, 0, manifest.arena_bytes, 0, len(manifest.layers), wanted=len(workers))
         self.executor.start(0, spec, workers)
         return Running(slot, len(manifest.layers), workers)
@@ -83,7 +83,7 @@ class Bench:
     def release(self, running: Running) -> None:
         """Free the query's slot, answered or not."""
         table = self.executor.slots
-        table.finish(running.slot, table.entry(running.slot).sequence, table.entry(running.slot).status)
+        table.finish(running.slot, table.entry(running.slot).generation, table.entry(running.slot).status)
         table.release(running.slot)
 
     def layer_us(self, key: str, workers: list[int]) -> list[float]:

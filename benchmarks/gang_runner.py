@@ -73,8 +73,8 @@ class GangRunner(LocalExecutor):
             raise ValueError(f"{name} was opened for {model.max_rows} rows, not {rows}")
         request = self._request(model, inputs, rows)
         begin_ns = time.monotonic_ns()
-        slot, sequence = self.begin(request)
-        self.start(0, _whole_model(model, slot, sequence, rows, ranks), range(ranks))
+        slot, generation = self.begin(request)
+        self.start(0, _whole_model(model, slot, generation, rows, ranks), range(ranks))
         if not self.slots.wait(slot, TIMEOUT_S * 1_000_000):
             raise RuntimeError(f"{name} was not answered within {TIMEOUT_S} s")
         total_us = (time.monotonic_ns() - begin_ns) / 1e3
@@ -114,10 +114,10 @@ class GangRunner(LocalExecutor):
         return np.frombuffer(raw, dtype_of(spec.datatype)).reshape([rows if size < 0 else size for size in spec.shape])
 
 
-def _whole_model(model: LoadedModel, slot: int, sequence: int, rows: int, ranks: int) -> LeaseSpec:
+def _whole_model(model: LoadedModel, slot: int, generation: int, rows: int, ranks: int) -> LeaseSpec:
     return LeaseSpec(
         model_id=model.model_id,
-        members=(Member(0, slot, sequence, rows=rows),),
+        members=(Member(0, slot, generation, rows=rows),),
         arena_offset=model.arena_offset,
         arena_stride=model.manifest.arena_bytes,
         first_layer=0,

@@ -32,11 +32,11 @@ class InFlight(NamedTuple):
     worker: int
     desk: int
     lease: int
-    term: int
+    lease_generation: int
     model_id: int
     front_end: int
     slot: int
-    sequence: int
+    slot_generation: int
     priority: int
     arrival_ns: int
     deadline_ns: int  # 0: none, as of the next two
@@ -86,8 +86,8 @@ class Reception:
 
         `leases`: of each desk, worker after worker; NO_LEASE: not to be used. None: go on with what is under way.
         Otherwise whatever was under way after the last call is the caller's, as are the messages in the rings. It
-        returns, too, when MAX_COMPLETED have ended, when the bell has other than so many letters, after `timeout_us`, and
-        `watch_us` after the first request has come.
+        returns, too, when MAX_COMPLETED have ended, when the bell has other than so many letters, after `timeout_us`,
+        and `watch_us` after the first request has come.
         """
         desks = None if leases is None else tuple(leases)
         gone, present = self._native.attend(desks, letters, spin_us, timeout_us, watch_us)

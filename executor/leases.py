@@ -1,7 +1,7 @@
 """Leases, as the scheduler sees them: rows under execution by a gang (`struct lease` in native/layout.h).
 
-The scheduler initialises a free lease, sends `Run(lease, rank, term)` to one worker per rank (0, 1, ...), and gets
-exactly one `Left` per Run. It may initialise or `resume` a lease only while no Run of it is unanswered.
+The scheduler initialises a free lease, sends `Run(lease, rank, generation)` to one worker per rank (0, 1, ...), and
+gets exactly one `Left` per Run. It may initialise or `resume` a lease only while no Run of it is unanswered.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Member(NamedTuple):
 
     front_end: int
     slot: int
-    sequence: int
+    generation: int
     first_row: int = 0
     rows: int = 1
     part: int = 0
@@ -99,7 +99,7 @@ class Lease:
         self._offset = offset
 
     def initialise(self, spec: LeaseSpec) -> int:
-        """Begin a new term (its number is returned, Run messages carry it). Only while no rank is in the lease."""
+        """Begin a new generation and return its number, which Run messages carry. Only while no rank is in the lease."""
         return _native.lease_initialise(self._view, self._offset, *spec)
 
     def resume(self, end_layer: int, wanted: int, versions: bytes = b"") -> None:
@@ -131,16 +131,16 @@ class Lease:
         """Return kind (a PhaseKind) and number of the present layer, and when it began (ns; 0: nobody has come yet)."""
         return _native.lease_position(self._view, self._offset)
 
-    def term(self) -> int:
-        """Number of the present term."""
-        return _native.lease_term(self._view, self._offset)
+    def generation(self) -> int:
+        """Number of the present generation."""
+        return _native.lease_generation(self._view, self._offset)
 
     def layer_end_ns(self, first_layer: int, end_layer: int) -> list[int]:
-        """When each of these layers ended in this term (CLOCK_MONOTONIC; 0: not yet)."""
+        """When each of these layers ended in this generation (CLOCK_MONOTONIC; 0: not yet)."""
         return _native.lease_layer_end_ns(self._view, self._offset, first_layer, end_layer)
 
     def start_ns(self) -> int:
-        """When the first rank joined in this term (0: not yet)."""
+        """When the first rank joined in this generation (0: not yet)."""
         return _native.lease_start_ns(self._view, self._offset)
 
 

@@ -4,8 +4,8 @@
 |---|---|---|---|---|---|---|---|---|
 | 0-3 | kind | kind | kind | kind | kind | kind | kind | kind |
 | 4-7 | slot | lease | model_id | model_id | lease | model_id | model_id | pid |
-| 8-11 | sequence | rank | at_once | | rank | ok | | |
-| 12-15 | | term | | | term | | | |
+| 8-11 | generation | rank | at_once | | rank | ok | | |
+| 12-15 | | generation | | | generation | | | |
 | 16-63 | | | key (32 bytes) | | see below | error (UTF-8, cut at 48) | | |
 
 Left: reason at 16 (4 bytes), joined_ns at 24, left_ns at 32 (8 bytes each). Exit is its kind alone. Unused bytes are 0.
@@ -49,18 +49,18 @@ class LeftReason(IntEnum):
     ABORTED = 3  # the lease was aborted
     TIMEOUT = 4  # another rank made no progress; this rank aborted the lease
     INVALID = 5  # this worker cannot run the lease: model not loaded, or a value out of its range
-    STALE = 6  # the Run named an earlier term of the lease
+    STALE = 6  # the Run named an earlier generation of the lease
 
 
 class Submit(NamedTuple):
     """Front end to scheduler: the slot holds a request."""
 
     slot: int
-    sequence: int
+    generation: int
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.SUBMIT, self.slot, self.sequence)
+        return _pack(MessageKind.SUBMIT, self.slot, self.generation)
 
 
 @dataclass(frozen=True)
@@ -68,24 +68,24 @@ class Cancel:
     """Front end to scheduler: nobody waits for this answer any more."""
 
     slot: int
-    sequence: int
+    generation: int
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.CANCEL, self.slot, self.sequence)
+        return _pack(MessageKind.CANCEL, self.slot, self.generation)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Scheduler to worker: join the lease, in its present term, as this rank. Answered by exactly one Left."""
+    """Scheduler to worker: join the lease, in its present generation, as this rank. Answered by exactly one Left."""
 
     lease: int
     rank: int
-    term: int
+    generation: int
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.RUN, self.lease, self.rank, self.term)
+        return _pack(MessageKind.RUN, self.lease, self.rank, self.generation)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Left(NamedTuple):
 
     lease: int
     rank: int
-    term: int
+    generation: int
     reason: LeftReason
     joined_ns: int = 0
     left_ns: int = 0
@@ -140,7 +140,7 @@ class Left(NamedTuple):
     def pack(self) -> bytes:
         """Return the 64 bytes."""
         payload = _LEFT.pack(self.reason, self.joined_ns, self.left_ns)
-        return _pack(MessageKind.LEFT, self.lease, self.rank, self.term, payload)
+        return _pack(MessageKind.LEFT, self.lease, self.rank, self.generation, payload)
 
 
 @dataclass(frozen=True)
@@ -190,24 +190,24 @@ def unpack(raw: bytes) -> Message:
     return make(a, b, c, payload)
 
 
-def pack_run(lease: int, rank: int, term: int) -> bytes:
-    """Return what `Run(lease, rank, term).pack()` does, faster."""
-    return _WORDS.pack(_RUN, lease, rank, term, b"")
+def pack_run(lease: int, rank: int, generation: int) -> bytes:
+    """Return what `Run(lease, rank, generation).pack()` does, faster."""
+    return _WORDS.pack(_RUN, lease, rank, generation, b"")
 
 
-def _make_left(lease: int, rank: int, term: int, payload: bytes) -> Left:
+def _make_left(lease: int, rank: int, generation: int, payload: bytes) -> Left:
     reason, joined_ns, left_ns = _LEFT.unpack_from(payload)
     if reason >= len(_REASONS):
         raise ValueError(f"{reason} is no reason to leave")
-    return Left(lease, rank, term, _REASONS[reason], joined_ns, left_ns)
+    return Left(lease, rank, generation, _REASONS[reason], joined_ns, left_ns)
 
 
 _RUN: Final = int(MessageKind.RUN)
 _REASONS: Final = tuple(LeftReason)
 _MAKERS: Final[dict[int, Callable[[int, int, int, bytes], Message]]] = {
-    MessageKind.SUBMIT: lambda slot, sequence, c, payload: Submit(slot, sequence),
-    MessageKind.CANCEL: lambda slot, sequence, c, payload: Cancel(slot, sequence),
-    MessageKind.RUN: lambda lease, rank, term, payload: Run(lease, rank, term),
+    MessageKind.SUBMIT: lambda slot, generation, c, payload: Submit(slot, generation),
+    MessageKind.CANCEL: lambda slot, generation, c, payload: Cancel(slot, generation),
+    MessageKind.RUN: lambda lease, rank, generation, payload: Run(lease, rank, generation),
     MessageKind.LOAD: lambda model_id, at_once, c, payload: Load(model_id, payload[:32].hex(), at_once != 0),
     MessageKind.UNLOAD: lambda model_id, b, c, payload: Unload(model_id),
     MessageKind.EXIT: lambda a, b, c, payload: Exit(),

@@ -1,6 +1,6 @@
 """Request slots: the source of truth about requests, 1 KiB each at the start of an io segment (`struct slot`, in C).
 
-State, status and sequence are one 64-bit word that changes only by compare-and-swap, so a worker that answers and a
+State, status and generation are one 64-bit word that changes only by compare-and-swap, so a worker that answers and a
 scheduler that cancels cannot both win, and a late answer cannot hit a slot that already serves the next request.
 
     FREE -acquire-> FILLING -submit-> SUBMITTED -start-> RUNNING -(worker)-> DONE -release-> FREE
@@ -173,7 +173,7 @@ class SlotEntry:
     slot: int
     state: SlotState
     status: SlotStatus
-    sequence: int
+    generation: int
 
 
 class SlotTable:
@@ -189,14 +189,14 @@ class SlotTable:
         self.bell = Bell(segment, _BELL_OFFSET)  # of answers that nobody waits for alone
 
     def init(self) -> None:
-        """Make all slots free. Only while nobody else uses the table; sequences go on, so older messages stay stale."""
+        """Make all slots free. Only while nobody else uses the table. Generations go on: older messages stay stale."""
         for slot in range(self.slots):
             _native.slot_reset(self._view, slot)
 
     # -- front end
 
     def acquire(self) -> int | None:
-        """Take a free slot (FILLING, with a new sequence), None if all are taken."""
+        """Take a free slot (FILLING, with a new generation), None if all are taken."""
         slot = _native.slot_acquire(self._view, self.slots, 0)  # the first ones are warm
         return slot if slot >= 0 else None
 
@@ -219,10 +219,10 @@ class SlotTable:
         _OFFSETS[len(outputs)].pack_into(self._view, base + _OUTPUTS_OFFSET, *outputs)
 
     def submit(self, slot: int) -> int:
-        """Hand the filled slot over; return the sequence that `Submit` must name."""
-        _, _, sequence = _native.slot_read(self._view, slot)
-        _native.slot_change(self._view, slot, sequence, _FILLING, _TO_SUBMITTED, _OK)
-        return sequence
+        """Hand the filled slot over; return the generation that `Submit` must name."""
+        _, _, generation = _native.slot_read(self._view, slot)
+        _native.slot_change(self._view, slot, generation, _FILLING, _TO_SUBMITTED, _OK)
+        return generation
 
     def cancel(self, slot: int) -> None:
         """Mark that nobody waits for the answer. The scheduler is told by a `Cancel` message, too."""
@@ -266,8 +266,8 @@ class SlotTable:
 
     def release(self, slot: int) -> bool:
         """Make a DONE or still FILLING slot free; False if it is in another state."""
-        _, _, sequence = _native.slot_read(self._view, slot)
-        return _native.slot_change(self._view, slot, sequence, _DONE_OR_FILLING, _TO_FREE, _OK)
+        _, _, generation = _native.slot_read(self._view, slot)
+        return _native.slot_change(self._view, slot, generation, _DONE_OR_FILLING, _TO_FREE, _OK)
 
     # -- scheduler
 
@@ -302,10 +302,10 @@ class SlotTable:
         policy = (rejects_late != 0, max_queue, join_key)
         return SlotTerms(model_id, rows, priority, arrival_ns, deadline_ns, limit_ns, *policy, cancelled != 0, attempts)
 
-    def is_submitted(self, slot: int, sequence: int) -> bool:
+    def is_submitted(self, slot: int, generation: int) -> bool:
         """Whether the slot is SUBMITTED in this use of it."""
         state, _, present = _native.slot_read(self._view, slot)
-        return state == SlotState.SUBMITTED and present == sequence
+        return state == SlotState.SUBMITTED and present == generation
 
     def count(self, slot: int, counts: SlotCounts) -> None:
         """Write what has been counted so far. Only while no rank is in: one that answers makes the slot another's."""
@@ -324,53 +324,53 @@ class SlotTable:
         """Whether the front end has called `cancel`."""
         return bool(_WORD.unpack_from(self._view, slot * SLOT_BYTES + _CANCEL_OFFSET)[0])
 
-    def start(self, slot: int, sequence: int, parts: int = 1, batch_rows: int = 0, leads: bool = True) -> bool:
+    def start(self, slot: int, generation: int, parts: int = 1, batch_rows: int = 0, leads: bool = True) -> bool:
         """SUBMITTED -> RUNNING, counts an attempt; False if the slot has moved on.
 
         Its rows are executed in `parts` parts (1 to MAX_PARTS), each by a lease that has it as a member; it is answered
         when all are done. `batch_rows` (0: its own) and `leads`: see SlotOutcome.
         """
-        return _native.slot_start(self._view, slot, sequence, parts, batch_rows, leads)
+        return _native.slot_start(self._view, slot, generation, parts, batch_rows, leads)
 
-    def lead(self, slot: int, sequence: int, leads: bool = True) -> bool:
+    def lead(self, slot: int, generation: int, leads: bool = True) -> bool:
         """Let a RUNNING request stand for its batch, or not any more; False if it has been answered.
 
         The answer may come at the same moment: then its front end may have missed this.
         """
-        return _native.slot_lead(self._view, slot, sequence, leads)
+        return _native.slot_lead(self._view, slot, generation, leads)
 
-    def part_done(self, slot: int, sequence: int, part: int) -> bool:
+    def part_done(self, slot: int, generation: int, part: int) -> bool:
         """Whether a part whose gang was lost needs no second run: it has been counted, or the slot has moved on.
 
         If it was the last one and a rank died before it answered, this answers. Only after all ranks have left the
         part's lease. A part that is done must not run again: its request may be answered at any time, and then its
         memory is another's.
         """
-        return _native.slot_part_is_done(self._view, slot, sequence, part)
+        return _native.slot_part_is_done(self._view, slot, generation, part)
 
-    def requeue(self, slot: int, sequence: int) -> bool:
+    def requeue(self, slot: int, generation: int) -> bool:
         """RUNNING -> SUBMITTED, after all ranks have left; False if the slot has moved on (a rank answered it).
 
         In the latter case the waiting front end is woken: the rank may have died between answering and waking.
         """
-        changed = self._change(slot, sequence, _RUNNING, SlotState.SUBMITTED)
+        changed = self._change(slot, generation, _RUNNING, SlotState.SUBMITTED)
         if not changed:
             _native.slot_wake(self._view, slot)
         return changed
 
-    def finish(self, slot: int, sequence: int, status: SlotStatus) -> bool:
+    def finish(self, slot: int, generation: int, status: SlotStatus) -> bool:
         """SUBMITTED or RUNNING -> DONE; False if the slot has moved on.
 
         Wakes the waiting front end in either case, for the same reason as `requeue`.
         """
-        changed = self._change(slot, sequence, _SUBMITTED | _RUNNING, SlotState.DONE, status)
+        changed = self._change(slot, generation, _SUBMITTED | _RUNNING, SlotState.DONE, status)
         _native.slot_wake(self._view, slot)
         return changed
 
     def entry(self, slot: int) -> SlotEntry:
         """Read the slot's state word, all of it at one instant."""
-        state, status, sequence = _native.slot_read(self._view, slot)
-        return SlotEntry(slot, SlotState(state), SlotStatus(status), sequence)
+        state, status, generation = _native.slot_read(self._view, slot)
+        return SlotEntry(slot, SlotState(state), SlotStatus(status), generation)
 
     def scan(self) -> Iterator[SlotEntry]:
         """Yield the slots that are SUBMITTED or RUNNING."""
@@ -388,9 +388,9 @@ class SlotTable:
     def _change(
         self,
         slot: int,
-        sequence: int,
+        generation: int,
         before: int,  # a mask of states
         after: SlotState,
         status: SlotStatus = SlotStatus.OK,
     ) -> bool:
-        return _native.slot_change(self._view, slot, sequence, before, after, status)
+        return _native.slot_change(self._view, slot, generation, before, after, status)

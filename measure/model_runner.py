@@ -130,7 +130,7 @@ class LocalExecutor:
             self.expect(worker, Unloaded)
 
     def begin(self, request: SlotRequest, parts: int = 1) -> tuple[int, int]:
-        """Take a slot, fill it and make it RUNNING, in so many parts; return slot and sequence.
+        """Take a slot, fill it and make it RUNNING, in so many parts; return slot and generation.
 
         Raises RuntimeError if no slot is free.
         """
@@ -138,20 +138,20 @@ class LocalExecutor:
         if slot is None:
             raise RuntimeError("no free slot")
         self.slots.fill(slot, request)
-        sequence = self.slots.submit(slot)
-        self.slots.start(slot, sequence, parts)
-        return slot, sequence
+        generation = self.slots.submit(slot)
+        self.slots.start(slot, generation, parts)
+        return slot, generation
 
     def start(self, lease: int, spec: LeaseSpec, workers: Sequence[int]) -> int:
-        """Initialise a lease and send Run to these workers, as ranks 0, 1, ...; return the term."""
-        term = self.leases[lease].initialise(spec)
+        """Initialise a lease and send Run to these workers, as ranks 0, 1, ...; return the generation."""
+        generation = self.leases[lease].initialise(spec)
         for rank, worker in enumerate(workers):
             self.join(lease, rank, worker)
-        return term
+        return generation
 
     def join(self, lease: int, rank: int, worker: int) -> None:
         """Send one worker into a lease."""
-        self.control.command(worker, Run(lease, rank, self.lease(lease).term()).pack())
+        self.control.command(worker, Run(lease, rank, self.lease(lease).generation()).pack())
 
     def lease(self, index: int) -> Lease:
         """Return a lease."""
@@ -267,8 +267,8 @@ class ModelRunner(LocalExecutor):
         self._reserve(gangs * rows)
         versions = bytes(min(version, len(layer.versions) - 1) for layer in self.manifest.layers)
         slots = [self.begin(SlotRequest(_MODEL_ID, rows, *self._places(gang * rows))) for gang in range(gangs)]
-        for gang, (slot, sequence) in enumerate(slots):
-            self.leases[gang].initialise(self._spec(slot, sequence, gang * rows, rows, ranks, versions))
+        for gang, (slot, generation) in enumerate(slots):
+            self.leases[gang].initialise(self._spec(slot, generation, gang * rows, rows, ranks, versions))
         for worker in range(gangs * ranks):  # nothing between these messages, so that all begin at about one time
             self.join(worker // ranks, worker % ranks, worker)
         self._finish([slot for slot, _ in slots])
@@ -316,10 +316,10 @@ class ModelRunner(LocalExecutor):
         count = len(self.manifest.inputs)
         return tuple(places[:count]), tuple(places[count:])
 
-    def _spec(self, slot: int, sequence: int, first_row: int, rows: int, ranks: int, versions: bytes) -> LeaseSpec:
+    def _spec(self, slot: int, generation: int, first_row: int, rows: int, ranks: int, versions: bytes) -> LeaseSpec:
         return LeaseSpec(
             model_id=_MODEL_ID,
-            members=(Member(0, slot, sequence, rows=rows),),
+            members=(Member(0, slot, generation, rows=rows),),
             arena_offset=first_row * self.manifest.arena_bytes,
             arena_stride=self.manifest.arena_bytes,
             first_layer=0,

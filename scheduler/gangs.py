@@ -38,7 +38,7 @@ class Gang:
     shared: Lease
     arena_offset: int
     indivisible: bool = False  # its unit is one task, which may last long
-    term: int = 0
+    generation: int = 0
     model: str = ""
     end_layer: int = 0
     blocks: int = 0
@@ -133,7 +133,7 @@ class GangTable:
         self._free.remove(present.lease)
         self._free.append(present.lease)
         gang = self.open(unit, arena_offset, indivisible, model)
-        gang.term = present.term
+        gang.generation = present.lease_generation
         gang.end_layer = layers
         gang.cores = (present.worker,)
         gang.wanted = 1
@@ -164,8 +164,8 @@ class GangTable:
     def send(self, gang: Gang, start: Start, model: LoadModel, now_us: float) -> None:
         """Let the gang run a block of its unit on the decision's cores."""
         ranks = len(start.cores)
-        if gang.term == 0:
-            gang.term = gang.shared.initialise(_lease_spec(gang, start, model))
+        if gang.generation == 0:
+            gang.generation = gang.shared.initialise(_lease_spec(gang, start, model))
         else:
             gang.shared.resume(start.end_layer, ranks, bytes(start.versions))
         gang.end_layer = start.end_layer
@@ -203,9 +203,9 @@ class GangTable:
         gang.shared.set_control(Control.STOP_NOW if at_once else Control.STOP)
 
     def leave(self, message: Left, now_us: float) -> Gang | None:
-        """Note that a rank has left; return its gang, None for one of an earlier term."""
+        """Note that a rank has left; return its gang, None for one of an earlier generation."""
         gang = self._gangs.get(message.lease)
-        if gang is None or gang.term != message.term or message.rank not in gang.outstanding:
+        if gang is None or gang.generation != message.generation or message.rank not in gang.outstanding:
             return None
         gang.outstanding.discard(message.rank)
         gang.joined_ns = min(gang.joined_ns or message.joined_ns, message.joined_ns)
@@ -269,7 +269,7 @@ class GangTable:
 
     def _run(self, gang: Gang, first: int) -> None:
         for rank in range(first, gang.wanted):
-            if not self._control.command(gang.cores[rank], pack_run(gang.lease, rank, gang.term)):
+            if not self._control.command(gang.cores[rank], pack_run(gang.lease, rank, gang.generation)):
                 raise RuntimeError(f"the command ring of worker {gang.cores[rank]} is full")
 
 

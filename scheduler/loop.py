@@ -245,9 +245,9 @@ class LiveScheduler:
         for front_end, raw in messages:
             message = unpack(raw)
             if isinstance(message, Submit):
-                self._submit(front_end, message.slot, message.sequence)
+                self._submit(front_end, message.slot, message.generation)
             elif isinstance(message, Cancel):
-                self._cancel(front_end, message.slot, message.sequence)
+                self._cancel(front_end, message.slot, message.generation)
         return bool(messages)
 
     def _hear_workers(self, now_us: float) -> bool:
@@ -271,8 +271,8 @@ class LiveScheduler:
 
     # -- requests
 
-    def _submit(self, front_end: int, slot: int, sequence: int) -> None:
-        request = self.requests.admit(front_end, slot, sequence)
+    def _submit(self, front_end: int, slot: int, generation: int) -> None:
+        request = self.requests.admit(front_end, slot, generation)
         if request is not None:
             self._dispatcher.came(request.query)
             self._refusals.refuse_if_full(request)
@@ -291,8 +291,8 @@ class LiveScheduler:
         elif not request.dropped:
             self._refusals.watch(request)
 
-    def _cancel(self, front_end: int, slot: int, sequence: int) -> None:
-        request = self.requests.find(front_end, slot, sequence)
+    def _cancel(self, front_end: int, slot: int, generation: int) -> None:
+        request = self.requests.find(front_end, slot, generation)
         if request is not None:
             self._execution.drop(request)
 

@@ -66,15 +66,15 @@ def queue_again(book: RequestTable) -> list[Request]:
     found = []
     for front_end, table in enumerate(book.tables):
         for entry in table.scan():
-            found.append((table.terms(entry.slot).arrival_ns, front_end, entry.slot, entry.sequence))
+            found.append((table.terms(entry.slot).arrival_ns, front_end, entry.slot, entry.generation))
     requests = []
-    for _, front_end, slot, sequence in sorted(found):
+    for _, front_end, slot, generation in sorted(found):
         table = book.tables[front_end]
         if table.attempts(slot) >= MAX_ATTEMPTS:
-            table.finish(slot, sequence, SlotStatus.UNAVAILABLE)
+            table.finish(slot, generation, SlotStatus.UNAVAILABLE)
             continue
-        table.requeue(slot, sequence)
-        request = book.admit(front_end, slot, sequence)
+        table.requeue(slot, generation)
+        request = book.admit(front_end, slot, generation)
         if request is not None:
             requests.append(request)
     return requests

@@ -45,7 +45,7 @@ MAX_CRASHES = 2  # of workers; the first may have been of a batch with others, a
 
 
 class RequestTable:
-    """Requests by (front end, slot, sequence) and by number, and the units of them that wait."""
+    """Requests by (front end, slot, generation) and by number, and the units of them that wait."""
 
     def __init__(self, tables: Sequence[SlotTable]) -> None:
         self.tables = tables
@@ -68,15 +68,15 @@ class RequestTable:
 
     # -- coming
 
-    def admit(self, front_end: int, slot: int, sequence: int) -> Request | None:
+    def admit(self, front_end: int, slot: int, generation: int) -> Request | None:
         """Queue what a slot holds; None when the message is stale or a double, or nobody wants the answer any more."""
         table = self.tables[front_end]
-        key = (front_end, slot, sequence)
-        if not table.is_submitted(slot, sequence) or key in self._known:
+        key = (front_end, slot, generation)
+        if not table.is_submitted(slot, generation) or key in self._known:
             return None
         terms = table.terms(slot)
         if terms.cancelled:
-            table.finish(slot, sequence, SlotStatus.CANCELLED)
+            table.finish(slot, generation, SlotStatus.CANCELLED)
             return None
         query = Query(
             next(self._ids),
@@ -89,7 +89,7 @@ class RequestTable:
             join_key=terms.join_key | NEVER_JOINED if terms.attempts else terms.join_key,
         )
         limit_us = terms.limit_ns / 1e3 if terms.limit_ns else None
-        request = self._enter(Request(query, front_end, slot, sequence, limit_us, terms.max_queue))
+        request = self._enter(Request(query, front_end, slot, generation, limit_us, terms.max_queue))
         self.waiting.add(whole(request))
         self._fresh.add(request)
         self._watch_limit(request)
@@ -107,15 +107,17 @@ class RequestTable:
             join_key=present.join_key,
         )
         limit_us = present.limit_ns / 1e3 if present.limit_ns else None
-        request = self._enter(Request(query, present.front_end, present.slot, present.sequence, limit_us, begun=True))
+        request = self._enter(
+            Request(query, present.front_end, present.slot, present.slot_generation, limit_us, begun=True)
+        )
         whole(request)
         return request
 
     # -- looking
 
-    def find(self, front_end: int, slot: int, sequence: int) -> Request | None:
+    def find(self, front_end: int, slot: int, generation: int) -> Request | None:
         """Return the request that waits or runs under this name."""
-        return self._known.get((front_end, slot, sequence))
+        return self._known.get((front_end, slot, generation))
 
     def get(self, number: int) -> Request | None:
         """Return the request that waits or runs under this number."""
@@ -188,7 +190,7 @@ class RequestTable:
         """
         request = piece.request
         table = self.tables[request.front_end]
-        if table.part_done(request.slot, request.sequence, piece.part):
+        if table.part_done(request.slot, request.generation, piece.part):
             if not request.units:
                 self._forget(request)
         elif request.crashes >= MAX_CRASHES or table.attempts(request.slot) >= MAX_ATTEMPTS:
@@ -238,9 +240,9 @@ class RequestTable:
         if batch is None or batch.leader is not request:
             return
         batch.leader = None
-        self.tables[request.front_end].lead(request.slot, request.sequence, False)
+        self.tables[request.front_end].lead(request.slot, request.generation, False)
         for other in batch.requests:
-            if other.batch is batch and other.begun and self.tables[other.front_end].lead(other.slot, other.sequence):
+            if other.batch is batch and other.begun and self.tables[other.front_end].lead(other.slot, other.generation):
                 batch.leader = other
                 return
 
@@ -263,7 +265,7 @@ class RequestTable:
     def finish(self, request: Request, status: SlotStatus) -> bool:
         """Answer and forget a request of which no unit is left; False if a worker has answered."""
         self._forget(request)
-        return self.tables[request.front_end].finish(request.slot, request.sequence, status)
+        return self.tables[request.front_end].finish(request.slot, request.generation, status)
 
     def expire(self, now_us: float, end: Callable[[Request, SlotStatus], None]) -> None:
         """Call `end` for every waiting request whose client is gone by now. (The front end cancels one that runs.)"""
@@ -277,14 +279,14 @@ class RequestTable:
         return self._limits.next_us
 
     def _enter(self, request: Request) -> Request:
-        self._known[(request.front_end, request.slot, request.sequence)] = request
+        self._known[(request.front_end, request.slot, request.generation)] = request
         self._numbered[request.query.query_id] = request
         return request
 
     def _requeue(self, request: Request) -> None:
         """Let a request of one part that has begun be as one that has not."""
         self.leave_batch(request)
-        self.tables[request.front_end].requeue(request.slot, request.sequence)
+        self.tables[request.front_end].requeue(request.slot, request.generation)
         request.begun = False
         request.counts = NOTHING
         self._fresh.add(request)
@@ -302,9 +304,9 @@ class RequestTable:
         """Let its slot be RUNNING; False if that has moved on."""
         table, batch = self.tables[request.front_end], request.batch
         if batch is None:
-            begun = table.start(request.slot, request.sequence)
+            begun = table.start(request.slot, request.generation)
         else:
-            begun = table.start(request.slot, request.sequence, request.parts, batch.rows, batch.leader is None)
+            begun = table.start(request.slot, request.generation, request.parts, batch.rows, batch.leader is None)
         if begun:
             if batch is not None and batch.leader is None:
                 batch.leader = request
@@ -317,7 +319,7 @@ class RequestTable:
             self._limits.set(request.query.query_id, request.limit_us)
 
     def _forget(self, request: Request) -> None:
-        if self._known.pop((request.front_end, request.slot, request.sequence), None) is None:
+        if self._known.pop((request.front_end, request.slot, request.generation), None) is None:
             return
         del self._numbered[request.query.query_id]
         self._limits.discard(request.query.query_id)

@@ -31,7 +31,7 @@ class Request:
     query: Query
     front_end: int
     slot: int
-    sequence: int
+    generation: int
     limit_us: float | None = None
     max_queue: int = 0
     units: "list[Unit]" = field(default_factory=list)
@@ -93,7 +93,7 @@ class Unit:
         """Return what a lease says of it."""
         return tuple(
             [
-                Member(request.front_end, request.slot, request.sequence, first_row, rows, part)
+                Member(request.front_end, request.slot, request.generation, first_row, rows, part)
                 for request, first_row, rows, part in self.pieces
             ]
         )

@@ -82,7 +82,7 @@ LONGEST_TASK_US: Final = 600_000_000.0  # of an indivisible query: nobody sees h
 STUCK_AFTER_US: Final = 1_000_000.0  # a rank that has not left so long after its gang has ended does not run at all
 CHECK_EVERY_US: Final = 500_000.0
 
-Progress = tuple[int, int, int]  # term, layer, finished tasks of the layer
+Progress = tuple[int, int, int]  # generation, layer, finished tasks of the layer
 
 
 @dataclass
@@ -99,7 +99,7 @@ class StallWatch:
     def __init__(self, control: ControlSegment) -> None:
         self._control = control
         self._marks: dict[int, _Mark] = {}  # by lease
-        self._late: dict[tuple[int, int, int], Blame] = {}  # by lease, term and rank
+        self._late: dict[tuple[int, int, int], Blame] = {}  # by lease, generation and rank
         self._next_check_us = 0.0
 
     def stalled(self, gangs: Iterable[Gang], now_us: float) -> list[Gang]:
@@ -113,7 +113,7 @@ class StallWatch:
             if not gang.outstanding or gang.ended_us is not None:
                 continue
             at = self._control.leases[gang.lease].progress()
-            progress = (gang.term, at.page, at.finished_tasks)
+            progress = (gang.generation, at.page, at.finished_tasks)
             mark = before.get(gang.lease)
             if mark is None or mark.progress != progress:
                 self._marks[gang.lease] = _Mark(progress)
@@ -133,7 +133,7 @@ class StallWatch:
             if gang.ended_us is None or now_us < gang.ended_us + LOOK_EVERY_US:
                 continue
             for rank in sorted(gang.outstanding):
-                key, core = (gang.lease, gang.term, rank), gang.cores[rank]
+                key, core = (gang.lease, gang.generation, rank), gang.cores[rank]
                 blame = self._late[key] = before.get(key) or self._blame(core, STUCK_AFTER_US, now_us)
                 if blame.is_too_much(now_us):
                     cores.append(core)

@@ -180,7 +180,7 @@ def test_a_worker_answers_each_slot_of_a_lease(tmp_path: Path) -> None:
                 tensors = [((1 + number, 2), np.array([[index, 1]] * (1 + number)).tobytes())]
                 requests.append(write_request(executor.io, (1 + number) << 16, 1, 1 + number, tensors, ANSWER_BYTES))
                 members.append(Member(0, *executor.begin(requests[-1]), rows=1 + number))
-                executor.slots.lead(members[-1].slot, members[-1].sequence, number == 0)
+                executor.slots.lead(members[-1].slot, members[-1].generation, number == 0)
             executor.start(0, LeaseSpec(1, tuple(members), 0, 0, 0, 1), [0])
             assert [left.reason for left in executor.left([0])] == [LeftReason.DONE]
             for request, member, index in zip(requests, members, indices, strict=True):

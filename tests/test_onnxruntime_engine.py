@@ -55,8 +55,8 @@ class Runner:
         manifest = self.models[model_id - 1]
         place = self._frames if manifest.engine is Engine.ONNXRUNTIME else self._tensors
         request, outputs = place(model_id, manifest, feeds, rows)
-        slot, sequence = self.executor.begin(request)
-        members = (Member(0, slot, sequence, rows=rows),)
+        slot, generation = self.executor.begin(request)
+        members = (Member(0, slot, generation, rows=rows),)
         spec = LeaseSpec(model_id, members, 0, manifest.arena_bytes, 0, len(manifest.layers))
         return slot, spec, outputs
 
@@ -201,10 +201,10 @@ def test_a_frame_that_lies_harms_nobody(runner: Runner, tmp_path: Path) -> None:
     assert outcome.status is SlotStatus.OK and len(outputs["values"]) == 24
     for frames in ((1 << 40, 64), (64, 1 << 62), ((1 << 64) - 64, 64)):
         request = SlotRequest(model_id, 1, (HEAP,), (HEAP,), frame_bytes=frames)
-        slot, sequence = runner.executor.begin(request)
-        runner.executor.start(0, LeaseSpec(model_id, (Member(0, slot, sequence),), 0, 0, 0, 1), [0])
+        slot, generation = runner.executor.begin(request)
+        runner.executor.start(0, LeaseSpec(model_id, (Member(0, slot, generation),), 0, 0, 0, 1), [0])
         assert [left.reason for left in runner.executor.left([0])] == [LeftReason.INVALID]
-        runner.executor.slots.finish(slot, sequence, SlotStatus.INTERNAL)
+        runner.executor.slots.finish(slot, generation, SlotStatus.INTERNAL)
         runner.executor.slots.release(slot)
 
 
@@ -292,7 +292,7 @@ def test_an_abort_before_the_run_keeps_it_from_beginning(runner: Runner, tmp_pat
     runner.executor.join(0, 0, 0)
     assert [left.reason for left in runner.executor.left([0])] == [LeftReason.ABORTED]
     assert not outputs()
-    assert runner.executor.slots.requeue(slot, spec.members[0].sequence)
+    assert runner.executor.slots.requeue(slot, spec.members[0].generation)
 
 
 def test_a_run_in_progress_ends_and_answers(runner: Runner, tmp_path: Path) -> None:
@@ -332,9 +332,9 @@ def test_a_killed_worker_is_replaced(runner: Runner, tmp_path: Path) -> None:
         assert time.monotonic() < deadline
     runner.executor.restart(0)
     runner.executor.load(model_id, runner.models[0].key)
-    sequence = spec.members[0].sequence
-    assert runner.executor.slots.requeue(slot, sequence)
-    assert runner.executor.slots.start(slot, sequence)
+    generation = spec.members[0].generation
+    assert runner.executor.slots.requeue(slot, generation)
+    assert runner.executor.slots.start(slot, generation)
     runner.executor.start(0, spec, [0])
     assert runner.end(slot).status is SlotStatus.OK
     assert [left.reason for left in runner.executor.left([0])] == [LeftReason.DONE]

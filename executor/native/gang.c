@@ -62,7 +62,7 @@ static void pass_lead(const struct query *query) {
     }
     for (uint32_t i = 0; leads && i < query->piece_count; i++) {
         const struct piece *piece = &query->pieces[i];
-        leads = has_failed(piece) || !slot_lead(piece->slot, piece->sequence, true);
+        leads = has_failed(piece) || !slot_lead(piece->slot, piece->generation, true);
     }
 }
 
@@ -76,7 +76,7 @@ static void answer(struct lease *lease, const struct query *query, uint64_t end_
     if (query->piece_count > 1) pass_lead(query);
     for (uint32_t i = 0; i < query->piece_count; i++) {
         const struct piece *piece = &query->pieces[i];
-        slot_part_computed(piece->table, piece->slot, piece->sequence, piece->parts, piece->part, &result);
+        slot_part_computed(piece->table, piece->slot, piece->generation, piece->parts, piece->part, &result);
     }
 }
 

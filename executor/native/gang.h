@@ -8,7 +8,7 @@
 /* A member of a lease (layout.h) in this process: its slot, and where its tensors lie. */
 struct piece {
     struct slot *table, *slot; /* of its front end, and its own in there */
-    uint32_t sequence;
+    uint32_t generation;
     uint32_t part, parts; /* of its request */
     uint32_t first, rows; /* it is rows [first, first + rows) of the lease */
     char *inputs[MAX_TENSORS], *outputs[MAX_TENSORS]; /* row `first` */

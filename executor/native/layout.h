@@ -36,8 +36,8 @@ enum left_reason { LEFT_DONE, LEFT_STOPPED, LEFT_SHRUNK, LEFT_ABORTED, LEFT_TIME
 struct message {
     union { /* every kind begins with `kind` */
         uint32_t kind;
-        struct { uint32_t kind, slot, sequence; } request; /* SUBMIT, CANCEL */
-        struct { uint32_t kind, lease, rank, term, reason, unused; uint64_t joined_ns, left_ns; } gang; /* RUN to term, LEFT all */
+        struct { uint32_t kind, slot, generation; } request; /* SUBMIT, CANCEL */
+        struct { uint32_t kind, lease, rank, generation, reason, unused; uint64_t joined_ns, left_ns; } gang; /* RUN to generation, LEFT all */
         struct { uint32_t kind, model_id, ok, unused; char text[48]; } model; /* LOAD (ok: at once; text: key), UNLOAD, LOADED (error), UNLOADED */
         struct { uint32_t kind, pid; } ready;
         char bytes[64];
@@ -79,7 +79,7 @@ enum slot_status {
 };
 
 struct slot {
-    /* state (8 bits), status (8), 16 unused, sequence (32). The low half is the futex word. */
+    /* state (8 bits), status (8), 16 unused, generation (32). The low half is the futex word. */
     _Alignas(1024) _Atomic uint64_t word;
     _Atomic uint32_t cancel;
     _Atomic uint32_t attempts;
@@ -106,12 +106,12 @@ struct slot {
     char reason[REASON_BYTES]; /* of `failure`: text, UTF-8 */
 };
 
-static inline uint64_t slot_word(uint32_t state, uint32_t status, uint32_t sequence) {
-    return (uint64_t)sequence << 32 | status << 8 | state;
+static inline uint64_t slot_word(uint32_t state, uint32_t status, uint32_t generation) {
+    return (uint64_t)generation << 32 | status << 8 | state;
 }
 static inline uint32_t slot_state(uint64_t word) { return word & 0xff; }
 static inline uint32_t slot_status(uint64_t word) { return word >> 8 & 0xff; }
-static inline uint32_t slot_sequence(uint64_t word) { return word >> 32; }
+static inline uint32_t slot_generation(uint64_t word) { return word >> 32; }
 
 /* Where a tensor is, as a slot says it: so many bytes from the start of the io segment (bits 48-63 are 0) or of a region. */
 static inline uint64_t place_region(uint64_t place) { return place >> REGION_SHIFT; } /* the region's number; 0: the io segment */
@@ -129,13 +129,13 @@ struct range {
 
 /* Rows [first_row, first_row + rows) of the request in a slot: its part number `part`. */
 struct member {
-    uint32_t front_end, slot, sequence, first_row, rows, part;
+    uint32_t front_end, slot, generation, first_row, rows, part;
 };
 
 /* The rows of a lease are those of its members, one after the other. */
 struct lease {
     /* Written by the scheduler while no rank is in; constant after that. */
-    _Alignas(CACHE_LINE) _Atomic uint32_t term; /* grows with every use of the lease */
+    _Alignas(CACHE_LINE) _Atomic uint32_t generation; /* grows with every use of the lease */
     uint32_t model_id, member_count, end_layer, timeout_us;
     uint32_t pass_layers, passes; /* see `page_step` */
     uint64_t arena_offset, arena_stride;
@@ -161,7 +161,7 @@ struct lease {
 /* What `lease.phase` says. A *page* is one layer in progress, or rows being copied; `tag` tells pages apart, `number` is the page's place
  * in the order of pages (`page_step`; rows are packed with the number of the first page, unpacked with that of the last one). `poke`
  * changes when sleeping ranks shall look at control, wanted and abort. 18 bits of tag never wrap within the life of a stale reader: a
- * rank in a lease pins its term, and a term has at most MAX_PAGES + 2 pages. */
+ * rank in a lease pins its generation, and a generation has at most MAX_PAGES + 2 pages. */
 struct phase {
     uint32_t tag;     /* bits 14-31 */
     uint32_t number;  /* bits 32-47 */

@@ -12,7 +12,7 @@ static void forget_times(struct lease *lease, uint32_t first, uint32_t end) {
 
 uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     struct phase phase = phase_unpack(atomic_load(&lease->phase));
-    uint32_t term = atomic_load(&lease->term) + 1;
+    uint32_t generation = atomic_load(&lease->generation) + 1;
     lease->model_id = spec->model_id;
     lease->member_count = spec->member_count;
     memcpy(lease->members, spec->members, spec->member_count * sizeof *spec->members);
@@ -45,8 +45,8 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
         .kind = spec->member_count > 1 ? PHASE_PACK : PHASE_OPEN,
     };
     atomic_store(&lease->phase, phase_pack(first));
-    atomic_store(&lease->term, term);
-    return term;
+    atomic_store(&lease->generation, generation);
+    return generation;
 }
 
 /* Ranges and `finished` stay as they are: after STOP_NOW the page goes on with what is left, after a boundary it is untouched. */

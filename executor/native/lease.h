@@ -15,7 +15,7 @@ struct lease_spec {
 };
 
 /* Both only while no rank is in the lease, that is, while every Run has been answered (or its worker is dead). */
-uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec); /* returns the new term */
+uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec); /* returns the new generation */
 /* `versions`: one for each layer from the step that comes next; layers of the block beyond `version_count` use version 0. A layer in whose
  * middle the gang was stopped keeps its version. */
 void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, const uint8_t *versions, uint32_t version_count);

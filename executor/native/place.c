@@ -41,13 +41,13 @@ static bool place_member(struct worker *worker, const struct program *program, s
     const struct memory *io = &worker->io[member.front_end];
     if (member.slot >= io->size_bytes / sizeof(struct slot)) return false;
     struct slot *table = (struct slot *)io->base, *slot = table + member.slot;
-    if ((atomic_load(&slot->word) & ~UINT64_C(0xff00)) != slot_word(SLOT_RUNNING, STATUS_OK, member.sequence)) return false;
+    if ((atomic_load(&slot->word) & ~UINT64_C(0xff00)) != slot_word(SLOT_RUNNING, STATUS_OK, member.generation)) return false;
     uint32_t rows = slot->rows, parts = slot->parts;
     if (member.rows == 0 || member.rows > rows || member.first_row > rows - member.rows) return false;
     if (parts > MAX_PARTS || member.part >= parts) return false;
     piece->table = table;
     piece->slot = slot;
-    piece->sequence = member.sequence;
+    piece->generation = member.generation;
     piece->part = member.part;
     piece->parts = parts;
     piece->rows = member.rows;

@@ -25,7 +25,7 @@ static bool spec_is_sound(const struct lease_spec *spec) {
 
 /* One tuple of numbers, in the order of the struct. */
 static bool read_member(PyObject *tuple, struct member *member) {
-    uint32_t *fields[] = {&member->front_end, &member->slot, &member->sequence, &member->first_row, &member->rows, &member->part};
+    uint32_t *fields[] = {&member->front_end, &member->slot, &member->generation, &member->first_row, &member->rows, &member->part};
     const Py_ssize_t count = sizeof fields / sizeof *fields;
     bool sound = PyTuple_Check(tuple) && PyTuple_GET_SIZE(tuple) == count;
     for (Py_ssize_t i = 0; sound && i < count; i++) {
@@ -135,11 +135,11 @@ FUNCTION(py_lease_progress) {
     FINISH;
 }
 
-FUNCTION(py_lease_term) {
+FUNCTION(py_lease_generation) {
     Py_ssize_t offset;
     PARSE("n", &offset);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
-    if (lease) result = PyLong_FromUnsignedLong(atomic_load(&lease->term));
+    if (lease) result = PyLong_FromUnsignedLong(atomic_load(&lease->generation));
     FINISH;
 }
 
@@ -190,7 +190,7 @@ PyMethodDef lease_methods[] = {
     METHOD(lease_set_wanted),
     METHOD(lease_abort),
     METHOD(lease_progress),
-    METHOD(lease_term),
+    METHOD(lease_generation),
     METHOD(lease_start_ns),
     METHOD(lease_position),
     METHOD(lease_layer_end_ns),

@@ -139,8 +139,8 @@ static PyObject *gone_item(const struct walk_in *gone) {
 
 static PyObject *present_item(const struct desk *desk, uint32_t worker, uint32_t number) {
     const struct walk_in *walk_in = &desk->walk_in;
-    return Py_BuildValue("IIIIIIIIiKKKKK", worker, number, desk->lease, walk_in->term, walk_in->model_id, walk_in->front_end,
-                         walk_in->slot, walk_in->sequence, walk_in->priority, walk_in->arrival_ns, walk_in->deadline_ns,
+    return Py_BuildValue("IIIIIIIIiKKKKK", worker, number, desk->lease, walk_in->lease_generation, walk_in->model_id, walk_in->front_end,
+                         walk_in->slot, walk_in->slot_generation, walk_in->priority, walk_in->arrival_ns, walk_in->deadline_ns,
                          walk_in->limit_ns, walk_in->join_key, walk_in->begun_ns);
 }
 

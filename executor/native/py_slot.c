@@ -32,49 +32,49 @@ FUNCTION(py_slot_read) {
     struct slot *slot = find_slot(&buffer, number);
     if (slot) {
         uint64_t word = atomic_load(&slot->word);
-        result = Py_BuildValue("III", slot_state(word), slot_status(word), slot_sequence(word));
+        result = Py_BuildValue("III", slot_state(word), slot_status(word), slot_generation(word));
     }
     FINISH;
 }
 
 FUNCTION(py_slot_change) {
-    unsigned int number, sequence, mask, state, status;
-    PARSE("IIIII", &number, &sequence, &mask, &state, &status);
+    unsigned int number, generation, mask, state, status;
+    PARSE("IIIII", &number, &generation, &mask, &state, &status);
     struct slot *slot = find_slot(&buffer, number);
-    if (slot) result = PyBool_FromLong(slot_change(slot, sequence, mask, state, status));
+    if (slot) result = PyBool_FromLong(slot_change(slot, generation, mask, state, status));
     FINISH;
 }
 
 FUNCTION(py_slot_start) {
-    unsigned int number, sequence, parts, batch_rows;
+    unsigned int number, generation, parts, batch_rows;
     int leads;
-    PARSE("IIIIp", &number, &sequence, &parts, &batch_rows, &leads);
+    PARSE("IIIIp", &number, &generation, &parts, &batch_rows, &leads);
     struct slot *slot = find_slot(&buffer, number);
     if (slot && (parts < 1 || parts > MAX_PARTS)) {
         PyErr_Format(PyExc_ValueError, "a request has 1 to %d parts, not %u", MAX_PARTS, parts);
     } else if (slot) {
-        result = PyBool_FromLong(slot_start(slot, sequence, parts, batch_rows, leads));
+        result = PyBool_FromLong(slot_start(slot, generation, parts, batch_rows, leads));
     }
     FINISH;
 }
 
 FUNCTION(py_slot_lead) {
-    unsigned int number, sequence;
+    unsigned int number, generation;
     int leads;
-    PARSE("IIp", &number, &sequence, &leads);
+    PARSE("IIp", &number, &generation, &leads);
     struct slot *slot = find_slot(&buffer, number);
-    if (slot) result = PyBool_FromLong(slot_lead(slot, sequence, leads));
+    if (slot) result = PyBool_FromLong(slot_lead(slot, generation, leads));
     FINISH;
 }
 
 FUNCTION(py_slot_part_is_done) {
-    unsigned int number, sequence, part;
-    PARSE("III", &number, &sequence, &part);
+    unsigned int number, generation, part;
+    PARSE("III", &number, &generation, &part);
     struct slot *slot = find_slot(&buffer, number);
     if (slot && part >= MAX_PARTS) {
         PyErr_Format(PyExc_ValueError, "part %u of at most %d", part, MAX_PARTS);
     } else if (slot) {
-        result = PyBool_FromLong(slot_part_is_done(buffer.buf, slot, sequence, part));
+        result = PyBool_FromLong(slot_part_is_done(buffer.buf, slot, generation, part));
     }
     FINISH;
 }

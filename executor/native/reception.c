@@ -10,7 +10,7 @@
 static struct desk *desk_of(struct receiving_worker *worker, uint32_t count, const struct message *left) {
     for (uint32_t i = 0; i < count; i++) {
         struct desk *desk = &worker->desks[i];
-        if (desk->taken && desk->lease == left->gang.lease && desk->walk_in.term == left->gang.term) return desk;
+        if (desk->taken && desk->lease == left->gang.lease && desk->walk_in.lease_generation == left->gang.generation) return desk;
     }
     return NULL;
 }
@@ -74,7 +74,7 @@ static bool is_plain(const struct reception *reception, const struct slot *slot)
 static void begin(struct reception *reception, struct receiving_worker *worker, struct desk *desk, const struct walk_in *walk_in) {
     const struct open_model *model = &reception->models[walk_in->model_id];
     size_t number = (size_t)(worker - reception->workers) * reception->desk_count + (size_t)(desk - worker->desks);
-    struct member member = {.front_end = walk_in->front_end, .slot = walk_in->slot, .sequence = walk_in->sequence, .rows = 1};
+    struct member member = {.front_end = walk_in->front_end, .slot = walk_in->slot, .generation = walk_in->slot_generation, .rows = 1};
     struct lease_spec spec = {
         .model_id = walk_in->model_id,
         .end_layer = model->layers,
@@ -88,9 +88,9 @@ static void begin(struct reception *reception, struct receiving_worker *worker, 
     };
     desk->taken = true;
     desk->walk_in = *walk_in;
-    desk->walk_in.term = lease_initialise(&reception->leases[desk->lease], &spec);
+    desk->walk_in.lease_generation = lease_initialise(&reception->leases[desk->lease], &spec);
     desk->walk_in.begun_ns = now_ns();
-    struct message run = {.gang = {.kind = RUN, .lease = desk->lease, .term = desk->walk_in.term}};
+    struct message run = {.gang = {.kind = RUN, .lease = desk->lease, .generation = desk->walk_in.lease_generation}};
     ring_send(worker->commands, &run); /* it has room: see free_desk */
     bell_ring(worker->bell);
 }
@@ -101,15 +101,15 @@ static bool receive(struct reception *reception, uint32_t front_end, const struc
     if (message->kind != SUBMIT || message->request.slot >= table->count) return false;
     struct slot *slot = &table->slots[message->request.slot];
     uint64_t word = atomic_load(&slot->word);
-    uint32_t sequence = message->request.sequence;
-    if (slot_state(word) != SLOT_SUBMITTED || slot_sequence(word) != sequence) return true; /* stale, or a double */
+    uint32_t generation = message->request.generation;
+    if (slot_state(word) != SLOT_SUBMITTED || slot_generation(word) != generation) return true; /* stale, or a double */
     struct receiving_worker *worker;
     struct desk *desk = is_plain(reception, slot) ? find_desk(reception, &worker) : NULL;
     if (!desk) return false;
-    struct walk_in walk_in = {.model_id = slot->model_id, .front_end = front_end, .slot = message->request.slot, .sequence = sequence,
+    struct walk_in walk_in = {.model_id = slot->model_id, .front_end = front_end, .slot = message->request.slot, .slot_generation = generation,
                               .priority = slot->priority, .arrival_ns = slot->arrival_ns, .deadline_ns = slot->deadline_ns,
                               .limit_ns = slot->limit_ns, .join_key = slot->join_key};
-    if (!slot_start(slot, sequence, 1, 0, true)) return true;
+    if (!slot_start(slot, generation, 1, 0, true)) return true;
     slot->blocks = 1;
     slot->conflicts = slot->preemptions = 0;
     slot->versions = 1; /* a mask: the first version of each layer */

@@ -29,7 +29,7 @@ struct open_model {
 
 /* A query that has been begun here. */
 struct walk_in {
-    uint32_t model_id, front_end, slot, sequence, term;
+    uint32_t model_id, front_end, slot, slot_generation, lease_generation;
     int32_t priority;
     uint64_t arrival_ns, deadline_ns, limit_ns, join_key, begun_ns;
     uint64_t joined_ns, end_ns; /* when it has ended: its rank joined, its last layer ended */

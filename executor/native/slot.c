@@ -7,7 +7,7 @@
 
 void slot_reset(struct slot *slot) {
     uint64_t word = atomic_load(&slot->word);
-    atomic_store(&slot->word, slot_word(SLOT_FREE, STATUS_OK, slot_sequence(word)));
+    atomic_store(&slot->word, slot_word(SLOT_FREE, STATUS_OK, slot_generation(word)));
 }
 
 long slot_acquire(struct slot *slots, uint32_t count, uint32_t first) {
@@ -15,22 +15,22 @@ long slot_acquire(struct slot *slots, uint32_t count, uint32_t first) {
         uint32_t index = (first + step) % count;
         uint64_t word = atomic_load(&slots[index].word);
         if (slot_state(word) != SLOT_FREE) continue;
-        uint64_t taken = slot_word(SLOT_FILLING, STATUS_OK, slot_sequence(word) + 1);
+        uint64_t taken = slot_word(SLOT_FILLING, STATUS_OK, slot_generation(word) + 1);
         if (atomic_compare_exchange_strong(&slots[index].word, &word, taken)) return index;
     }
     return -1;
 }
 
-bool slot_change(struct slot *slot, uint32_t sequence, uint32_t mask, uint32_t state, uint32_t status) {
+bool slot_change(struct slot *slot, uint32_t generation, uint32_t mask, uint32_t state, uint32_t status) {
     uint64_t word = atomic_load(&slot->word);
     do {
-        if (slot_sequence(word) != sequence || !(mask >> slot_state(word) & 1)) return false;
-    } while (!atomic_compare_exchange_weak(&slot->word, &word, slot_word(state, status, sequence)));
+        if (slot_generation(word) != generation || !(mask >> slot_state(word) & 1)) return false;
+    } while (!atomic_compare_exchange_weak(&slot->word, &word, slot_word(state, status, generation)));
     return true;
 }
 
-bool slot_start(struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t batch_rows, bool leads) {
-    if (!slot_change(slot, sequence, 1u << SLOT_SUBMITTED, SLOT_RUNNING, STATUS_OK)) return false;
+bool slot_start(struct slot *slot, uint32_t generation, uint32_t parts, uint32_t batch_rows, bool leads) {
+    if (!slot_change(slot, generation, 1u << SLOT_SUBMITTED, SLOT_RUNNING, STATUS_OK)) return false;
     atomic_fetch_add(&slot->attempts, 1);
     slot->parts = parts;
     slot->batch_rows = batch_rows ? batch_rows : slot->rows;
@@ -46,9 +46,9 @@ bool slot_start(struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t b
 }
 
 /* The slot may be answered, or even start its next request, between look and mark: then a batch may be counted once more or less. */
-bool slot_lead(struct slot *slot, uint32_t sequence, bool leads) {
+bool slot_lead(struct slot *slot, uint32_t generation, bool leads) {
     uint64_t word = atomic_load(&slot->word);
-    if (slot_sequence(word) != sequence || slot_state(word) != SLOT_RUNNING) return false;
+    if (slot_generation(word) != generation || slot_state(word) != SLOT_RUNNING) return false;
     atomic_store_explicit(&slot->leads, leads, memory_order_relaxed);
     return true;
 }
@@ -89,7 +89,7 @@ static bool count_part(struct slot *slot, uint32_t parts, uint32_t part, const s
 }
 
 /* Afterwards the slot is the front end's again. A request in one piece needs no counting. */
-void slot_part_computed(struct slot *table, struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t part,
+void slot_part_computed(struct slot *table, struct slot *slot, uint32_t generation, uint32_t parts, uint32_t part,
                         const struct part_result *result) {
     if (parts == 1) {
         atomic_store_explicit(&slot->compute_start_ns, result->start_ns, memory_order_relaxed);
@@ -98,18 +98,18 @@ void slot_part_computed(struct slot *table, struct slot *slot, uint32_t sequence
     } else if (!count_part(slot, parts, part, result)) {
         return;
     }
-    slot_change(slot, sequence, 1u << SLOT_RUNNING, SLOT_DONE, atomic_load(&slot->failure));
+    slot_change(slot, generation, 1u << SLOT_RUNNING, SLOT_DONE, atomic_load(&slot->failure));
     slot_wake(table, slot);
 }
 
-bool slot_part_is_done(struct slot *table, struct slot *slot, uint32_t sequence, uint32_t part) {
+bool slot_part_is_done(struct slot *table, struct slot *slot, uint32_t generation, uint32_t part) {
     uint64_t word = atomic_load(&slot->word);
     uint32_t state = slot_state(word), parts = slot->parts;
-    if (slot_sequence(word) == sequence && (state == SLOT_SUBMITTED || state == SLOT_RUNNING)) {
+    if (slot_generation(word) == generation && (state == SLOT_SUBMITTED || state == SLOT_RUNNING)) {
         uint64_t done = parts > 1 ? atomic_load(&slot->parts_done) : 0;
         if (state == SLOT_SUBMITTED || !(done >> part & 1)) return false;
         if (done != all_of(parts)) return true;
-        slot_change(slot, sequence, 1u << SLOT_RUNNING, SLOT_DONE, atomic_load(&slot->failure));
+        slot_change(slot, generation, 1u << SLOT_RUNNING, SLOT_DONE, atomic_load(&slot->failure));
     }
     slot_wake(table, slot); /* who answered may have died before that */
     return true;

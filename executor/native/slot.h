@@ -8,18 +8,18 @@
 
 enum { MAX_AWAITED = 64 };
 
-/* Any state -> FREE; the sequence stays, so that older messages remain stale. */
+/* Any state -> FREE; the generation stays, so that older messages remain stale. */
 void slot_reset(struct slot *slot);
-/* Takes a free slot of `count`, looking from `first` on: FILLING, next sequence. Returns its number, -1 if none is free. */
+/* Takes a free slot of `count`, looking from `first` on: FILLING, next generation. Returns its number, -1 if none is free. */
 long slot_acquire(struct slot *slots, uint32_t count, uint32_t first);
-/* To `state` and `status`, if the sequence is right and the present state's bit is set in `mask`. Does not wake anybody. */
-bool slot_change(struct slot *slot, uint32_t sequence, uint32_t mask, uint32_t state, uint32_t status);
+/* To `state` and `status`, if the generation is right and the present state's bit is set in `mask`. Does not wake anybody. */
+bool slot_change(struct slot *slot, uint32_t generation, uint32_t mask, uint32_t state, uint32_t status);
 /* SUBMITTED -> RUNNING, in so many parts (1 to MAX_PARTS), as one of a batch of `batch_rows` rows (0: its own), which it may lead. Counts
- * an attempt. False: it is not SUBMITTED with this sequence. */
-bool slot_start(struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t batch_rows, bool leads);
+ * an attempt. False: it is not SUBMITTED with this generation. */
+bool slot_start(struct slot *slot, uint32_t generation, uint32_t parts, uint32_t batch_rows, bool leads);
 
-/* Lets a running request lead its batch, or not any more. False: it is not RUNNING with this sequence. */
-bool slot_lead(struct slot *slot, uint32_t sequence, bool leads);
+/* Lets a running request lead its batch, or not any more. False: it is not RUNNING with this generation. */
+bool slot_lead(struct slot *slot, uint32_t generation, bool leads);
 
 /* How a part of a request was computed. */
 struct part_result {
@@ -32,11 +32,11 @@ struct part_result {
 void slot_fail(struct slot *slot, uint32_t status, const char *reason, size_t length);
 
 /* A part of a running request, which has so many, has been computed: answers the request if all are. Doing it twice does no harm. */
-void slot_part_computed(struct slot *table, struct slot *slot, uint32_t sequence, uint32_t parts, uint32_t part,
+void slot_part_computed(struct slot *table, struct slot *slot, uint32_t generation, uint32_t parts, uint32_t part,
                         const struct part_result *result);
 /* Whether a part whose gang was lost needs no second run: it has been computed, or the request is answered. Completes the answer if a rank
  * died on the way. Only while nobody works on this part. */
-bool slot_part_is_done(struct slot *table, struct slot *slot, uint32_t sequence, uint32_t part);
+bool slot_part_is_done(struct slot *table, struct slot *slot, uint32_t generation, uint32_t part);
 
 /* Wakes who waits for the answer in a slot of the table. */
 void slot_wake(struct slot *table, struct slot *slot);

@@ -31,9 +31,9 @@ static void send_left(struct worker *worker, const struct message *left) {
     }
 }
 
-static enum left_reason join(struct worker *worker, struct lease *lease, uint32_t rank, uint32_t term) {
+static enum left_reason join(struct worker *worker, struct lease *lease, uint32_t rank, uint32_t generation) {
     struct query query;
-    if (atomic_load(&lease->term) != term) return LEFT_STALE;
+    if (atomic_load(&lease->generation) != generation) return LEFT_STALE;
     if (place_lease(worker, lease, &query)) return gang_run(lease, &query, rank, worker->spin_us);
     /* Who comes too late finds a slot answered, maybe in use again: that is no error. */
     switch (phase_unpack(atomic_load(&lease->phase)).kind) {
@@ -50,7 +50,7 @@ static void run_command(struct worker *worker, const struct message *command) {
     if (command->gang.lease < worker->lease_count && command->gang.rank < MAX_RANKS) {
         left.gang.joined_ns = now_ns();
         atomic_store(&worker->status->lease, command->gang.lease + 1);
-        left.gang.reason = join(worker, &worker->leases[command->gang.lease], command->gang.rank, command->gang.term);
+        left.gang.reason = join(worker, &worker->leases[command->gang.lease], command->gang.rank, command->gang.generation);
         atomic_store(&worker->status->lease, 0);
         left.gang.left_ns = now_ns();
         atomic_fetch_add(&worker->status->busy_ns, left.gang.left_ns - left.gang.joined_ns);

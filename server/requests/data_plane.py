@@ -413,7 +413,7 @@ class Request:
         self._slot = slot
         self._block = block
         self._placement = placement
-        self._sequence: int | None = None
+        self._generation: int | None = None
         self._closed = False
         self._cancelled = False
         self.inputs = [view[block + at : block + at + size] for at, size in placement.inputs]
@@ -456,10 +456,10 @@ class Request:
                 NEVER_JOINED if alone else self.layout.join_key,
             ),
         )
-        self._sequence = slots.submit(self._slot)
+        self._generation = slots.submit(self._slot)
         can_wait = priority >= 0 and not (deadline_ns or max_queue)
-        if not self._plane.submit(Submit(self._slot, self._sequence).pack(), can_wait):
-            slots.finish(self._slot, self._sequence, SlotStatus.UNAVAILABLE)
+        if not self._plane.submit(Submit(self._slot, self._generation).pack(), can_wait):
+            slots.finish(self._slot, self._generation, SlotStatus.UNAVAILABLE)
             raise PoolExhaustedError("the scheduler does not keep up")
 
     def wait(self, until_ns: int) -> SlotOutcome | None:
@@ -489,15 +489,15 @@ class Request:
         if self._closed:
             return  # which it stays: most calls end after their request
         with self._plane.lock:
-            if self._sequence is not None and not self._closed:
+            if self._generation is not None and not self._closed:
                 self._cancel()
 
     def _cancel(self) -> None:
-        if not self._cancelled and self._sequence is not None:
+        if not self._cancelled and self._generation is not None:
             self._cancelled = True
             self._plane.slots.cancel(self._slot)
             # If the ring is full the scheduler still sees the slot's mark when it comes to this request.
-            self._plane.send(Cancel(self._slot, self._sequence).pack())
+            self._plane.send(Cancel(self._slot, self._generation).pack())
 
     def close(self) -> None:
         """Give slot and memory back: at once if the request has ended, else it is cancelled and they follow later."""

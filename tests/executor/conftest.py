@@ -33,14 +33,14 @@ class Harness:
             struct.pack_into("<4i", self.executor.io.view, HEAP + row * 64, task_ns, hang, crash, layer)
 
     def start(self, workers: list[int], rows: int = 1, wanted: int | None = None, **changes: object) -> tuple[int, int]:
-        """Start a query on lease 0; return slot and sequence. `changes` are of the lease or its member."""
+        """Start a query on lease 0; return slot and generation. `changes` are of the lease or its member."""
         self.executor.io.view[HEAP + 4096 : 2 * HEAP] = bytes(HEAP - 4096)
-        slot, sequence = self.executor.begin(SlotRequest(1, rows, (HEAP,), (HEAP + 4096,)))
+        slot, generation = self.executor.begin(SlotRequest(1, rows, (HEAP,), (HEAP + 4096,)))
         own = {name: changes.pop(name) for name in Member._fields if name in changes}
-        member = Member(0, slot, sequence, rows=rows)._replace(**own)
+        member = Member(0, slot, generation, rows=rows)._replace(**own)
         spec = self.spec((member,), wanted=wanted or max(1, len(workers)))
         self.executor.start(0, spec._replace(**changes), workers)
-        return slot, sequence
+        return slot, generation
 
     def spec(self, members: tuple[Member, ...], wanted: int = 1, stride: int = 64) -> LeaseSpec:
         """The lease of these members over all layers."""

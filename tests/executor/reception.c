@@ -76,7 +76,7 @@ static char *tensor_of(const struct client *client, uint32_t place, uint32_t out
 }
 
 static void submit(struct client *client, uint32_t place, struct slot *slot) {
-    uint32_t kind = random_of(client, 24), sequence = slot_sequence(atomic_load(&slot->word));
+    uint32_t kind = random_of(client, 24), generation = slot_generation(atomic_load(&slot->word));
     client->plain[place] = kind > 2;
     client->given[place] = (int)++client->sent;
     slot->model_id = kind == 0 ? CLOSED : OPEN;
@@ -87,8 +87,8 @@ static void submit(struct client *client, uint32_t place, struct slot *slot) {
     slot->output_offset[0] = slot->input_offset[0] + ROW_BYTES;
     *(int *)tensor_of(client, place, 0) = client->given[place];
     *(int *)tensor_of(client, place, 1) = 0;
-    slot_change(slot, sequence, 1u << SLOT_FILLING, SLOT_SUBMITTED, STATUS_OK);
-    struct message message = {.request = {SUBMIT, place, sequence}};
+    slot_change(slot, generation, 1u << SLOT_FILLING, SLOT_SUBMITTED, STATUS_OK);
+    struct message message = {.request = {SUBMIT, place, generation}};
     CHECK(ring_send(submits[client->front_end], &message), "full");
     if (kind == 3) ring_send(submits[client->front_end], &message); /* a double */
     bell_ring(&scheduler_bell);
@@ -99,7 +99,7 @@ static void check(struct client *client, uint32_t place, struct slot *slot) {
     int answer = *(const int *)tensor_of(client, place, 1);
     if (client->plain[place]) CHECK(slot_status(word) == STATUS_OK && answer == client->given[place] + 1, "answer %d", answer);
     else CHECK(slot_status(word) == STATUS_UNAVAILABLE && answer == 0, "answer %d to one of the others", answer);
-    CHECK(slot_change(slot, slot_sequence(word), 1u << SLOT_DONE, SLOT_FREE, STATUS_OK), "not done");
+    CHECK(slot_change(slot, slot_generation(word), 1u << SLOT_DONE, SLOT_FREE, STATUS_OK), "not done");
     atomic_fetch_add(&finished, 1);
 }
 
@@ -170,7 +170,7 @@ static void refuse(uint32_t front_end) {
     while ((message = ring_peek(submits[front_end]))) {
         struct slot *table = (struct slot *)segments[front_end], *slot = &table[message->request.slot];
         if (slot->model_id == OPEN && slot->rows == 1 && !atomic_load(&slot->cancel)) return;
-        bool ended = slot_change(slot, message->request.sequence, 1u << SLOT_SUBMITTED, SLOT_DONE, STATUS_UNAVAILABLE);
+        bool ended = slot_change(slot, message->request.generation, 1u << SLOT_SUBMITTED, SLOT_DONE, STATUS_UNAVAILABLE);
         CHECK(ended, "a request that is for nobody was begun");
         ring_drop(submits[front_end]);
         refused++;

@@ -40,7 +40,7 @@ static void *worker_thread(void *worker) {
 
 static void send_rank(struct gang *gang, uint32_t rank) {
     uint32_t worker = rank; /* worker r always runs as rank r */
-    struct message run = {.gang = {.kind = RUN, .lease = (uint32_t)(gang - gangs), .rank = rank, .term = gang->term}};
+    struct message run = {.gang = {.kind = RUN, .lease = (uint32_t)(gang - gangs), .rank = rank, .generation = gang->generation}};
     CHECK(ring_send(commands[worker], &run), "ring full");
     bell_ring(&bells[worker]);
     gang->inside |= UINT64_C(1) << rank;
@@ -51,7 +51,7 @@ static void collect(void) {
     for (uint32_t worker = 0; worker < worker_count; worker++) {
         while (ring_receive(completions[worker], &left)) {
             struct gang *gang = &gangs[left.gang.lease];
-            CHECK(left.kind == LEFT && left.gang.rank == worker && left.gang.term == gang->term, "message %u", left.kind);
+            CHECK(left.kind == LEFT && left.gang.rank == worker && left.gang.generation == gang->generation, "message %u", left.kind);
             CHECK(left.gang.reason <= LEFT_ABORTED, "rank %u left for reason %u", worker, left.gang.reason);
             left_counts[left.gang.reason]++;
             to_ring += left.gang.reason != LEFT_DONE;
@@ -109,7 +109,7 @@ static void begin(struct gang *gang) {
     passes += spec.passes > 1;
     memset(gang->cells, 0, sizeof gang->cells);
     for (int i = 0; i < LAYERS * LINE; i++) gang->tasks[i / LINE][i % LINE] = 0;
-    gang->term = lease_initialise(gang->lease, &spec);
+    gang->generation = lease_initialise(gang->lease, &spec);
     send_ranks(gang);
 }
 

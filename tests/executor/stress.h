@@ -24,7 +24,7 @@ enum { IO_BYTES = HEAP + REQUESTS * (INPUT_SPAN + OUTPUT_SPAN) };
 
 struct request {
     struct slot *table, *slot;
-    uint32_t sequence, rows, parts;
+    uint32_t generation, rows, parts;
     uint32_t first; /* its first row in the line of all rows */
     char *input, *output;
 };
@@ -35,7 +35,7 @@ struct gang {
     uint32_t member_count;
     uint32_t first, rows; /* of the line */
     uint64_t inside;      /* bit r: rank r has been sent in and has not left */
-    uint32_t term, wanted;
+    uint32_t generation, wanted;
     bool ended, aborted;
     struct { int runs; } cells[LAYERS][LINE][TASKS];
     _Atomic uint32_t tasks[LAYERS][LINE]; /* of the kernel that computed the row; 0: none has yet */

@@ -19,12 +19,12 @@ static void make_request(uint32_t number, uint32_t first) {
     for (uint32_t row = 0; row < request->rows; row++) *(int *)(request->input + row * INPUT_ROW) = (int)(first + row);
     memset(request->output, 0, OUTPUT_SPAN);
     CHECK(slot_acquire(table, index + 1, index) == (long)index, "acquire");
-    request->sequence = slot_sequence(atomic_load(&slot->word));
+    request->generation = slot_generation(atomic_load(&slot->word));
     slot->rows = request->rows;
     slot->input_offset[0] = input;
     slot->output_offset[0] = output;
     slot->input_frame_bytes = slot->output_frame_bytes = 64;
-    slot_change(slot, request->sequence, 1u << SLOT_FILLING, SLOT_SUBMITTED, STATUS_OK);
+    slot_change(slot, request->generation, 1u << SLOT_FILLING, SLOT_SUBMITTED, STATUS_OK);
 }
 
 /* Rows [gang->first, gang->first + gang->rows) of the line, request by request. */
@@ -37,7 +37,7 @@ static void make_members(struct gang *gang) {
         uint32_t from = request->first > gang->first ? request->first : gang->first, to = end < gang_end ? end : gang_end;
         if (from >= to) continue;
         gang->members[gang->member_count++] = (struct member){
-            i % FRONT_ENDS, i / FRONT_ENDS, request->sequence, from - request->first, to - from, request->parts++};
+            i % FRONT_ENDS, i / FRONT_ENDS, request->generation, from - request->first, to - from, request->parts++};
     }
 }
 
@@ -60,7 +60,7 @@ uint32_t make_batch(void) {
     for (uint32_t i = 0; i < request_count; i++) {
         struct request *request = &requests[i];
         split += request->parts > 1;
-        CHECK(slot_start(request->slot, request->sequence, request->parts, rows, i == 0), "start");
+        CHECK(slot_start(request->slot, request->generation, request->parts, rows, i == 0), "start");
     }
     return rows;
 }
@@ -79,7 +79,7 @@ void check_parts(const struct gang *gang, bool done) {
     for (uint32_t i = 0; i < gang->member_count; i++) {
         const struct member *member = &gang->members[i];
         struct slot *table = (struct slot *)io[member->front_end];
-        bool found = slot_part_is_done(table, table + member->slot, member->sequence, member->part);
+        bool found = slot_part_is_done(table, table + member->slot, member->generation, member->part);
         CHECK(found == done, "part %u", member->part);
     }
 }
@@ -125,5 +125,5 @@ void check_request(const struct request *request, uint32_t rows, bool failed) {
             }
         }
     }
-    slot_change(slot, request->sequence, 1u << SLOT_DONE, SLOT_FREE, STATUS_OK);
+    slot_change(slot, request->generation, 1u << SLOT_DONE, SLOT_FREE, STATUS_OK);
 }

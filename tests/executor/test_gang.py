@@ -145,15 +145,15 @@ def test_late_rank_finds_the_end(harness):
     assert reasons(harness.executor.left([1])) == [LeftReason.DONE]
 
 
-def recover(harness, slot, sequence, dead):
+def recover(harness, slot, generation, dead):
     """What a scheduler does after a death; then the next query must be right."""
     harness.executor.lease(0).abort()
     harness.orders()
     assert reasons(harness.executor.left([1 - dead])) == [LeftReason.ABORTED]
     harness.executor.restart(dead)
     harness.executor.load(1, harness.model.key, [dead])
-    assert harness.executor.slots.requeue(slot, sequence)
-    assert harness.executor.slots.finish(slot, sequence, SlotStatus.UNAVAILABLE)
+    assert harness.executor.slots.requeue(slot, generation)
+    assert harness.executor.slots.finish(slot, generation, SlotStatus.UNAVAILABLE)
     slot, _ = harness.start([0, 1])
     assert harness.executor.slots.wait(slot, WAIT_US)
     assert set(reasons(harness.executor.left([0, 1]))) == {LeftReason.DONE}
@@ -163,31 +163,31 @@ def recover(harness, slot, sequence, dead):
 @pytest.mark.parametrize("dead", [0, 1])
 def test_killed_rank_does_not_hang_the_other(harness, dead):
     harness.orders(task_ns=1_000_000_000)
-    slot, sequence = harness.start([0, 1])
+    slot, generation = harness.start([0, 1])
     wait_for(lambda: harness.executor.lease(0).progress().present == 3)
     harness.executor.workers[dead].kill()
     harness.executor.workers[dead].wait(10)
-    recover(harness, slot, sequence, dead)
+    recover(harness, slot, generation, dead)
 
 
 def test_crashed_rank_does_not_hang_the_other(harness):
     harness.orders(crash=1)
-    slot, sequence = harness.start([0, 1])
+    slot, generation = harness.start([0, 1])
     workers = harness.executor.workers
     wait_for(lambda: any(process.poll() is not None for process in workers))
-    recover(harness, slot, sequence, 0 if workers[0].poll() is not None else 1)
+    recover(harness, slot, generation, 0 if workers[0].poll() is not None else 1)
 
 
 def test_hung_rank_is_noticed_by_the_other(harness):
     harness.orders(hang=1)
-    slot, sequence = harness.start([0, 1], timeout_us=50_000)
+    slot, generation = harness.start([0, 1], timeout_us=50_000)
     lease = harness.executor.lease(0)
     wait_for(lambda: lease.progress().aborted and lease.progress().present in (1, 2))
     hung = lease.progress().present - 1  # the task may have been stolen
     assert reasons(harness.executor.left([1 - hung])) == [LeftReason.TIMEOUT]
     harness.orders()
     assert reasons(harness.executor.left([hung])) == [LeftReason.ABORTED]
-    assert harness.executor.slots.finish(slot, sequence, SlotStatus.INTERNAL)
+    assert harness.executor.slots.finish(slot, generation, SlotStatus.INTERNAL)
 
 
 HOSTILE = [
@@ -196,7 +196,7 @@ HOSTILE = [
     {"front_end": 1},
     {"front_end": 0xFFFFFFFF},
     {"slot": 1 << 30},
-    {"sequence": 0xFFFFFFFF},
+    {"generation": 0xFFFFFFFF},
     {"arena_offset": 1 << 60},
     {"arena_offset": (1 << 64) - 64},
     {"arena_offset": 8},
@@ -222,7 +222,7 @@ def test_first_layer_beyond_the_model_is_refused(harness):
 def test_tensor_outside_the_segment_is_refused(harness):
     for offset in (harness.executor.io.size_bytes - 64, (1 << 64) - 64, 8):
         slot, _ = harness.executor.begin(SlotRequest(1, 1, (1 << 16,), (offset,)))
-        harness.start([0], slot=slot, sequence=harness.executor.slots.entry(slot).sequence)
+        harness.start([0], slot=slot, generation=harness.executor.slots.entry(slot).generation)
         assert reasons(harness.executor.left([0])) == [LeftReason.INVALID]
 
 
@@ -236,7 +236,7 @@ def test_run_of_an_earlier_term_is_stale(harness):
     slot, _ = harness.start([0])
     assert harness.executor.slots.wait(slot, WAIT_US)
     harness.executor.left([0])
-    harness.executor.control.command(1, Run(0, 0, harness.executor.lease(0).term() - 1).pack())
+    harness.executor.control.command(1, Run(0, 0, harness.executor.lease(0).generation() - 1).pack())
     left = harness.executor.expect(1, Left)
     assert left.reason is LeftReason.STALE
 

@@ -21,20 +21,20 @@ class Running:
     """A request whose slot is RUNNING."""
 
     slot: int
-    sequence: int
+    generation: int
     rows: int
     at: int
 
     def member(self, first_row=0, rows=None, part=0):
-        return Member(0, self.slot, self.sequence, first_row, self.rows if rows is None else rows, part)
+        return Member(0, self.slot, self.generation, first_row, self.rows if rows is None else rows, part)
 
 
 def begin(harness, number, rows, parts=1):
     """Start request `number`, whose tasks take no time, in so many parts."""
     executor, at = harness.executor, (1 + number) * PLACE_BYTES
     executor.io.view[at : at + PLACE_BYTES] = bytes(PLACE_BYTES)
-    slot, sequence = executor.begin(SlotRequest(1, rows, (at,), (at + OUTPUT,)), parts)
-    return Running(slot, sequence, rows, at)
+    slot, generation = executor.begin(SlotRequest(1, rows, (at,), (at + OUTPUT,)), parts)
+    return Running(slot, generation, rows, at)
 
 
 def order(harness, request, task_ns=0, hang=0, layer=0, first_row=0):
@@ -223,17 +223,17 @@ def test_a_part_lost_to_a_dead_worker_runs_again_alone(make_harness):
     assert left(harness, [0]) == {LeftReason.DONE}
     executor.restart(1)
     executor.load(1, harness.model.key, [1])
-    assert table.part_done(request.slot, request.sequence, 0)
-    assert not table.part_done(request.slot, request.sequence, 1)
-    assert not table.part_done(other.slot, other.sequence, 0)
+    assert table.part_done(request.slot, request.generation, 0)
+    assert not table.part_done(request.slot, request.generation, 1)
+    assert not table.part_done(other.slot, other.generation, 0)
     order(harness, request)
     for member in (request.member(2, 2, part=1), other.member()):  # one request at a time
         start(harness, [member], [1], lease=1)
         assert left(harness, [1]) == {LeftReason.DONE}
     assert [status(harness, each) for each in (request, other)] == [SlotStatus.OK] * 2
     assert counters(harness, request, 0, 2) == {1}
-    assert table.part_done(request.slot, request.sequence, 1)
-    assert table.part_done(other.slot, other.sequence, 0)
+    assert table.part_done(request.slot, request.generation, 1)
+    assert table.part_done(other.slot, other.generation, 0)
 
 
 def test_a_gang_stops_before_rows_are_packed(make_harness):
@@ -306,7 +306,7 @@ HOSTILE = [
     {"part": 0xFFFFFFFF},
     {"front_end": 1},
     {"slot": 1 << 30},
-    {"sequence": 0xFFFFFFFF},
+    {"generation": 0xFFFFFFFF},
 ]
 
 

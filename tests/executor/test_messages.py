@@ -66,11 +66,11 @@ def word(raw, field, size_bytes=4):
 
 def test_message_fields_lie_where_c_has_them():
     left = Left(11, 12, 13, LeftReason.ABORTED, 14, 15).pack()
-    assert [word(left, f"gang.{name}") for name in ("lease", "rank", "term", "reason")] == [11, 12, 13, 3]
+    assert [word(left, f"gang.{name}") for name in ("lease", "rank", "generation", "reason")] == [11, 12, 13, 3]
     assert [word(left, f"gang.{name}", 8) for name in ("joined_ns", "left_ns")] == [14, 15]
     assert word(left, "kind") == messages.MessageKind.LEFT
     submit = Submit(21, 22).pack()
-    assert [word(submit, f"request.{name}") for name in ("slot", "sequence")] == [21, 22]
+    assert [word(submit, f"request.{name}") for name in ("slot", "generation")] == [21, 22]
     loaded = Loaded(31, True, "text").pack()
     assert [word(loaded, f"model.{name}") for name in ("model_id", "ok", "text")] == [31, 1, 0x74786574]
     assert word(Ready(41).pack(), "ready.pid") == 41

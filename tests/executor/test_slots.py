@@ -50,8 +50,8 @@ def test_life_of_a_request(table):
     assert table.entry(slot).state is SlotState.FILLING
     assert list(table.scan()) == []
     table.fill(slot, REQUEST)
-    sequence = table.submit(slot)
-    assert [(entry.slot, entry.sequence) for entry in table.scan()] == [(slot, sequence)]
+    generation = table.submit(slot)
+    assert [(entry.slot, entry.generation) for entry in table.scan()] == [(slot, generation)]
     assert list(table.in_use()) == [(SlotState.SUBMITTED, 3)]
     seen = table.request(slot)
     assert (seen.model_id, seen.rows, seen.priority) == (3, 2, -1)
@@ -61,16 +61,16 @@ def test_life_of_a_request(table):
     assert table.terms(slot) == SlotTerms(3, 2, -1, 123, 456, 789, True, 5, 1 << 63 | 7)
     assert seen.input_offsets[:3] == (4096, 8192, 0)
     assert seen.output_offsets[:2] == (65536, 0)
-    assert table.start(slot, sequence)
-    assert not table.start(slot, sequence)
-    assert table.requeue(slot, sequence)
-    assert table.start(slot, sequence)
+    assert table.start(slot, generation)
+    assert not table.start(slot, generation)
+    assert table.requeue(slot, generation)
+    assert table.start(slot, generation)
     assert table.attempts(slot) == 2
     assert not table.cancelled(slot)
     table.cancel(slot)
     assert table.cancelled(slot)
-    assert table.finish(slot, sequence, SlotStatus.CANCELLED)
-    assert not table.finish(slot, sequence, SlotStatus.OK)
+    assert table.finish(slot, generation, SlotStatus.CANCELLED)
+    assert not table.finish(slot, generation, SlotStatus.OK)
     assert table.wait(slot, 0)
     assert table.outcome(slot).status is SlotStatus.CANCELLED
     assert list(table.in_use()) == [(SlotState.DONE, 3)]
@@ -90,7 +90,7 @@ def test_counts_belong_to_one_request(table):
 
 
 def submitted(table):
-    """A request that waits: slot, sequence."""
+    """A request that waits: slot, generation."""
     slot = table.acquire()
     table.fill(slot, REQUEST)
     return slot, table.submit(slot)
@@ -98,35 +98,35 @@ def submitted(table):
 
 def test_an_outcome_says_in_which_batch_a_request_was(table):
     for fields, expected in (((), (2, True)), ((1, 8, False), (8, False)), ((3, 16, True), (16, True))):
-        slot, sequence = submitted(table)
-        assert table.start(slot, sequence, *fields)
-        table.finish(slot, sequence, SlotStatus.OK)
+        slot, generation = submitted(table)
+        assert table.start(slot, generation, *fields)
+        table.finish(slot, generation, SlotStatus.OK)
         outcome = table.outcome(slot)
         assert (outcome.batch_rows, outcome.leads) == expected
         table.release(slot)
-    slot, sequence = submitted(table)
-    table.finish(slot, sequence, SlotStatus.CANCELLED)
+    slot, generation = submitted(table)
+    table.finish(slot, generation, SlotStatus.CANCELLED)
     outcome = table.outcome(slot)
     assert (outcome.batch_rows, outcome.leads) == (0, False), "it was never started"
 
 
 def test_only_a_running_request_leads(table):
-    slot, sequence = submitted(table)
-    assert not table.lead(slot, sequence)
-    assert table.start(slot, sequence, 1, 8, False)
-    assert not table.lead(slot, sequence - 1)
-    assert table.lead(slot, sequence) and table.outcome(slot).leads
-    assert table.lead(slot, sequence, False) and not table.outcome(slot).leads
-    table.finish(slot, sequence, SlotStatus.OK)
-    assert not table.lead(slot, sequence) and not table.outcome(slot).leads
+    slot, generation = submitted(table)
+    assert not table.lead(slot, generation)
+    assert table.start(slot, generation, 1, 8, False)
+    assert not table.lead(slot, generation - 1)
+    assert table.lead(slot, generation) and table.outcome(slot).leads
+    assert table.lead(slot, generation, False) and not table.outcome(slot).leads
+    table.finish(slot, generation, SlotStatus.OK)
+    assert not table.lead(slot, generation) and not table.outcome(slot).leads
 
 
 @pytest.mark.parametrize("parts", [0, MAX_PARTS + 1])
 def test_parts_that_a_request_cannot_have(table, parts):
-    slot, sequence = submitted(table)
+    slot, generation = submitted(table)
     with pytest.raises(ValueError, match="parts"):
-        table.start(slot, sequence, parts)
-    assert table.is_submitted(slot, sequence)
+        table.start(slot, generation, parts)
+    assert table.is_submitted(slot, generation)
 
 
 def set_parts_done(table, slot, mask):
@@ -134,26 +134,26 @@ def set_parts_done(table, slot, mask):
 
 
 def test_parts_done_belong_to_one_attempt(table):
-    slot, sequence = submitted(table)
-    table.start(slot, sequence, parts=3)
+    slot, generation = submitted(table)
+    table.start(slot, generation, parts=3)
     set_parts_done(table, slot, 0b101)
-    assert [table.part_done(slot, sequence, part) for part in range(3)] == [True, False, True]
-    table.requeue(slot, sequence)
-    assert not table.part_done(slot, sequence, 0)
-    table.start(slot, sequence, parts=3)
-    assert [table.part_done(slot, sequence, part) for part in range(3)] == [False] * 3
-    table.finish(slot, sequence, SlotStatus.CANCELLED)
-    assert table.part_done(slot, sequence, 1)
+    assert [table.part_done(slot, generation, part) for part in range(3)] == [True, False, True]
+    table.requeue(slot, generation)
+    assert not table.part_done(slot, generation, 0)
+    table.start(slot, generation, parts=3)
+    assert [table.part_done(slot, generation, part) for part in range(3)] == [False] * 3
+    table.finish(slot, generation, SlotStatus.CANCELLED)
+    assert table.part_done(slot, generation, 1)
 
 
 def test_a_rank_that_died_after_the_last_part_is_completed(table):
-    slot, sequence = submitted(table)
-    table.start(slot, sequence, parts=MAX_PARTS)
+    slot, generation = submitted(table)
+    table.start(slot, generation, parts=MAX_PARTS)
     set_parts_done(table, slot, (1 << MAX_PARTS) - 1)
     waiter = threading.Thread(target=table.wait, args=(slot, 60_000_000))
     waiter.start()
     time.sleep(0.05)  # asleep in the kernel now, or it sees DONE by itself
-    assert table.part_done(slot, sequence, 63)
+    assert table.part_done(slot, generation, 63)
     waiter.join(10)
     assert not waiter.is_alive()
     assert table.outcome(slot).status is SlotStatus.OK
@@ -183,24 +183,24 @@ def test_all_slots_taken(table):
 
 
 def test_init_frees_and_keeps_sequences_growing(table):
-    before = [table.entry(table.acquire()).sequence for _ in range(8)]
+    before = [table.entry(table.acquire()).generation for _ in range(8)]
     table.init()
-    after = [table.entry(table.acquire()).sequence for _ in range(8)]
+    after = [table.entry(table.acquire()).generation for _ in range(8)]
     assert all(new == old + 1 for old, new in zip(before, after, strict=True))
 
 
 def test_wait_sees_done_and_time(table):
     slot = table.acquire()
     table.fill(slot, REQUEST)
-    sequence = table.submit(slot)
+    generation = table.submit(slot)
     begin = time.monotonic()
     assert not table.wait(slot, 30_000)
     assert time.monotonic() - begin >= 0.03
     answers = []
     waiter = threading.Thread(target=lambda: answers.append(table.wait(slot, 20_000_000)))
     waiter.start()
-    table.start(slot, sequence)
-    table.finish(slot, sequence, SlotStatus.OK)
+    table.start(slot, generation)
+    table.finish(slot, generation, SlotStatus.OK)
     waiter.join(10)
     assert answers == [True]
 
@@ -209,7 +209,7 @@ def test_wait_for_any_of_several_sees_the_first_one_that_is_done(table):
     slots = [table.acquire() for _ in range(3)]
     for slot in slots:
         table.fill(slot, REQUEST)
-    sequences = [table.submit(slot) for slot in slots]
+    generations = [table.submit(slot) for slot in slots]
     begin = time.monotonic()
     assert not table.wait_any(slots, 30_000)
     assert time.monotonic() - begin >= 0.03
@@ -217,7 +217,7 @@ def test_wait_for_any_of_several_sees_the_first_one_that_is_done(table):
     waiter = threading.Thread(target=lambda: answers.append(table.wait_any(slots, 20_000_000)))
     waiter.start()
     time.sleep(0.05)  # asleep in the kernel now, or it sees DONE by itself
-    table.finish(slots[1], sequences[1], SlotStatus.OK)
+    table.finish(slots[1], generations[1], SlotStatus.OK)
     waiter.join(10)
     assert answers == [True]
     assert [table.is_done(slot) for slot in slots] == [False, True, False]
@@ -234,17 +234,17 @@ def test_wait_for_slots_that_there_are_not(table, numbers):
 def test_answer_of_a_worker_that_died_before_waking_is_delivered(table, rescue):
     slot = table.acquire()
     table.fill(slot, REQUEST)
-    sequence = table.submit(slot)
-    table.start(slot, sequence)
+    generation = table.submit(slot)
+    table.start(slot, generation)
     answers = []
     waiter = threading.Thread(target=lambda: answers.append(table.wait(slot, 60_000_000)))
     waiter.start()
     time.sleep(0.05)  # asleep in the kernel now, or it sees DONE by itself
-    assert _native.slot_change(table._view, slot, sequence, 1 << SlotState.RUNNING, SlotState.DONE, SlotStatus.OK)
+    assert _native.slot_change(table._view, slot, generation, 1 << SlotState.RUNNING, SlotState.DONE, SlotStatus.OK)
     if rescue == "requeue":
-        assert not table.requeue(slot, sequence)
+        assert not table.requeue(slot, generation)
     else:
-        assert not table.finish(slot, sequence, SlotStatus.UNAVAILABLE)
+        assert not table.finish(slot, generation, SlotStatus.UNAVAILABLE)
     waiter.join(10)
     assert answers == [True]
     assert table.outcome(slot).status is SlotStatus.OK
@@ -252,14 +252,14 @@ def test_answer_of_a_worker_that_died_before_waking_is_delivered(table, rescue):
 
 def test_two_who_finish_at_once_have_one_winner(table):
     slot = table.acquire()
-    sequence = table.entry(slot).sequence
+    generation = table.entry(slot).generation
     for _ in range(300):
-        _native.slot_change(table._view, slot, sequence, 0xFF, SlotState.RUNNING, 0)
+        _native.slot_change(table._view, slot, generation, 0xFF, SlotState.RUNNING, 0)
         barrier, winners = threading.Barrier(2), []
 
         def finish(status, barrier=barrier, winners=winners):
             barrier.wait(10)
-            if table.finish(slot, sequence, status):
+            if table.finish(slot, generation, status):
                 winners.append(status)
 
         threads = [threading.Thread(target=finish, args=(status,)) for status in (SlotStatus.OK, SlotStatus.CANCELLED)]

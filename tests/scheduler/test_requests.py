@@ -110,7 +110,7 @@ def test_answered_requests_do_not_begin_to_stand_for_their_batch(book, table):
     first, second, third = (submit(book, table, 1) for _ in range(3))
     (unit,) = form(book, [(first, 0, 1), (second, 0, 1), (third, 0, 1)])
     assert book.start(unit)
-    table.finish(second.slot, second.sequence, SlotStatus.OK)
+    table.finish(second.slot, second.generation, SlotStatus.OK)
     book.leave_batch(first)
     assert leaders(table, first, second, third) == [False, False, True]
 

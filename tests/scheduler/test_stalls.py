@@ -30,9 +30,11 @@ def control():
 def make_gang(control, outstanding=frozenset({0}), indivisible=False, cores=(1,)):
     """A gang on core 1 whose only rank never joins."""
     spec = LeaseSpec(0, (Member(0, 0, 1),), arena_offset=0, arena_stride=64, first_layer=0, end_layer=3)
-    term = control.leases[0].initialise(spec)
+    generation = control.leases[0].initialise(spec)
     request = Request(Query(1, 0, 1, 0.0, None), 0, 0, 1)
-    return Gang(whole(request), 0, control.leases[0], 0, indivisible, term, cores=cores, outstanding=set(outstanding))
+    return Gang(
+        whole(request), 0, control.leases[0], 0, indivisible, generation, cores=cores, outstanding=set(outstanding)
+    )
 
 
 def found_us(watch, gang, until_us, start_us=0.0):

@@ -117,14 +117,14 @@ class FakeScheduler:
 
     def receive(self, message: object) -> None:
         if isinstance(message, Submit):
-            self.slots.start(message.slot, message.sequence)
+            self.slots.start(message.slot, message.generation)
             if self.holding:
                 self.held.put(message)
             else:
                 self.answer(message)
         elif isinstance(message, Cancel):
             self.cancelled.put(message)
-            self.slots.finish(message.slot, message.sequence, SlotStatus.CANCELLED)
+            self.slots.finish(message.slot, message.generation, SlotStatus.CANCELLED)
 
     def answer(self, submitted: Submit) -> None:
         request = self.slots.request(submitted.slot)
@@ -138,7 +138,7 @@ class FakeScheduler:
             np.subtract(a, b, out=difference)
         else:
             tensors[1][:] = tensors[0]
-        self.slots.finish(submitted.slot, submitted.sequence, self.status)
+        self.slots.finish(submitted.slot, submitted.generation, self.status)
 
     def stop(self) -> None:
         self.stopping = True

@@ -40,11 +40,11 @@ class Bench:
     def start(self) -> Submit:
         message = self.receive()
         assert isinstance(message, Submit)
-        assert self.slots.start(message.slot, message.sequence)
+        assert self.slots.start(message.slot, message.generation)
         return message
 
     def finish(self, message: Submit, status: SlotStatus = SlotStatus.OK) -> None:
-        assert self.slots.finish(message.slot, message.sequence, status)
+        assert self.slots.finish(message.slot, message.generation, status)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_memory_of_a_running_request_is_kept_until_it_has_ended(bench: Bench) ->
     request.submit()
     message = bench.start()
     request.close()
-    assert bench.receive() == Cancel(message.slot, message.sequence)
+    assert bench.receive() == Cancel(message.slot, message.generation)
     assert bench.slots.cancelled(message.slot)
     assert bench.plane.usage().requests == 1
     others = [bench.plane.open(LAYOUT, 1) for _ in range(SLOTS - 1)]
@@ -124,7 +124,7 @@ def test_cancelling(bench: Bench) -> None:
     message = bench.start()
     for _ in range(3):
         request.cancel()
-    assert bench.receive() == Cancel(message.slot, message.sequence)
+    assert bench.receive() == Cancel(message.slot, message.generation)
     assert bench.receive() is None
     bench.finish(message, SlotStatus.CANCELLED)
     request.close()
@@ -179,7 +179,7 @@ def test_threads_share_the_plane(bench: Bench) -> None:
         while not stopping.is_set():
             seen = bell.seen()
             while message := bench.receive():
-                bench.slots.start(message.slot, message.sequence)
+                bench.slots.start(message.slot, message.generation)
                 bench.finish(message)
             bell.wait(seen, spin_us=0, timeout_us=1_000_000)
 

@@ -70,7 +70,7 @@ class Bench:
         self.server.scheduler.answer(submit)
 
     def end(self, submit: Submit, status: SlotStatus) -> None:
-        assert self.server.scheduler.slots.finish(submit.slot, submit.sequence, status)
+        assert self.server.scheduler.slots.finish(submit.slot, submit.generation, status)
 
     def result(self) -> Any:
         deadline = time.monotonic() + WAIT_S

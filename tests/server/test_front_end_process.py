@@ -104,14 +104,14 @@ def test_draining_finishes_running_requests_and_refuses_new_ones(supervised: Sup
         seen = bell.seen()
         raw = ring.receive() or (bell.wait(seen, timeout_us=10_000_000) and ring.receive())
         submitted = unpack(raw)
-        assert supervised.slots.start(submitted.slot, submitted.sequence)
+        assert supervised.slots.start(submitted.slot, submitted.generation)
         supervised.send(Drain())
         while client.is_server_ready():
             pass
         with pytest.raises(InferenceServerException, match="the server is stopping"):
             client.infer("simple", announced.inputs(), client_timeout=20)
         assert supervised.process.poll() is None
-        supervised.slots.finish(submitted.slot, submitted.sequence, SlotStatus.OK)
+        supervised.slots.finish(submitted.slot, submitted.generation, SlotStatus.OK)
         assert supervised.process.wait(10) == 0
     ((result, error),) = answers
     assert error is None
@@ -131,12 +131,12 @@ def test_draining_finishes_the_requests_of_streams(supervised: Supervised, annou
         seen = bell.seen()
         raw = ring.receive() or (bell.wait(seen, timeout_us=10_000_000) and ring.receive())
         submitted = unpack(raw)
-        assert supervised.slots.start(submitted.slot, submitted.sequence)
+        assert supervised.slots.start(submitted.slot, submitted.generation)
         supervised.send(Drain())
         while client.is_server_ready():
             pass
         assert supervised.process.poll() is None
-        supervised.slots.finish(submitted.slot, submitted.sequence, SlotStatus.OK)
+        supervised.slots.finish(submitted.slot, submitted.generation, SlotStatus.OK)
         result, error = answers.get(timeout=10)
         assert error is None
         assert result.get_response().id == "first"
@@ -256,7 +256,7 @@ def submitted_to(supervised: Supervised) -> Any:
     seen = bell.seen()
     raw = ring.receive() or (bell.wait(seen, timeout_us=10_000_000) and ring.receive())
     message = unpack(raw)
-    assert supervised.slots.start(message.slot, message.sequence)
+    assert supervised.slots.start(message.slot, message.generation)
     return message
 
 
@@ -279,7 +279,7 @@ def test_draining_sends_http_answers_to_the_last_byte() -> None:
             slow.sendall(head + b"content-length: 16\r\n\r\n" + bytes(16))
             submitted = submitted_to(supervised)
             supervised.send(Drain())
-            supervised.slots.finish(submitted.slot, submitted.sequence, SlotStatus.OK)
+            supervised.slots.finish(submitted.slot, submitted.generation, SlotStatus.OK)
             with pytest.raises(subprocess.TimeoutExpired):
                 supervised.process.wait(0.3)
             assert b" 200 " in answer.readline()
