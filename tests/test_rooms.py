@@ -1,0 +1,225 @@
+"""The contract of the rooms: which may import which, how deep, and how large a file and a folder may be.
+
+CONTRIBUTING.md explains it. A new arrow is a decision: whoever needs one changes `ARROWS` in the same commit.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = (
+    "artifact",
+    "clients",
+    "compiler",
+    "executor",
+    "measure",
+    "protos",
+    "scheduler",
+    "server",
+    "simulator",
+    "workload",
+    "zoo",
+)
+ARROWS: Mapping[str, set[str]] = {
+    "artifact": set(),
+    "protos": set(),
+    "workload": set(),
+    "zoo": set(),
+    "compiler": {"artifact"},
+    "executor": {"artifact"},
+    "scheduler": {"artifact", "executor"},
+    "simulator": {"artifact", "executor", "scheduler", "workload"},
+    "server": {"artifact", "executor", "protos", "scheduler"},
+    "measure": {"artifact", "executor", "scheduler", "server"},
+    "clients": {"artifact", "protos", "workload"},
+}
+# The wall: front ends and the supervisor are processes on two sides of it, and meet in `messages` and what is below.
+FRONT_END = ("server.front_end", "server.grpc", "server.http")
+SUPERVISOR = ("server.supervisor", "server.repository")
+COMMAND_LINE = ("server.cli", "server.serve_command")
+# Packages that only one room, or only the modules named here, may import.
+ONLY_IN = {"tvm": ("compiler",), "onnx": ("compiler", "zoo"), "uvicorn": ("server.http",), "uvloop": ("server.http",)}
+# What is imported late, inside of a function, because it is heavy and seldom needed.
+HEAVY = {
+    "concurrent.futures",
+    "matplotlib",
+    "matplotlib.figure",
+    "numpy",
+    "onnx.reference",
+    "PIL",
+    "tvm.relax.frontend.onnx",
+}
+MAX_FLOORS = 10  # of imports in server/
+MAX_FILES = 25  # beside one another
+MIN_LINES, MAX_LINES = 30, 800
+# Small files, each with the reason why it is none of its neighbour's lines.
+SMALL = {
+    "artifact/datatypes.py": "imports numpy, which workers of compiled models do without",
+    "artifact/item_bytes.py": "the same without numpy",
+    "executor/complain.py": "workers do without Python's logging",
+    "server/grpc/environment.py": "is imported before gRPC is",
+    "server/serve_command.py": "is imported only when a server is started",
+}
+
+
+def sources() -> dict[str, Path]:
+    """All modules of the product, as `room.module`."""
+    found = {}
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            if not path.stem.endswith("_pb2"):
+                name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                found[name.removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = sources()
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    """The module's syntax tree."""
+    return ast.parse(MODULES[module].read_text())
+
+
+def imports(module: str, late: bool = True) -> Iterator[str]:
+    """What a module imports, full names. `late`: inside of functions, too. Imports for type checkers count."""
+    early = {id(node) for statement in tree(module).body for node in (statement, *ast.iter_child_nodes(statement))}
+    for node in ast.walk(tree(module)):
+        if not late and id(node) not in early:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole.removeprefix("gangway.") in MODULES else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def ours(module: str) -> set[str]:
+    """The modules of the product that a module imports."""
+    return {name.removeprefix("gangway.") for name in imports(module) if name.startswith("gangway.")} & set(MODULES)
+
+
+def room_of(module: str) -> str:
+    """The room of a module."""
+    return module.partition(".")[0]
+
+
+def within(module: str, *packages: str) -> bool:
+    """Whether a module is one of these, or in one of these packages."""
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def test_the_links_of_the_package_are_the_rooms() -> None:
+    links = {path.name: path for path in (ROOT / "gangway").iterdir() if path.name != "__pycache__"}
+    assert set(links) == set(ROOMS) == set(ARROWS)
+    assert all(str(path.readlink()) == f"../{name}" for name, path in links.items())
+
+
+def test_rooms_import_only_what_they_may() -> None:
+    arrows = {(room_of(module), room_of(other)) for module in MODULES for other in ours(module)}
+    new = {f"{room} -> {other}" for room, other in arrows if room != other and other not in ARROWS[room]}
+    assert not new, "a new arrow between rooms"
+    old = {(room, other) for room, others in ARROWS.items() for other in others}
+    assert old <= arrows, "an arrow that nothing needs any more"
+
+
+def test_the_wall_between_front_ends_and_supervisor() -> None:
+    over = [
+        f"{module} -> {other}"
+        for module in MODULES
+        for other in ours(module)
+        if (within(module, *FRONT_END) and within(other, *SUPERVISOR))
+        or (within(module, *SUPERVISOR) and within(other, *FRONT_END))
+    ]
+    assert not over
+    below = [
+        name
+        for name in MODULES
+        if room_of(name) == "server" and not within(name, *FRONT_END, *SUPERVISOR, *COMMAND_LINE)
+    ]
+    up = [f"{name} -> {other}" for name in below for other in ours(name) if within(other, *FRONT_END, *SUPERVISOR)]
+    assert not up, "what both sides share imports one of them"
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_packages_that_only_some_import(package: str) -> None:
+    strangers = {
+        name
+        for name in MODULES
+        for other in imports(name)
+        if within(other, package) and not within(name, *ONLY_IN[package])
+    }
+    assert not strangers
+
+
+def test_nothing_imports_in_circles() -> None:
+    finished: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module not in finished:
+            for other in sorted(ours(module) - {module}):
+                visit(other, (*path, module))
+            finished.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+def test_late_imports_are_of_what_is_heavy() -> None:
+    """Inside of a function only what takes long to import, or a module that imports such a thing itself."""
+    light = [
+        f"{module}: {name}"
+        for module in MODULES
+        for name in set(imports(module)) - set(imports(module, late=False))
+        if name not in HEAVY and not (name.startswith("gangway.") and is_heavy(name.removeprefix("gangway.")))
+    ]
+    assert not light
+
+
+@cache
+def is_heavy(module: str) -> bool:
+    """Whether it imports, itself or by others, more than the standard library and the smallest of packages."""
+    slow = {
+        "numpy",
+        "onnx",
+        "onnxruntime",
+        "tvm",
+        "matplotlib",
+        "rich",
+        "grpc",
+        "h2",
+        "uvicorn",
+        "uvloop",
+        "opentelemetry",
+        "mlperf_loadgen",
+    }
+    early = set(imports(module, late=False))
+    if any(name.partition(".")[0] in slow for name in early):
+        return True
+    return any(is_heavy(name.removeprefix("gangway.")) for name in early if name.removeprefix("gangway.") in MODULES)
+
+
+def test_how_deep_the_server_is() -> None:
+    @cache
+    def floors(module: str) -> tuple[str, ...]:
+        below = [floors(other) for other in ours(module) if room_of(other) == "server" and other != module]
+        return (module, *max(below, key=len, default=()))
+
+    deepest = max((floors(module) for module in MODULES if room_of(module) == "server"), key=len)
+    assert len(deepest) <= MAX_FLOORS, " -> ".join(deepest)
+
+
+def test_sizes_of_files_and_folders() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in MODULES.values()}
+    small = {name for name, count in lines.items() if count < MIN_LINES and not name.endswith("__init__.py")}
+    assert small == set(SMALL)
+    assert not {name for name, count in lines.items() if count > MAX_LINES}
+    folders = [str(Path(name).parent) for name in lines]
+    assert not {folder for folder in folders if folders.count(folder) > MAX_FILES}
