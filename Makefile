@@ -56,7 +56,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy $(foreach room,$(ROOMS),-p gangway.$(room))
-	$(BIN)/pyright gangway
+	$(BIN)/pyright $(ROOMS)
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix $(SOURCES)
