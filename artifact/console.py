@@ -31,7 +31,8 @@ class Console(rich.console.Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Return the text as it is, whatever the caller asks for."""
         plain = _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-        return super().render_str(plain, **(options | {"markup": False, "emoji": False}))
+        options["markup"] = options["emoji"] = False
+        return super().render_str(plain, **options)
 
     def on_broken_pipe(self) -> None:
         """Leave it to the caller whether that is the end."""

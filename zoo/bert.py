@@ -1,5 +1,7 @@
 """BERT, uncased, with its pooler (Devlin et al. 2018), as PyTorch exports it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from onnx import TensorProto
 
@@ -48,7 +50,9 @@ def _bert(name: str, seed: int, size: Size, sequence: int) -> Blueprint:
     first = net.node("Gather", [x, net.constant("first", np.array(0))], "pooler.first", axis=1)
     pooled = net.dense(first, "pooler", size.hidden, size.hidden)
     net.node("Tanh", [pooled], "pooler_output")
-    tokens = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (sequence,))
+    tokens: dict[str, Sequence[int | str]] = dict.fromkeys(
+        ("input_ids", "attention_mask", "token_type_ids"), (sequence,)
+    )
     outputs = {"last_hidden_state": (sequence, size.hidden), "pooler_output": (size.hidden,)}
     return net.finish(tokens, outputs, TensorProto.INT64)
 

@@ -4,6 +4,8 @@ Positions are relative: with R = 2S distances from S to 1 - S, query i meets key
 brings into place: [S, R] read as [R, S], less its first row, read as [S, R - 1], first S columns (Dai et al. 2019).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
@@ -33,7 +35,9 @@ def xlnet_base(seed: int, sequence: int, size: Size = BASE) -> Blueprint:
         y = net.node("Add", [feed_forward(net, x, f"{name}.ffn", size), x], f"{name}.add2")
         output = "last_hidden_state" if layer == size.layers - 1 else f"{name}.norm2"
         x = layer_norm(net, y, output, size.hidden, EPSILON)
-    tokens = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (sequence,))
+    tokens: dict[str, Sequence[int | str]] = dict.fromkeys(
+        ("input_ids", "attention_mask", "token_type_ids"), (sequence,)
+    )
     return net.finish(tokens, {"last_hidden_state": (sequence, size.hidden)}, TensorProto.INT64)
 
 
