@@ -42,8 +42,7 @@ def gpt2(seed: int, sequence: int, size: Size = SMALL) -> Blueprint:
     x = layer_norm(net, x, "ln_f", size.hidden, EPSILON)
     x = net.node("Gather", [x, net.constant("last", np.array(-1))], "ln_f.last", axis=1)
     net.node("Gemm", [x, words], "logits", transB=1)
-    names: tuple[str, ...] = ("input_ids", "attention_mask")
-    tokens = dict.fromkeys(names, (sequence,))
+    tokens = {"input_ids": (sequence,), "attention_mask": (sequence,)}
     return net.finish(tokens, {"logits": (size.vocabulary,)}, TensorProto.INT64)
 
 
