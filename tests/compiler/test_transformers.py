@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from gangway.zoo.blocks_transformer import Size
+from gangway.zoo.blocks import Size
 
 from gangway.zoo.bert import bert_base
 from gangway.zoo.gpt2 import gpt2
