@@ -1,4 +1,4 @@
-"""What a compiled model consists of, as data. `docs/artifact.md` documents the files; this module is the schema.
+"""The schema of a compiled model. `docs/explanation/artifact.md` documents the files.
 
 An artifact is a folder: `manifest.json` (this schema), `weights.bin` (packed, 64-byte aligned, mapped read-only by
 every worker: one copy in the machine) and `kernels.so` (plain C functions, no TVM runtime). A model that cannot be

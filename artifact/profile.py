@@ -1,4 +1,4 @@
-"""How fast a compiled model is on one machine, as data. `docs/profile.md` documents the file and how it is measured.
+"""The schema of a profile: how fast a compiled model is on one machine (`docs/explanation/profiles-and-versions.md`).
 
 A profile lies in the cache beside the artifact, not inside it: an artifact never changes, and machines that share a
 cache measure each their own. Only the standard library.

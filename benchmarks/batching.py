@@ -1,6 +1,6 @@
 """Batching: splits beside fat gangs and onnxruntime, odd sizes, steps of load, saturation beside Triton, light load.
 
-Every part takes a minute or two for each of its models; docs/batching.md says what each measures and how.
+Every part takes a minute or two for each of its models; docs/explanation/batching.md says what each measures and how.
 """
 
 import os

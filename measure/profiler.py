@@ -1,4 +1,4 @@
-"""Measures a compiled model on this machine with the executor that will serve it: `docs/profile.md` says how, and why.
+"""Measures a model with the executor that will serve it. `docs/explanation/profiles-and-versions.md` says how.
 
 Every setting (version, cores, rows) is one run of the whole model; the workers' own time stamps split it into layers.
 What several gangs at once do to each other is measured likewise. Settings take turns in rounds until the time is over,

@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangway simulate",
         description="Run scheduling policies, the very ones that serve, on a virtual clock and a modelled machine of N "
-        "cores. Models are those measured here, scaled (docs/simulator.md). Writes CSV files and a picture, prints a "
+        "cores. Models are those measured here, scaled (docs/explanation/simulator.md). Writes CSV files, a picture, a "
         "table.",
     )
     add = parser.add_argument

@@ -1,4 +1,4 @@
-"""The discrete-event driver: the policies of the live scheduler on a virtual clock. `docs/simulator.md` explains it.
+"""The discrete-event driver: the live policies on a virtual clock. `docs/explanation/simulator.md` explains it.
 
 Events are arrivals, what happens to running blocks (`floor.py`), and times that the policy, the former of batches or a
 queue policy asked for. Between events everything proceeds as time tables say, so a block of a hundred layers is one

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Overheads:
-    """What a query costs beside its layers, in microseconds. `docs/simulator.md` says how each was measured.
+    """What a query costs beside its layers, us. `docs/explanation/simulator.md` says how each was measured.
 
     `submit_us`, `answer_us`: from arrival until the scheduler has the request, and from the last layer's end until the
     client has the answer. `dispatch_us`: from a decision to the first task. `leave_us`: from a block's end until the

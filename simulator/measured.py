@@ -24,7 +24,8 @@ FORMAT_VERSION = 2
 class MeasuredModel:
     """One model. `latency_us[layer][version][i]`: isolated, one row, on `cores[i]` cores, in microseconds.
 
-    `slope[layer][version]`, `memory_us[layer]`, `compute_us[layer]`: as in the profile (`docs/profile.md`).
+    `slope[layer][version]`, `memory_us[layer]`, `compute_us[layer]`: as in the profile
+    (`docs/explanation/profiles-and-versions.md`).
     `tasks[layer][version]`: into how many pieces a gang can share the layer's row. `kernel_rows[layer]`,
     `kernel_tasks[layer]`: version 0's kernel for batches, rows of one call and pieces of it; 0: there is none.
     `batch_us[layer][i][j]`: isolated, version 0, on `cores[i]` cores, `batches[j]` rows. `isolated_us[i][j]` and

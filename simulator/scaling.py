@@ -1,4 +1,4 @@
-"""From times on one and two cores to times on N: the model that `docs/simulator.md` states. Fixed before any result.
+"""From times on one and two cores to times on N: the model of `docs/explanation/simulator.md`, fixed before any result.
 
 A layer of T tasks on c ranks takes `serial + parallel ceil(T / c) / T + turn (c - 1)`:
 

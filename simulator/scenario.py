@@ -14,7 +14,7 @@ from gangway.workload.arrivals import Arrivals, bursts, poisson
 from gangway.workload.mix import Mix
 from gangway.workload.qos import WorkloadError
 
-# docs/simulator.md says how these were measured.
+# docs/explanation/simulator.md says how these were measured.
 WAKE_UP_US = 15.0
 STOP_AT_ONCE_US = 100.0
 SPARE_CORES = Overheads(275.0, 275.0, WAKE_UP_US, WAKE_UP_US, WAKE_UP_US, STOP_AT_ONCE_US)

@@ -1,4 +1,4 @@
-/* The gang protocol (docs/architecture.md, "Lease").
+/* The gang protocol (docs/explanation/processes-and-memory.md, "Lease").
  *
  * A page is one layer, or rows to be copied (page.h). Its tasks are cut into `parts`; part r belongs to rank r first, but anybody may claim
  * from it, by compare-and-swap of its range word. A claimed task pins the page: it cannot be turned before the claimer has added it to

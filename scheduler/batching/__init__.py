@@ -1,1 +1,1 @@
-"""Which waiting requests are executed together, and on how many gangs. Pure; docs/batching.md explains it."""
+"""Which requests are executed together, on how many gangs. Pure; docs/explanation/batching.md explains it."""

@@ -8,7 +8,7 @@ from gangway.scheduler.prediction import Block, Demands, demands, threshold_shar
 from gangway.scheduler.profiles import ModelProfile
 
 # The paper gives the layers the whole target, though then every wait misses it. A tenth is left for waiting and for
-# what is predicted wrongly, in all policies of this family alike (docs/fidelity.md has others).
+# what is predicted wrongly, in all policies of this family alike (docs/measurements/papers.md has others).
 TARGET_SHARE = 0.9
 # What a unit takes beside its layers: from the decision to its first task, and until its cores can be used again. The
 # paper's demands are measured in its own system, with whatever a unit costs there.

@@ -1,4 +1,4 @@
-"""What a model's configuration says of late requests, of full queues and of priorities; docs/deadlines.md explains it.
+"""What a model's configuration says of late requests, queues and priorities (docs/explanation/targets.md).
 
 The source is Triton's `dynamic_batching` (queue policies and priority levels); for configurations without it there are
 the parameters `late` and `max_queue_size`, which also go before it.
@@ -26,8 +26,8 @@ from gangway.server.models.config import BATCHING_OFF, BATCHING_PARAMETER
 
 # What a model's configuration says of batches: whether requests are joined, and how long one waits for company.
 #
-# docs/batching.md explains it. The sources are Triton's `dynamic_batching` and `sequence_batching`, and the parameter
-# `batching`; without them the server chooses by itself.
+# docs/explanation/batching.md explains it. The sources are Triton's `dynamic_batching` and `sequence_batching`, and the
+# parameter `batching`; without them the server chooses by itself.
 
 AUTO: Final = "auto"
 OFF: Final = BATCHING_OFF

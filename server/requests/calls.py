@@ -36,7 +36,7 @@ class Answered(NamedTuple):
 
 
 def report_of(outcome: SlotOutcome, rows: int, target_us: float, in_place: int = 0) -> bytes:
-    """Return parameters to append to the serialised response of a request: how it was served (docs/deadlines.md)."""
+    """Return parameters to append to a serialised response: how it was served (docs/explanation/targets.md)."""
     numbers = {
         "queue_us": outcome.queue_us,
         "compute_us": outcome.compute_us,

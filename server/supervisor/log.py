@@ -202,7 +202,7 @@ class StandardError(logging.StreamHandler[TextIO]):
 # The supervisor's account of the models in the log: a line per model that was asked something, every minute and at the
 # end.
 #
-# Everything in it can be had from ModelStatistics at any time (docs/deadlines.md).
+# Everything in it can be had from ModelStatistics at any time (docs/explanation/targets.md).
 
 PERIOD_S = 60.0
 NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, Counter())

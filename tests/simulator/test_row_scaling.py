@@ -1,4 +1,4 @@
-"""Batches on N cores, by the model that docs/simulator.md states."""
+"""Batches on N cores, by the model that docs/explanation/simulator.md states."""
 
 from dataclasses import replace
 
