@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.measured import MeasuredModel
 
-# From batches on the measured cores to batches on N: the model of `docs/simulator.md`, fixed before any result.
+# Batches on N cores from measured ones: the model of `docs/explanation/simulator.md`, fixed before any result.
 #
 # A gang of c ranks of a machine of N cores takes for b rows
 #
@@ -159,7 +159,7 @@ def _ideal_us(model: MeasuredModel, batches: tuple[int, ...], alone_us: Floats, 
 
 
 def _tasks(model: MeasuredModel, layer: int, rows: int) -> int:
-    """Return into how many tasks the layer's version 0 cuts so many rows (`docs/artifact.md`)."""
+    """Return into how many tasks the layer's version 0 cuts so many rows (`docs/explanation/artifact.md`)."""
     if rows > 1 and model.kernel_rows[layer]:
         return -(-rows // model.kernel_rows[layer]) * model.kernel_tasks[layer]
     return rows * model.tasks[layer][0]
