@@ -12,7 +12,7 @@ from typing import Final, Self
 # Counters of the processor and of the kernel, through perf_event_open(2): how often something happened on a core.
 #
 # Of cores, never of threads: those are stopped and started at each change of threads, and a virtual machine that does
-# so with hardware events may stand still, all of it, for 100 ms and more (docs/measurements/notes.md). Many of them
+# so with hardware events may stand still, all of it, for 100 ms and more (docs/profile.md). Many virtual machines
 # expose no hardware events; the kernel's own (software events) are there always. No library, no C: the structure of
 # the call is part of the kernel's binary interface.
 

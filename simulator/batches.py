@@ -1,4 +1,4 @@
-"""Requests as units: the live server's `BatchFormer` joins and splits them (docs/explanation/batching.md).
+"""Requests as units: joined to batches and cut into gangs by the live server's `BatchFormer` (docs/batching.md).
 
 What waits is shown to the former at every decision. When the policy starts one unit of a batch, the whole batch becomes
 real: its requests leave the queue, and its other units wait in their place. A request has its answer when no unit has

@@ -1,4 +1,4 @@
-"""The default policy: gangs that grow and yield, by deadlines. docs/explanation/scheduling.md explains it."""
+"""The default policy: gangs that grow and yield, by deadlines. docs/scheduling.md explains it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
