@@ -8,9 +8,10 @@ import numpy as np
 
 from benchmarks.batching_queue import Change, Dispatcher, Packrat, PerDispatch, arrivals_at, serve
 from benchmarks.batching_setup import MAX_ROWS, Setting, model_profile
+from benchmarks.papers.packrat_estimator import BatchSizeEstimator
 from benchmarks.report import Report, Row
-from gangway.scheduler.batching.estimator import BatchSizeEstimator
-from gangway.scheduler.batching.planner import GANG_US, BatchSizes, batch_sizes
+from gangway.scheduler.batching.planner import GANG_US
+from gangway.scheduler.batching.sizes import BatchSizes, batch_sizes
 from gangway.workload.arrivals import Floats
 
 MODELS = ("resnet50", "mobilenetv2")

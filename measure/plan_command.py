@@ -5,7 +5,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.table import Table
@@ -21,6 +20,8 @@ from gangway.measure.profile_command import wholeness
 from gangway.scheduler.batching.planner import PlanTable, plan_table
 from gangway.scheduler.profiles import policy_profile
 from gangway.server.repository.compile_jobs import CompileError, Compiler
+
+_INSTANCES = ("count", "cores", "rows")  # Packrat's <i, t, b>
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,10 +71,10 @@ def _shown(name: str, table: PlanTable, batches: Sequence[int]) -> Table:
     for heading in ("ms", "in one gang, ms", "share", "rows/s"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for rows in batches:
-        plan, fat_us = table.best(table.cores, rows), table.fat_us(table.cores, rows)
-        times = [f"{time_us / 1e3:.4g}" for time_us in (plan.latency_us, fat_us)]
+        plan, one_gang_us = table.best(table.cores, rows), table.one_gang_us(table.cores, rows)
+        times = [f"{time_us / 1e3:.4g}" for time_us in (plan.latency_us, one_gang_us)]
         rate = rows / plan.latency_us * 1e6
-        shown.add_row(str(rows), str(plan), *times, f"{plan.latency_us / fat_us:.2f}", f"{rate:.4g}")
+        shown.add_row(str(rows), str(plan), *times, f"{plan.latency_us / one_gang_us:.2f}", f"{rate:.4g}")
     return shown
 
 
@@ -88,9 +89,12 @@ def _notes(profile: Profile, batches: Sequence[int]) -> list[str]:
 
 def _entry(table: PlanTable, rows: int) -> dict[str, object]:
     plan = table.best(table.cores, rows)
-    waves = [asdict(split) for split in plan.waves]
-    times = {"latency_us": plan.latency_us, "one_gang_us": table.fat_us(table.cores, rows)}
-    return {"rows": rows, "waves": waves, **times}
+    rounds = [
+        {"instances": [dict(zip(_INSTANCES, kind, strict=True)) for kind in kinds], "latency_us": round_us}
+        for kinds, round_us in zip(plan.rounds, plan.rounds_us, strict=True)
+    ]
+    times = {"latency_us": plan.latency_us, "one_gang_us": table.one_gang_us(table.cores, rows)}
+    return {"rows": rows, "rounds": rounds, **times}
 
 
 def _batches(text: str) -> list[int]:
@@ -102,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="gangway plan",
         description="Show into which parts a server on so many cores cuts batches of a model that was measured by "
         "`gangway profile`, and how long they are predicted to take, beside one gang on all cores. Gangs work side by "
-        "side; `4 times` says that there are four such waves, one after the other.",
+        "side; `4 times` says that there are four such rounds, one after the other.",
     )
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")

@@ -10,9 +10,9 @@ from gangway.scheduler.apply import Execution
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Query
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.requests import RequestTable
+from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import WorkerTable
-from gangway.scheduler.units import Piece, Request, Unit
+from gangway.scheduler.units import Piece, Unit
 
 # When a query is certain to miss its deadline: even if it had every core to itself from now on. Pure.
 #
@@ -93,15 +93,15 @@ class Refusals:
 
     def refuse_if_full(self, request: Request) -> None:
         """A request has just been queued: refuse it if its queue was full."""
-        if request.max_queue and self._requests.fresh_like(request) > request.max_queue:
+        if request.max_queue and self._requests.queued_like(request) > request.max_queue:
             self._execution.drop(request, SlotStatus.QUEUE_FULL)
 
     def make_room(self, front_end: int) -> None:
         """Refuse some of the hopeless where so many requests of a front end wait that its slots run out."""
         slots = self._requests.slots(front_end)
-        if self._requests.fresh_count(front_end) <= MOST_WAITING * slots:
+        if self._requests.queued_count(front_end) <= MOST_WAITING * slots:
             return
-        queries = [request.query for request in self._requests.fresh_of(front_end)]
+        queries = [request.query for request in self._requests.queued_of(front_end)]
         now_us = time.monotonic_ns() / 1e3
         count = int(ROOM * slots)
         for number in crowded_out(queries, self._models.profiles, now_us, self._workers.in_service, count):
@@ -117,9 +117,9 @@ class Refusals:
         backlog, in_service = self._execution.late_backlog, self._workers.in_service
         for number in backlog.excess(queries.groups, self._models.profiles, now_us, in_service):
             unit = self._requests.waiting.get(number)
-            for piece in unit.pieces if unit is not None else ():
-                if not piece.request.begun:  # another part of it may be under way
-                    self._execution.drop(piece.request, SlotStatus.CROWDED)
+            for request in self._requests.of(unit) if unit is not None else ():
+                if not request.running:  # another part of it may be under way
+                    self._execution.drop(request, SlotStatus.CROWDED)
 
     def watch(self, request: Request) -> None:
         """Refuse the request as soon as it is certain to be late, if that is its policy."""
@@ -144,12 +144,13 @@ class Refusals:
         """Return from when on one of its pieces is certain to be late; None without a deadline."""
         if request.query.deadline_us is None:
             return None
-        pieces = [(unit, piece) for unit in request.units for piece in unit.pieces if piece.request is request]
-        return min([self._piece_certain_from_us(unit, piece) for unit, piece in pieces])
+        pieces = [
+            (unit, piece) for unit in request.units for piece in unit.pieces if piece.request_id == request.number
+        ]
+        return min([self._piece_certain_from_us(request.query, unit, piece) for unit, piece in pieces])
 
-    def _piece_certain_from_us(self, unit: Unit, piece: Piece) -> float:
+    def _piece_certain_from_us(self, request: Query, unit: Unit, piece: Piece) -> float:
         """As if it were alone, but with what its gang has done."""
-        request = piece.request.query
         assert request.deadline_us is not None
         profile = self._models.profiles.get(request.model_id)
         if profile is None:  # it is being loaded again, or unloaded

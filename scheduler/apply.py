@@ -15,9 +15,9 @@ from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import Accounts
 from gangway.scheduler.policy import Policy, Query, Reject, Resize, Start, StartOver, Stop
-from gangway.scheduler.requests import MAX_CRASHES, RequestTable
+from gangway.scheduler.requests import MAX_CRASHES, Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
-from gangway.scheduler.units import Request, Unit
+from gangway.scheduler.units import Unit
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class Execution:
         arenas: ArenaPool,
         policy: Policy,
         accounts: Accounts,
+        on_crash: Callable[[int], None],
     ) -> None:
         self.gangs = GangTable(control)
         self.times = BlockTimes(control.server_block.read().cores)
@@ -51,7 +52,7 @@ class Execution:
         self._arenas = arenas
         self._policy = policy
         self._accounts = accounts
-        self.on_crash: Callable[[int], None] = lambda model_id: None
+        self._on_crash = on_crash
 
     @property
     def could_grow(self) -> bool:
@@ -80,9 +81,9 @@ class Execution:
             self._models.limits.started(unit.query.model_id)
         for core in start.cores:
             self._workers.occupy(core, gang.lease)
-        self._accounts.begins(gang, start)
+        self._accounts.begins(gang, start, self._requests.of(unit))
         self._requests.count(unit)
-        self.gangs.send(gang, start, self._spec(unit), now_us)
+        self.gangs.send(gang, start, self._spec(unit), self._requests.members(unit), now_us)
 
     def stop(self, stop: Stop) -> None:
         """Take a running unit off its cores."""
@@ -111,8 +112,8 @@ class Execution:
         """Refuse the requests of a waiting unit, if that is their queue policy."""
         unit = self._requests.waiting.get(reject.query_id)
         if unit is not None and unit.query.rejects_late:
-            for piece in unit.pieces:
-                self.drop(piece.request, SlotStatus.LATE)
+            for request in self._requests.of(unit):
+                self.drop(request, SlotStatus.LATE)
 
     def start_over(self, decision: StartOver) -> None:
         """Let a stopped unit give its lease and its arena back."""
@@ -132,7 +133,7 @@ class Execution:
         spec = self._spec(unit)
         gang = self.gangs.take_over(unit, present, arena_offset, spec.layers, spec.indivisible, spec.name)
         self._workers.occupy(present.worker, present.lease)
-        self._accounts.begins(gang, Start(unit.query.query_id, spec.layers, gang.cores))
+        self._accounts.begins(gang, Start(unit.query.query_id, spec.layers, gang.cores), self._requests.of(unit))
 
     def walked_through(self, query: Query, spec: LoadModel, gone: Completed) -> None:
         """Note a query that was begun without a decision, and is answered."""
@@ -157,7 +158,7 @@ class Execution:
             return
         for unit in tuple(request.units):
             gang = self.gangs.of_query(unit.query.query_id)
-            if gang is None or not unit.dropped:
+            if gang is None or not self._requests.is_dropped(unit):
                 continue
             if unit in self._requests.waiting:
                 self._requests.waiting.remove(unit)
@@ -194,12 +195,14 @@ class Execution:
         """All ranks have left: the unit is done, or paused, or must be ended or run again."""
         unit = gang.unit
         profile = self._models.profiles.get(unit.query.model_id)
+        requests = self._requests.of(unit)
+        wanted_by = () if all(request.dropped for request in requests) else requests
         lost, invalid = gang.lost, LeftReason.INVALID in gang.reasons
         kind, next_layer, turned_ns = gang.shared.position()
         if not lost and not invalid:
-            self._accounts.ended(gang, next_layer)
+            self._accounts.ended(gang, next_layer, wanted_by)
             self.times.finished(gang, profile, next_layer, turned_ns)
-            if kind != PhaseKind.END and not unit.dropped:
+            if kind != PhaseKind.END and wanted_by:
                 self._requests.pause(unit, next_layer, now_us - gang.started_us)
                 self.changed = True
                 return
@@ -211,15 +214,14 @@ class Execution:
             self._fail(unit)
         else:
             self._leave(unit)
-            if kind == PhaseKind.END and not unit.dropped:
+            if kind == PhaseKind.END and wanted_by:
                 self._policy.finished(unit.query, turned_ns / 1e3)
                 if profile is not None:
                     self.late_backlog.answered(unit.query, profile, turned_ns / 1e3, self._workers.in_service)
 
     def _leave(self, unit: Unit) -> None:
         """The unit has ended. A request of which it was the last is answered by now, unless it was dropped."""
-        for piece in unit.pieces:
-            request = piece.request
+        for request in self._requests.of(unit):
             request.units.remove(unit)
             if request.units:
                 continue
@@ -230,8 +232,7 @@ class Execution:
 
     def _run_again(self, unit: Unit, crashed: bool) -> None:
         """Its gang was lost: each of its requests goes on for itself, in case that one of them was the reason."""
-        for piece in unit.pieces:
-            request = piece.request
+        for piece, request in zip(unit.pieces, self._requests.of(unit), strict=True):
             request.units.remove(unit)
             request.crashes += crashed
             if request.dropped:
@@ -242,11 +243,11 @@ class Execution:
                 self.drop(request, SlotStatus.CRASHED if at_fault else SlotStatus.UNAVAILABLE)
         self.changed = True
         if crashed:
-            self.on_crash(unit.query.model_id)
+            self._on_crash(unit.query.model_id)
 
     def _fail(self, unit: Unit) -> None:
         """A worker could not run it, and it is of one request."""
-        request = unit.pieces[0].request
+        (request,) = self._requests.of(unit)
         request.units.remove(unit)
         _log.error("a worker could not run %s", self._spec(unit).name)
         self.drop(request, SlotStatus.INTERNAL)
@@ -281,8 +282,8 @@ class Execution:
         if len(unit.pieces) > 1:
             self._requests.break_up(unit)
         else:
-            others = self._arenas.in_use
-            self.drop(unit.pieces[0].request, SlotStatus.UNAVAILABLE if others else SlotStatus.NO_MEMORY)
+            (request,) = self._requests.of(unit)
+            self.drop(request, SlotStatus.UNAVAILABLE if self._arenas.in_use else SlotStatus.NO_MEMORY)
 
     def _close(self, gang: Gang) -> None:
         self._arenas.release(gang.unit.query.model_id, gang.arena_offset)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.batching.former import BatchFormer, FormedUnit, whole_batch
+from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policy import (
@@ -23,6 +23,7 @@ from gangway.scheduler.policy import (
 from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import WorkerTable
 from gangway.scheduler.timeline import Place
+from gangway.scheduler.units import Unit
 from gangway.scheduler.waiting import WaitingQueries
 
 PATIENCE = 4.0  # a decision's times may pass before the next one that is only about who waits for a core,
@@ -148,11 +149,11 @@ class Dispatcher:
 
     def _snapshot(
         self, queued: WaitingQueries, running: Sequence[RunningBlock], now_us: float
-    ) -> tuple[Snapshot, Mapping[int, FormedUnit], float | None]:
+    ) -> tuple[Snapshot, Mapping[int, Unit], float | None]:
         """Return what the policy sees, the batches among it, and when others could be formed."""
         models, gangs = self._models, self._execution.gangs
         workers, times = self._workers, self._execution.times
-        units: Mapping[int, FormedUnit] = {}
+        units: Mapping[int, Unit] = {}
         wake_us = None
         waiting: Sequence[Query] = queued.in_order
         if self._former is None and models.any_loading:
@@ -185,13 +186,12 @@ class Dispatcher:
         )
         return snapshot, units, wake_us
 
-    def _make_batches(self, decisions: Sequence[Decision], units: Mapping[int, FormedUnit]) -> None:
+    def _make_batches(self, decisions: Sequence[Decision], units: Mapping[int, Unit]) -> None:
         """Let units wait instead of the requests that they were formed of, in those batches that begin now."""
-        begun = {
-            units[start.query_id].batch for start in decisions if isinstance(start, Start) and start.query_id in units
-        }
-        for number in begun:
-            self._requests.form(whole_batch(units.values(), number))
+        started = [each.query_id for each in decisions if isinstance(each, Start) and each.query_id in units]
+        for batch in dict.fromkeys(units[query_id].batch for query_id in started):
+            assert batch is not None, "what is formed is part of a batch"
+            self._requests.form(batch)
 
     def _place(self, query: Query) -> Place:
         unit = self._requests.waiting.get(query.query_id)

@@ -119,7 +119,7 @@ class WalkIns:
     def _suits(self, spec: LoadModel, profile: ModelProfile) -> bool:
         """Whether there is nothing to decide about a lone request but where it begins: one core, one version."""
         one_way = min(profile.max_ranks, profile.cores) == 1 and all(len(times) == 1 for times in profile.latency_us)
-        held = self._former is not None and self._former.may_hold(spec.model_id, self._workers.in_service)
+        held = self._former is not None and self._former.may_delay(spec.model_id, self._workers.in_service)
         return one_way and not spec.limits and not held
 
     def _furnish(self, known: _Open) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.fast_path import InFlight
-from gangway.executor.leases import Control, Lease, LeaseSpec, PhaseKind, passes_for
+from gangway.executor.leases import Control, Lease, LeaseSpec, Member, PhaseKind, passes_for
 from gangway.executor.messages import Left, LeftReason, pack_run
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import RunningBlock, Start
@@ -161,11 +161,11 @@ class GangTable:
         del self._by_query[gang.unit.query.query_id]
         self._free.append(gang.lease)
 
-    def send(self, gang: Gang, start: Start, model: LoadModel, now_us: float) -> None:
-        """Let the gang run a block of its unit on the decision's cores."""
+    def send(self, gang: Gang, start: Start, model: LoadModel, members: tuple[Member, ...], now_us: float) -> None:
+        """Let the gang run a block of its unit on the decision's cores. `members`: the unit's pieces."""
         ranks = len(start.cores)
         if gang.generation == 0:
-            gang.generation = gang.shared.initialise(_lease_spec(gang, start, model))
+            gang.generation = gang.shared.initialise(_lease_spec(gang, start, model, members))
         else:
             gang.shared.resume(start.end_layer, ranks, bytes(start.versions))
         gang.end_layer = start.end_layer
@@ -273,11 +273,11 @@ class GangTable:
                 raise RuntimeError(f"the command ring of worker {gang.cores[rank]} is full")
 
 
-def _lease_spec(gang: Gang, start: Start, model: LoadModel) -> LeaseSpec:
+def _lease_spec(gang: Gang, start: Start, model: LoadModel, members: tuple[Member, ...]) -> LeaseSpec:
     ranks = len(start.cores)
     return LeaseSpec(
         model_id=model.model_id,
-        members=gang.unit.members(),
+        members=members,
         arena_offset=gang.arena_offset,
         arena_stride=model.arena_bytes,
         first_layer=0,

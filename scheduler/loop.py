@@ -29,10 +29,9 @@ from gangway.scheduler.model_jobs import ModelLife
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.observability import Accounts, Counters, ModelCounters, TraceWriter
 from gangway.scheduler.policy import Policy
-from gangway.scheduler.requests import RequestTable
+from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.timeline import TimelineWriter
-from gangway.scheduler.units import Request
 from gangway.scheduler.watchdog import StallWatch
 
 # What the scheduler says of itself for metrics: put into its status block from time to time, not with every event.
@@ -125,7 +124,9 @@ class LiveScheduler:
         self._set_log = set_log
         self._policy = policy
         self.accounts = Accounts(timeline)
-        self._execution = Execution(control, self.requests, self.workers, self._models, pool, policy, self.accounts)
+        self._execution = Execution(
+            control, self.requests, self.workers, self._models, pool, policy, self.accounts, self._model_crashed
+        )
         self.walk_ins: WalkIns | None = None
         if policy.walk_ins and trace is None and timeline is None:
             parts = (self.requests, self.workers, self._models, pool, self._execution, self._former)
@@ -134,7 +135,6 @@ class LiveScheduler:
         self.model_life = ModelLife(
             supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases), close
         )
-        self._execution.on_crash = self.model_life.crashed
         self._refusals = Refusals(self._execution, self.requests, self.workers, self._models)
         self._dispatcher = Dispatcher(
             policy, self._execution, self.requests, self.workers, self._models, self._former, trace, way_back_us
@@ -311,6 +311,9 @@ class LiveScheduler:
             if died.crashed and died.lease < 0 and worker.jobs:
                 self.model_life.crashed(worker.jobs[0].model_id)
 
+    def _model_crashed(self, model_id: int) -> None:
+        self.model_life.crashed(model_id)
+
     def _lose_worker(self, core: int, crashed_lease: int = -1) -> None:
         self.workers.lose(core)
         self._execution.lose_core(core, _now_us(), crashed_lease)
@@ -355,7 +358,7 @@ class LiveScheduler:
             return int(SETTLE_US) if self.gangs.any_ending else 0
         wait_us = WATCH_WAIT_US if self.gangs.count else IDLE_WAIT_US
         first_us = math.inf
-        for at_us in (self.requests.next_limit_us(), self._refusals.next_us, self._dispatcher.wake_us):
+        for at_us in (self.requests.next_expiry_us(), self._refusals.next_us, self._dispatcher.wake_us):
             if at_us is not None and at_us < first_us:
                 first_us = at_us
         if first_us < math.inf:

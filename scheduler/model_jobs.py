@@ -159,8 +159,9 @@ class ModelLife:
             self._close(model_id)
             self._workers.serve(model_id, False)
             for unit in [unit for unit in self._requests.waiting if unit.query.model_id == model_id]:
-                for piece in unit.pieces:
-                    self._execution.drop(piece.request, refusal)
+                # The end of a request that has several units takes out others of these, too.
+                for request in self._requests.of(unit) if unit in self._requests.waiting else ():
+                    self._execution.drop(request, refusal)
             self._workers.order_all(Unload(model_id))  # a worker in a gang takes it afterwards
             self.finish_unloads()
 

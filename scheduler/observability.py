@@ -16,8 +16,8 @@ from gangway.executor.messages import Left
 from gangway.executor.slots import SlotCounts, SlotStatus
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.policy import Decision, Query, Snapshot, Start
+from gangway.scheduler.requests import NOTHING, Request
 from gangway.scheduler.timeline import Place, Stretch, TimelineWriter
-from gangway.scheduler.units import NOTHING
 
 # What scheduling did, counted per model and in total, and a line of it in the log from time to time.
 
@@ -205,7 +205,7 @@ class Accounts:
         self._timeline = timeline
         self._joined: dict[tuple[int, int], int] = {}  # (lease, rank) -> the layer at which it joined; for the timeline
 
-    def begins(self, gang: Gang, start: Start) -> None:
+    def begins(self, gang: Gang, start: Start, requests: Sequence[Request]) -> None:
         """A block is about to begin: count it for its model, and for each of its requests."""
         counters = self.counters.of(gang.model)
         conflict = start.wanted > len(start.cores)
@@ -216,8 +216,8 @@ class Accounts:
         if start.versions:
             versions = reduce(or_, [1 << version for version in start.versions])
             counters.versions += len(start.versions) - start.versions.count(0)
-        for piece in gang.unit.pieces:
-            piece.request.counts = _add_block(piece.request.counts, conflict, versions)
+        for request in requests:
+            request.counts = _add_block(request.counts, conflict, versions)
         if self._timeline is not None:
             self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
 
@@ -260,15 +260,14 @@ class Accounts:
             )
         )
 
-    def ended(self, gang: Gang, next_layer: int) -> None:
-        """All ranks have left; what they did is of use."""
+    def ended(self, gang: Gang, next_layer: int, wanted_by: Sequence[Request]) -> None:
+        """All ranks have left; what they did is of use. `wanted_by`: the requests, none if all were dropped."""
         counters = self.counters.of(gang.model)
         counters.layers += next_layer - gang.unit.query.next_layer
-        if next_layer < gang.end_layer and not gang.unit.dropped:
+        if next_layer < gang.end_layer and wanted_by:
             counters.preemptions += 1
-            for piece in gang.unit.pieces:
-                counts = piece.request.counts
-                piece.request.counts = counts._replace(preemptions=counts.preemptions + 1)
+            for request in wanted_by:
+                request.counts = request.counts._replace(preemptions=request.counts.preemptions + 1)
 
     def refused(self, model: str, status: SlotStatus) -> None:
         """The scheduler has answered a request; count it if its queue policy was the reason."""

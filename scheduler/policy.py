@@ -45,7 +45,7 @@ class Query:
     cores: int = 0  # the size of the gang that was planned for it with its batch; 0: the policy's choice
     formed: bool = False  # it is part of a batch that has begun: neither joined nor split any more
     batch: int = 0  # the number of that batch,
-    wave: int = 0  # and its wave: the policy sees it when those of the waves before have started
+    round: int = 0  # and its round: the policy sees it when those of the rounds before have started
 
 
 @value(frozen=True, slots=True)

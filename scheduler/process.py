@@ -22,9 +22,8 @@ from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.messages import PacketSocket
 from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policies.registry import make_policy
-from gangway.scheduler.requests import MAX_ATTEMPTS, RequestTable
+from gangway.scheduler.requests import MAX_ATTEMPTS, Request, RequestTable
 from gangway.scheduler.timeline import TimelineWriter
-from gangway.scheduler.units import Request
 from gangway.scheduler.watchdog import Blame
 
 # Taking over: what a scheduler does first, whether it is the first one or a predecessor was killed.

@@ -2,46 +2,50 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from gangway.executor.fast_path import InFlight
-from gangway.executor.slots import NEVER_JOINED, SlotStatus, SlotTable
-from gangway.scheduler.batching.former import FormedUnit
+from gangway.executor.leases import Member
+from gangway.executor.slots import NEVER_JOINED, SlotCounts, SlotStatus, SlotTable
 from gangway.scheduler.policy import Query
-from gangway.scheduler.units import NOTHING, Piece, Request, Unit, UnitQueue, make_batch, separate, whole
+from gangway.scheduler.units import Batch, Piece, Unit, UnitQueue, whole_request
 from gangway.scheduler.waiting import Timers, WaitingQueries
-
-# How many requests have not begun: by front end, and by model and priority, as full queues are judged.
-
-
-class FreshCounts:
-    """Requests that were added and not removed."""
-
-    def __init__(self) -> None:
-        self._like: Counter[tuple[int, int]] = Counter()
-        self._of: Counter[int] = Counter()
-
-    def like(self, request: Request) -> int:
-        """Return how many there are of its model and priority."""
-        return self._like[request.query.model_id, request.query.priority]
-
-    def of_front_end(self, front_end: int) -> int:
-        """Return how many there are of a front end."""
-        return self._of[front_end]
-
-    def add(self, request: Request, count: int = 1) -> None:
-        """A request waits that has not begun."""
-        self._like[request.query.model_id, request.query.priority] += count
-        self._of[request.front_end] += count
-
-    def remove(self, request: Request) -> None:
-        """It begins, or is forgotten."""
-        self.add(request, -1)
-
 
 MAX_ATTEMPTS = 3  # a request whose gang was lost this often is answered UNAVAILABLE
 MAX_CRASHES = 2  # of workers; the first may have been of a batch with others, after which it is alone
+NOTHING = SlotCounts()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request that waits or runs. Its query is that of all its rows, as it came; its number is that of the query.
+
+    `units`: those of it that have not ended. `piece_count`: of how many pieces it consists. `running`: its slot is
+    RUNNING, else SUBMITTED. `dropped`: it is to end with `drop_status`; what has not begun of it is gone, what has
+    begun ends with its unit. After `expires_us` nobody waits for the answer. It is refused if `max_queue` others like
+    it wait (0: any number may). `crashes`: workers that ended by what they computed of it, or of a batch with it.
+    """
+
+    query: Query
+    front_end: int
+    slot: int
+    generation: int
+    expires_us: float | None = None
+    max_queue: int = 0
+    units: list[Unit] = field(default_factory=list)
+    piece_count: int = 1
+    running: bool = False
+    dropped: bool = False
+    drop_status: SlotStatus = SlotStatus.CANCELLED
+    counts: SlotCounts = NOTHING  # of all its units
+    crashes: int = 0
+    batch: Batch | None = None
+
+    @property
+    def number(self) -> int:
+        """The number of its query."""
+        return self.query.query_id
 
 
 class RequestTable:
@@ -49,12 +53,12 @@ class RequestTable:
 
     def __init__(self, tables: Sequence[SlotTable]) -> None:
         self.tables = tables
-        self._known: dict[tuple[int, int, int], Request] = {}
-        self._numbered: dict[int, Request] = {}
         self.waiting = UnitQueue()
-        self._limits = Timers()  # when nobody waits for an answer any more
         self.late = Timers()  # when to look whether a request has become certain to be late
-        self._fresh = FreshCounts()
+        self._expiries = Timers()  # when nobody waits for an answer any more
+        self._by_slot: dict[tuple[int, int, int], Request] = {}
+        self._by_number: dict[int, Request] = {}
+        self._queued = QueuedCounts()
         self._ids = count(1)
 
     @property
@@ -66,13 +70,13 @@ class RequestTable:
         """Return a number that no query has had."""
         return next(self._ids)
 
-    # -- coming
+    # -- requests come
 
     def admit(self, front_end: int, slot: int, generation: int) -> Request | None:
         """Queue what a slot holds; None when the message is stale or a double, or nobody wants the answer any more."""
         table = self.tables[front_end]
         key = (front_end, slot, generation)
-        if not table.is_submitted(slot, generation) or key in self._known:
+        if not table.is_submitted(slot, generation) or key in self._by_slot:
             return None
         terms = table.terms(slot)
         if terms.cancelled:
@@ -88,11 +92,11 @@ class RequestTable:
             rejects_late=terms.rejects_late,
             join_key=terms.join_key | NEVER_JOINED if terms.attempts else terms.join_key,
         )
-        limit_us = terms.limit_ns / 1e3 if terms.limit_ns else None
-        request = self._enter(Request(query, front_end, slot, generation, limit_us, terms.max_queue))
-        self.waiting.add(whole(request))
-        self._fresh.add(request)
-        self._watch_limit(request)
+        expires_us = terms.limit_ns / 1e3 if terms.limit_ns else None
+        request = self._enter(Request(query, front_end, slot, generation, expires_us, terms.max_queue))
+        self._queue_whole(request)
+        self._queued.add(request)
+        self._watch_expiry(request)
         return request
 
     def take_over(self, present: InFlight) -> Request:
@@ -106,64 +110,81 @@ class RequestTable:
             present.priority,
             join_key=present.join_key,
         )
-        limit_us = present.limit_ns / 1e3 if present.limit_ns else None
-        request = self._enter(
-            Request(query, present.front_end, present.slot, present.slot_generation, limit_us, begun=True)
-        )
-        whole(request)
+        expires_us = present.limit_ns / 1e3 if present.limit_ns else None
+        slot, generation = present.slot, present.slot_generation
+        request = self._enter(Request(query, present.front_end, slot, generation, expires_us, running=True))
+        request.units = [whole_request(query)]
         return request
 
-    # -- looking
+    # -- requests are found
 
     def find(self, front_end: int, slot: int, generation: int) -> Request | None:
         """Return the request that waits or runs under this name."""
-        return self._known.get((front_end, slot, generation))
+        return self._by_slot.get((front_end, slot, generation))
 
     def get(self, number: int) -> Request | None:
         """Return the request that waits or runs under this number."""
-        return self._numbered.get(number)
+        return self._by_number.get(number)
 
-    def fresh_like(self, request: Request) -> int:
-        """Return how many requests of its model and priority have not begun, itself included."""
-        return self._fresh.like(request)
+    def of(self, unit: Unit) -> Sequence[Request]:
+        """Return the requests of a unit, piece by piece. Each of them is known until its last unit has ended."""
+        return [self._by_number[piece.request_id] for piece in unit.pieces]
+
+    def is_dropped(self, unit: Unit) -> bool:
+        """Whether nobody wants a unit any more."""
+        return all(request.dropped for request in self.of(unit))
+
+    def members(self, unit: Unit) -> tuple[Member, ...]:
+        """Return the pieces of a unit as its lease has them."""
+        members = []
+        for request_id, first_row, rows, number in unit.pieces:
+            request = self._by_number[request_id]
+            members.append(Member(request.front_end, request.slot, request.generation, first_row, rows, number))
+        return tuple(members)
+
+    def of_front_end(self, front_end: int) -> list[Request]:
+        """Return the waiting and running requests of a front end."""
+        return [request for request in self._by_slot.values() if request.front_end == front_end]
 
     def slots(self, front_end: int) -> int:
         """Return how many requests a front end can have in flight."""
         return self.tables[front_end].slots
 
-    def fresh_count(self, front_end: int) -> int:
-        """Return how many requests of a front end have not begun."""
-        return self._fresh.of_front_end(front_end)
+    def queued_like(self, request: Request) -> int:
+        """Return how many requests of its model and priority are not running, itself included."""
+        return self._queued.like(request)
 
-    def fresh_of(self, front_end: int) -> list[Request]:
-        """Return the requests of a front end that have not begun, oldest first."""
-        fresh = [request for request in self.of_front_end(front_end) if not request.begun]
-        return sorted(fresh, key=lambda request: request.query.arrival_us)
+    def queued_count(self, front_end: int) -> int:
+        """Return how many requests of a front end are not running."""
+        return self._queued.of_front_end(front_end)
 
-    def of_front_end(self, front_end: int) -> list[Request]:
-        """Return the waiting and running requests of a front end."""
-        return [request for request in self._known.values() if request.front_end == front_end]
+    def queued_of(self, front_end: int) -> list[Request]:
+        """Return the requests of a front end that are not running, oldest first."""
+        queued = [request for request in self.of_front_end(front_end) if not request.running]
+        return sorted(queued, key=lambda request: request.query.arrival_us)
 
-    # -- going
+    # -- requests run
 
-    def form(self, batch: Sequence[FormedUnit]) -> None:
-        """Let the units of a batch wait, instead of the requests that they are made of. These wait and are whole."""
-        requests: dict[int, Request] = {}
-        for formed in batch:
-            for piece in formed.pieces:
-                if piece.query_id not in requests:
-                    self.waiting.remove(unit := self.waiting[piece.query_id])
-                    requests[piece.query_id] = unit.pieces[0].request
-        for made in make_batch(batch, requests):
-            self.waiting.add(made)
+    def form(self, batch: Batch) -> None:
+        """Let the units of a batch wait in place of its requests, which wait and are whole."""
+        for query in batch.requests:
+            self.waiting.remove(self.waiting[query.query_id])
+            request = self._by_number[query.query_id]
+            request.batch = batch
+            request.units = []
+        for unit in batch.begin():
+            for request in self.of(unit):
+                request.units.append(unit)
+                request.piece_count = len(request.units)
+            self.waiting.add(unit)
 
     def start(self, unit: Unit) -> bool:
         """Take it out of the queue to be run; False if all its slots have moved on (their requests are forgotten)."""
         if not unit.query.started:
-            for piece in unit.pieces:
-                if not piece.request.begun and not self._begin(piece.request):
-                    self.withdraw(piece.request)
-                    self._forget(piece.request)
+            for request in self.of(unit):
+                if not request.running and not self._run(request):
+                    self.withdraw(request)
+                    self._forget(request)
         if not unit.pieces:
             return False
         self.waiting.remove(unit)
@@ -171,37 +192,36 @@ class RequestTable:
 
     def count(self, unit: Unit) -> None:
         """Tell the front ends what has been counted so far. No rank may be working on the unit."""
-        for piece in unit.pieces:
-            request = piece.request
+        for request in self.of(unit):
             self.tables[request.front_end].count(request.slot, request.counts)
 
     def pause(self, unit: Unit, next_layer: int, ran_us: float) -> None:
-        """Queue a unit that has begun again, to go on with `next_layer`, after so long on cores; it keeps its place."""
+        """Queue a unit that has run, to go on with `next_layer`, after so long on cores; it keeps its place."""
         query = unit.query
         unit.query = replace(query, next_layer=next_layer, started=True, ran_us=query.ran_us + ran_us)
         self.waiting.add(unit)
-        for piece in unit.pieces:
-            self._watch_limit(piece.request)
+        for request in self.of(unit):
+            self._watch_expiry(request)
 
     def run_again(self, piece: Piece, unit: Unit) -> bool:
-        """The gang of its unit was lost: queue the piece again, from the first layer and for itself.
+        """Queue a piece again, from the first layer and for itself: the gang of its unit was lost.
 
         Nothing happens if a rank had done it before. False if it has been begun too often: it is to be given up.
         """
-        request = piece.request
+        request = self._by_number[piece.request_id]
         table = self.tables[request.front_end]
-        if table.part_done(request.slot, request.generation, piece.part):
+        if table.part_done(request.slot, request.generation, piece.number):
             if not request.units:
                 self._forget(request)
         elif request.crashes >= MAX_CRASHES or table.attempts(request.slot) >= MAX_ATTEMPTS:
             return False
         else:
-            if request.parts > 1:
+            if request.piece_count > 1:
                 table.count_attempt(request.slot)
             else:
                 self._requeue(request)
-            self._queue_piece(piece, unit)
-            self._watch_limit(request)
+            self._queue_piece(request, piece, unit)
+            self._watch_expiry(request)
         return True
 
     def start_over(self, unit: Unit) -> Sequence[Request]:
@@ -210,49 +230,55 @@ class RequestTable:
         Return its requests that were dropped and of which nothing is left.
         """
         self.waiting.remove(unit)
-        for piece in unit.pieces:
-            request = piece.request
+        requests = self.of(unit)
+        for piece, request in zip(unit.pieces, requests, strict=True):
             request.units.remove(unit)
             if request.dropped:
                 continue
-            if request.parts == 1:
+            if request.piece_count == 1:
                 self._requeue(request)
                 self.tables[request.front_end].count_attempt(request.slot, -1)
-            self._queue_piece(piece, unit)
-            self._watch_limit(request)
-        return [piece.request for piece in unit.pieces if piece.request.dropped and not piece.request.units]
+            self._queue_piece(request, piece, unit)
+            self._watch_expiry(request)
+        return [request for request in requests if request.dropped and not request.units]
 
     def break_up(self, unit: Unit) -> None:
         """Let the pieces of a waiting unit wait one by one."""
         self.waiting.remove(unit)
-        for piece in unit.pieces:
-            piece.request.units.remove(unit)
-            self._queue_piece(piece, unit)
+        for piece, request in zip(unit.pieces, self.of(unit), strict=True):
+            request.units.remove(unit)
+            self._queue_piece(request, piece, unit)
 
-    # -- ending
+    # -- requests end
 
     def leave_batch(self, request: Request) -> None:
-        """It will not be answered with its batch. If it stands for that in statistics, another one shall that will be.
+        """Take a request out of its batch, since it will not be answered with it.
 
-        If none has begun, the next one that does. If all the others have been answered, the batch is not counted.
+        If the request stands for the batch in statistics, another one that will be answered with the batch takes its
+        place: one that runs, or else the next one that does. If all others have been answered, the batch is not
+        counted.
         """
         batch, request.batch = request.batch, None
-        if batch is None or batch.leader is not request:
+        if batch is None or batch.leader_id != request.number:
             return
-        batch.leader = None
+        batch.leader_id = None
         self.tables[request.front_end].lead(request.slot, request.generation, False)
-        for other in batch.requests:
-            if other.batch is batch and other.begun and self.tables[other.front_end].lead(other.slot, other.generation):
-                batch.leader = other
+        for query in batch.requests:
+            other = self._by_number.get(query.query_id)
+            if other is None or other.batch is not batch or not other.running:
+                continue
+            if self.tables[other.front_end].lead(other.slot, other.generation):
+                batch.leader_id = other.number
                 return
 
     def withdraw(self, request: Request) -> bool:
-        """Take out of the queue what has not begun of it; return whether nothing else is left of it."""
+        """Take out of the queue what has not begun of a request; return whether nothing else is left of it."""
         for unit in tuple(request.units):
             if unit in self.waiting and not unit.query.started:
                 request.units.remove(unit)
                 if len(unit.pieces) > 1:
-                    self.waiting.update(unit, unit.without(request))
+                    unit.pieces = tuple([piece for piece in unit.pieces if piece.request_id != request.number])
+                    self.waiting.update(unit, self._query_of_rest(unit))
                 else:
                     self.waiting.remove(unit)
                     unit.pieces = ()
@@ -269,60 +295,116 @@ class RequestTable:
 
     def expire(self, now_us: float, end: Callable[[Request, SlotStatus], None]) -> None:
         """Call `end` for every waiting request whose client is gone by now. (The front end cancels one that runs.)"""
-        for number in self._limits.due(now_us):
-            request = self._numbered.get(number)
+        for number in self._expiries.due(now_us):
+            request = self._by_number.get(number)
             if request is not None and any(unit in self.waiting for unit in request.units):
                 end(request, SlotStatus.DEADLINE)
 
-    def next_limit_us(self) -> float | None:
-        """When `expire` has something to do, at the earliest."""
-        return self._limits.next_us
+    def next_expiry_us(self) -> float | None:
+        """Return when `expire` has something to do, at the earliest."""
+        return self._expiries.next_us
+
+    # -- steps of these
 
     def _enter(self, request: Request) -> Request:
-        self._known[(request.front_end, request.slot, request.generation)] = request
-        self._numbered[request.query.query_id] = request
+        self._by_slot[(request.front_end, request.slot, request.generation)] = request
+        self._by_number[request.number] = request
         return request
 
-    def _requeue(self, request: Request) -> None:
-        """Let a request of one part that has begun be as one that has not."""
-        self.leave_batch(request)
-        self.tables[request.front_end].requeue(request.slot, request.generation)
-        request.begun = False
-        request.counts = NOTHING
-        self._fresh.add(request)
+    def _queue_whole(self, request: Request) -> None:
+        """Let a request wait in one unit of its own."""
+        unit = whole_request(request.query)
+        request.piece_count = 1
+        request.batch = None
+        request.units = [unit]
+        self.waiting.add(unit)
 
-    def _queue_piece(self, piece: Piece, unit: Unit) -> None:
+    def _queue_piece(self, request: Request, piece: Piece, unit: Unit) -> None:
         """Let a piece of a unit wait for itself. A request that is whole may be split now, but not joined again."""
-        request = piece.request
-        if request.parts > 1:
-            self.waiting.add(separate(piece, next(self._ids), unit))
-        else:
+        if request.piece_count == 1:
             request.query = replace(request.query, join_key=request.query.join_key | NEVER_JOINED)
-            self.waiting.add(whole(request))
+            self._queue_whole(request)
+            return
+        old = unit.query
+        query = replace(
+            request.query,
+            query_id=next(self._ids),
+            rows=piece.rows,
+            cores=old.cores,
+            formed=True,
+            batch=old.batch,
+            round=old.round,
+        )
+        made = Unit(query, (piece,), unit.batch, unit.index)
+        request.units.append(made)
+        self.waiting.add(made)
 
-    def _begin(self, request: Request) -> bool:
-        """Let its slot be RUNNING; False if that has moved on."""
+    def _query_of_rest(self, unit: Unit) -> Query:
+        """Return the query of a unit that a request has left."""
+        deadlines_us = [request.query.deadline_us for request in self.of(unit)]
+        return replace(
+            unit.query,
+            rows=sum(piece.rows for piece in unit.pieces),
+            deadline_us=min((at_us for at_us in deadlines_us if at_us is not None), default=None),
+        )
+
+    def _run(self, request: Request) -> bool:
+        """Make its slot RUNNING; False if that has moved on."""
         table, batch = self.tables[request.front_end], request.batch
         if batch is None:
-            begun = table.start(request.slot, request.generation)
+            running = table.start(request.slot, request.generation)
         else:
-            begun = table.start(request.slot, request.generation, request.parts, batch.rows, batch.leader is None)
-        if begun:
-            if batch is not None and batch.leader is None:
-                batch.leader = request
-            request.begun = True
-            self._fresh.remove(request)
-        return begun
+            leads = batch.leader_id is None
+            running = table.start(request.slot, request.generation, request.piece_count, batch.rows, leads)
+        if running:
+            if batch is not None and batch.leader_id is None:
+                batch.leader_id = request.number
+            request.running = True
+            self._queued.remove(request)
+        return running
 
-    def _watch_limit(self, request: Request) -> None:
-        if request.limit_us is not None:
-            self._limits.set(request.query.query_id, request.limit_us)
+    def _requeue(self, request: Request) -> None:
+        """Let a request of one piece that runs be as one that does not."""
+        self.leave_batch(request)
+        self.tables[request.front_end].requeue(request.slot, request.generation)
+        request.running = False
+        request.counts = NOTHING
+        self._queued.add(request)
+
+    def _watch_expiry(self, request: Request) -> None:
+        if request.expires_us is not None:
+            self._expiries.set(request.number, request.expires_us)
 
     def _forget(self, request: Request) -> None:
-        if self._known.pop((request.front_end, request.slot, request.generation), None) is None:
+        if self._by_slot.pop((request.front_end, request.slot, request.generation), None) is None:
             return
-        del self._numbered[request.query.query_id]
-        self._limits.discard(request.query.query_id)
-        self.late.discard(request.query.query_id)
-        if not request.begun:
-            self._fresh.remove(request)
+        del self._by_number[request.number]
+        self._expiries.discard(request.number)
+        self.late.discard(request.number)
+        if not request.running:
+            self._queued.remove(request)
+
+
+class QueuedCounts:
+    """How many requests are not running: by front end, and by model and priority, as full queues are judged."""
+
+    def __init__(self) -> None:
+        self._by_kind: Counter[tuple[int, int]] = Counter()
+        self._by_front_end: Counter[int] = Counter()
+
+    def like(self, request: Request) -> int:
+        """Return how many there are of its model and priority."""
+        return self._by_kind[request.query.model_id, request.query.priority]
+
+    def of_front_end(self, front_end: int) -> int:
+        """Return how many there are of a front end."""
+        return self._by_front_end[front_end]
+
+    def add(self, request: Request, count: int = 1) -> None:
+        """Count a request that is not running."""
+        self._by_kind[request.query.model_id, request.query.priority] += count
+        self._by_front_end[request.front_end] += count
+
+    def remove(self, request: Request) -> None:
+        """Count it no more: it runs, or is forgotten."""
+        self.add(request, -1)

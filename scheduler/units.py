@@ -1,166 +1,155 @@
-"""What waits and what gangs execute: units, made of pieces of requests.
+"""What gangs execute: units, which are made of pieces of requests. The live scheduler and the simulator have the same.
 
-A request that comes is a unit of its own. Requests that are joined share units, and one that is split is in several.
-Units that were made at once of the same requests are a batch. Once one of them has begun none of it is made anew.
+A request that comes is a unit of its own. A batch is one or more whole requests, laid end to end, and cut into units,
+one for each part of its plan. So requests may share a unit, and a request may lie in several.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
-from gangway.executor.leases import Member
-from gangway.executor.slots import SlotCounts, SlotStatus
-from gangway.scheduler.batching.former import FormedUnit
+from gangway.scheduler.batching.planner import Part
 from gangway.scheduler.policy import Query
 from gangway.scheduler.timeline import Place
 from gangway.scheduler.waiting import WaitingQueries
 
-NOTHING = SlotCounts()
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A request that waits or runs. Its query is that of all its rows, as it came; the query's number is its own, too.
-
-    `units`: those of it that have not ended. `parts`: of how many pieces it consists. `begun`: its slot is RUNNING.
-    `dropped`: it is to end, as `drop_status` says; what has not begun of it is gone, what has ends with its unit.
-    After `limit_us` nobody waits for the answer. It is refused if `max_queue` others like it wait (0: any number may).
-    """
-
-    query: Query
-    front_end: int
-    slot: int
-    generation: int
-    limit_us: float | None = None
-    max_queue: int = 0
-    units: "list[Unit]" = field(default_factory=list)
-    parts: int = 1
-    begun: bool = False
-    dropped: bool = False
-    drop_status: SlotStatus = SlotStatus.CANCELLED
-    counts: SlotCounts = NOTHING  # of all its units
-    crashes: int = 0  # workers that ended by what they computed, of this request or of a batch with it
-    batch: "Batch | None" = None
-
 
 class Piece(NamedTuple):
-    """Rows [first_row, first_row + rows) of a request. `part`: its number among the pieces of this request."""
+    """Rows [first_row, first_row + rows) of a request. `number`: of the piece among those of its request."""
 
-    request: Request
+    request_id: int  # number of the request's query
     first_row: int
     rows: int
-    part: int
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Requests that were joined, or one that was split, as `units` units. `leader` stands for it in statistics."""
-
-    number: int
-    rows: int
-    units: int
-    requests: tuple[Request, ...]
-    leader: Request | None = None  # the first that has begun; another one, if it will not be answered with its batch
+    number: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """What one gang executes: pieces, in the order of its rows. `query` is what policies see of it.
+    """What one gang executes: pieces, in the order of its rows. Policies see its query.
 
-    `number`: of its batch's units. None of a batch: a whole request alone.
+    `index`: of the unit in its batch. A whole request alone has no batch.
     """
 
     query: Query
     pieces: tuple[Piece, ...]
-    batch: Batch | None = None
-    number: int = 0
-
-    @property
-    def dropped(self) -> bool:
-        """Whether nobody wants it any more."""
-        return all(piece.request.dropped for piece in self.pieces)
+    batch: "Batch | None" = None
+    index: int = 0
 
     @property
     def place(self) -> Place:
-        """Return what it is, for people."""
+        """The unit as timelines and traces show it."""
         rows, requests = self.query.rows, len(self.pieces)
         if self.batch is None:
             return Place(rows, requests)
-        return Place(rows, requests, self.batch.number, self.number + 1, self.batch.units)
-
-    def members(self) -> tuple[Member, ...]:
-        """Return what a lease says of it."""
-        return tuple(
-            [
-                Member(request.front_end, request.slot, request.generation, first_row, rows, part)
-                for request, first_row, rows, part in self.pieces
-            ]
-        )
-
-    def without(self, request: Request) -> Query:
-        """Let a request's piece leave a unit of several; return the query of what is left."""
-        self.pieces = tuple(piece for piece in self.pieces if piece.request is not request)
-        deadlines = [piece.request.query.deadline_us for piece in self.pieces]
-        return replace(
-            self.query,
-            rows=sum(piece.rows for piece in self.pieces),
-            deadline_us=min((at_us for at_us in deadlines if at_us is not None), default=None),
-        )
+        return Place(rows, requests, self.batch.number, self.index + 1, self.batch.size)
 
 
-def whole(request: Request) -> Unit:
+def whole_request(query: Query) -> Unit:
     """Return the one unit of a request that is alone."""
-    unit = Unit(request.query, (Piece(request, 0, request.query.rows, 0),))
-    request.parts = 1
-    request.batch = None
-    request.units = [unit]
-    return unit
+    return Unit(query, (Piece(query.query_id, 0, query.rows),))
 
 
-def separate(piece: Piece, query_id: int, unit: Unit) -> Unit:
-    """Return a new unit of one piece, which was in another one that did not come to its end."""
-    request, old = piece.request, unit.query
-    query = replace(
-        request.query,
-        query_id=query_id,
-        rows=piece.rows,
-        cores=old.cores,
-        formed=True,
-        batch=old.batch,
-        wave=old.wave,
-    )
-    request.units.append(made := Unit(query, (piece,), unit.batch, unit.number))
-    return made
+class Batch:
+    """Whole requests, laid end to end and cut into units, one for each part of a plan.
+
+    The units of round 0 exist from the beginning, the others from `begin` on: most batches are shown to a policy and
+    never begin. The first unit has the number of the first request, other units have new ones. `deadline_us`: of the
+    batch. `leader_id`: the request that stands for the batch in statistics, once one does.
+    """
+
+    __slots__ = ("_deadline_us", "_next_id", "_parts", "leader_id", "number", "requests", "rows", "units")
+
+    def __init__(
+        self,
+        number: int,
+        requests: Sequence[Query],
+        parts: Sequence[Part],
+        deadline_us: float | None,
+        next_id: Callable[[], int],
+    ) -> None:
+        self.number = number
+        self.requests = requests
+        self.rows = sum([part.rows for part in parts])
+        self.leader_id: int | None = None
+        self.units: list[Unit] = []
+        self._parts = parts
+        self._deadline_us = deadline_us
+        self._next_id = next_id
+        self._make_units(sum([not part.round for part in parts]))
+
+    @property
+    def size(self) -> int:
+        """The number of its units, made or not."""
+        return len(self._parts)
+
+    def begin(self) -> Sequence[Unit]:
+        """Make the units of later rounds, too; return all units."""
+        if len(self.units) < len(self._parts):
+            self._make_units(len(self._parts))
+        return self.units
+
+    def _make_units(self, end: int) -> None:
+        first, leader = len(self.units), self.requests[0]
+        arrival_us = min([query.arrival_us for query in self.requests])
+        for index, pieces in enumerate(islice(_cut(self.requests, self._parts), first, end), first):
+            part = self._parts[index]
+            query = Query(
+                self._next_id() if index else leader.query_id,
+                leader.model_id,
+                part.rows,
+                arrival_us,
+                self._unit_deadline_us(part, pieces),
+                leader.priority,
+                rejects_late=leader.rejects_late,
+                join_key=leader.join_key,
+                cores=part.cores,
+                formed=True,
+                batch=self.number,
+                round=part.round,
+            )
+            self.units.append(Unit(query, pieces, self, index))
+
+    def _unit_deadline_us(self, part: Part, pieces: Sequence[Piece]) -> float | None:
+        """Return when a part must be done: with the batch, or earlier by what the rounds after it take.
+
+        Each of several requests is answered with its last part. So in rounds a part has the earliest deadline of its
+        own requests; deadlines before that of the batch are missed anyway and do not count.
+        """
+        if self._deadline_us is None or not (part.round or part.later_us):
+            return self._deadline_us
+        if len(self.requests) == 1:
+            return self._deadline_us - part.later_us
+        own = {piece.request_id for piece in pieces}
+        deadlines_us = [
+            query.deadline_us for query in self.requests if query.query_id in own and query.deadline_us is not None
+        ]
+        return min([at_us for at_us in deadlines_us if at_us >= self._deadline_us], default=None)
 
 
-def make_batch(formed: Sequence[FormedUnit], requests: Mapping[int, Request]) -> Iterator[Unit]:
-    """Yield the units of one batch; they become those of its requests, which are given by number."""
-    batch = Batch(formed[0].batch, formed[0].batch_rows, len(formed), tuple(requests.values()))
-    parts = Counter(piece.query_id for unit in formed for piece in unit.pieces)
-    for number, request in requests.items():
-        request.parts = parts[number]
-        request.batch = batch
-        request.units = []
-    for place, unit in enumerate(formed):
+def _cut(requests: Sequence[Query], parts: Sequence[Part]) -> Iterator[tuple[Piece, ...]]:
+    """Yield the pieces of each part."""
+    index = first_row = number = 0
+    for part in parts:
         pieces = []
-        for piece in unit.pieces:
-            request = requests[piece.query_id]
-            pieces.append(Piece(request, piece.first_row, piece.rows, len(request.units)))
-        made = Unit(unit.query, tuple(pieces), batch, place)
-        for request, *_ in pieces:
-            request.units.append(made)
-        yield made
-
-
-# The units that wait for a gang, in order of arrival.
+        left = part.rows
+        while left:
+            query = requests[index]
+            taken = min(left, query.rows - first_row)
+            pieces.append(Piece(query.query_id, first_row, taken, number))
+            left -= taken
+            first_row += taken
+            number += 1
+            if first_row == query.rows:
+                index, first_row, number = index + 1, 0, 0
+        yield tuple(pieces)
 
 
 class UnitQueue:
-    """Units by their queries' numbers. A unit that was stopped waits in its old place."""
+    """The units that wait for a gang, in order of arrival. A unit that was stopped waits in its old place."""
 
     def __init__(self) -> None:
-        self._units: dict[int, Unit] = {}
+        self._units: dict[int, Unit] = {}  # by the number of the query
         self.queries = WaitingQueries()
 
     def __iter__(self) -> Iterator[Unit]:
@@ -177,17 +166,17 @@ class UnitQueue:
         return self._units.get(query_id)
 
     def add(self, unit: Unit) -> None:
-        """Queue it."""
+        """Queue a unit."""
         self._units[unit.query.query_id] = unit
         self.queries.add(unit.query)
 
     def remove(self, unit: Unit) -> None:
-        """Take it out."""
+        """Take a unit out."""
         del self._units[unit.query.query_id]
         self.queries.take(unit.query.query_id)
 
     def update(self, unit: Unit, query: Query) -> None:
-        """Show another query of a waiting unit, with the same number and arrival."""
+        """Give a waiting unit another query with the same number and arrival."""
         unit.query = query
         self.queries.take(query.query_id)
         self.queries.add(query)

@@ -1,19 +1,20 @@
-"""Requests as units: joined to batches and cut into gangs by the live server's `BatchFormer` (docs/batching.md).
+"""Requests as units of batches, which the live server's `BatchFormer` forms (docs/batching.md).
 
-What waits is shown to the former at every decision. When the policy starts one unit of a batch, the whole batch becomes
-real: its requests leave the queue, and its other units wait in their place. A request has its answer when no unit has
-rows of it any more.
+The former sees what waits at every decision. When the policy starts one unit of a batch, the whole batch begins: its
+requests leave the queue, and its other units wait in their place. A request has its answer when no unit has rows of it
+any more.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from gangway.scheduler.batching.former import BatchFormer, FormedUnit, whole_batch
+from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import Query, RunningBlock
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import Place
+from gangway.scheduler.units import Unit
 from gangway.scheduler.waiting import WaitingQueries
 from gangway.simulator.results import Counters
 
@@ -31,7 +32,7 @@ class Batching:
 
 
 class Singles:
-    """Every request is a query of its own: what the engine asks, and what it is answered without batches."""
+    """The engine's requests where every request is a query of its own."""
 
     wake_us: float | None = None  # when to look again, though nothing has happened
 
@@ -45,7 +46,7 @@ class Singles:
         return waiting.in_order
 
     def begin(self, query_id: int, waiting: WaitingQueries) -> None:
-        """The policy starts this query: if it is one of a batch, the whole batch becomes real."""
+        """The policy starts this query: if it is one of a batch, the whole batch begins."""
 
     def members(self, query: Query) -> Sequence[Query]:
         """Return the requests that a waiting or running query has rows of."""
@@ -76,11 +77,10 @@ class Batches(Singles):
         self._models = models
         self._core_count = core_count
         self._counters = counters
-        self._formed: Mapping[int, FormedUnit] = {}
-        self._requests: dict[int, Query] = {}  # those of real batches,
-        self._queries: dict[int, list[int]] = {}  # the real units that have rows of each,
-        self._members: dict[int, tuple[int, ...]] = {}  # and the other way round
-        self._places: dict[int, Place] = {}  # of real units
+        self._shown: Mapping[int, Unit] = {}  # units of batches that the policy may begin
+        self._units: dict[int, Unit] = {}  # those of batches that have begun
+        self._requests: dict[int, Query] = {}  # those in batches that have begun,
+        self._units_of: dict[int, list[int]] = {}  # and the units that have rows of each
         self._lost: set[int] = set()  # requests of which rows were given up
 
     def arrived(self, request: Query) -> None:
@@ -92,56 +92,55 @@ class Batches(Singles):
     ) -> Sequence[Query]:
         """Return what waits, joined and cut."""
         formed = self._former.form(waiting, now_us, self._models, self._core_count, free_cores, running)
-        self._formed = formed.units
+        self._shown = formed.units
         self.wake_us = formed.wake_us
         return formed.queries
 
     def begin(self, query_id: int, waiting: WaitingQueries) -> None:
-        """Requests leave the queue, and units take their places, unless the query is a request or real already."""
-        chosen = self._formed.get(query_id)
-        if chosen is None or query_id in self._members:
+        """Requests leave the queue, and units take their places, unless the query is a request or has begun already."""
+        chosen = self._shown.get(query_id)
+        if chosen is None or chosen.batch is None or query_id in self._units:
             return
-        units = whole_batch(self._formed.values(), chosen.batch)
-        for number in {piece.query_id for unit in units for piece in unit.pieces}:
-            self._requests[number] = waiting.take(number)
-            self._queries[number] = []
-        for part, unit in enumerate(units, 1):
-            number = unit.query.query_id
-            self._members[number] = tuple(piece.query_id for piece in unit.pieces)
-            self._places[number] = Place(unit.query.rows, len(unit.pieces), unit.batch, part, len(units))
-            for request_id in self._members[number]:
-                self._queries[request_id].append(number)
+        batch = chosen.batch
+        for request in batch.requests:
+            self._requests[request.query_id] = waiting.take(request.query_id)
+            self._units_of[request.query_id] = []
+        for unit in batch.begin():
+            self._units[unit.query.query_id] = unit
+            for piece in unit.pieces:
+                self._units_of[piece.request_id].append(unit.query.query_id)
             waiting.add(unit.query)
         self._counters.batches += 1
-        self._counters.batch_rows += chosen.batch_rows
-        self._counters.batch_units += len(units)
+        self._counters.batch_rows += batch.rows
+        self._counters.batch_units += batch.size
 
     def members(self, query: Query) -> Sequence[Query]:
         """Return the requests of a unit."""
-        numbers = self._members.get(query.query_id)
-        return (query,) if numbers is None else [self._requests[number] for number in numbers]
+        unit = self._units.get(query.query_id)
+        return (query,) if unit is None else [self._requests[piece.request_id] for piece in unit.pieces]
 
     def place(self, query: Query) -> Place:
         """Return which part of which batch a query is."""
-        return self._places.get(query.query_id) or super().place(query)
+        unit = self._units.get(query.query_id)
+        return super().place(query) if unit is None else unit.place
 
     def queries(self, request_id: int) -> Sequence[int]:
-        """Return the real units that have rows of a request, or itself."""
-        return self._queries.get(request_id, (request_id,))
+        """Return the units that have rows of a request, or itself."""
+        return self._units_of.get(request_id, (request_id,))
 
     def end(self, query: Query, whole: bool) -> Sequence[tuple[Query, bool]]:
         """Return those requests that no unit has rows of any more."""
-        numbers = self._members.pop(query.query_id, None)
-        if numbers is None:
+        unit = self._units.pop(query.query_id, None)
+        if unit is None:
             return ((query, whole),)
-        del self._places[query.query_id]
         over = []
-        for number in numbers:
+        for piece in unit.pieces:
+            number = piece.request_id
             if not whole:
                 self._lost.add(number)
-            self._queries[number].remove(query.query_id)
-            if not self._queries[number]:
-                del self._queries[number]
+            self._units_of[number].remove(query.query_id)
+            if not self._units_of[number]:
+                del self._units_of[number]
                 over.append((self._requests.pop(number), number not in self._lost))
                 self._lost.discard(number)
         return over

@@ -3,7 +3,7 @@
 Requests are gathered to batches of the size that the configuration is for, fewer if fewer wait. While the configuration
 changes batches run in the old one, `slowdown` times as long, because both are on the cores. To compare with: the live
 server and the engine decide batch by batch (`scheduler/batching/`). When Packrat would change is its estimator's part
-(`scheduler/batching/estimator.py`).
+(`packrat_estimator.py`).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
-from gangway.scheduler.batching.planner import Split, split_table
+from gangway.scheduler.batching.planner import Plan, split_table
 from gangway.scheduler.profiles import ModelProfile
 from gangway.workload.arrivals import Floats
 
@@ -62,13 +62,13 @@ class PackratServer:
         return rows, slowdown * latency_us(self._profile, split, rows)
 
 
-def latency_us(profile: ModelProfile, split: Split, rows: int) -> float:
+def latency_us(profile: ModelProfile, split: Plan, rows: int) -> float:
     """Return how long a configuration takes for at most as many rows as it is for: the first gangs have the rows."""
-    gangs = split.gangs
-    if len(gangs) == 1:
-        return profile.rows_us(gangs[0][0], rows)
-    before = accumulate((taken for _, taken in gangs), initial=0)
-    used = [(cores, min(most, rows - first)) for (cores, most), first in zip(gangs, before, strict=False)]
+    parts = split.parts
+    if len(parts) == 1:
+        return profile.rows_us(parts[0].cores, rows)
+    before = accumulate((part.rows for part in parts), initial=0)
+    used = [(part.cores, min(part.rows, rows - first)) for part, first in zip(parts, before, strict=False)]
     return max(profile.together_us(cores, taken) for cores, taken in used if taken > 0)
 
 

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from benchmarks.papers.drawing import Csv, new_figure, save
 from benchmarks.papers.figures import FigureRequest
-from gangway.scheduler.batching.planner import Split, split_table
+from gangway.scheduler.batching.planner import Plan, split_table
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.measured import MeasuredModel, batch_models, read_measured
 from gangway.simulator.scaling import losses, scale_model
@@ -68,7 +68,7 @@ class Point:
 
     batch: int
     fat_us: float
-    split: Split
+    split: Plan
     expected: float
     actual: float
     thin: float  # a gang of one core on every core
@@ -114,7 +114,7 @@ def points_of(model: MeasuredModel, cores: int, batches: Sequence[int] = ALL_BAT
     low, high = (split_table(other, cores, MOST_ROWS) for other in others)
     points = []
     for batch in batches:
-        fat_us, expected = table.fat_us(cores, batch), alone.best(cores, batch)
+        fat_us, expected = table.one_gang_us(cores, batch), alone.best(cores, batch)
         points.append(
             Point(
                 batch,
@@ -123,18 +123,18 @@ def points_of(model: MeasuredModel, cores: int, batches: Sequence[int] = ALL_BAT
                 fat_us / expected.latency_us,
                 fat_us / together_us(profile, expected),
                 fat_us / profile.together_us(1, -(-batch // cores)),
-                low.fat_us(cores, batch) / low.latency_us(cores, batch),
-                high.fat_us(cores, batch) / high.latency_us(cores, batch),
+                low.one_gang_us(cores, batch) / low.latency_us(cores, batch),
+                high.one_gang_us(cores, batch) / high.latency_us(cores, batch),
             )
         )
     return points
 
 
-def together_us(profile: ModelProfile, split: Split) -> float:
+def together_us(profile: ModelProfile, split: Plan) -> float:
     """Return how long the slowest gang of a split takes beside the others; the only one is alone."""
-    if len(split.gangs) == 1:
+    if len(split.parts) == 1:
         return split.latency_us
-    return max(profile.together_us(cores, rows) for cores, rows in split.gangs)
+    return max(profile.together_us(part.cores, part.rows) for part in split.parts)
 
 
 def _write_losses(request: FigureRequest, models: Iterable[MeasuredModel]) -> None:

@@ -1,79 +1,112 @@
-"""Packrat's optimiser (2024, section 3.3): the gangs <i, t, b> that have a batch done soonest. Pure.
+"""Into which parts a batch is cut: Packrat's optimiser (2024, section 3.3), and rounds of it. Pure.
 
-A gang of t cores takes L[t, b] for b rows. Of all lists of gangs on at most T cores, with B rows together, the one is
-wanted whose slowest gang ends first:
+A gang of t cores takes L[t, b] for b rows. Packrat's configuration is a list of gangs <i, t, b>, i of t cores with b
+rows each, which run side by side. Of all lists on at most T cores, with B rows together, the best one is that whose
+slowest gang ends first:
 
-    opt[t, b] = min over t' <= t, b' <= b of max(opt[t - t', b - b'], L[t', b'])
+    opt[T, B] = min over t <= T, b <= B of max(opt[T - t, B - b], L[t, b])
 
-As it stands that is T^2 B^2 steps. Here opt[t] is a list by rows, which ascends. If t cores are divided into s and
-t - s, either part does as many rows within a time as its list has entries up to it; both together have done b rows at
-the b-th smallest entry of both lists. So one merge stands for all b', and T = 64, B = 1024 takes tens of milliseconds.
+What the paper leaves open:
 
-What the paper leaves open, as it is read here:
-
-- L[t, b] is measured while like gangs have the other cores (`ModelProfile.together_us`), not alone, since gangs of a
-  batch run at the same time. One gang for the whole batch is alone: `ModelProfile.rows_us`.
-- More cores or fewer rows never take longer: where a measurement says so, the better one counts for cores, the worse
+- L[t, b] is measured while like gangs have the other cores (`ModelProfile.together_us`), since gangs of a batch run at
+  the same time. One gang for the whole batch is alone: `ModelProfile.rows_us`.
+- More cores or fewer rows never take longer. Where a measurement says so, the better one counts for cores, the worse
   one for rows.
-- Of several best lists the one is taken whose second slowest gang ends first, and so on, as in the paper's Table 2.
+- Of several best lists that one is taken whose second slowest gang ends first, and so on, as in the paper's Table 2.
+
+Rounds are not in the paper. The activations of many rows leave the caches between layers, so two batches of half the
+rows may take less time than the whole. A plan has k rounds of equally many rows, but for one row:
+
+    plan[T, B] = min over k in 1, 2, 4, ... of k opt[T, B / k] + (k - 1) ROUND_US
 """
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
 from itertools import accumulate, groupby
-from math import ceil, sqrt
+from math import sqrt
 from typing import NamedTuple
 
 from gangway.executor.slots import MAX_PARTS
 from gangway.scheduler.profiles import ModelProfile
 
-LEAST_GAIN = 0.02  # a split or a larger batch that gains less is not worth it, however well it was measured
-WIDE_GAIN = 0.05  # what one gang must gain at least over several, where nothing is cut by having several
-WIDE_LOSS = 0.5  # what one gang loses in addition, as a part of what others take from a narrow one
-WIDE_STEPS = 20  # it is rounded to twentieths
-GANG_US = 50.0  # what each further gang costs: a lease to write, to send and to hear of
-MOST_STEPS = 128  # more rows are counted in steps of 2, 4, ...: still finer than anything that is measured
+MIN_GAIN_SHARE = 0.02  # that a split or a larger batch must gain, however well it was measured
+MIN_GANG_GAIN_SHARE = 0.05  # that one gang must gain over several for rows that are requests of their own
+GANG_LOSS_SHARE = 0.5  # that one gang loses in addition, of what others take from a gang of one core
+ERROR_STEPS = 20  # that loss is rounded to twentieths
+GANG_US = 50.0  # cost of each further gang: a lease to write, to send and to hear of
+ROUND_US = 250.0  # from the end of a part until the next one begins on its cores, after a turn of the scheduler
+MAX_STEPS = 128  # more rows are counted in steps of 2, 4, ...: still finer than anything that is measured
+UNKNOWN_DOUBT = 1.0  # doubt of a time that too few runs stand behind
 
 Latency = Callable[[int, int], float]  # (cores, rows) -> microseconds
-Gain = Callable[[int], float]  # rows -> share of the latency that must be gained
+GainShare = Callable[[int], float]  # rows -> share of the latency that must be gained
 
 
-@dataclass(frozen=True, slots=True)
-class Instances:
-    """Packrat's <i, t, b>: `count` gangs of `cores` cores with `rows` rows each."""
+class Part(NamedTuple):
+    """What one gang does of a batch. Parts of round 0 begin at once. `later_us`: duration of the rounds after its own.
 
-    count: int
+    0 cores: as many as the policy likes.
+    """
+
     cores: int
     rows: int
-
-    def __str__(self) -> str:
-        return f"<{self.count}, {self.cores}, {self.rows}>"
+    round: int = 0
+    later_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """Gangs for one batch, widest first, and when the slowest of them ends, in microseconds."""
+class Plan:
+    """The parts of a batch, round by round and the widest gang first, and how long each round takes (microseconds)."""
 
-    instances: tuple[Instances, ...]
-    latency_us: float
+    parts: tuple[Part, ...]
+    rounds_us: tuple[float, ...]
 
     @property
-    def gangs(self) -> list[tuple[int, int]]:
-        """(cores, rows) of each gang, widest first."""
-        return [(kind.cores, kind.rows) for kind in self.instances for _ in range(kind.count)]
+    def latency_us(self) -> float:
+        """When the last part ends."""
+        return sum(self.rounds_us) + (len(self.rounds_us) - 1) * ROUND_US
+
+    @property
+    def rounds(self) -> list[list[tuple[int, int, int]]]:
+        """Packrat's <i, t, b> of each round: number of gangs, cores and rows of each."""
+        found: list[list[tuple[int, int, int]]] = [[] for _ in self.rounds_us]
+        for (number, cores, rows), same in groupby(self.parts, key=_kind):
+            found[number].append((len(list(same)), cores, rows))
+        return found
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self.instances))
+        texts = [", ".join(f"<{count}, {cores}, {rows}>" for count, cores, rows in one) for one in self.rounds]
+        counted = [(text, len(list(same))) for text, same in groupby(texts)]
+        return ", then ".join(f"{count} times {text}" if count > 1 else text for text, count in counted)
+
+
+def _kind(part: Part) -> tuple[int, int, int]:
+    return part.round, part.cores, part.rows
+
+
+def side_by_side(gangs: Sequence[tuple[int, int]], latency_us: float) -> Plan:
+    """Return the plan of one round: (cores, rows) of each gang, the widest first, and when the slowest one ends."""
+    return Plan(tuple([Part(cores, rows) for cores, rows in gangs]), (latency_us,))
+
+
+def one_after_the_other(plans: Sequence[Plan]) -> Plan:
+    """Return the plan of several rounds, each of which is a plan of one."""
+    rounds_us = tuple([plan.latency_us for plan in plans])
+    parts = list[Part]()
+    left_us = sum(rounds_us) + (len(rounds_us) - 1) * ROUND_US
+    for number, (plan, round_us) in enumerate(zip(plans, rounds_us, strict=True)):
+        left_us = max(left_us - round_us - ROUND_US, 0.0)
+        parts += [Part(part.cores, part.rows, number, left_us) for part in plan.parts]
+    return Plan(tuple(parts), rounds_us)
 
 
 class SplitTable:
-    """opt[t, b] for 1 to `cores` cores and 1 to `max_rows` rows, microseconds.
+    """opt[t, b] for 1 to `cores` cores and 1 to `max_rows` rows, microseconds: plans of one round.
 
-    `alone_us`: L of a gang that is alone. `together_us`: of one while like gangs have the other cores; None: a batch is
-    never split. `least_gain`: of a split. Computed when it is first asked for: one gang needs no table.
+    `alone_us`: L of a gang that is alone. `together_us`: L of a gang while like gangs have the other cores; None: a
+    batch is never split. `gang_us`: cost of each further gang. `min_gain`: of a split over one gang. The table is
+    computed when it is first asked for, since one gang needs none.
     """
 
     def __init__(
@@ -83,118 +116,128 @@ class SplitTable:
         alone_us: Latency,
         together_us: Latency | None,
         gang_us: float = GANG_US,
-        least_gain: Gain = lambda rows: LEAST_GAIN,
+        min_gain: GainShare = lambda rows: MIN_GAIN_SHARE,
     ) -> None:
         self.cores = cores
         self.max_rows = max_rows
         self._alone_us = alone_us
         self._together_us = together_us
         self._gang_us = gang_us
-        self._least_gain = least_gain
+        self._min_gain = min_gain
         self._grids: dict[int, _Grid] = {}  # by step
-        self._fat: dict[int, list[tuple[float, int]]] = {}  # by rows, then cores - 1: time, and cores that it takes
-        self._splits: dict[tuple[int, int], Split] = {}
-        self._apart: dict[tuple[int, int, int], Split] = {}
+        self._one_gang: dict[int, list[tuple[float, int]]] = {}  # by rows, then cores - 1: time, cores it takes
+        self._plans: dict[tuple[int, int], Plan] = {}
+        self._single_rows: dict[tuple[int, int, int], Plan] = {}
 
-    def best(self, cores: int, rows: int) -> Split:
-        """Return the gangs for a batch: one alone, or several if they are done enough sooner. Raises ValueError."""
+    def best(self, cores: int, rows: int) -> Plan:
+        """Return one gang for a batch, or several gangs if they are done enough sooner. Raises ValueError."""
         key = (cores, rows)
-        found = self._splits.get(key)
+        found = self._plans.get(key)
         if found is None:
-            fat_us, fat_cores = self._alone(cores, rows)
-            found = Split((Instances(1, fat_cores, rows),), fat_us)
+            one_gang_us, width = self._one(cores, rows)
+            found = side_by_side([(width, rows)], one_gang_us)
             if self._together_us is not None and cores > 1 and rows > 1:
                 split = self._split(cores, rows, self._together_us)
-                found = split if self._gains(rows, split.latency_us, len(split.gangs), fat_us) else found
-            self._splits[key] = found
+                found = split if self._gains(rows, split.latency_us, len(split.parts), one_gang_us) else found
+            self._plans[key] = found
         return found
 
-    def apart(self, cores: int, rows: int, stretch: float = 1.0) -> Split:
-        """Return the gangs for rows that are requests of their own: like gangs side by side, unless one gains much.
+    def best_of_single_rows(self, cores: int, rows: int, prediction_error: float = 1.0) -> Plan:
+        """Return the plan for rows that are requests of their own: equal gangs, unless one gang gains much.
 
-        A split cuts nothing then: it is several smaller batches. Where front end and clients take the cores at times,
-        and so the model's blocks last `stretch` times as long as predicted, narrow gangs lose less, since all of a gang
-        wait for the slowest. MobileNetV2 with 32 clients on two cores, by the profile 8 % faster in gangs of two cores,
-        carried 1.16 times the load in gangs of one, which were stretched to 1.4. Raises ValueError.
+        A split cuts no request then: its gangs are smaller batches. All cores of a gang wait for the slowest one, so
+        where front end and clients take cores at times, and the model's blocks last `prediction_error` times as long as
+        predicted, narrow gangs lose less. MobileNetV2 with 32 clients on two cores, by the profile 8 % faster in gangs
+        of two cores, carried 1.16 times the load in gangs of one, which lasted 1.4 times as long. Raises ValueError.
         """
-        gain_steps = wide_steps(stretch)
-        key = (cores, rows, gain_steps)
-        found = self._apart.get(key)
+        steps = gang_gain_steps(prediction_error)
+        key = (cores, rows, steps)
+        found = self._single_rows.get(key)
         if found is None:
             found = self.best(cores, rows)
-            beside = self._beside(cores, rows)
-            least_gain = gain_steps / WIDE_STEPS
-            if beside and len(found.gangs) == 1 and found.latency_us > (1 - least_gain) * beside.latency_us:
-                found = beside
-            self._apart[key] = found
+            equal = self._equal_gangs(cores, rows)
+            min_gain = steps / ERROR_STEPS
+            if equal and len(found.parts) == 1 and found.latency_us > (1 - min_gain) * equal.latency_us:
+                found = equal
+            self._single_rows[key] = found
         return found
 
-    def apart_us(self, cores: int, rows: int) -> float:
-        """Return the time of `apart` where nothing is stretched, without making the split. Raises ValueError."""
-        time_us = self.latency_us(cores, rows)
-        beside = self._beside(cores, rows) if time_us == self.fat_us(cores, rows) else None
-        return beside.latency_us if beside and time_us > (1 - WIDE_GAIN) * beside.latency_us else time_us
-
     def latency_us(self, cores: int, rows: int) -> float:
-        """Return how long a batch takes in the gangs that are best for it. Raises ValueError."""
-        fat_us = self.fat_us(cores, rows)
+        """Return the time of `best`, mostly without making the plan. Raises ValueError."""
+        one_gang_us = self.one_gang_us(cores, rows)
         if self._together_us is None or cores == 1 or rows == 1:
-            return fat_us
-        if self._gains(rows, split_us := self._optimum_us(cores, rows, self._together_us), cores, fat_us):
+            return one_gang_us
+        if self._gains(rows, split_us := self._optimum_us(cores, rows, self._together_us), cores, one_gang_us):
             return split_us
-        return self.best(cores, rows).latency_us if self._gains(rows, split_us, 1, fat_us) else fat_us
+        return self.best(cores, rows).latency_us if self._gains(rows, split_us, 1, one_gang_us) else one_gang_us
 
-    def fat_us(self, cores: int, rows: int) -> float:
-        """Return how long it takes in one gang of at most so many cores, alone. Raises ValueError."""
-        return self._alone(cores, rows)[0]
+    def latency_of_single_rows_us(self, cores: int, rows: int) -> float:
+        """Return the time of `best_of_single_rows` where predictions are right. Raises ValueError."""
+        time_us = self.latency_us(cores, rows)
+        equal = self._equal_gangs(cores, rows) if time_us == self.one_gang_us(cores, rows) else None
+        return equal.latency_us if equal and time_us > (1 - MIN_GANG_GAIN_SHARE) * equal.latency_us else time_us
 
-    def _beside(self, cores: int, rows: int) -> Split | None:
+    def one_gang_us(self, cores: int, rows: int) -> float:
+        """Return how long a batch takes in one gang of at most so many cores, alone. Raises ValueError."""
+        return self._one(cores, rows)[0]
+
+    def _equal_gangs(self, cores: int, rows: int) -> Plan | None:
         """Return the best of equal gangs with equally many rows, what they cost included; None if there are none."""
-        if self._together_us is None:
+        together_us = self._together_us
+        if together_us is None:
             return None
-        counts = [count for count in range(2, min(cores, rows) + 1) if rows % count == 0]
-        kinds = [Instances(count, cores // count, rows // count) for count in counts]
-        return min((self._equal(kind, self._together_us) for kind in kinds), key=_latency_us, default=None)
+        options = list[tuple[float, int]]()
+        for count in range(2, min(cores, rows) + 1):
+            if rows % count == 0:
+                time_us = together_us(cores // count, rows // count) + self._gang_us * (count - 1)
+                options.append((time_us, count))
+        if not options:
+            return None
+        time_us, count = min(options)
+        return side_by_side([(cores // count, rows // count)] * count, time_us)
 
-    def _equal(self, kind: Instances, together_us: Latency) -> Split:
-        return Split((kind,), together_us(kind.cores, kind.rows) + self._gang_us * (kind.count - 1))
-
-    def _gains(self, rows: int, split_us: float, gangs: int, fat_us: float) -> bool:
+    def _gains(self, rows: int, split_us: float, gangs: int, one_gang_us: float) -> bool:
         """Whether a split into so many gangs gains enough."""
-        return split_us + self._gang_us * (gangs - 1) < (1 - self._least_gain(rows)) * fat_us
+        return split_us + self._gang_us * (gangs - 1) < (1 - self._min_gain(rows)) * one_gang_us
 
-    def _alone(self, cores: int, rows: int) -> tuple[float, int]:
+    def _one(self, cores: int, rows: int) -> tuple[float, int]:
+        """Return the time of one gang, and how many cores it takes."""
         if not (0 < cores <= self.cores and 0 < rows <= self.max_rows):
             raise ValueError(f"{cores} cores, {rows} rows: the table has {self.cores} x {self.max_rows}")
-        by_cores = self._fat.get(rows)
+        by_cores = self._one_gang.get(rows)
         if by_cores is None:
             times = ((self._alone_us(count, rows), count) for count in range(1, self.cores + 1))
-            by_cores = self._fat[rows] = list(accumulate(times, min))
+            by_cores = self._one_gang[rows] = list(accumulate(times, min))
         return by_cores[cores - 1]
 
     def _optimum_us(self, cores: int, rows: int, together_us: Latency) -> float:
         step = _step(rows)
         return self._grid(step, together_us).best_us(cores, -(-rows // step))
 
-    def _split(self, cores: int, rows: int, together_us: Latency) -> Split:
+    def _split(self, cores: int, rows: int, together_us: Latency) -> Plan:
         step = _step(rows)
         grid = self._grid(step, together_us)
         gangs = [(width, steps * step) for width, steps in grid.gangs(cores, -(-rows // step))]
         width, most = gangs[0]
         gangs[0] = (width, most - (sum(taken for _, taken in gangs) - rows))  # the last step may not be a whole one
-        kinds = sorted(Counter(gangs).items(), reverse=True)
-        return Split(tuple(Instances(count, *kind) for kind, count in kinds), grid.best_us(cores, -(-rows // step)))
+        return side_by_side(sorted(gangs, reverse=True), grid.best_us(cores, -(-rows // step)))
 
     def _grid(self, step: int, together_us: Latency) -> "_Grid":
         grid = self._grids.get(step)
         if grid is None:
-            steps = min(MOST_STEPS, -(-self.max_rows // step))
-            grid = self._grids[step] = _Grid(_ascending(together_us, self.cores, steps, step))
+            steps = min(MAX_STEPS, -(-self.max_rows // step))
+            grid = self._grids[step] = _Grid(_monotonic(together_us, self.cores, steps, step))
         return grid
 
 
 class _Grid:
-    """opt by cores and steps of rows, from L likewise."""
+    """opt by cores and steps of rows, from L likewise.
+
+    The recursion as it stands takes T^2 B^2 operations. Here opt[t] is a list by rows, which ascends. If t cores are
+    divided into s and t - s, either part does as many rows within a time as its list has entries up to it. So both
+    together have done b rows at the b-th smallest entry of both lists, and one merge stands for all b: T = 64, B = 1024
+    takes tens of milliseconds.
+    """
 
     def __init__(self, singles: list[list[float]]) -> None:
         self._singles = singles
@@ -227,41 +270,11 @@ class _Grid:
         return width, -taken
 
 
-def split_table(profile: ModelProfile, cores: int, max_rows: int) -> SplitTable:
-    """Return the table of a model on so many cores, made once for a profile.
-
-    What is not measured is not split: its times are guesses, and say that rows are independent.
-    """
-    key = (split_table, cores, max_rows)
-    known: SplitTable | None = profile.derived.get(key)
-    if known is None:
-        splits = profile.measured and not profile.indivisible
-        together_us = profile.together_us if splits else None
-        known = profile.derived[key] = SplitTable(
-            cores, max_rows, profile.rows_us, together_us, least_gain=lambda rows: least_gain(profile, rows)
-        )
-    return known
-
-
-def least_gain(profile: ModelProfile, rows: int) -> float:
-    """Return the share of its time that a batch must gain, split or joined: more than the profile's times may err."""
-    return max(LEAST_GAIN, profile.doubt_of(rows))
-
-
-def wide_steps(stretch: float) -> int:
-    """Return what one gang must gain over several where nothing is cut, as a multiple of 1 / WIDE_STEPS."""
-    return round(WIDE_STEPS * max(WIDE_GAIN, WIDE_LOSS * (stretch - 1.0)))
-
-
-def _latency_us(split: Split) -> float:
-    return split.latency_us
-
-
 def _step(rows: int) -> int:
-    return 1 << ((rows - 1) // MOST_STEPS).bit_length()
+    return 1 << ((rows - 1) // MAX_STEPS).bit_length()
 
 
-def _ascending(latency_us: Latency, cores: int, steps: int, step: int) -> list[list[float]]:
+def _monotonic(latency_us: Latency, cores: int, steps: int, step: int) -> list[list[float]]:
     """Return L by cores and steps of rows: it never falls with rows, and never rises with cores."""
     table: list[list[float]] = []
     sizes = range(step, step * steps + 1, step)
@@ -293,79 +306,29 @@ def _optimum(singles: Sequence[list[float]]) -> list[list[float]]:
     return best
 
 
-# Waves: a batch in parts of fewer rows, which run one after the other on the same cores. Pure.
-#
-# Packrat's instances run at the same time, so a part has as many rows as the batch has for each gang. But the
-# activations of many rows leave the caches between layers: then two batches of half the rows take less time than the
-# whole one. So what the paper calls opt is extended by one term: an instance may run several parts in turn. A batch is
-# done in k waves, each a batch of its own for the optimiser (`split.py`), with equally many rows but for one:
-#
-#     plan[T, B] = min over k of (k opt[T, B / k] + (k - 1) WAVE_US)
-#
-# k is 1, 2, 4, ...: times per row change slowly with the rows, and this way it is a handful of steps for each B. Waves
-# are planned with a barrier between them, but executed without one: the first gang that is done takes the next part.
-#
-# What must a wave gain? k times a small part is as well known as that part is, and small parts are run often when a
-# model is measured; so two ways to cut must differ by more than both may err, the root of the mean of the squares of
-# what is asked for either (`least_gain` is for two times that are known equally well). A time of so many rows that
-# fewer than three runs stand behind it may be anything: it counts as no longer than its share of the largest batch
-# that is well known. So only what is seen among well-known sizes is gained, and a slow outlier does not cut a batch.
-
-WAVE_US = 250.0  # from the end of a part until the next one begins on its cores: the scheduler has a turn meanwhile
-UNKNOWN = 1.0  # what a time's doubt is if too few runs stand behind it
-
-
-class Part(NamedTuple):
-    """What one gang does of a batch. Those of wave 0 begin at once. `later_us`: what the waves after its own take."""
-
-    cores: int
-    rows: int
-    wave: int = 0
-    later_us: float = 0.0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The splits of a batch that run one after the other."""
-
-    waves: tuple[Split, ...]
-
-    @cached_property
-    def latency_us(self) -> float:
-        """When the last part ends."""
-        return sum(split.latency_us for split in self.waves) + (len(self.waves) - 1) * WAVE_US
-
-    @cached_property
-    def parts(self) -> Sequence[Part]:
-        """What each gang does, wave by wave."""
-        found, left_us = list[Part](), self.latency_us
-        for wave, split in enumerate(self.waves):
-            left_us = max(left_us - split.latency_us - WAVE_US, 0.0)
-            found += [Part(cores, rows, wave, left_us) for cores, rows in split.gangs]
-        return found
-
-    def __str__(self) -> str:
-        counted = [(text, len(list(same))) for text, same in groupby(map(str, self.waves))]
-        return ", then ".join(f"{count} times {text}" if count > 1 else text for text, count in counted)
-
-
 class PlanTable:
-    """plan[t, b] for 1 to `cores` cores and 1 to `max_rows` rows of a table of splits.
+    """plan[t, b] for 1 to `cores` cores and 1 to `max_rows` rows of a table of splits, whose rounds it adds.
 
-    `known_rows`: the times of batches of up to so many rows are well known; 0: there are no waves.
+    The number of rounds is a power of two: times per row change slowly with the rows, and so it is a handful of steps
+    for each b. Rounds are planned with a barrier between them and executed without one: the first gang that is done
+    takes the next part. `known_rows`: the times of batches of up to so many rows are well known; 0: one round only.
+
+    More rounds must gain over fewer what both times may err: the root of the mean of the squares of `min_gain`. A time
+    of more than `known_rows` rows may be anything, so it counts as no longer than its share of `known_rows`: a slow
+    outlier does not cut a batch.
     """
 
-    def __init__(self, splits: SplitTable, least_gain: Gain, known_rows: int) -> None:
+    def __init__(self, splits: SplitTable, min_gain: GainShare, known_rows: int) -> None:
         self._splits = splits
-        self._least_gain = least_gain
+        self._min_gain = min_gain
         self._known_rows = known_rows
-        self._waves: dict[tuple[int, int], int] = {}
+        self._round_counts: dict[tuple[int, int], int] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
-        self._apart: dict[tuple[int, int, int], Plan] = {}
+        self._single_rows: dict[tuple[int, int, int], Plan] = {}
 
     @property
     def cores(self) -> int:
-        """The most cores that it knows of."""
+        """The most cores of a plan."""
         return self._splits.cores
 
     def best(self, cores: int, rows: int) -> Plan:
@@ -373,56 +336,56 @@ class PlanTable:
         key = (cores, rows)
         found = self._plans.get(key)
         if found is None:
-            waves = [self._splits.best(cores, some) for some in self._sizes(cores, rows)]
-            found = self._plans[key] = Plan(tuple(waves))
+            rounds = [self._splits.best(cores, some) for some in self._sizes(cores, rows)]
+            found = self._plans[key] = one_after_the_other(rounds)
         return found
 
-    def apart(self, cores: int, rows: int, stretch: float = 1.0) -> Plan:
-        """Return it for rows that are requests of their own: see `SplitTable.apart`. Raises ValueError."""
-        key = (cores, rows, wide_steps(stretch))
-        found = self._apart.get(key)
+    def best_of_single_rows(self, cores: int, rows: int, prediction_error: float = 1.0) -> Plan:
+        """Return the plan for rows that are requests of their own, as `SplitTable` does. Raises ValueError."""
+        key = (cores, rows, gang_gain_steps(prediction_error))
+        found = self._single_rows.get(key)
         if found is None:
-            waves = [self._splits.apart(cores, some, stretch) for some in self._sizes(cores, rows)]
-            found = self._apart[key] = Plan(tuple(waves))
+            sizes = self._sizes(cores, rows)
+            rounds = [self._splits.best_of_single_rows(cores, some, prediction_error) for some in sizes]
+            found = self._single_rows[key] = one_after_the_other(rounds)
         return found
 
     def latency_us(self, cores: int, rows: int) -> float:
-        """Return how long a batch takes as it is best done. Raises ValueError."""
-        return self._in_waves_us(cores, rows, self._count(cores, rows), self._splits.latency_us)
+        """Return the time of `best`. Raises ValueError."""
+        return self._in_rounds_us(cores, rows, self._round_count(cores, rows), self._splits.latency_us)
 
-    def apart_us(self, cores: int, rows: int) -> float:
-        """Return how long rows take that are requests of their own. Raises ValueError."""
-        return self._in_waves_us(cores, rows, self._count(cores, rows), self._splits.apart_us)
+    def latency_of_single_rows_us(self, cores: int, rows: int) -> float:
+        """Return the time of `best_of_single_rows` where predictions are right. Raises ValueError."""
+        return self._in_rounds_us(cores, rows, self._round_count(cores, rows), self._splits.latency_of_single_rows_us)
 
-    def fat_us(self, cores: int, rows: int) -> float:
-        """Return how long it takes in one gang of at most so many cores, alone. Raises ValueError."""
-        return self._splits.fat_us(cores, rows)
+    def one_gang_us(self, cores: int, rows: int) -> float:
+        """Return how long a batch takes in one gang of at most so many cores, alone. Raises ValueError."""
+        return self._splits.one_gang_us(cores, rows)
 
     def _sizes(self, cores: int, rows: int) -> Sequence[int]:
-        """Return the rows of each wave, descending."""
-        count = self._count(cores, rows)
+        """Return the rows of each round, descending."""
+        count = self._round_count(cores, rows)
         least, more = divmod(rows, count)
         return [least + 1] * more + [least] * (count - more)
 
-    def _count(self, cores: int, rows: int) -> int:
-        """Return in how many waves a batch is done."""
+    def _round_count(self, cores: int, rows: int) -> int:
         key = (cores, rows)
-        found = self._waves.get(key)
+        found = self._round_counts.get(key)
         if found is None:
-            found = self._waves[key] = self._fewest_waves(cores, rows)
+            found = self._round_counts[key] = self._fewest_rounds(cores, rows)
         return found
 
-    def _fewest_waves(self, cores: int, rows: int) -> int:
-        """More waves are taken only if they gain enough over fewer."""
+    def _fewest_rounds(self, cores: int, rows: int) -> int:
+        """Return the least number of rounds over which no larger one gains enough."""
         found, found_us, found_rows = 1, self._splits.latency_us(cores, rows), rows
         if 0 < self._known_rows < rows:
             found_rows = self._known_rows
-            found_us = min(found_us, self._splits.fat_us(cores, found_rows) * rows / found_rows)
+            found_us = min(found_us, self._splits.one_gang_us(cores, found_rows) * rows / found_rows)
         count = 2
         while count <= rows and self._known_rows:
             largest = -(-rows // count)
-            if largest <= self._known_rows and count * self._most_gangs(cores, largest) <= MAX_PARTS:
-                time_us = self._in_waves_us(cores, rows, count, self._splits.latency_us)
+            if largest <= self._known_rows and count * self._max_gangs(cores, largest) <= MAX_PARTS:
+                time_us = self._in_rounds_us(cores, rows, count, self._splits.latency_us)
                 if time_us < (1 - self._gain_between(largest, found_rows)) * found_us:
                     found, found_us, found_rows = count, time_us, largest
             count *= 2
@@ -430,26 +393,43 @@ class PlanTable:
 
     def _gain_between(self, rows: int, other_rows: int) -> float:
         """Return by what share the times of two sizes must differ."""
-        return sqrt((self._least_gain(rows) ** 2 + self._least_gain(other_rows) ** 2) / 2)
+        return sqrt((self._min_gain(rows) ** 2 + self._min_gain(other_rows) ** 2) / 2)
 
     @staticmethod
-    def _in_waves_us(cores: int, rows: int, count: int, wave_us: Latency) -> float:
+    def _in_rounds_us(cores: int, rows: int, count: int, round_us: Latency) -> float:
         least, more = divmod(rows, count)
-        time_us = (count - more) * wave_us(cores, least) + (count - 1) * WAVE_US
-        return time_us + more * wave_us(cores, least + 1) if more else time_us
+        time_us = (count - more) * round_us(cores, least) + (count - 1) * ROUND_US
+        return time_us + more * round_us(cores, least + 1) if more else time_us
 
-    def _most_gangs(self, cores: int, rows: int) -> int:
-        """Return how many gangs a wave may have."""
-        return 1 if self._splits.latency_us(cores, rows) == self._splits.fat_us(cores, rows) else min(cores, rows)
+    def _max_gangs(self, cores: int, rows: int) -> int:
+        """Return how many gangs a round may have."""
+        return 1 if self._splits.latency_us(cores, rows) == self._splits.one_gang_us(cores, rows) else min(cores, rows)
+
+
+def split_table(profile: ModelProfile, cores: int, max_rows: int) -> SplitTable:
+    """Return the plans of one round of a model on so many cores, made once for a profile.
+
+    What is not measured is not split: its times are guesses, and say that rows are independent.
+    """
+    key = (split_table, cores, max_rows)
+    known: SplitTable | None = profile.derived.get(key)
+    if known is None:
+        splits = profile.measured and not profile.indivisible
+        together_us = profile.together_us if splits else None
+        known = profile.derived[key] = SplitTable(
+            cores, max_rows, profile.rows_us, together_us, min_gain=lambda rows: min_gain_share(profile, rows)
+        )
+    return known
 
 
 def plan_table(profile: ModelProfile, cores: int, max_rows: int) -> PlanTable:
-    """Return the table of a model on so many cores, made once for a profile."""
+    """Return the plans of a model on so many cores, made once for a profile."""
     key = (plan_table, cores, max_rows)
     known: PlanTable | None = profile.derived.get(key)
     if known is None:
         splits = split_table(profile, cores, max_rows)
-        known = profile.derived[key] = PlanTable(splits, lambda rows: least_gain(profile, rows), known_rows(profile))
+        known = PlanTable(splits, lambda rows: min_gain_share(profile, rows), known_rows(profile))
+        profile.derived[key] = known
     return known
 
 
@@ -458,106 +438,14 @@ def known_rows(profile: ModelProfile) -> int:
     if not profile.measured or profile.indivisible:
         return 0
     doubts = profile.doubt or (0.0,) * len(profile.batches)
-    return max((rows for rows, doubt in zip(profile.batches, doubts, strict=True) if doubt < UNKNOWN), default=0)
+    return max((rows for rows, doubt in zip(profile.batches, doubts, strict=True) if doubt < UNKNOWN_DOUBT), default=0)
 
 
-# How many of n waiting rows the next batch takes. Pure.
-#
-# If nobody else came, batches of b1, b2, ... rows would run one after the other, and everybody waits while one runs.
-# So the least sum of all rows' completion times, and with it the least mean latency, is
-#
-#     cost(n) = min over b of n * L(b) + cost(n - b)
-#
-# with L(b) the time of a batch of b rows in the gangs that are best for it. A short queue gets small batches, since a
-# row that could be answered alone would wait for others. A long one gets those with the most rows a second, since
-# everybody waits for everybody before. Nothing has to be tuned. If batches gain nothing, rows go one by one.
-#
-# But others come. They wait for the rows that are there, and the more of the machine's time they take, the more a
-# batch with few rows a second costs. Under load rho, n rows are the beginning of a busy period of n / (1 - rho) (as
-# many as flow in until the queue is empty): the next batch is the one that so many rows would begin with. If more rows
-# than there are, then the one of those that are there that has the most rows a second.
-
-LONGEST_QUEUE = 1024  # rows; in a longer one the next batch is the same: the one with the most rows a second
-LONGEST_BUSY = 4  # batches of the most rows: so far a busy period is looked ahead
-HIGHEST_LOAD = 0.95  # with more, a busy period has no end that could be planned for
+def min_gain_share(profile: ModelProfile, rows: int) -> float:
+    """Return the share of its time that a batch must gain, split or joined: more than the profile's times may err."""
+    return max(MIN_GAIN_SHARE, profile.doubt_of(rows))
 
 
-class BatchSizes:
-    """The best next batch for each number of waiting rows, found when it is first asked for.
-
-    `latency_us(rows)`: L. `allowed`: numbers of rows that a batch may have, ascending; the last ones of a queue that
-    are fewer than any go together. Empty: all up to `max_rows`. `batch_us`: what a batch costs beside its execution.
-    """
-
-    def __init__(
-        self, latency_us: Callable[[int], float], max_rows: int, allowed: Sequence[int] = (), batch_us: float = GANG_US
-    ) -> None:
-        self.latency_us = latency_us
-        self._batch_us = batch_us
-        self._allowed = tuple(rows for rows in allowed if rows <= max_rows) or tuple(range(1, max_rows + 1))
-        self._times_us: list[float] = []  # of the allowed sizes, as far as they were needed
-        self._cost_us = [0.0]  # by waiting rows
-        self._next = [0]
-
-    def next_rows(self, waiting_rows: int, load: float = 0.0) -> int:
-        """Return the size of the next batch; the smallest of equally good ones.
-
-        `load`: the part of the machine's time that the rows take that come meanwhile, in batches of the best size.
-        """
-        rows = min(waiting_rows, LONGEST_QUEUE)
-        busy_rows = ceil(rows / (1.0 - min(load, HIGHEST_LOAD)))
-        found = self._first_of(max(rows, min(busy_rows, LONGEST_BUSY * self._allowed[-1], LONGEST_QUEUE)))
-        return found if found <= rows else self._fastest(rows)
-
-    @cached_property
-    def row_us(self) -> float:
-        """The least time of a row, in the batches with the most rows a second."""
-        return min((self.latency_us(size) + self._batch_us) / size for size in self._allowed)
-
-    def _first_of(self, rows: int) -> int:
-        while len(self._next) <= rows:
-            self._extend()
-        return self._next[rows]
-
-    def _fastest(self, rows: int) -> int:
-        """Return the size of the batch of at most so many rows that has the most rows a second."""
-        pairs = zip(self._times_us, self._allowed[: bisect_right(self._allowed, rows)], strict=False)
-        return min(((time_us / size, size) for time_us, size in pairs), default=(0.0, rows))[1]
-
-    def _extend(self) -> None:
-        rows = len(self._next)
-        known = bisect_right(self._allowed, rows)
-        for size in self._allowed[len(self._times_us) : known]:
-            self._times_us.append(self.latency_us(size) + self._batch_us)
-        if known:
-            pairs = zip(self._times_us, self._allowed, strict=False)
-            cost_us, best = min((rows * time_us + self._cost_us[rows - size], size) for time_us, size in pairs)
-        else:
-            cost_us, best = rows * (self.latency_us(rows) + self._batch_us), rows
-        self._cost_us.append(cost_us)
-        self._next.append(best)
-
-
-def batch_sizes(
-    profile: ModelProfile,
-    cores: int,
-    max_rows: int,
-    allowed: Sequence[int] = (),
-    splits: bool = True,
-    batch_us: float = GANG_US,
-) -> BatchSizes:
-    """Return the sizes for a model on so many cores, made once for a profile. `splits`: batches may be split."""
-    key = (batch_sizes, cores, max_rows, tuple(allowed), splits, batch_us)
-    known: BatchSizes | None = profile.derived.get(key)
-    if known is None:
-        table = plan_table(profile, cores, max_rows)
-        measured_us = table.apart_us if splits else table.fat_us
-
-        @cache  # asked some fifty times for a decision with a hundred waiting, of few sizes
-        def latency_us(rows: int) -> float:
-            """A batch that gains less than a split must gains nothing."""
-            apart_us, time_us = rows * measured_us(cores, 1), measured_us(cores, rows)
-            return apart_us if (1 - least_gain(profile, rows)) * apart_us < time_us < apart_us else time_us
-
-        known = profile.derived[key] = BatchSizes(latency_us, max_rows, allowed, batch_us)
-    return known
+def gang_gain_steps(prediction_error: float) -> int:
+    """Return what one gang must gain over several for rows that are requests of their own, in steps of a twentieth."""
+    return round(ERROR_STEPS * max(MIN_GANG_GAIN_SHARE, GANG_LOSS_SHARE * (prediction_error - 1.0)))

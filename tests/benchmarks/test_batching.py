@@ -25,7 +25,8 @@ from benchmarks.turns import Turns
 from gangway.clients.inputs import outputs_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import model_config_pb2 as mc
-from gangway.scheduler.batching.planner import GANG_US, BatchSizes
+from gangway.scheduler.batching.planner import GANG_US
+from gangway.scheduler.batching.sizes import BatchSizes
 
 MS = 1_000_000
 

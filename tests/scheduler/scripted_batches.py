@@ -1,15 +1,16 @@
 """A scheduler on real workers whose batches a script makes: joined and cut as a test says, or at random."""
 
 import random
-from dataclasses import replace
 
 from gangway.executor.slots import NEVER_JOINED, SlotStatus
-from gangway.scheduler.batching.former import Formed, FormedPiece, FormedUnit
+from gangway.scheduler.batching.former import Formed
+from gangway.scheduler.batching.planner import Part
+from gangway.scheduler.units import Batch
 from tests.scheduler.conftest import Script, ScriptedServer
 
 
 class ScriptedFormer:
-    """Joins all fresh requests of at most `rows` rows when there are `count` of them, and cuts the batch as `cut` says.
+    """Joins all new requests of at most `rows` rows when there are `count` of them, and cuts the batch as `cut` says.
 
     `cut`: rows of each unit but the last, which takes what is left.
     """
@@ -28,42 +29,27 @@ class ScriptedFormer:
     def arrived(self, query):
         pass
 
-    def form(self, waiting, now_us, models, core_count, free_cores, running, stretches):
+    def form(self, waiting, now_us, models, core_count, free_cores, running, prediction_errors):
         waiting = waiting.in_order
-        fresh = [query for query in waiting if not query.started and not query.formed]
-        self.seen += fresh
-        alone = [query for query in fresh if query.join_key & NEVER_JOINED]
-        joined = [query for query in fresh if query not in alone]
-        others = [query for query in waiting if query not in fresh]
+        new = [query for query in waiting if not query.started and not query.formed]
+        self.seen += new
+        alone = [query for query in new if query.join_key & NEVER_JOINED]
+        joined = [query for query in new if query not in alone]
+        others = [query for query in waiting if query not in new]
         if not self.count or len(joined) < self.count:
             return Formed([*others, *alone], {}, None)
-        units = self._cut(joined)
+        units = self._batch(joined).units
         queries = [*others, *alone, *(unit.query for unit in units)]
         return Formed(sorted(queries, key=lambda query: query.arrival_us), {u.query.query_id: u for u in units}, None)
 
-    def _cut(self, joined):
-        line = [(query.query_id, row) for query in joined for row in range(query.rows)]
-        total, self.batches = len(line), self.batches + 1
-        units = []
-        for rows in (*self.cut, total):
-            mine, line = line[:rows], line[rows:]
-            if not mine:
-                continue
-            pieces = [
-                FormedPiece(query_id, min(row for other, row in mine if other == query_id), count)
-                for query_id, count in _counts(mine)
-            ]
-            query_id = joined[0].query_id if not units else self.next_id()
-            query = replace(joined[0], query_id=query_id, rows=len(mine), cores=1, formed=True)
-            units.append(FormedUnit(query, tuple(pieces), total, self.batches))
-        return units
-
-
-def _counts(line):
-    counts = {}
-    for query_id, _ in line:
-        counts[query_id] = counts.get(query_id, 0) + 1
-    return counts.items()
+    def _batch(self, joined):
+        left, self.batches = sum(query.rows for query in joined), self.batches + 1
+        parts = []
+        for rows in (*self.cut, left):
+            parts.append(Part(1, min(rows, left)))
+            left -= parts[-1].rows
+        parts = [part for part in parts if part.rows]
+        return Batch(self.batches, joined, parts, joined[0].deadline_us, self.next_id)
 
 
 class Batching(Script):
@@ -98,10 +84,10 @@ class ChaosFormer(ScriptedFormer):
         super().__init__(next_id, *costs_us)
         self.random = random.Random(7)
 
-    def _cut(self, joined):
+    def _batch(self, joined):
         joined = joined[: self.random.randint(1, 4)]
         self.cut = tuple(self.random.randint(1, 3) for _ in range(self.random.randrange(4)))
-        return super()._cut(joined)
+        return super()._batch(joined)
 
 
 class ChaosServer(BatchingServer):

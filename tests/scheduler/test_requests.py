@@ -4,9 +4,9 @@ import pytest
 
 from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotRequest, SlotStatus, SlotTable
-from gangway.scheduler.batching.former import FormedPiece, FormedUnit
-from gangway.scheduler.policy import Query
+from gangway.scheduler.batching.planner import Part
 from gangway.scheduler.requests import MAX_ATTEMPTS, RequestTable
+from gangway.scheduler.units import Batch
 
 
 @pytest.fixture
@@ -30,37 +30,31 @@ def submit(book, table, rows):
     return book.admit(0, slot, table.submit(slot))
 
 
-def form(book, *units):
-    """Make a batch; each unit is a list of (request, first row, rows)."""
-    total = sum(rows for unit in units for _, _, rows in unit)
-    formed = []
-    for unit in units:
-        query_id = book.next_id() if formed else unit[0][0].query.query_id
-        query = Query(query_id, 1, sum(rows for _, _, rows in unit), 1.0, None, cores=1, formed=True)
-        pieces = tuple(FormedPiece(request.query.query_id, first, rows) for request, first, rows in unit)
-        formed.append(FormedUnit(query, pieces, total, 1))
-    book.form(formed)
-    return [book.waiting[unit.query.query_id] for unit in formed]
+def form(book, *rows, of):
+    """Make a batch of these requests, with units of so many rows; return the units."""
+    batch = Batch(1, [request.query for request in of], [Part(1, count) for count in rows], None, book.next_id)
+    book.form(batch)
+    return batch.units
 
 
 def test_pieces_are_numbered_within_their_request(book, table):
     first, second = submit(book, table, 3), submit(book, table, 3)
-    units = form(book, [(first, 0, 2)], [(first, 2, 1), (second, 0, 1)], [(second, 1, 2)])
-    members = [member for unit in units for member in unit.members()]
+    units = form(book, 2, 2, 2, of=[first, second])
+    members = [member for unit in units for member in book.members(unit)]
     assert [(m.slot, m.first_row, m.rows, m.part) for m in members] == [
         (0, 0, 2, 0), (0, 2, 1, 1), (1, 0, 1, 0), (1, 1, 2, 1)
     ]  # fmt: skip
-    assert (first.parts, second.parts) == (2, 2)
+    assert (first.piece_count, second.piece_count) == (2, 2)
     assert [unit.place.part for unit in units] == [1, 2, 3]
     assert [query.rows for query in book.queries.in_order] == [2, 2, 2]
-    assert book.fresh_like(first) == 2
+    assert book.queued_like(first) == 2
     assert book.start(units[1])
-    assert book.fresh_like(first) == 0, "both have begun"
+    assert book.queued_like(first) == 0, "both have begun"
 
 
 def test_without_memory_for_a_batch_its_pieces_wait_one_by_one(book, table):
     first, second = submit(book, table, 2), submit(book, table, 3)
-    (unit, _) = form(book, [(first, 0, 2), (second, 0, 1)], [(second, 1, 2)])
+    (unit, _) = form(book, 3, 2, of=[first, second])
     book.break_up(unit)
     assert sorted((query.rows, query.formed) for query in book.queries.in_order) == [(1, True), (2, False), (2, True)]
     (whole,) = [query for query in book.queries.in_order if not query.formed]
@@ -73,14 +67,14 @@ def test_without_memory_for_a_batch_its_pieces_wait_one_by_one(book, table):
 
 def test_a_part_that_is_lost_is_given_up_after_so_many_attempts(book, table):
     request = submit(book, table, 4)
-    unit, other = form(book, [(request, 0, 2)], [(request, 2, 2)])
+    unit, other = form(book, 2, 2, of=[request])
     assert book.start(unit) and book.start(other)
     for _ in range(MAX_ATTEMPTS - 1):
         (piece,) = unit.pieces
         request.units.remove(unit)
         assert book.run_again(piece, unit)
         (unit,) = book.waiting
-        assert (unit.query.rows, unit.pieces[0].part) == (2, 0)
+        assert (unit.query.rows, unit.pieces[0].number) == (2, 0)
         assert book.start(unit)
     request.units.remove(unit)
     assert not book.run_again(unit.pieces[0], unit)
@@ -95,7 +89,7 @@ def leaders(table, *requests):
 
 def test_who_leaves_a_batch_does_not_stand_for_it_any_more(book, table):
     first, second, third = (submit(book, table, 1) for _ in range(3))
-    unit, rest = form(book, [(first, 0, 1), (second, 0, 1)], [(third, 0, 1)])
+    unit, rest = form(book, 2, 1, of=[first, second, third])
     assert book.start(unit)
     assert leaders(table, first, second) == [True, False]
     book.leave_batch(second)
@@ -108,7 +102,7 @@ def test_who_leaves_a_batch_does_not_stand_for_it_any_more(book, table):
 
 def test_answered_requests_do_not_begin_to_stand_for_their_batch(book, table):
     first, second, third = (submit(book, table, 1) for _ in range(3))
-    (unit,) = form(book, [(first, 0, 1), (second, 0, 1), (third, 0, 1)])
+    (unit,) = form(book, 3, of=[first, second, third])
     assert book.start(unit)
     table.finish(second.slot, second.generation, SlotStatus.OK)
     book.leave_batch(first)
@@ -117,10 +111,10 @@ def test_answered_requests_do_not_begin_to_stand_for_their_batch(book, table):
 
 def test_requests_of_a_lost_batch_count_for_themselves(book, table):
     first, second = submit(book, table, 1), submit(book, table, 1)
-    (unit,) = form(book, [(first, 0, 1), (second, 0, 1)])
+    (unit,) = form(book, 2, of=[first, second])
     assert book.start(unit)
-    for piece in unit.pieces:
-        piece.request.units.remove(unit)
+    for piece, request in zip(unit.pieces, (first, second), strict=True):
+        request.units.remove(unit)
         assert book.run_again(piece, unit)
     for waiting in list(book.waiting):
         assert book.start(waiting)
@@ -130,7 +124,7 @@ def test_requests_of_a_lost_batch_count_for_themselves(book, table):
 
 def test_what_is_withdrawn_leaves_its_units_with_fewer_rows(book, table):
     first, second, third = (submit(book, table, 2) for _ in range(3))
-    unit, rest = form(book, [(first, 0, 2), (second, 0, 1)], [(second, 1, 1), (third, 0, 2)])
+    unit, rest = form(book, 3, 3, of=[first, second, third])
     assert book.start(unit)
     assert not book.withdraw(second), "a part of it has begun"
     assert [(query.rows, query.query_id) for query in book.queries.in_order] == [(2, rest.query.query_id)]
@@ -138,12 +132,12 @@ def test_what_is_withdrawn_leaves_its_units_with_fewer_rows(book, table):
     assert not book.queries and third.units == []
     assert book.finish(third, SlotStatus.CANCELLED)
     assert book.get(third.query.query_id) is None
-    assert book.fresh_like(third) == 0
+    assert book.queued_like(third) == 0
 
 
 def test_requests_of_a_batch_that_starts_over_wait_for_themselves(book, table):
     first, second, third = (submit(book, table, 1) for _ in range(3))
-    (unit,) = form(book, [(first, 0, 1), (second, 0, 1), (third, 0, 1)])
+    (unit,) = form(book, 3, of=[first, second, third])
     assert book.start(unit)
     book.pause(unit, 3, 100.0)
     second.dropped = True
@@ -153,24 +147,24 @@ def test_requests_of_a_batch_that_starts_over_wait_for_themselves(book, table):
         (first.query.query_id, 0, False), (third.query.query_id, 0, False)
     ]  # fmt: skip
     assert {query.join_key for query in waiting} == {NEVER_JOINED}
-    assert book.fresh_like(first) == book.fresh_count(0) == 2
+    assert book.queued_like(first) == book.queued_count(0) == 2
     assert leaders(table, first, third) == [False, False]
     for again in list(book.waiting):
         assert book.start(again)
     assert (table.attempts(first.slot), table.attempts(third.slot)) == (1, 1)
     assert leaders(table, first, third) == [True, True]
-    assert book.fresh_count(0) == 0
+    assert book.queued_count(0) == 0
 
 
 def test_a_part_that_starts_over_stays_a_part(book, table):
     request = submit(book, table, 4)
-    unit, other = form(book, [(request, 0, 2)], [(request, 2, 2)])
+    unit, other = form(book, 2, 2, of=[request])
     assert book.start(unit) and book.start(other)
     book.pause(unit, 3, 100.0)
     assert book.start_over(unit) == []
     (again,) = book.waiting
-    assert (again.query.rows, again.query.next_layer, again.query.formed, again.pieces[0].part) == (2, 0, True, 0)
+    assert (again.query.rows, again.query.next_layer, again.query.formed, again.pieces[0].number) == (2, 0, True, 0)
     assert again in request.units and other in request.units
     assert book.start(again)
     assert table.attempts(request.slot) == 1
-    assert book.fresh_count(0) == 0
+    assert book.queued_count(0) == 0

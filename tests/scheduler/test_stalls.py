@@ -9,7 +9,7 @@ from gangway.executor.leases import LeaseSpec, Member
 from gangway.scheduler import watchdog as blame
 from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.policy import Query
-from gangway.scheduler.units import Request, whole
+from gangway.scheduler.units import whole_request
 from gangway.scheduler.watchdog import (
     CHECK_EVERY_US,
     LONGEST_TASK_US,
@@ -31,10 +31,8 @@ def make_gang(control, outstanding=frozenset({0}), indivisible=False, cores=(1,)
     """A gang on core 1 whose only rank never joins."""
     spec = LeaseSpec(0, (Member(0, 0, 1),), arena_offset=0, arena_stride=64, first_layer=0, end_layer=3)
     generation = control.leases[0].initialise(spec)
-    request = Request(Query(1, 0, 1, 0.0, None), 0, 0, 1)
-    return Gang(
-        whole(request), 0, control.leases[0], 0, indivisible, generation, cores=cores, outstanding=set(outstanding)
-    )
+    unit = whole_request(Query(1, 0, 1, 0.0, None))
+    return Gang(unit, 0, control.leases[0], 0, indivisible, generation, cores=cores, outstanding=set(outstanding))
 
 
 def found_us(watch, gang, until_us, start_us=0.0):

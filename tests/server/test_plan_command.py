@@ -56,9 +56,9 @@ def test_a_plan_says_gangs_and_times(compiled_zoo, cache_dir: Path, tmp_path: Pa
     assert (plan["model"], plan["cores"]) == ("mlp", 4)
     one, eight, sixteen = plan["batches"]
     alone = {"instances": [{"count": 1, "cores": 2, "rows": 1}], "latency_us": 2000.0}
-    assert one == {"rows": 1, "waves": [alone], "latency_us": 2000.0, "one_gang_us": 2000.0}
+    assert one == {"rows": 1, "rounds": [alone], "latency_us": 2000.0, "one_gang_us": 2000.0}
     beside = {"instances": [{"count": 2, "cores": 2, "rows": 4}], "latency_us": 8000.0}
-    assert eight == {"rows": 8, "waves": [beside], "latency_us": 8000.0, "one_gang_us": 16000.0}
+    assert eight == {"rows": 8, "rounds": [beside], "latency_us": 8000.0, "one_gang_us": 16000.0}
     assert sixteen["latency_us"] == pytest.approx(16000.0)
     fewer = gangway_plan(model, *options, "--cores=2")
     assert fewer.returncode == 0, fewer.stderr
@@ -67,14 +67,14 @@ def test_a_plan_says_gangs_and_times(compiled_zoo, cache_dir: Path, tmp_path: Pa
     assert (too_many.returncode, "measured on up to 4" in too_many.stderr) == (2, True)
 
 
-def test_waves_are_counted(compiled_zoo, cache_dir: Path, tmp_path: Path) -> None:
+def test_rounds_are_counted(compiled_zoo, cache_dir: Path, tmp_path: Path) -> None:
     write_measured(cache_dir, compiled_zoo.artifact("mlp"), eight=10)
     model, options = str(compiled_zoo.repository / "mlp"), [f"--cache-dir={cache_dir}", "--cores=2"]
     result = gangway_plan(model, *options, "--batch=32", f"--json={tmp_path / 'plan.json'}")
     assert result.returncode == 0, result.stderr
     assert "4 times <2, 1, 4>" in result.stdout
     (batch,) = json.loads((tmp_path / "plan.json").read_text())["batches"]
-    assert len(batch["waves"]) == 4
+    assert len(batch["rounds"]) == 4
 
 
 def test_without_a_profile_it_says_how_to_make_one(compiled_zoo, tmp_path: Path) -> None:

@@ -82,19 +82,19 @@ def leaving_the_cache() -> ModelProfile:
     )
 
 
-def test_a_large_request_is_done_in_waves(ledger):
+def test_a_large_request_is_done_in_rounds(ledger):
     """Eight rows on four cores take 2 ms, and there are eight times as many."""
     known = leaving_the_cache()
-    whole, waves = run(known, requests((0, 64)), None), run(known, requests((0, 64)), UP_TO_64, ledger)
+    whole, rounds = run(known, requests((0, 64)), None), run(known, requests((0, 64)), UP_TO_64, ledger)
     assert whole.outcomes.latency_us.tolist() == [pytest.approx(32_000)]
-    assert waves.outcomes.latency_us.tolist() == [pytest.approx(16_000)]
-    assert (waves.counters.batches, waves.counters.batch_units, waves.counters.batch_rows) == (1, 8, 64)
+    assert rounds.outcomes.latency_us.tolist() == [pytest.approx(16_000)]
+    assert (rounds.counters.batches, rounds.counters.batch_units, rounds.counters.batch_rows) == (1, 8, 64)
     begins = [begin_us for *_, begin_us, _ in ledger.stretches]
     assert begins == sorted(begins) and {cores for _, cores, *_ in ledger.stretches} == {(0, 1, 2, 3)}
 
 
-def test_others_go_between_waves_and_no_wave_waits_for_company(ledger):
-    """A row with a deadline comes while the third wave runs: it is stopped, or followed, but not all of the batch."""
+def test_others_go_between_rounds_and_no_round_waits_for_company(ledger):
+    """A row with a deadline comes while the third round runs: it is stopped, or followed, but not all of the batch."""
     large = leaving_the_cache()
     small = replace(model(row_us=1000.0, first_us=0.0, serial=0.0, qos_us=5000.0), model_id=1)
     arrivals = Arrivals(np.array([0.0, 5000.0]), np.array([0, 1]), np.array([64, 1]))
@@ -103,8 +103,8 @@ def test_others_go_between_waves_and_no_wave_waits_for_company(ledger):
     assert result.outcomes.latency_us[0] == pytest.approx(16_000, rel=0.1)
 
 
-def test_a_batch_in_waves_is_late_as_a_whole():
-    """It would take 16 ms and has 15. Each of its waves could be in time, but they are not preferred to who can be."""
+def test_a_batch_in_rounds_is_late_as_a_whole():
+    """It would take 16 ms and has 15. Each of its rounds could be in time, but they are not preferred to who can be."""
     large = replace(leaving_the_cache(), qos_us=15_000.0)
     small = replace(model(row_us=10_000.0, first_us=0.0, serial=0.0, qos_us=16_000.0), model_id=1)
     arrivals = Arrivals(np.array([0.0, 10.0]), np.array([0, 1]), np.array([64, 1]))

@@ -88,5 +88,5 @@ def batches(formed: Formed) -> list[list[int]]:
     found = []
     for shown in formed.queries:
         unit = formed.units.get(shown.query_id)
-        found.append([piece.query_id for piece in unit.pieces] if unit else [shown.query_id])
+        found.append([piece.request_id for piece in unit.pieces] if unit else [shown.query_id])
     return found

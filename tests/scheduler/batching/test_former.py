@@ -1,14 +1,16 @@
 """What a policy is shown of waiting requests. Times are microseconds."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from gangway.executor.slots import NEVER_JOINED
-from gangway.scheduler.batching.former import BatchFormer, whole_batch
+from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.policies.gangway_order import candidates
 from gangway.scheduler.policy import Query, RunningBlock
+from gangway.scheduler.units import Batch, Unit
 from tests.scheduler.batching.forming import (
     CLOSE,
     CORES,
@@ -28,6 +30,12 @@ from tests.scheduler.batching.forming import (
 )
 
 
+def begin(unit: Unit) -> Sequence[Unit]:
+    """Begin its batch; return all units."""
+    assert unit.batch
+    return unit.batch.begin()
+
+
 def test_waiting_requests_are_joined() -> None:
     waiting = [query(number) for number in range(1, 6)]
     formed = Former(spec(FLAT)).form(waiting)
@@ -35,8 +43,8 @@ def test_waiting_requests_are_joined() -> None:
     unit = formed.units[shown.query_id]
     assert unit.query is shown
     assert (shown.query_id, shown.rows, shown.arrival_us, shown.cores, shown.formed) == (1, 5, 100.0, 0, True)
-    assert unit.pieces == tuple((number, 0, 1) for number in range(1, 6))
-    assert (unit.batch_rows, unit.batch) == (5, 1)
+    assert unit.pieces == tuple((number, 0, 1, 0) for number in range(1, 6))
+    assert unit.batch and (unit.batch.rows, unit.batch.number) == (5, 1)
 
 
 def test_dispatches_are_saved_for_requests_without_a_target() -> None:
@@ -54,26 +62,26 @@ def test_a_large_request_is_split() -> None:
     formed = Former(spec(LINEAR)).form([query(1, LINEAR, 7)])
     assert [(shown.query_id, shown.rows, shown.cores) for shown in formed.queries] == [(1, 4, 1), (1000, 3, 1)]
     first, second = formed.units[1], formed.units[1000]
-    assert (first.pieces, second.pieces) == (((1, 0, 4),), ((1, 4, 3),))
-    assert first.batch == second.batch and first.batch_rows == second.batch_rows == 7
+    assert (first.pieces, second.pieces) == (((1, 0, 4, 0),), ((1, 4, 3, 1),))
+    assert first.batch and first.batch is second.batch and first.batch.rows == 7
 
 
-def test_of_a_batch_in_waves_the_first_is_shown_and_the_others_come_with_it() -> None:
+def test_of_a_batch_in_rounds_the_first_is_shown_and_the_others_come_with_it() -> None:
     former = Former(spec(STEEP))
     formed = former.form([query(1, STEEP, 8, deadline_us=1e6)])
     [shown] = formed.queries
-    assert (shown.query_id, shown.rows, shown.cores, shown.wave) == (1, 4, 2, 0)
-    first, second = whole_batch(formed.units.values(), shown.batch)
-    assert (first.query, second.query) == (shown, replace(shown, query_id=1000, wave=1, deadline_us=1e6))
-    assert (first.pieces, second.pieces) == (((1, 0, 4),), ((1, 4, 4),))
+    assert (shown.query_id, shown.rows, shown.cores, shown.round) == (1, 4, 2, 0)
+    first, second = begin(formed.units[shown.query_id])
+    assert (first.query, second.query) == (shown, replace(shown, query_id=1000, round=1, deadline_us=1e6))
+    assert (first.pieces, second.pieces) == (((1, 0, 4, 0),), ((1, 4, 4, 1),))
     assert shown.deadline_us == pytest.approx(1e6 - 40_000), "the other half is to follow"
-    assert first.batch == second.batch and first.batch_rows == second.batch_rows == 8
+    assert first.batch and first.batch is second.batch and first.batch.rows == 8
 
 
-def test_the_next_wave_is_shown_when_all_of_the_one_before_have_started() -> None:
+def test_the_next_round_is_shown_when_all_of_the_one_before_have_started() -> None:
     former = Former(spec(STEEP), spec(FLAT))
-    parts = [query(number, STEEP, 2, formed=True, batch=7, wave=number // 2) for number in range(6)]
-    other = query(9, STEEP, 2, formed=True, batch=8, wave=3)
+    parts = [query(number, STEEP, 2, formed=True, batch=7, round=number // 2) for number in range(6)]
+    other = query(9, STEEP, 2, formed=True, batch=8, round=3)
 
     def shown(*waiting: Query) -> list[int]:
         return [each.query_id for each in former.form(waiting).queries]
@@ -86,14 +94,14 @@ def test_the_next_wave_is_shown_when_all_of_the_one_before_have_started() -> Non
     assert former.form(last := parts[4:]).queries == last
 
 
-def test_requests_that_are_joined_and_done_in_waves_have_their_own_deadlines() -> None:
+def test_requests_that_are_joined_and_done_in_rounds_have_their_own_deadlines() -> None:
     former = Former(spec(STEEP, max_delay_us=0.0))
     deadlines = [500_000.0, 600_000.0, None, 700_000.0, 650_000.0, None, None, None]
     waiting = [query(number, STEEP, deadline_us=at_us) for number, at_us in enumerate(deadlines, 1)]
     formed = former.form(waiting)
     [shown] = formed.queries
-    first, second = whole_batch(formed.units.values(), shown.batch)
-    assert [piece.query_id for piece in first.pieces] == [1, 2, 5, 4], "by deadline"
+    first, second = begin(formed.units[shown.query_id])
+    assert [piece.request_id for piece in first.pieces] == [1, 2, 5, 4], "by deadline"
     assert (first.query.deadline_us, second.query.deadline_us) == (500_000.0, None)
 
 
@@ -102,7 +110,9 @@ def test_a_joined_batch_is_split_across_requests() -> None:
     former = Former(spec(LINEAR, max_delay_us=0.0))
     assert batches(former.form(waiting)) == [[1, 2], [3]]
     formed = former.form([replace(waiting[0], rows=2), waiting[1], waiting[2]])
-    assert [unit.pieces for unit in formed.units.values()] == [((1, 0, 2), (2, 0, 1), (3, 0, 1)), ((3, 1, 3),)]
+    assert [unit.pieces for unit in formed.units.values()] == [
+        ((1, 0, 2, 0), (2, 0, 1, 0), (3, 0, 1, 0)), ((3, 1, 3, 1),)
+    ]  # fmt: skip
 
 
 def test_requests_that_have_a_gang_each_remain_what_they_are_on_the_cores_that_are_planned() -> None:
@@ -112,13 +122,15 @@ def test_requests_that_have_a_gang_each_remain_what_they_are_on_the_cores_that_a
     assert formed.queries == [replace(one, cores=1) for one in waiting]
 
 
-@pytest.mark.parametrize(("stretch", "gangs"), [(1.0, [[1, 2]]), (1.5, [[1], [2]])])
+@pytest.mark.parametrize(("error", "gangs"), [(1.0, [[1, 2]]), (1.5, [[1], [2]])])
 def test_where_others_take_the_cores_rows_go_apart_unless_one_gang_gains_much(
-    stretch: float, gangs: list[list[int]]
+    error: float, gangs: list[list[int]]
 ) -> None:
     former = Former(spec(CLOSE, max_delay_us=0.0)).former
     waiting = [query(1, CLOSE), query(2, CLOSE)]
-    assert batches(former.form(queue(waiting), 1000.0, MODELS, CORES, CORES, stretches={CLOSE: stretch})) == gangs
+    assert (
+        batches(former.form(queue(waiting), 1000.0, MODELS, CORES, CORES, prediction_errors={CLOSE: error})) == gangs
+    )
 
 
 def test_what_is_left_over_waits_while_others_can_take_all_cores() -> None:
@@ -140,8 +152,8 @@ def test_rows_that_take_longer_than_predicted_are_a_higher_load() -> None:
     waiting = queue(arrived[-6:])
     models = {FLAT: profile(FLAT, 6.6, 3.0)}  # in batches of eight a row takes 8.25 ms: a load of 0.52
 
-    def first(stretch: float) -> int:
-        return len(batches(former.form(waiting, 7e6, models, CORES, CORES, stretches={FLAT: stretch}))[0])
+    def first(error: float) -> int:
+        return len(batches(former.form(waiting, 7e6, models, CORES, CORES, prediction_errors={FLAT: error}))[0])
 
     assert (first(1.0), first(1.5)) == (3, 4)
 
@@ -384,7 +396,7 @@ def test_batches_are_closed_and_nothing_is_shown_twice(seed: int) -> None:
     formed = former.form(waiting, now_us=3000.0)
     known = {each.query_id: each for each in waiting}
     rows_shown = dict.fromkeys(known, 0)
-    batch_of: dict[int, int] = {}
+    batch_of: dict[int, Batch | None] = {}
     for shown in formed.queries:
         unit = formed.units.get(shown.query_id)
         if unit is None:
@@ -392,11 +404,11 @@ def test_batches_are_closed_and_nothing_is_shown_twice(seed: int) -> None:
             rows_shown[shown.query_id] += shown.rows
             continue
         assert shown.rows == sum(piece.rows for piece in unit.pieces)
-        assert len({known[piece.query_id].model_id for piece in unit.pieces} | {shown.model_id}) == 1
+        assert len({known[piece.request_id].model_id for piece in unit.pieces} | {shown.model_id}) == 1
         for piece in unit.pieces:
-            assert piece.first_row == rows_shown[piece.query_id]
-            rows_shown[piece.query_id] += piece.rows
-            assert batch_of.setdefault(piece.query_id, unit.batch) == unit.batch
+            assert piece.first_row == rows_shown[piece.request_id]
+            rows_shown[piece.request_id] += piece.rows
+            assert batch_of.setdefault(piece.request_id, unit.batch) == unit.batch
     for each in waiting:
         assert rows_shown[each.query_id] in (0, each.rows)
         if each.started:
@@ -411,6 +423,6 @@ def test_of_a_long_queue_the_earliest_deadlines_that_can_be_met_are_found() -> N
     first = next(
         shown for shown in formed.queries if shown.deadline_us == min(each.deadline_us or 0 for each in hopeful)
     )
-    pieces = [piece.query_id for piece in formed.units[first.query_id].pieces]
+    pieces = [piece.request_id for piece in formed.units[first.query_id].pieces]
     assert pieces == [each.query_id for each in sorted(hopeful, key=lambda each: each.deadline_us or 0)[:8]]
     assert [1, 2, 3, 4, 5, 6, 7, 8] in batches(formed)

@@ -23,7 +23,7 @@ from tests.scheduler.batching.forming import (
 # -- company
 
 
-def test_a_request_waits_for_the_next_one_if_that_pays() -> None:
+def test_a_request_waits_for_the_next_one_if_that_is_worth_waiting() -> None:
     former = Former(spec(FLAT))
     waiting = [query(number) for number in range(1, 3)]
     for each in waiting:
@@ -96,17 +96,17 @@ def test_preferred_sizes() -> None:
 
 def test_who_may_hold_a_lone_request() -> None:
     for held in (spec(FLAT, preserve_ordering=True), spec(FLAT, max_delay_us=0.0)):
-        assert Former(held).former.may_hold(FLAT, CORES)
-    assert Former(spec(FLAT)).former.may_hold(FLAT, 1)
+        assert Former(held).former.may_delay(FLAT, CORES)
+    assert Former(spec(FLAT)).former.may_delay(FLAT, 1)
     for free in (spec(FLAT), spec(FLAT, max_rows=1, max_delay_us=0.0), spec(LINEAR)):
-        assert not Former(free).former.may_hold(FLAT, CORES)
+        assert not Former(free).former.may_delay(FLAT, CORES)
 
 
 def test_a_lone_request_for_one_core_goes_at_once_if_nothing_may_hold_it() -> None:
     source = random.Random(1)
     narrow = {FLAT: replace(MODELS[FLAT], max_ranks=1)}
     former = Former(spec(FLAT)).former
-    assert not former.may_hold(FLAT, CORES)
+    assert not former.may_delay(FLAT, CORES)
     now_us = 0.0
     for number in range(500):
         now_us += source.choice([10.0, 1000.0, 30_000.0])

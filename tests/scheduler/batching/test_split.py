@@ -7,9 +7,19 @@ from itertools import product
 
 import pytest
 
-from gangway.scheduler.batching.planner import GANG_US, LEAST_GAIN, WIDE_GAIN, Instances, Split, SplitTable, split_table
+from gangway.scheduler.batching.planner import (
+    GANG_US,
+    MIN_GAIN_SHARE,
+    MIN_GANG_GAIN_SHARE,
+    Plan,
+    SplitTable,
+    side_by_side,
+    split_table,
+)
 from gangway.scheduler.profiles import ModelProfile
 from tests.scheduler.batching import largest_table
+
+GAIN = MIN_GANG_GAIN_SHARE
 
 
 def lists_of_gangs(cores: int, rows: int, widest: int) -> Iterator[list[tuple[int, int]]]:
@@ -19,6 +29,10 @@ def lists_of_gangs(cores: int, rows: int, widest: int) -> Iterator[list[tuple[in
     for width, taken in product(range(1, min(cores, widest) + 1), range(1, rows + 1)):
         for rest in lists_of_gangs(cores - width, rows - taken, width):
             yield [(width, taken), *rest]
+
+
+def gangs_of(plan: Plan) -> list[tuple[int, int]]:
+    return [(part.cores, part.rows) for part in plan.parts]
 
 
 def random_times(seed: int, cores: int, rows: int) -> list[list[float]]:
@@ -43,12 +57,13 @@ def test_no_other_list_of_gangs_is_done_sooner(seed: int) -> None:
     table = SplitTable(cores, most, lambda width, taken: 1e9, latency_us, gang_us=0.0)
     for count, rows in product(range(2, cores + 1), range(2, most + 1)):
         found = table.best(count, rows)
-        best_us = min(max(latency_us(*gang) for gang in gangs) for gangs in lists_of_gangs(count, rows, count))
+        gangs = gangs_of(found)
+        best_us = min(max(latency_us(*gang) for gang in others) for others in lists_of_gangs(count, rows, count))
         assert found.latency_us == best_us == table.latency_us(count, rows)
-        assert max(latency_us(*gang) for gang in found.gangs) == best_us
-        assert sum(taken for _, taken in found.gangs) == rows
-        assert sum(width for width, _ in found.gangs) <= count
-        assert found.gangs == sorted(found.gangs, reverse=True)
+        assert max(latency_us(*gang) for gang in gangs) == best_us
+        assert sum(taken for _, taken in gangs) == rows
+        assert sum(width for width, _ in gangs) <= count
+        assert gangs == sorted(gangs, reverse=True)
 
 
 def bert(cores: int, rows: int) -> float:
@@ -64,7 +79,7 @@ def bert(cores: int, rows: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("cores", "rows", "instances"),
+    ("cores", "rows", "gangs"),
     [
         (16, 8, "<2, 8, 4>"),
         (16, 16, "<4, 4, 4>"),
@@ -75,9 +90,9 @@ def bert(cores: int, rows: int) -> float:
         (14, 64, "<1, 6, 32>, <2, 4, 16>"),
     ],
 )
-def test_table_2_of_the_paper(cores: int, rows: int, instances: str) -> None:
+def test_table_2_of_the_paper(cores: int, rows: int, gangs: str) -> None:
     split = SplitTable(cores, rows, bert, bert).best(cores, rows)
-    assert str(split) == instances
+    assert str(split) == gangs
     assert split.latency_us < bert(cores, rows)
 
 
@@ -85,19 +100,19 @@ def test_one_gang_unless_a_split_gains_enough() -> None:
     def table(gain: float) -> SplitTable:
         return SplitTable(2, 8, lambda cores, rows: 1e6 * rows, lambda cores, rows: 2e6 * rows * (1 - gain))
 
-    assert table(LEAST_GAIN / 2).best(2, 8) == Split((Instances(1, 1, 8),), 8e6)
-    assert table(2 * LEAST_GAIN).best(2, 8).instances == (Instances(2, 1, 4),)
-    assert table(2 * LEAST_GAIN).best(1, 8).instances == (Instances(1, 1, 8),)
-    assert table(2 * LEAST_GAIN).best(2, 1).instances == (Instances(1, 1, 1),)
+    assert table(MIN_GAIN_SHARE / 2).best(2, 8) == side_by_side([(1, 8)], 8e6)
+    assert str(table(2 * MIN_GAIN_SHARE).best(2, 8)) == "<2, 1, 4>"
+    assert str(table(2 * MIN_GAIN_SHARE).best(1, 8)) == "<1, 1, 8>"
+    assert str(table(2 * MIN_GAIN_SHARE).best(2, 1)) == "<1, 1, 1>"
 
 
 def test_a_further_gang_costs_time() -> None:
     def table(gang_us: float) -> SplitTable:
         return SplitTable(4, 4, lambda cores, rows: 100.0 * rows, lambda cores, rows: 60.0 * rows, gang_us)
 
-    assert table(0.0).best(4, 4).instances == (Instances(4, 1, 1),)
+    assert str(table(0.0).best(4, 4)) == "<4, 1, 1>"
     assert table(GANG_US).best(4, 4).latency_us == table(GANG_US).latency_us(4, 4)
-    assert len(table(200.0).best(4, 4).gangs) == 1
+    assert len(table(200.0).best(4, 4).parts) == 1
     assert table(200.0).latency_us(4, 4) == 400.0
 
 
@@ -108,22 +123,25 @@ def test_requests_of_one_row_each_stay_apart_unless_one_gang_gains_much() -> Non
     def table(gain: float) -> SplitTable:
         return SplitTable(4, 8, lambda cores, rows: 1e6 * rows * (1 - gain), together_us)
 
-    assert table(0.8 * WIDE_GAIN).apart(4, 8).instances == (Instances(2, 2, 4),), "two further gangs would only cost"
-    assert table(0.8 * WIDE_GAIN).best(4, 8).instances == (Instances(1, 1, 8),)
-    assert table(1.2 * WIDE_GAIN).apart(4, 8).instances == (Instances(1, 1, 8),)
-    assert table(0.2).apart(4, 8, stretch=1.3).instances == (Instances(1, 1, 8),)
-    assert table(0.2).apart(4, 8, stretch=1.5).instances == (Instances(2, 2, 4),), "others often take the cores"
-    assert table(0.0).apart(4, 7).instances == (Instances(1, 1, 7),), "no equal gangs"
-    assert table(-0.5).apart(4, 8) == table(-0.5).best(4, 8), "a split that gains is what it was"
-    assert SplitTable(4, 8, lambda cores, rows: 1.0, None).apart(4, 8).instances == (Instances(1, 1, 8),)
-    for gain in (-0.5, 0.0, 0.8 * WIDE_GAIN, 1.2 * WIDE_GAIN, 0.2):
-        times = [(table(gain).apart_us(4, rows), table(gain).apart(4, rows).latency_us) for rows in range(1, 9)]
+    assert str(table(0.8 * GAIN).best_of_single_rows(4, 8)) == "<2, 2, 4>", "two further gangs would only cost"
+    assert str(table(0.8 * GAIN).best(4, 8)) == "<1, 1, 8>"
+    assert str(table(1.2 * GAIN).best_of_single_rows(4, 8)) == "<1, 1, 8>"
+    assert str(table(0.2).best_of_single_rows(4, 8, prediction_error=1.3)) == "<1, 1, 8>"
+    assert str(table(0.2).best_of_single_rows(4, 8, prediction_error=1.5)) == "<2, 2, 4>", "others often take the cores"
+    assert str(table(0.0).best_of_single_rows(4, 7)) == "<1, 1, 7>", "no equal gangs"
+    assert table(-0.5).best_of_single_rows(4, 8) == table(-0.5).best(4, 8), "a split that gains is what it was"
+    assert str(SplitTable(4, 8, lambda cores, rows: 1.0, None).best_of_single_rows(4, 8)) == "<1, 1, 8>"
+    for gain in (-0.5, 0.0, 0.8 * GAIN, 1.2 * GAIN, 0.2):
+        times = [
+            (table(gain).latency_of_single_rows_us(4, rows), table(gain).best_of_single_rows(4, rows).latency_us)
+            for rows in range(1, 9)
+        ]
         assert all(found_us == pytest.approx(time_us, abs=4 * GANG_US) for found_us, time_us in times)
 
 
 def test_one_gang_has_no_more_cores_than_help() -> None:
     split = SplitTable(8, 1, lambda cores, rows: 1000.0 / min(cores, 3), None).best(8, 1)
-    assert split.instances == (Instances(1, 3, 1),)
+    assert str(split) == "<1, 3, 1>"
 
 
 def test_a_slower_measurement_of_fewer_rows_counts_for_more_rows_too() -> None:
@@ -138,7 +156,7 @@ def test_many_rows_are_counted_in_steps_and_none_is_lost() -> None:
 
     table = SplitTable(6, 1024, latency_us, latency_us)
     for rows in (127, 128, 129, 255, 257, 511, 1001, 1023, 1024):
-        gangs = table.best(6, rows).gangs
+        gangs = gangs_of(table.best(6, rows))
         assert sum(taken for _, taken in gangs) == rows
         assert len(gangs) == 6
         assert max(latency_us(*gang) for gang in gangs) <= latency_us(1, -(-rows // 6)) * 1.05
@@ -154,7 +172,7 @@ def test_what_the_table_does_not_have_is_refused(cores: int, rows: int) -> None:
 @pytest.mark.alone
 def test_the_largest_table_takes_50_ms() -> None:
     largest, cores, rows = largest_table.latency_us, largest_table.CORES, largest_table.ROWS
-    assert largest_table.least_ms(lambda: len(SplitTable(cores, rows, largest, largest).best(cores, rows).gangs)) < 50
+    assert largest_table.least_ms(lambda: len(SplitTable(cores, rows, largest, largest).best(cores, rows).parts)) < 50
 
 
 def profile(measured: bool = True, indivisible: bool = False) -> ModelProfile:
@@ -175,19 +193,19 @@ def profile(measured: bool = True, indivisible: bool = False) -> ModelProfile:
 
 def test_gangs_beside_each_other_count_as_they_were_measured() -> None:
     table = split_table(model := profile(), 2, 8)
-    assert table.best(2, 8) == Split((Instances(2, 1, 4),), pytest.approx(44_000.0))
-    assert table.fat_us(2, 8) == 80_000.0
+    assert table.best(2, 8) == side_by_side([(1, 4)] * 2, pytest.approx(44_000.0))
+    assert table.one_gang_us(2, 8) == 80_000.0
     assert split_table(model, 2, 8) is table
 
 
 @pytest.mark.parametrize("model", [profile(measured=False), profile(indivisible=True)])
 def test_guesses_and_whole_models_are_not_split(model: ModelProfile) -> None:
-    assert split_table(model, 2, 8).best(2, 8).instances == (Instances(1, 1, 8),)
+    assert str(split_table(model, 2, 8).best(2, 8)) == "<1, 1, 8>"
 
 
 def test_what_is_doubted_is_split_only_if_it_gains_more() -> None:
     gains = {
-        doubt: len(split_table(replace(profile(), doubt=(0.0, 0.0, doubt)), 2, 8).best(2, 8).gangs)
+        doubt: len(split_table(replace(profile(), doubt=(0.0, 0.0, doubt)), 2, 8).best(2, 8).parts)
         for doubt in (0.4, 0.5)
     }
     assert gains == {0.4: 2, 0.5: 1}, "half of the rows take 45 % less"

@@ -1,6 +1,6 @@
 """Packrat's estimator of the batch size."""
 
-from gangway.scheduler.batching.estimator import BatchSizeEstimator
+from benchmarks.papers.packrat_estimator import BatchSizeEstimator
 
 
 def observe(estimator: BatchSizeEstimator, depth: int, times: int) -> list[int]:

@@ -8,18 +8,17 @@ import pytest
 from gangway.executor.slots import MAX_PARTS
 from gangway.scheduler.batching.planner import (
     GANG_US,
-    WAVE_US,
-    Instances,
+    ROUND_US,
     Latency,
     Part,
-    Plan,
     PlanTable,
-    Split,
     SplitTable,
-    batch_sizes,
     known_rows,
+    one_after_the_other,
     plan_table,
+    side_by_side,
 )
+from gangway.scheduler.batching.sizes import batch_sizes
 from gangway.scheduler.profiles import ModelProfile
 from tests.scheduler.batching import largest_table
 from tests.scheduler.batching.test_split import lists_of_gangs, random_times
@@ -35,12 +34,12 @@ def table(
     def gain(rows: int) -> float:
         return WELL
 
-    splits = SplitTable(cores, rows, alone_us, together_us, gang_us=0.0, least_gain=gain)
+    splits = SplitTable(cores, rows, alone_us, together_us, gang_us=0.0, min_gain=gain)
     return PlanTable(splits, gain, rows if known is None else known)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_no_other_number_of_waves_is_done_sooner(seed: int) -> None:
+def test_no_other_number_of_rounds_is_done_sooner(seed: int) -> None:
     cores, most = 3, 6
     fat, narrow = random_times(seed, cores, most), random_times(seed + 100, cores, most)
 
@@ -55,17 +54,17 @@ def test_no_other_number_of_waves_is_done_sooner(seed: int) -> None:
     )
     for count, rows in product(range(1, cores + 1), range(1, most + 1)):
         ways_us = []
-        for waves in (1, 2, 4):
-            if waves <= rows:
-                least, more = divmod(rows, waves)
-                sizes = [least + 1] * more + [least] * (waves - more)
-                ways_us.append(sum(at_once_us(count, size) + 100 for size in sizes) + WAVE_US * (waves - 1))
+        for rounds in (1, 2, 4):
+            if rounds <= rows:
+                least, more = divmod(rows, rounds)
+                sizes = [least + 1] * more + [least] * (rounds - more)
+                ways_us.append(sum(at_once_us(count, size) + 100 for size in sizes) + ROUND_US * (rounds - 1))
         plan = found.best(count, rows)
         assert min(ways_us) <= plan.latency_us <= min(ways_us) / (1 - WELL) ** 2
         assert plan.latency_us == pytest.approx(found.latency_us(count, rows))
         assert sum(part.rows for part in plan.parts) == rows
-        for wave in range(len(plan.waves)):
-            assert sum(part.cores for part in plan.parts if part.wave == wave) <= count
+        for number in range(len(plan.rounds_us)):
+            assert sum(part.cores for part in plan.parts if part.round == number) <= count
 
 
 def leaving_the_cache(cores: int, rows: int) -> float:
@@ -78,37 +77,37 @@ def test_parts_of_few_rows_run_one_after_the_other() -> None:
     plans = table(leaving_the_cache, lambda cores, rows: leaving_the_cache(cores, rows) * (0.9 if cores == 1 else 1.0))
     plan = plans.best(2, 64)
     assert str(plan) == "4 times <2, 1, 8>"
-    assert plan.latency_us == pytest.approx(4 * 0.9 * 33_000 + 3 * WAVE_US) == plans.latency_us(2, 64)
-    assert plans.fat_us(2, 64) == leaving_the_cache(2, 64)
-    assert plan.parts[:3] == [
-        Part(1, 8, 0, pytest.approx(3 * 0.9 * 33_000 + 2 * WAVE_US)),
-        Part(1, 8, 0, pytest.approx(3 * 0.9 * 33_000 + 2 * WAVE_US)),
-        Part(1, 8, 1, pytest.approx(2 * 0.9 * 33_000 + WAVE_US)),
+    assert plan.latency_us == pytest.approx(4 * 0.9 * 33_000 + 3 * ROUND_US) == plans.latency_us(2, 64)
+    assert plans.one_gang_us(2, 64) == leaving_the_cache(2, 64)
+    assert list(plan.parts[:3]) == [
+        Part(1, 8, 0, pytest.approx(3 * 0.9 * 33_000 + 2 * ROUND_US)),
+        Part(1, 8, 0, pytest.approx(3 * 0.9 * 33_000 + 2 * ROUND_US)),
+        Part(1, 8, 1, pytest.approx(2 * 0.9 * 33_000 + ROUND_US)),
     ]
     assert plan.parts[-1] == Part(1, 8, 3, pytest.approx(0.0, abs=1e-6))
     assert [part.rows for part in plans.best(2, 61).parts] == [8, 8, 8, 7, 8, 7, 8, 7]
-    assert len(plans.best(2, 16).waves) == 1
+    assert len(plans.best(2, 16).rounds_us) == 1
 
 
-def test_a_plan_is_written_wave_by_wave() -> None:
-    wide, narrow = Split((Instances(1, 6, 8), Instances(2, 4, 4)), 1.0), Split((Instances(1, 6, 7),), 1.0)
-    assert str(Plan((wide, wide, narrow))) == "2 times <1, 6, 8>, <2, 4, 4>, then <1, 6, 7>"
-    assert str(Plan((narrow,))) == "<1, 6, 7>"
+def test_a_plan_is_written_round_by_round() -> None:
+    wide, narrow = side_by_side([(6, 8), (4, 4), (4, 4)], 1.0), side_by_side([(6, 7)], 1.0)
+    assert str(one_after_the_other([wide, wide, narrow])) == "2 times <1, 6, 8>, <2, 4, 4>, then <1, 6, 7>"
+    assert str(one_after_the_other([narrow])) == "<1, 6, 7>"
 
 
 def test_rows_that_cost_the_same_in_any_batch_run_at_once() -> None:
     plans = table(lambda cores, rows: 5000.0 * rows / cores, None)
-    assert {len(plans.best(2, rows).waves) for rows in (1, 2, 7, 64)} == {1}
+    assert {len(plans.best(2, rows).rounds_us) for rows in (1, 2, 7, 64)} == {1}
 
 
-def test_a_wave_costs_time() -> None:
+def test_a_round_costs_time() -> None:
     def batch_us(cores: int, rows: int) -> float:
         return row_us * rows * (1.0 if rows <= 4 else 1.2) / cores
 
     row_us = 5000.0
-    assert len(table(batch_us, None).best(2, 8).waves) == 2
+    assert len(table(batch_us, None).best(2, 8).rounds_us) == 2
     row_us = 50.0
-    assert len(table(batch_us, None).best(2, 8).waves) == 1
+    assert len(table(batch_us, None).best(2, 8).rounds_us) == 1
 
 
 def test_a_request_lies_in_no_more_parts_than_it_can() -> None:
@@ -140,7 +139,7 @@ def profile(doubt: tuple[float, ...] = (), large: float = 1.0, small: float = 1.
 
 
 @pytest.mark.parametrize(
-    ("doubt", "large", "small", "waves"),
+    ("doubt", "large", "small", "rounds"),
     [
         ((0.02, 0.02, 0.06, 0.06), 1.0, 1.0, {1}),
         ((0.02, 0.02, 0.06, 0.06), 1.05, 1.0, {1}),  # either may err by as much
@@ -153,10 +152,10 @@ def profile(doubt: tuple[float, ...] = (), large: float = 1.0, small: float = 1.
     ],
 )
 def test_only_what_is_seen_among_well_known_times_is_gained(
-    doubt: tuple[float, ...], large: float, small: float, waves: set[int]
+    doubt: tuple[float, ...], large: float, small: float, rounds: set[int]
 ) -> None:
     plans = plan_table(profile(doubt, large, small), 2, 64)
-    assert len(plans.best(2, 64).waves) in waves
+    assert len(plans.best(2, 64).rounds_us) in rounds
 
 
 def test_how_many_rows_are_well_known() -> None:
@@ -171,32 +170,32 @@ def test_beyond_what_was_measured_nothing_is_well_known() -> None:
     factors = (1.0, 2.0, 4.0, 8.8)  # the last slope would go on with 1.2 of what a row takes
     rising = replace(model, rows_factor=(factors,) * 2, together_factor=(factors,) * 2)
     plan = plan_table(rising, 1, 64).best(1, 64)
-    assert len(plan.waves) == 16 and plan.latency_us == 640_000.0 + 15 * WAVE_US
+    assert len(plan.rounds_us) == 16 and plan.latency_us == 640_000.0 + 15 * ROUND_US
     outlier = replace(rising, doubt=(0.01, 0.01, 0.01, 1.0))
-    assert len(plan_table(outlier, 1, 64).best(1, 64).waves) == 1
+    assert len(plan_table(outlier, 1, 64).best(1, 64).rounds_us) == 1
 
 
-def test_rows_that_are_requests_of_their_own_stay_apart_in_waves_too() -> None:
+def test_rows_that_are_requests_of_their_own_stay_apart_in_rounds_too() -> None:
     def together_us(cores: int, rows: int) -> float:
         return leaving_the_cache(cores, rows) * 1.02
 
     plans = table(leaving_the_cache, together_us)
     assert str(plans.best(2, 64)) == "4 times <1, 2, 16>"
-    assert str(plans.apart(2, 64)) == "4 times <2, 1, 8>"
-    assert str(plans.apart(2, 64, stretch=1.0)) == str(plans.apart(2, 64))
+    assert str(plans.best_of_single_rows(2, 64)) == "4 times <2, 1, 8>"
+    assert str(plans.best_of_single_rows(2, 64, prediction_error=1.0)) == str(plans.best_of_single_rows(2, 64))
 
 
-def test_sizes_of_batches_know_of_waves() -> None:
+def test_sizes_of_batches_know_of_rounds() -> None:
     """One by one rows take 10 ms, two together 15, more than 8 ever longer: so 64 go as they would in small batches."""
     factors = (1.0, 1.5, 6.0, 80.0)
     model = profile(rows_factor=(factors,) * 2, together_factor=(tuple(2 * one for one in factors),) * 2)
     sizes = batch_sizes(model, 2, 64)
     plan = plan_table(model, 2, 64).best(2, 64)
-    assert len(plan.waves) > 1
+    assert len(plan.rounds_us) > 1
     assert sizes.latency_us(64) == pytest.approx(plan.latency_us)
     assert sizes.next_rows(64, load=0.9) == 2, "nobody gains by being in a batch that is cut again"
     assert batch_sizes(model, 2, 64, splits=False).latency_us(64) == 800_000.0
-    assert WAVE_US > GANG_US, "else large batches in waves would be as good as small ones"
+    assert ROUND_US > GANG_US, "else large batches in rounds would be as good as small ones"
 
 
 @pytest.mark.alone
