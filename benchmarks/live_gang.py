@@ -18,10 +18,10 @@ from benchmarks.report import Row, option_parser, start_report
 from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import Lease
+from gangway.executor.peer import peer_sockets
 from gangway.executor.process import go_first
 from gangway.scheduler import messages as slow
 from gangway.scheduler.loop import LiveScheduler
-from gangway.scheduler.messages import PacketSocket, packet_pair
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timeline import Stretch, TimelineWriter
 from gangway.server.requests.data_plane import DataPlane, Request, TensorLayout
@@ -68,7 +68,7 @@ class Bench(Policy):
         self.plane = DataPlane(
             memory.io[FRONT_END], table, memory.control.submit_rings[FRONT_END], memory.control.scheduler_bell
         )
-        ours, theirs = (PacketSocket[slow.ControlMessage](end, slow.encode, slow.decode) for end in packet_pair())
+        ours, theirs = (slow.control_peer(end) for end in peer_sockets())
         self._link, self._theirs = ours, theirs
         fds = (memory.control.segment.fd, memory.arenas.fd, memory.io_fds)
         self._workers = [start_worker(WorkerPlan(i, core, *fds, cache_dir)) for i, core in enumerate(cores)]

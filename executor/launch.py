@@ -21,7 +21,7 @@ class WorkerPlan:
     io_fds: tuple[int, ...]  # by front end
     cache_dir: Path
     spin_us: int = 20
-    regions_fd: int = -1  # a socket for regions of clients' memory (region_messages.py); -1: there are none
+    regions_fd: int = -1  # a socket for regions of clients' memory; -1: there are none
 
 
 def start_worker(

@@ -1,6 +1,5 @@
-"""A SOCK_SEQPACKET socket that carries messages about regions, some with the descriptor of a client's file."""
+"""Regions of clients' memory that workers map: what processes tell one another of them, and the worker's part."""
 
-import array
 import os
 import queue
 import socket
@@ -13,6 +12,7 @@ from typing import Final
 
 from gangway.executor import _native
 from gangway.executor.complain import complain
+from gangway.executor.peer import Peer
 from gangway.executor.process import as_before, give_way_less
 
 # What is said about regions of clients' memory that workers map: 32 bytes, four words of 64 bits, little endian.
@@ -126,69 +126,20 @@ def unpack_region_message(data: bytes) -> RegionMessage:
     return made
 
 
-_INT_BYTES = array.array("i").itemsize
-
-
-class RegionChannel:
-    """One end. It waits or not, as the socket does."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-
-    def fileno(self) -> int:
-        """Return the socket's descriptor, for poll()."""
-        return self._socket.fileno()
-
-    def send(self, message: RegionMessage, descriptor: int | None = None) -> None:
-        """Send, with a copy of the descriptor. Raises BlockingIOError, or another OSError when the peer is gone."""
-        ancillary = []
-        if descriptor is not None:
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-        self._socket.sendmsg([pack_region_message(message)], ancillary, socket.MSG_NOSIGNAL)
-
-    def receive(self) -> tuple[RegionMessage, int]:
-        """Return the next message, and the descriptor that belongs to it, which is the caller's to close; else -1.
-
-        Raises BlockingIOError, EOFError when the peer is gone, ValueError for what is no message.
-        """
-        room = socket.CMSG_LEN(_INT_BYTES)  # for one; the kernel closes what has no room
-        try:
-            data, ancillary, _, _ = self._socket.recvmsg(REGION_MESSAGE_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC)
-        except ConnectionResetError:
-            data, ancillary = b"", []
-        descriptor = _descriptor_in(ancillary)
-        try:
-            if not data:
-                raise EOFError("the other end of the socket is closed")
-            message = unpack_region_message(data)
-            if isinstance(message, OfferRegion | MapRegion) != (descriptor >= 0):
-                raise ValueError(f"{message} with the descriptor {descriptor}")
-        except BaseException:
-            if descriptor >= 0:
-                os.close(descriptor)
-            raise
-        return message, descriptor
-
-    def close(self) -> None:
-        """Close this end."""
-        self._socket.close()
-
-
-def channel_pair() -> tuple[socket.socket, socket.socket]:
-    """Return two connected ends."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def _descriptor_in(ancillary: list[tuple[int, int, bytes]]) -> int:
-    for level, kind, content in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(content) >= _INT_BYTES:
-            return int(array.array("i", content[:_INT_BYTES])[0])
-    return -1
+def region_peer(end: socket.socket) -> Peer[RegionMessage]:
+    """Return one end of a socket that carries these messages."""
+    return Peer(
+        end,
+        pack_region_message,
+        unpack_region_message,
+        max_bytes=REGION_MESSAGE_BYTES + 1,  # one more shows that a packet is too long
+        carries_descriptor=lambda message: isinstance(message, OfferRegion | MapRegion),
+    )
 
 
 # Regions of clients' memory are mapped and unmapped by a thread of their own, while the worker goes on running leases.
 #
-# The supervisor says which ones (`region_messages.py`). A worker that starts maps what there is before it says that it
+# The supervisor says which ones. A worker that starts maps what there is before it says that it
 # is ready: requests may name these regions from then on. Only the thread that runs leases takes a region away, between
 # two of them, so that none is using it; it is nudged for that.
 
@@ -198,15 +149,15 @@ NICE: Final = 15  # a hundredth of a core that a gang wants, too
 class RegionJobs:
     """`answer` is for the thread that calls `worker.loop`."""
 
-    def __init__(self, worker: _native.Worker, channel: RegionChannel) -> None:
+    def __init__(self, worker: _native.Worker, supervisor: Peer[RegionMessage]) -> None:
         self._worker = worker
-        self._channel = channel
+        self._supervisor = supervisor
         self._unwanted: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._cleared: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def start(self) -> None:
         """Map what there is, then begin to listen for more. Raises EOFError when the supervisor is gone."""
-        while not isinstance(self._obey(*self._channel.receive()), AllMapped):
+        while not isinstance(self._obey(*self._supervisor.wait()), AllMapped):
             pass
         threading.Thread(target=self._work, name="regions", daemon=True).start()
 
@@ -220,7 +171,7 @@ class RegionJobs:
     def _work(self) -> None:
         try:
             while True:
-                order, descriptor = self._channel.receive()
+                order, descriptor = self._supervisor.wait()
                 with as_before():
                     give_way_less(threading.get_native_id(), NICE)
                     self._obey(order, descriptor)
@@ -244,7 +195,7 @@ class RegionJobs:
                 pass
             case _:
                 raise ValueError(f"unexpected {order}")
-        self._channel.send(RegionDone(int(ok)))
+        self._supervisor.send(RegionDone(int(ok)))
         return order
 
     def _map(self, order: MapRegion, descriptor: int) -> bool:

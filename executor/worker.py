@@ -34,7 +34,7 @@ from gangway.executor.process import (
     return_freed_memory,
     take_precedence,
 )
-from gangway.executor.regions import RegionChannel, RegionJobs
+from gangway.executor.regions import RegionJobs, region_peer
 from gangway.executor.segment import Segment
 
 # From an artifact on disk to the C table that the layer loop runs (`struct layer_record`, native/py_program.c).
@@ -229,7 +229,7 @@ def main() -> None:
     worker = _make_worker(control, options)
     regions = None
     if options.regions_fd >= 0:
-        regions = RegionJobs(worker, RegionChannel(socket.socket(fileno=options.regions_fd)))
+        regions = RegionJobs(worker, region_peer(socket.socket(fileno=options.regions_fd)))
         regions.start()
     worker.send(Ready(os.getpid()).pack())
     jobs = ModelJobs(worker, options.cache_dir)

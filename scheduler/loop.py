@@ -15,6 +15,7 @@ from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.executor.control import ControlSegment, ModelAccount, SchedulerStatus
 from gangway.executor.logs import LogLevels
 from gangway.executor.messages import Cancel, Exit, Left, Loaded, Ready, Submit, Unloaded, unpack
+from gangway.executor.peer import Peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import messages as slow
@@ -24,7 +25,6 @@ from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.decide import Dispatcher
 from gangway.scheduler.fast_path import WalkIns
 from gangway.scheduler.gangs import SETTLE_US, GangTable
-from gangway.scheduler.messages import PacketSocket
 from gangway.scheduler.model_jobs import ModelLife
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.observability import Accounts, Counters, ModelCounters, TraceWriter
@@ -103,7 +103,7 @@ class LiveScheduler:
         control: ControlSegment,
         tables: Sequence[SlotTable],
         arenas: Segment,
-        supervisor: PacketSocket[slow.ControlMessage],
+        supervisor: Peer[slow.ControlMessage],
         policy: Policy,
         spin_us: int = 0,
         way_back_us: float = 0.0,

@@ -16,10 +16,10 @@ from typing import Final
 
 from gangway.artifact.profile import ProfileError, read_profile
 from gangway.executor.messages import Unload
+from gangway.executor.peer import Peer
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.apply import Execution
-from gangway.scheduler.messages import PacketSocket
 from gangway.scheduler.models import Model, ModelState, ModelTable
 from gangway.scheduler.pauses import Pauses
 from gangway.scheduler.requests import RequestTable
@@ -49,7 +49,7 @@ class ModelLife:
 
     def __init__(
         self,
-        supervisor: PacketSocket[slow.ControlMessage],
+        supervisor: Peer[slow.ControlMessage],
         models: ModelTable,
         workers: WorkerTable,
         arenas: ArenaPool,

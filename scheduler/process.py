@@ -14,12 +14,12 @@ from pathlib import Path
 from gangway.executor.control import ControlSegment
 from gangway.executor.logs import LogLevels, ProcessLog
 from gangway.executor.messages import Ready, unpack
+from gangway.executor.peer import Peer
 from gangway.executor.process import die_with_parent, go_first, take_precedence
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import messages as slow
 from gangway.scheduler.loop import LiveScheduler
-from gangway.scheduler.messages import PacketSocket
 from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.requests import MAX_ATTEMPTS, Request, RequestTable
@@ -33,7 +33,7 @@ from gangway.scheduler.watchdog import Blame
 QUIET_TIMEOUT_US = 2_000_000.0
 
 
-def quiesce(control: ControlSegment, supervisor: PacketSocket[slow.ControlMessage]) -> list[int]:
+def quiesce(control: ControlSegment, supervisor: Peer[slow.ControlMessage]) -> list[int]:
     """Abort whatever runs; return the workers' process ids (0: none there) once nobody runs anything any more.
 
     All rings to the scheduler are empty afterwards.
@@ -95,7 +95,7 @@ def _learn_models(scheduler: LiveScheduler) -> None:
                 raise ValueError(f"unexpected {other} before Begin")
 
 
-def _await_quiet(control: ControlSegment, supervisor: PacketSocket[slow.ControlMessage], core: int) -> int:
+def _await_quiet(control: ControlSegment, supervisor: Peer[slow.ControlMessage], core: int) -> int:
     bell = control.scheduler_bell
     introduced = _drain(control, core)
     blame: Blame | None = None
@@ -184,7 +184,7 @@ def serve(plan: SchedulerPlan, log: ProcessLog) -> None:
     control = ControlSegment.attach(plan.control_fd)
     tables = [SlotTable(Segment.attach(fd), plan.slots) for fd in plan.io_fds]
     end = socket.socket(fileno=plan.supervisor_fd)
-    supervisor = PacketSocket[slow.ControlMessage](end, slow.encode, slow.decode)
+    supervisor = slow.control_peer(end)
     pids = quiesce(control, supervisor)
     arenas = Segment.attach(plan.arena_fd)
     with contextlib.ExitStack() as files:

@@ -12,6 +12,7 @@ front end is told before it listens.
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import types
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gangway.artifact.format import Engine, TensorSpec
+from gangway.executor.peer import Peer
 from gangway.scheduler.messages import tuples
 from gangway.server.log_settings import LogSettings
 from gangway.server.options.serve_options import ServeOptions
@@ -127,7 +129,6 @@ class FrontEndOptions:
         return (self.control_fd, self.io_fd, self.supervisor_fd, *self.other_io_fds, *optional)
 
 
-MAX_MESSAGE_BYTES = 128 * 1024
 OK = "OK"  # the name of a gRPC status
 UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses, or how that begins
 DUPLICATE = "model appears in two or more repositories"  # Triton's words, on which clients may depend
@@ -392,6 +393,11 @@ def from_json(data: bytes) -> FrontEndMessage:
         return _message_of(json.loads(data))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a front-end message: {data[:200]!r} ({error})") from error
+
+
+def front_end_peer(end: socket.socket) -> Peer[FrontEndMessage]:
+    """Return one end of a socket that carries these messages."""
+    return Peer(end, to_json, from_json)
 
 
 def _content_of(message: FrontEndMessage) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from gangway.executor.control import BEAT_EVERY_S, ControlSegment, Heartbeats
 from gangway.executor.logs import ProcessLog
 from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget
 from gangway.executor.process import die_with_parent, take_short_turns
-from gangway.executor.regions import RegionChannel
+from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.server import messages as json_dataclass
@@ -41,7 +41,6 @@ from gangway.server.grpc.server import GrpcFrontEnd
 from gangway.server.grpc.streams import StreamLimits, Streams
 from gangway.server.log_settings import LogSettings
 from gangway.server.messages import (
-    MAX_MESSAGE_BYTES,
     Agreed,
     AllKnown,
     BindFailed,
@@ -61,8 +60,7 @@ from gangway.server.messages import (
     Settled,
     VariantGone,
     VariantReady,
-    from_json,
-    to_json,
+    front_end_peer,
 )
 from gangway.server.models.served import MakeStatistics, Models, own_statistics
 from gangway.server.options.metrics import MetricsOptions
@@ -312,7 +310,7 @@ def make_mappings(options: FrontEndOptions, control: ControlSegment) -> Mappings
     """Begin to speak with the supervisor about regions, if there is a socket for that."""
     if options.regions_fd < 0:
         return None
-    mappings = Mappings(RegionChannel(socket.socket(fileno=options.regions_fd)), control.lost_regions)
+    mappings = Mappings(region_peer(socket.socket(fileno=options.regions_fd)), control.lost_regions)
     mappings.start()
     return mappings
 
@@ -326,15 +324,6 @@ def open_metrics(
     return serve_metrics(options, lambda: front_end.models, plane, control, peers)
 
 
-def tell(supervisor: socket.socket, message: bytes) -> bool:
-    """Send without ever waiting; say whether there was room."""
-    try:
-        supervisor.send(message, socket.MSG_DONTWAIT)
-    except OSError:
-        return False
-    return True
-
-
 def beat(heartbeats: Heartbeats, index: int) -> None:
     """Say for ever that this process gets on: that no thread keeps the interpreter for itself."""
     while True:
@@ -344,13 +333,11 @@ def beat(heartbeats: Heartbeats, index: int) -> None:
 
 def run(options: FrontEndOptions, log: ProcessLog) -> int:
     """Serve until the supervisor says Drain; return the exit status."""
-    supervisor = socket.socket(fileno=options.supervisor_fd)
+    supervisor = front_end_peer(socket.socket(fileno=options.supervisor_fd))
     control = ControlSegment.attach(options.control_fd)
     plane = make_data_plane(options, control)
 
-    def say(message: FrontEndMessage) -> bool:
-        return tell(supervisor, to_json(message))
-
+    say = supervisor.try_send
     shared = Shared(options, plane)
     tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
     try:
@@ -368,7 +355,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             thread_share=options.thread_share,
         )
     except (TlsError, OSError, NoThreadError) as error:
-        supervisor.send(to_json(BindFailed(str(error))))
+        supervisor.send(BindFailed(str(error)), wait=True)
         return 1
     front_end.look_at(control)
     memory = MemoryGuard(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory)
@@ -382,8 +369,11 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     threading.Thread(target=memory.run, name="memory", daemon=True).start()
     threading.Thread(target=front_end.streams.watch, name="streams", daemon=True).start()
     threading.Thread(target=front_end.sequences.run, name="sequences", daemon=True).start()
-    while data := supervisor.recv(MAX_MESSAGE_BYTES):
-        message = from_json(data)
+    while True:
+        try:
+            message, _ = supervisor.wait()
+        except EOFError:
+            break
         if isinstance(message, AllKnown):
             if not doors.open():
                 return 1

@@ -9,9 +9,10 @@ from typing import Final, Protocol
 
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.executor import _native
+from gangway.executor.peer import MAX_MESSAGE_BYTES
 from gangway.protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from gangway.server.errors import ConfigError, shortened
-from gangway.server.messages import MAX_MESSAGE_BYTES, UNLOADED, ModelReady, to_json
+from gangway.server.messages import UNLOADED, ModelReady, to_json
 from gangway.server.models.config import datatype_name, log_without_effect
 from gangway.server.models.ensemble_config import LATEST, MAX_DEPTH, MAX_STEPS, StepConfig, composing_models
 from gangway.server.models.ensembles import longest_after

@@ -14,12 +14,13 @@ from gangway.artifact.host_limits import memory_limit_bytes
 from gangway.artifact.staging import staging_bytes
 from gangway.executor import _native
 from gangway.executor.memory_budget import memory_budget
+from gangway.executor.peer import MAX_MESSAGE_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.gangs import LEAST_LEASES
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
 from gangway.server.errors import ConfigError
-from gangway.server.messages import MAX_MESSAGE_BYTES, ModelReady, to_json
+from gangway.server.messages import ModelReady, to_json
 from gangway.server.models.config import (
     BATCHING_OFF,
     BATCHING_PARAMETER,

@@ -18,7 +18,8 @@ from typing import Final
 from gangway.artifact.item_bytes import ITEM_BYTES
 from gangway.executor import _native
 from gangway.executor.control import LostRegions
-from gangway.executor.regions import OfferRegion, RegionChannel, RegionMapped, RegionMessage, WithdrawRegion
+from gangway.executor.peer import Peer
+from gangway.executor.regions import OfferRegion, RegionMapped, RegionMessage, WithdrawRegion
 from gangway.executor.slots import place_in_region
 from gangway.server.models.served import Shapes
 from gangway.server.models.tensors import Tensor
@@ -37,8 +38,8 @@ _log = logging.getLogger(__name__)
 class Mappings:
     """Safe for threads. One lock for what regions say of themselves (`offered`, `mapped`, `closed`)."""
 
-    def __init__(self, channel: RegionChannel, lost: LostRegions) -> None:
-        self._channel = channel
+    def __init__(self, supervisor: Peer[RegionMessage], lost: LostRegions) -> None:
+        self._supervisor = supervisor
         self._lost = lost
         self._lock = threading.Lock()
         self._tokens = 0
@@ -91,7 +92,7 @@ class Mappings:
         while True:
             message, descriptor = self._unsent.get()
             try:
-                self._channel.send(message, descriptor if descriptor >= 0 else None)
+                self._supervisor.send(message, descriptor, wait=True)
             except (BrokenPipeError, ConnectionError):
                 return  # the supervisor is gone, and this process is about to be
             except OSError as error:
@@ -105,7 +106,7 @@ class Mappings:
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                message, _ = self._channel.receive()
+                message, _ = self._supervisor.wait()
                 if isinstance(message, RegionMapped):
                     self._answered(message.token, message.number)
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+from gangway.executor.peer import peer_sockets
 from gangway.server import messages as json_dataclass
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child, KeptProcess
@@ -22,7 +23,7 @@ class ExporterControl:
     def __init__(self, config: TraceConfig, log: ServerLog) -> None:
         self.config = config
         self._log = log
-        self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours, self._theirs = peer_sockets()
         self._kept = KeptProcess(
             "trace exporter", self._launch, self._ended, prepare=lambda: asyncio.sleep(RESTART_SECONDS)
         )

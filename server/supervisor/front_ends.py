@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from gangway.artifact.host_limits import process_limit
+from gangway.executor.peer import peer_sockets
 from gangway.executor.process import take_precedence
-from gangway.scheduler.messages import packet_pair
 from gangway.server import counters as layout
 from gangway.server.addresses import UNIX, port_of, socket_address
 from gangway.server.log_settings import LogSettings
@@ -41,15 +41,14 @@ from gangway.server.messages import (
     ShapeWanted,
     VariantGone,
     VariantReady,
-    from_json,
-    to_json,
+    front_end_peer,
 )
 from gangway.server.options.grpc import GrpcOptions
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.statistics import StatisticsTable
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.log import ServerLog
-from gangway.server.supervisor.processes import Child, KeptProcess, Link, pin
+from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, KeptProcess, pin
 from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import FRONT_END, SLOTS, Placement, SharedMemory
@@ -91,12 +90,12 @@ class FrontEndProcess:
         self.kept = KeptProcess(name, lambda: launch(self), self._has_ended, lambda: prepare(self), self._begun)
         self._our_end: socket.socket | None = None
         self._known: tuple[FrontEndMessage, ...] = ()
-        self._link: Link[FrontEndMessage] | None = None
+        self._peer: AsyncPeer[FrontEndMessage] | None = None
 
     def start_with(self, options: FrontEndOptions, known: Iterable[FrontEndMessage]) -> "subprocess.Popen[bytes]":
         """Start a process, which is told what is known. Raises OSError."""
         self._known = tuple(known)
-        self._our_end, theirs = packet_pair()
+        self._our_end, theirs = peer_sockets()
         with theirs, self._log.of_child(self.name) as stderr:
             options = replace(options, supervisor_fd=theirs.fileno())
             process = options.start(stderr)
@@ -106,7 +105,9 @@ class FrontEndProcess:
 
     def _begun(self) -> None:
         assert self._our_end is not None, "it has been launched"
-        self._link = Link(self._our_end, to_json, from_json, lambda message: self._hear(self, message))
+        self._peer = AsyncPeer(
+            front_end_peer(self._our_end), lambda message, _: self._hear(self, message), on_overflow=self._overflows
+        )
         for message in self._known:
             self.send(message)
         self._our_end, self._known = None, ()
@@ -119,12 +120,21 @@ class FrontEndProcess:
     @property
     def is_up(self) -> bool:
         """Whether there is a process, as far as is known."""
-        return self._link is not None
+        return self._peer is not None
 
     def send(self, message: FrontEndMessage) -> None:
         """Tell it something; a dead one's successor will be told everything."""
-        if self._link is not None:
-            self._link.send(message)
+        if self._peer is not None:
+            self._peer.send(message)
+
+    def _overflows(self) -> None:
+        _log.error(
+            "the %s (process %d) has not read its last %d control messages; it is killed and replaced",
+            self.name,
+            self.pid,
+            MAX_UNSENT,
+        )
+        self.kept.kill()
 
     async def end(self, timeout_seconds: float) -> bool:
         """Return when the process has ended, which is killed if that takes too long; False if requests were left."""
@@ -136,9 +146,9 @@ class FrontEndProcess:
         return child.returncode == 0 or not self.listened
 
     def _has_ended(self, child: Child) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._peer is not None:
+            self._peer.finish()
+            self._peer = None
         self._ended(self, child)
 
 

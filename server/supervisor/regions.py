@@ -6,7 +6,6 @@ it is ready, so a request never meets one that lacks its region. A region that i
 front ends) is mapped once.
 """
 
-import asyncio
 import logging
 import os
 import socket
@@ -18,86 +17,21 @@ from typing import Final
 
 from gangway.executor import _native
 from gangway.executor.control import LostRegions
+from gangway.executor.peer import close_descriptor, peer_sockets
 from gangway.executor.regions import (
     AllMapped,
     MapRegion,
     OfferRegion,
-    RegionChannel,
     RegionDone,
     RegionMapped,
     RegionMessage,
     UnmapRegion,
     WithdrawRegion,
-    channel_pair,
+    region_peer,
 )
+from gangway.server.supervisor.processes import AsyncPeer
 
-# The supervisor's end of a socket for messages about regions, driven by the event loop.
-
-Hear = Callable[[RegionMessage, int], None]  # a message, and the descriptor that came with it or -1: the hearer's
-BATCH = 64
 _log = logging.getLogger(__name__)
-
-
-class Peer:
-    """Sends without blocking, in order. A peer that is gone is no error: its end is noticed elsewhere."""
-
-    def __init__(self, end: socket.socket, hear: Hear) -> None:
-        end.setblocking(False)
-        self._channel = RegionChannel(end)
-        self._hear = hear
-        self._unsent: deque[tuple[RegionMessage, int | None]] = deque()
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._channel.fileno(), self._read)
-        self._open = True
-
-    def send(self, message: RegionMessage, descriptor: int | None = None) -> None:
-        """Send now, or as soon as there is room. The descriptor is copied when it is sent, and closed by nobody."""
-        self._unsent.append((message, descriptor))
-        if len(self._unsent) == 1:
-            self._flush()
-
-    def close(self) -> None:
-        """Close this end; what was said and not heard is lost."""
-        if self._open:
-            self._open = False
-            self._loop.remove_reader(self._channel.fileno())
-            self._loop.remove_writer(self._channel.fileno())
-            self._channel.close()
-
-    def _flush(self) -> None:
-        while self._open and self._unsent:
-            try:
-                self._channel.send(*self._unsent[0])
-            except BlockingIOError:
-                self._loop.add_writer(self._channel.fileno(), self._flush)
-                return
-            except OSError:
-                self._unsent.clear()
-                break
-            self._unsent.popleft()
-        if self._open:
-            self._loop.remove_writer(self._channel.fileno())
-
-    def _read(self) -> None:
-        for _ in range(BATCH):  # then others have their turn; the loop calls again as long as there is more
-            if not self._open:
-                return
-            try:
-                self._hear(*self._channel.receive())
-            except BlockingIOError:
-                return
-            except EOFError:
-                self._loop.remove_reader(self._channel.fileno())
-                return
-            except ValueError:
-                _log.exception("a message about a region makes no sense")
-
-
-def close_quietly(descriptor: int) -> None:
-    """Close a descriptor that came with a message, if one did."""
-    if descriptor >= 0:
-        os.close(descriptor)
-
 
 # Orders about regions to one worker process: each is sent when the one before has been answered.
 
@@ -109,7 +43,7 @@ class WorkerOrders:
     """At most two for each number wait here, and one is under way: neither sockets nor descriptors pile up."""
 
     def __init__(self, end: socket.socket) -> None:
-        self._peer = Peer(end, self._heard)
+        self._peer = AsyncPeer(region_peer(end), self._heard)
         self._waiting: deque[tuple[Order, int | None, Answered]] = deque()  # the first one has been sent
 
     def add(self, order: Order, descriptor: int | None, answered: Answered) -> None:
@@ -128,10 +62,10 @@ class WorkerOrders:
 
     def _send(self) -> None:
         order, descriptor, _ = self._waiting[0]
-        self._peer.send(order, descriptor)
+        self._peer.send(order, -1 if descriptor is None else descriptor)
 
     def _heard(self, message: RegionMessage, descriptor: int) -> None:
-        close_quietly(descriptor)
+        close_descriptor(descriptor)
         if not isinstance(message, RegionDone) or not self._waiting:
             raise ValueError(f"unexpected {message}")
         _, _, answered = self._waiting.popleft()
@@ -174,11 +108,11 @@ class RegionRegistry:
         self._lost = lost
         self._regions: dict[int, _Shared] = {}  # by number
         self._workers: dict[int, WorkerOrders] = {}
-        self._front_ends: dict[int, Peer] = {}
+        self._front_ends: dict[int, AsyncPeer[RegionMessage]] = {}
 
     def worker(self, index: int) -> socket.socket:
         """Return what a new worker process inherits (the caller closes it). Its predecessor, if any, is dead."""
-        ours, theirs = channel_pair()
+        ours, theirs = peer_sockets()
         if index in self._workers:
             self._workers[index].close()
         orders = self._workers[index] = WorkerOrders(ours)
@@ -203,8 +137,10 @@ class RegionRegistry:
             self._front_ends[index].close()
         for region in list(self._regions.values()):
             self._release(region, {holder for holder in region.holders if holder[0] == index})
-        ours, theirs = channel_pair()
-        self._front_ends[index] = Peer(ours, lambda message, descriptor: self._heard(index, message, descriptor))
+        ours, theirs = peer_sockets()
+        self._front_ends[index] = AsyncPeer(
+            region_peer(ours), lambda message, descriptor: self._heard(index, message, descriptor)
+        )
         return theirs
 
     def close(self) -> None:
@@ -227,7 +163,7 @@ class RegionRegistry:
                 for region in list(self._regions.values()):
                     self._release(region, {(front_end, token)} & region.holders)
             case _:
-                close_quietly(descriptor)
+                close_descriptor(descriptor)
                 raise ValueError(f"unexpected {message}")
 
     def _offered(self, holder: tuple[int, int], offer: OfferRegion, descriptor: int) -> None:

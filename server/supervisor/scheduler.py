@@ -8,16 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from gangway.executor.peer import peer_sockets
 from gangway.scheduler import messages as slow
-from gangway.scheduler.messages import packet_pair
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.log_settings import LogSettings
 from gangway.server.supervisor.log import ServerLog
-from gangway.server.supervisor.processes import Child, KeptProcess, Link, pin
+from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, KeptProcess, pin
 from gangway.server.supervisor.shared_memory import SLOTS, Placement, SharedMemory
 
 _log = logging.getLogger(__name__)
-LinkToScheduler = Link[slow.ControlMessage]
 
 
 class ModelLoadError(Exception):
@@ -61,7 +60,7 @@ class SchedulerControl:
         self._unloads: dict[int, asyncio.Future[None]] = {}  # those that somebody waits for
         self._quieting: dict[int, asyncio.Future[None]] = {}  # by front end
         self._missing: set[int] = set()  # workers that have no successor yet
-        self._link: LinkToScheduler | None = None
+        self._peer: AsyncPeer[slow.ControlMessage] | None = None
         self.on_worker_stuck: Callable[[int, int], None] = lambda core, pid: None
         self.on_model_unloaded: Callable[[int], None] = lambda model_id: None
         self.on_model_lost: Callable[[int, str, bool], None] = lambda model_id, reason, at_fault: None
@@ -72,7 +71,7 @@ class SchedulerControl:
         self.process.start()
 
     def _launch(self) -> "subprocess.Popen[bytes]":
-        self._our_end, theirs = packet_pair()
+        self._our_end, theirs = peer_sockets()
         levels = self._log.settings.levels.to_number()
         with theirs, self._log.of_child("scheduler") as stderr:
             plan = replace(self._plan, supervisor_fd=theirs.fileno(), log_levels=levels)
@@ -83,7 +82,7 @@ class SchedulerControl:
     def _begun(self) -> None:
         assert self._our_end is not None, "it has been launched"
         bell = self._memory.control.scheduler_bell
-        self._link = LinkToScheduler(self._our_end, slow.encode, slow.decode, self._heard, bell.ring_for_letter)
+        self._peer = AsyncPeer(slow.control_peer(self._our_end), self._heard, bell.ring_for_letter, self._overflows)
         for spec in self._specs.values():
             self._send(spec)
         self._send(slow.Begin())
@@ -180,10 +179,10 @@ class SchedulerControl:
             await self.process.child.wait(timeout_seconds)
 
     def _send(self, message: slow.ControlMessage) -> None:
-        if self._link is not None:
-            self._link.send(message)
+        if self._peer is not None:
+            self._peer.send(message)
 
-    def _heard(self, message: slow.ControlMessage) -> None:
+    def _heard(self, message: slow.ControlMessage, descriptor: int) -> None:
         match message:
             case slow.ModelLoaded(model_id):
                 self._settle(model_id, None)
@@ -211,6 +210,14 @@ class SchedulerControl:
             case _:
                 raise ValueError(f"unexpected {message}")
 
+    def _overflows(self) -> None:
+        _log.error(
+            "the scheduler (process %d) has not read its last %d control messages; it is killed and replaced",
+            self.pid,
+            MAX_UNSENT,
+        )
+        self.process.kill()
+
     def _forget(self, model_id: int) -> None:
         """Its number is free again when ModelUnloaded has come."""
         self._specs.pop(model_id, None)
@@ -229,7 +236,7 @@ class SchedulerControl:
             done.set_exception(error)
 
     def _ended(self, child: Child) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._peer is not None:
+            self._peer.finish()
+            self._peer = None
         self._memory.control.server_block.scheduler_restarted()

@@ -5,18 +5,18 @@ from contextlib import closing
 
 import pytest
 
+from gangway.executor.peer import peer_sockets
 from gangway.executor.regions import (
     REGION_MESSAGE_BYTES,
     AllMapped,
     MapRegion,
     OfferRegion,
-    RegionChannel,
     RegionDone,
     RegionMapped,
     UnmapRegion,
     WithdrawRegion,
-    channel_pair,
     pack_region_message,
+    region_peer,
     unpack_region_message,
 )
 
@@ -26,8 +26,8 @@ WITH_DESCRIPTOR = [OfferRegion(LARGE, 2, LARGE), MapRegion(3, 4096, 5)]
 
 
 @pytest.fixture
-def channels():
-    ends = [RegionChannel(end) for end in channel_pair()]
+def peers():
+    ends = [region_peer(end) for end in peer_sockets()]
     with closing(ends[0]), closing(ends[1]):
         yield ends
 
@@ -45,30 +45,30 @@ def test_what_is_no_message(raw):
         unpack_region_message(raw)
 
 
-def test_a_descriptor_is_handed_over(channels, tmp_path):
-    ours, theirs = channels
+def test_a_descriptor_is_handed_over(peers, tmp_path):
+    ours, theirs = peers
     path = tmp_path / "file"
     path.write_bytes(b"content")
     descriptor = os.open(path, os.O_RDONLY)
     ours.send(WITH_DESCRIPTOR[0], descriptor)
     ours.send(PLAIN[0])
     os.close(descriptor)
-    message, received = theirs.receive()
+    message, received = theirs.receive_with_descriptor()
     assert message == WITH_DESCRIPTOR[0]
     assert not os.get_inheritable(received)
     assert os.pread(received, 100, 0) == b"content"
     os.close(received)
-    assert theirs.receive() == (PLAIN[0], -1)
+    assert theirs.receive_with_descriptor() == (PLAIN[0], -1)
     ours.close()
     with pytest.raises(EOFError):
-        theirs.receive()
+        theirs.receive_with_descriptor()
 
 
 @pytest.mark.parametrize(("message", "has_descriptor"), [(PLAIN[0], True), (WITH_DESCRIPTOR[0], False)])
-def test_a_descriptor_too_many_or_too_few(channels, message, has_descriptor):
-    ours, theirs = channels
+def test_a_descriptor_too_many_or_too_few(peers, message, has_descriptor):
+    ours, theirs = peers
     before = len(os.listdir("/proc/self/fd"))
-    ours.send(message, 0 if has_descriptor else None)
+    ours.send(message, 0 if has_descriptor else -1)
     with pytest.raises(ValueError, match="with the descriptor"):
-        theirs.receive()
+        theirs.receive_with_descriptor()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -18,11 +18,11 @@ from gangway.executor import _native
 from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import LeaseProgress
+from gangway.executor.peer import peer_sockets
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.loop import LiveScheduler
-from gangway.scheduler.messages import PacketSocket, packet_pair
 from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
@@ -65,10 +65,10 @@ class Server:
         )
 
     def start_scheduler(self) -> None:
-        ours, theirs = packet_pair()
+        ours, theirs = peer_sockets()
         self.scheduler = start_scheduler(replace(self._scheduler_plan, supervisor_fd=theirs.fileno()))
         theirs.close()
-        self.link = PacketSocket[slow.ControlMessage](ours, slow.encode, slow.decode)
+        self.link = slow.control_peer(ours)
         for message in (*self.specs, slow.Begin()):
             self.tell(message)
 
@@ -248,7 +248,7 @@ class ScriptedServer(Server):
 
     def start_scheduler(self) -> None:
         self.script = self.policy()
-        ours, theirs = (PacketSocket[slow.ControlMessage](end, slow.encode, slow.decode) for end in packet_pair())
+        ours, theirs = (slow.control_peer(end) for end in peer_sockets())
         self.link = ours
         self._theirs = theirs
         folder = self._plans[0].cache_dir

@@ -5,15 +5,15 @@ import typing
 
 import pytest
 
+from gangway.executor.peer import peer_sockets
 from gangway.scheduler.messages import (
     Begin,
     ControlMessage,
     LoadModel,
-    PacketSocket,
     WorkerDied,
+    control_peer,
     decode,
     encode,
-    packet_pair,
 )
 
 LOAD = LoadModel(3, 'a "name"\n', "ab" * 32, layers=7, max_ranks=2, arena_bytes=1 << 40, max_rows=8)
@@ -39,7 +39,7 @@ def test_anything_else_is_refused(packet: bytes) -> None:
 
 
 def test_packets_keep_their_borders_and_never_block() -> None:
-    left, right = (PacketSocket[ControlMessage](end, encode, decode) for end in packet_pair())
+    left, right = (control_peer(end) for end in peer_sockets())
     assert left.receive() is None
     for message in (LOAD, WorkerDied(1, 99), Begin()):
         right.send(message)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangway.artifact.format import TensorSpec
+from gangway.executor.peer import MAX_MESSAGE_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
-from gangway.server.messages import MAX_MESSAGE_BYTES, ModelUnavailable, to_json
+from gangway.server.messages import ModelUnavailable, to_json
 from gangway.server.models.config import buckets_of
 from gangway.server.models.settings import ModelLimits, RateLimits, label_files
 from gangway.server.repository.completion import complete_config, max_rows

@@ -1,6 +1,7 @@
 import pytest
 
 from gangway.artifact.format import TensorSpec
+from gangway.executor.peer import MAX_MESSAGE_BYTES
 from gangway.server import messages
 from gangway.server.log_settings import LogSettings
 from gangway.server.tracing.settings import TraceOverrides
@@ -37,7 +38,7 @@ REGION = messages.RegionChange("register", "é", "/key", 64, 1 << 63, 1 << 40)
 def test_round_trip(message: messages.FrontEndMessage) -> None:
     data = messages.to_json(message)
     assert messages.from_json(data) == message
-    assert len(data) < messages.MAX_MESSAGE_BYTES
+    assert len(data) < MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize(

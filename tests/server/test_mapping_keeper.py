@@ -11,16 +11,17 @@ import pytest
 
 from gangway.executor import _native
 from gangway.executor.control import LOST_REGIONS_BYTES, LostRegions
+from gangway.executor.peer import close_descriptor
 from gangway.executor.regions import (
     AllMapped,
     MapRegion,
     OfferRegion,
-    RegionChannel,
     RegionDone,
     RegionMapped,
     RegionMessage,
     UnmapRegion,
     WithdrawRegion,
+    region_peer,
 )
 from gangway.executor.segment import Segment
 from gangway.server.supervisor.regions import RegionRegistry
@@ -33,25 +34,20 @@ class End:
     """A worker's or front end's end of a socket."""
 
     def __init__(self, end: socket.socket) -> None:
-        end.setblocking(False)
-        self.channel = RegionChannel(end)
+        self.peer = region_peer(end)
 
     async def heard(self) -> list[RegionMessage]:
         """Return what has been said since the last time."""
         for _ in range(TURNS):
             await asyncio.sleep(0)
         messages = []
-        while True:
-            try:
-                message, descriptor = self.channel.receive()
-            except BlockingIOError:
-                return messages
-            if descriptor >= 0:
-                os.close(descriptor)
-            messages.append(message)
+        while (received := self.peer.receive_with_descriptor()) is not None:
+            close_descriptor(received[1])
+            messages.append(received[0])
+        return messages
 
     def done(self, ok: int = 1) -> None:
-        self.channel.send(RegionDone(ok))
+        self.peer.send(RegionDone(ok))
 
 
 class Bench:
@@ -69,7 +65,7 @@ class Bench:
     def close(self) -> None:
         self.keeper.close()
         for end in (*self.workers, self.front_end):
-            end.channel.close()
+            end.peer.close()
         self._segment.close()
 
     async def begin(self) -> None:
@@ -79,7 +75,7 @@ class Bench:
 
     def restart(self, index: int) -> End:
         """Let a worker die and start again."""
-        self.workers[index].channel.close()
+        self.workers[index].peer.close()
         self.workers[index] = End(self.keeper.worker(index))
         return self.workers[index]
 
@@ -87,7 +83,7 @@ class Bench:
         path = self._folder / (name or str(token))
         path.touch()
         descriptor = os.open(path, os.O_RDWR)
-        self.front_end.channel.send(OfferRegion(token, 0, size_bytes), descriptor)
+        self.front_end.peer.send(OfferRegion(token, 0, size_bytes), descriptor)
         os.close(descriptor)
 
     async def map(self, token: int, name: str = "") -> int:
@@ -126,7 +122,7 @@ def test_a_number_is_told_when_all_workers_have_mapped(tmp_path: Path) -> None:
         assert await bench.front_end.heard() == []
         second.done()
         assert await bench.front_end.heard() == [RegionMapped(5, 1)]
-        bench.front_end.channel.send(WithdrawRegion(5))
+        bench.front_end.peer.send(WithdrawRegion(5))
         assert await first.heard() == await second.heard() == [UnmapRegion(1)]
 
     run(tmp_path, test)
@@ -148,9 +144,9 @@ def test_a_region_that_is_offered_twice_is_mapped_once(tmp_path: Path) -> None:
         assert await bench.map(1, "file") == 1
         bench.offer(2, "file")
         assert await bench.front_end.heard() == [RegionMapped(2, 1)]
-        bench.front_end.channel.send(WithdrawRegion(1))
+        bench.front_end.peer.send(WithdrawRegion(1))
         assert await bench.workers[0].heard() == []
-        bench.front_end.channel.send(WithdrawRegion(2))
+        bench.front_end.peer.send(WithdrawRegion(2))
         assert await bench.workers[0].heard() == [UnmapRegion(1)]
 
     run(tmp_path, test)
@@ -159,7 +155,7 @@ def test_a_region_that_is_offered_twice_is_mapped_once(tmp_path: Path) -> None:
 def test_a_number_is_not_used_again_before_all_have_unmapped(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
         assert await bench.map(1) == 1
-        bench.front_end.channel.send(WithdrawRegion(1))
+        bench.front_end.peer.send(WithdrawRegion(1))
         first, second = bench.workers
         assert await first.heard() == await second.heard() == [UnmapRegion(1)]
         first.done()
@@ -182,7 +178,7 @@ def test_withdrawn_while_a_new_worker_maps_it(tmp_path: Path) -> None:
         assert await bench.map(1) == 1
         second = bench.restart(1)
         assert await second.heard() == [MapRegion(1, 0, 4096)]
-        bench.front_end.channel.send(WithdrawRegion(1))
+        bench.front_end.peer.send(WithdrawRegion(1))
         assert await bench.workers[0].heard() == [UnmapRegion(1)]
         bench.workers[0].done()
         second.done()
@@ -246,7 +242,7 @@ def test_a_region_that_is_lost_is_not_lent_again(tmp_path: Path) -> None:
 def test_a_front_end_that_has_died_holds_nothing(tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
         assert await bench.map(1) == 1
-        bench.front_end.channel.close()
+        bench.front_end.peer.close()
         assert await bench.workers[0].heard() == []  # its requests may still run
         bench.front_end = End(bench.keeper.front_end(FRONT_END))
         assert await bench.workers[0].heard() == [UnmapRegion(1)]
@@ -269,8 +265,8 @@ def test_there_are_not_more_than_so_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize("message", [RegionMapped(1, 1), RegionDone(1), UnmapRegion(1)], ids=str)
 def test_what_makes_no_sense_changes_nothing(tmp_path: Path, message: RegionMessage) -> None:
     async def test(bench: Bench) -> None:
-        bench.front_end.channel.send(message)
-        bench.workers[0].channel.send(message)
+        bench.front_end.peer.send(message)
+        bench.workers[0].peer.send(message)
         assert await bench.map(1) == 1
 
     run(tmp_path, test)
