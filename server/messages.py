@@ -11,123 +11,16 @@ front end is told before it listens.
 """
 
 import json
-import os
 import socket
-import subprocess
-import sys
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from enum import Enum
-from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.executor.peer import Peer
 from gangway.scheduler.messages import tuples
 from gangway.server.log_settings import LogSettings
-from gangway.server.options.serve_options import ServeOptions
 from gangway.server.tracing.settings import TraceOverrides
-
-# Frozen dataclasses to JSON and back, nested ones too: how a process gets all its options, on standard input.
-#
-# Not as an argument: every user of the machine can read those, and options may hold a secret.
-
-Kind = TypeVar("Kind")
-
-
-def dumps(value: Any) -> str:
-    """Return a dataclass as JSON. Its values may be dataclasses, tuples, None, paths, enums and what JSON has."""
-    return json.dumps(asdict(value), default=str, separators=(",", ":"))
-
-
-@contextmanager
-def as_stdin(value: Any) -> Iterator[int]:
-    """Yield a descriptor for the standard input of a process that calls `from_stdin`."""
-    descriptor = os.memfd_create("options")
-    try:
-        os.pwrite(descriptor, dumps(value).encode(), 0)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def from_stdin(kind: type[Kind]) -> Kind:
-    """Return what whoever has started this process gave to `as_stdin`. Raises ValueError for anything else."""
-    return loads(kind, sys.stdin.read())
-
-
-def loads(kind: type[Kind], text: str) -> Kind:
-    """Return what `dumps` wrote of a `kind`. Raises ValueError for anything else."""
-    try:
-        made: Kind = _make(kind, json.loads(text))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a {kind.__name__}: {error}") from error
-    return made
-
-
-def _make(kind: Any, value: Any) -> Any:
-    """Return what stands for `value`, as a `kind`: JSON has no tuples, paths and enums."""
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        return kind(**{name: _make(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
-    arguments = get_args(kind)
-    origin = get_origin(kind)
-    if origin is tuple:
-        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(_make(each, item) for each, item in zip(kinds, value, strict=True))
-    if origin in (Union, types.UnionType):
-        (other,) = (each for each in arguments if each is not types.NoneType)
-        return None if value is None else _make(other, value)
-    if isinstance(kind, type) and issubclass(kind, (Path, Enum)):
-        return kind(value)
-    return value
-
-
-# How a front-end process is started: one dataclass, on its standard input.
-#
-# `serve` is all that the command line of `gangway serve` said, so a flag that matters here needs no further step: the
-# front end reads it as `options.serve.GROUP.VALUE`. The other fields are what the supervisor adds.
-
-
-@dataclass(frozen=True)
-class FrontEndOptions:
-    """The descriptors are inherited; the io segment begins with `slots` request slots, its heap follows.
-
-    `index` is the front end's number in the control segment, `address` is where gRPC listens, "host:port" (port 0: any;
-    a successor gets its predecessor's). At most `slots` requests are in flight, whatever comes on top is answered
-    UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere). `statistics_fd`:
-    the table in which it counts (-1: in its own memory). `other_io_fds`: the io segments of other front ends.
-    `regions_fd`: for having workers map regions (-1: they do not). `thread_share`: see `thread_share.py`.
-    """
-
-    index: int
-    control_fd: int
-    io_fd: int
-    supervisor_fd: int
-    slots: int
-    address: str
-    spin_us: int = 0
-    trace_fd: int = -1
-    regions_fd: int = -1
-    statistics_fd: int = -1
-    other_io_fds: tuple[int, ...] = ()
-    thread_share: float = 1.0
-    serve: ServeOptions = field(default_factory=ServeOptions)
-
-    def start(self, stderr: int | None = None) -> "subprocess.Popen[bytes]":
-        """Start the process. `stderr`: a descriptor for its log, None for the standard error of this process."""
-        command = [sys.executable, "-m", "gangway.server.front_end.process"]
-        with as_stdin(self) as stdin:
-            return subprocess.Popen(command, pass_fds=self.descriptors, stdin=stdin, stderr=stderr)
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """What the process must inherit."""
-        optional = [fd for fd in (self.trace_fd, self.regions_fd, self.statistics_fd) if fd >= 0]
-        return (self.control_fd, self.io_fd, self.supervisor_fd, *self.other_io_fds, *optional)
-
 
 OK = "OK"  # the name of a gRPC status
 UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses, or how that begins
@@ -135,6 +28,12 @@ DUPLICATE = "model appears in two or more repositories"  # Triton's words, on wh
 WHOLE_MODEL = -1  # in place of a version: what is said concerns the model, which has no usable version at all
 MAX_VERSION = (1 << 63) - 1  # as in Triton
 CallKind = Literal["index", "load", "unload"]
+
+
+def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]:
+    """Return the names of the inputs' dimensions that are neither fixed nor the batch, each once."""
+    names = [name for spec in inputs for name in spec.symbols[batched:] if name]
+    return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
@@ -168,6 +67,11 @@ class ModelReady:
     isolated_us: float = 0.0
     initial_states: tuple[tuple[str, str], ...] = ()
     statistics_row: int = -1
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of its symbolic dimensions, see `open_symbols`."""
+        return open_symbols(self.inputs, self.batched)
 
 
 @dataclass(frozen=True)
@@ -210,7 +114,7 @@ class VariantReady:
     """A model that is READY is compiled for these sizes of its symbolic dimensions, under a number of its own.
 
     `inputs` and `outputs` are those of the compiled model, which computes up to `max_rows` rows. `sizes` are in the
-    order of `models.open_symbols`.
+    order of `ModelReady.symbols`.
     """
 
     model_id: int

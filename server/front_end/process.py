@@ -24,7 +24,7 @@ from gangway.executor.process import die_with_parent, take_short_turns
 from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
-from gangway.server import messages as json_dataclass
+from gangway.server import json_dataclass
 from gangway.server.addresses import TlsError, forget, is_taken, why_not_listening
 from gangway.server.errors import RequestError
 from gangway.server.front_end.inference import Inference, ResponseCache
@@ -37,6 +37,7 @@ from gangway.server.front_end.shape_watch import ShapeWatch
 from gangway.server.front_end.shared import Peers, Shared
 from gangway.server.front_end.supervisor_calls import Changes, LogAnswers, RepositoryCalls, TraceAnswers
 from gangway.server.front_end.tracing import Tracer
+from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc.server import GrpcFrontEnd
 from gangway.server.grpc.streams import StreamLimits, Streams
 from gangway.server.log_settings import LogSettings
@@ -47,7 +48,6 @@ from gangway.server.messages import (
     Change,
     Drain,
     FrontEndMessage,
-    FrontEndOptions,
     InitialLoadDone,
     Listening,
     ModelReady,

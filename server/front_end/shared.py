@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
-from gangway.server.messages import FrontEndOptions
+from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.models.served import own_statistics
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import Statistics, StatisticsTable

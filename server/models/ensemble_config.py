@@ -124,3 +124,21 @@ def _never_ready(steps: Sequence[StepConfig], inputs: Sequence[str]) -> Iterator
             ready.update(waiting.pop(index).output_map.values())
     for index, step in waiting.items():
         yield index, next(tensor for tensor in step.input_map.values() if tensor not in ready)
+
+
+def longest_after(times_us: Sequence[float], followers: Sequence[Sequence[int]]) -> tuple[float, ...]:
+    """Return for each step the time of the longest chain after it: its own time is not part of it.
+
+    `followers`: for each step those that cannot begin before it has ended; they are in no circle.
+    """
+    found: dict[int, float] = {}
+    waiting = list(range(len(times_us)))
+    while waiting:
+        step = waiting[-1]
+        missing = [after for after in followers[step] if after not in found]
+        if missing:
+            waiting += missing
+            continue
+        found[step] = max((times_us[after] + found[after] for after in followers[step]), default=0.0)
+        waiting.pop()
+    return tuple(found[step] for step in range(len(times_us)))

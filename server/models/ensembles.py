@@ -12,7 +12,7 @@ from typing import TypeAlias
 import grpc
 
 from gangway.server.errors import RequestError
-from gangway.server.models.ensemble_config import LATEST, MAX_DEPTH, MAX_STEPS
+from gangway.server.models.ensemble_config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
 from gangway.server.models.served import Models, ServedModel
 
 TensorName: TypeAlias = tuple[str, ...]
@@ -88,24 +88,6 @@ class Graph:
     def remaining_us(self) -> tuple[float, ...]:
         """For each step how long the longest chain of the steps after it takes, at least, as far as that is known."""
         return longest_after([step.model.isolated_us for step in self.steps], self.followers)
-
-
-def longest_after(times_us: Sequence[float], followers: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    """Return for each step the time of the longest chain after it: its own time is not part of it.
-
-    `followers`: for each step those that cannot begin before it has ended; they are in no circle.
-    """
-    found: dict[int, float] = {}
-    waiting = list(range(len(times_us)))
-    while waiting:
-        step = waiting[-1]
-        missing = [after for after in followers[step] if after not in found]
-        if missing:
-            waiting += missing
-            continue
-        found[step] = max((times_us[after] + found[after] for after in followers[step]), default=0.0)
-        waiting.pop()
-    return tuple(found[step] for step in range(len(times_us)))
 
 
 class Graphs:

@@ -154,7 +154,7 @@ class ServedModel:
             batched=message.batched,
             max_batch_size=message.max_batch_size,
             max_rows=message.max_rows,
-            symbols=open_symbols(message.inputs, message.batched),
+            symbols=message.symbols,
             compiled={} if whole else {(): Compiled(layout, message.outputs, message.max_rows)},
             qos_us=message.qos_us,
             load_seconds=message.load_seconds,
@@ -192,12 +192,6 @@ class ServedModel:
     def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the sizes of the model's symbols, in their order; -1 where only an input has it that was left out."""
         return tuple(sizes.get(symbol, -1) for symbol in self.symbols)
-
-
-def open_symbols(inputs: Sequence[TensorSpec], batched: bool) -> tuple[str, ...]:
-    """Return the names of the inputs' dimensions that are neither fixed nor the batch, each once."""
-    names = [name for spec in inputs for name in spec.symbols[batched:] if name]
-    return tuple(dict.fromkeys(names))
 
 
 def item_bytes(datatype: str) -> int:

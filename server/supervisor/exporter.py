@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from gangway.executor.peer import peer_sockets
-from gangway.server import messages as json_dataclass
+from gangway.server import json_dataclass
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child, KeptProcess
 from gangway.server.tracing.exporter import STOP

@@ -15,6 +15,7 @@ from gangway.executor.peer import peer_sockets
 from gangway.executor.process import take_precedence
 from gangway.server import counters as layout
 from gangway.server.addresses import UNIX, port_of, socket_address
+from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.log_settings import LogSettings
 from gangway.server.messages import (
     OK,
@@ -26,7 +27,6 @@ from gangway.server.messages import (
     Change,
     Drain,
     FrontEndMessage,
-    FrontEndOptions,
     InitialLoadDone,
     Listening,
     ModelReady,

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from gangway.executor.logs import LogLevels, ProcessLog
 from gangway.executor.process import die_with_parent
-from gangway.server import messages as json_dataclass
+from gangway.server import json_dataclass
 from gangway.server.tracing.record import TensorRecord, TraceRecord, decode
 from gangway.server.tracing.settings import OPENTELEMETRY, TraceConfig
 

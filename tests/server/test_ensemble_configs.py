@@ -9,8 +9,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.messages import WHOLE_MODEL
 from gangway.server.models.config import check_supported
-from gangway.server.models.ensemble_config import check_ensemble, is_ensemble
-from gangway.server.models.ensembles import longest_after
+from gangway.server.models.ensemble_config import check_ensemble, is_ensemble, longest_after
 from gangway.server.repository.ensembles import check_members, load_order
 from gangway.server.repository.repository import BrokenModel, ModelVersion, read_model
 from tests.server.ensembles import Step, config_of, write

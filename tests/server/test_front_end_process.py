@@ -21,12 +21,12 @@ from gangway.executor.messages import unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.messages import (
     AllKnown,
     BindFailed,
     Drain,
     FrontEndMessage,
-    FrontEndOptions,
     InitialLoadDone,
     Listening,
     ModelReady,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gangway.server import messages as json_dataclass
-from gangway.server.messages import FrontEndOptions
+from gangway.server import json_dataclass
+from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.options.command_line import parse_options
 
 

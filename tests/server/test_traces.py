@@ -23,7 +23,7 @@ from benchmarks.load import raw_channel, raw_infer
 from benchmarks.processes import command_of, descendants_of
 from benchmarks.reference import example_of
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server import messages as json_dataclass
+from gangway.server import json_dataclass
 from gangway.server.options.command_line import parse_options
 from gangway.server.tracing.exporter import TraceFile
 from gangway.server.tracing.record import TraceRecord
