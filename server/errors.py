@@ -22,9 +22,23 @@ class ConfigError(ValueError):
         super().__init__(shortened(message, MAX_REASON_CHARACTERS))
 
 
-MAX_DETAIL_CHARACTERS = (
-    1000  # the details travel in an HTTP/2 header of limited size, and may quote the client's own words
-)
+class CompileError(Exception):
+    """The model cannot be compiled; the message says why. `is_final`: another attempt would not succeed either."""
+
+    def __init__(self, message: str, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
+
+
+class ModelLoadError(Exception):
+    """The model cannot be served; the message says why."""
+
+
+# Why a model cannot be loaded. ConfigError is a ValueError; a thread that cannot be started is a RuntimeError.
+LOAD_ERRORS = (CompileError, ModelLoadError, ValueError, OSError, RuntimeError)
+
+# The details travel in an HTTP/2 header of limited size, and may quote the client's own words.
+MAX_DETAIL_CHARACTERS = 1000
 
 
 class RequestError(Exception):

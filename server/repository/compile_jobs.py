@@ -25,7 +25,8 @@ from gangway.artifact.format import Manifest
 from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.executor.process import give_way, give_way_less
 from gangway.scheduler.watchdog import Blame
-from gangway.server.repository.repository import Stamp
+from gangway.server.errors import CompileError
+from gangway.server.repository.entries import Stamp
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child
 
@@ -77,14 +78,6 @@ LIMIT_SECONDS_PER_MIB = 3.0
 LOOK_SECONDS = 0.5
 MAX_RECIPES = 8192  # more than models and variants can be loaded
 FINAL_KINDS = ("model", "unsupported", "internal")  # of errors that another attempt would have, too
-
-
-class CompileError(Exception):
-    """The model cannot be compiled; the message says why. `is_final`: another attempt would not succeed either."""
-
-    def __init__(self, message: str, is_final: bool = False) -> None:
-        super().__init__(message)
-        self.is_final = is_final
 
 
 def limit_seconds(path: Path) -> float:

@@ -15,24 +15,16 @@ from typing import Final
 import grpc
 
 from gangway.scheduler.pauses import Pauses
-from gangway.server.errors import RequestError
+from gangway.server.errors import LOAD_ERRORS, RequestError
 from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, ModelRemoved, ModelUnavailable
 from gangway.server.models.ensemble_config import MAX_DEPTH
 from gangway.server.options.repository import ALL_MODELS, RepositoryOptions
 from gangway.server.repository.ensembles import EnsembleControl, in_order, with_members
-from gangway.server.repository.loader import LOAD_ERRORS, LoadedModel, ModelLoader
-from gangway.server.repository.repository import (
-    BrokenModel,
-    Entry,
-    ModelVersion,
-    Override,
-    OverrideStore,
-    find_models,
-    misplaced,
-    read_model,
-    read_only_one,
-)
-from gangway.server.supervisor.front_ends import FrontEndControl
+from gangway.server.repository.entries import BrokenModel, Entry, ModelVersion, Override
+from gangway.server.repository.loaded import LoadedModel
+from gangway.server.repository.loader import ModelLoader
+from gangway.server.repository.repository import OverrideStore, find_models, misplaced, read_model, read_only_one
+from gangway.server.supervisor.announcements import Announcements
 
 # The end of models that are served no more: they are unloaded when the last request has ended that they began.
 
@@ -47,12 +39,12 @@ class ModelReleases:
     def __init__(
         self,
         loader: ModelLoader,
-        front_end: FrontEndControl,
+        clients: Announcements,
         overrides: OverrideStore,
         in_use: Callable[[], Iterable[ModelVersion]],
     ) -> None:
         self._loader = loader
-        self._front_end = front_end
+        self._clients = clients
         self._overrides = overrides
         self._in_use = in_use
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,15 +71,15 @@ class ModelReleases:
 
     async def _unload_when_unused(self, model: LoadedModel, leaving: ModelUnavailable | None, reason: str) -> None:
         name, version = model.entry.name, model.entry.version
-        if not await self._front_end.retired(model.ready.model_id, RETIRE_SECONDS):
+        if not await self._clients.retired(model.ready.model_id, RETIRE_SECONDS):
             _log.warning("%s, version %d: unloaded although requests have not ended", name, version)
         self._loader.unload(model)
         if not await self._loader.unloaded(model, UNLOAD_SECONDS):
             _log.warning("%s, version %d: its memory is not given back yet", name, version)
         self.remove_unused(model.entry.override)
         _log.info("model %s, version %d: %sunloaded", name, version, "" if leaving else "the one before is ")
-        if leaving is not None and self._front_end.entries.get((name, version)) is leaving:
-            self._front_end.announce(ModelUnavailable(name, version, reason))
+        if leaving is not None and self._clients.entries.get((name, version)) is leaving:
+            self._clients.announce(ModelUnavailable(name, version, reason))
 
 
 # A lock for each name, there only while somebody holds it or waits for it.
@@ -126,7 +118,7 @@ FIRST_QUARANTINE_SECONDS: Final = 60.0
 LONGEST_QUARANTINE_SECONDS: Final = 3600.0
 
 
-class LostModels:
+class FailedModels:
     """`bring` loads a version again, unless it is no longer refused for that reason; False if it has to be tried again.
 
     Everything is called in the supervisor's event loop.
@@ -142,7 +134,7 @@ class LostModels:
         """The versions that are to be loaded again."""
         return self._entries.values()
 
-    def lost(self, entry: ModelVersion, broken: BrokenModel) -> None:
+    def add(self, entry: ModelVersion, broken: BrokenModel) -> None:
         """Bring back a version that is refused from now on, for this reason."""
         task = asyncio.get_running_loop().create_task(self._bring_back(entry, broken))
         self._entries[task] = entry
@@ -176,25 +168,24 @@ MAX_REASON_CHARACTERS = 2000
 
 
 class ServedModels:
-    """Everything is called in the supervisor's event loop, and nothing takes time. `bring_back`: see LostModels."""
+    """Everything is called in the supervisor's event loop, and nothing takes time. `bring_back`: see FailedModels."""
 
     def __init__(
         self,
         loader: ModelLoader,
-        front_end: FrontEndControl,
+        clients: Announcements,
         overrides: OverrideStore,
         bring_back: Callable[[ModelVersion, BrokenModel], Awaitable[bool]],
     ) -> None:
         self._loader = loader
-        self._front_end = front_end
+        self._clients = clients
         self._served: dict[str, dict[int, LoadedModel]] = {}  # by name and version
         self._broken: dict[tuple[str, int], BrokenModel] = {}
         self.ensembles = EnsembleControl(self, self._served, self._broken)
-        self.lost = LostModels(bring_back)
+        self.failed = FailedModels(bring_back)
         self.releases = ModelReleases(
-            loader, front_end, overrides, lambda: [*(model.entry for model in self.loaded), *self.lost.entries]
+            loader, clients, overrides, lambda: [*(model.entry for model in self.loaded), *self.failed.entries]
         )
-        loader.on_model_lost = self._lost
 
     @property
     def loaded(self) -> list[LoadedModel]:
@@ -226,7 +217,7 @@ class ServedModels:
             versions[entry.version] = model
             self._broken.pop((entry.name, entry.version), None)
             self._broken.pop((entry.name, WHOLE_MODEL), None)
-            self._front_end.announce(model.ready)
+            self._clients.announce(model.ready)
             self._loader.announced(model)
             if before is not None:
                 self._release(before)
@@ -243,7 +234,7 @@ class ServedModels:
             if model is None:  # lost meanwhile
                 continue
             leaving = ModelUnavailable(name, number, "it is being unloaded", "UNLOADING")
-            self._front_end.announce(leaving)
+            self._clients.announce(leaving)
             self._release(model, leaving, reason)
         if not versions:
             self._served.pop(name, None)
@@ -253,18 +244,18 @@ class ServedModels:
         """Unload models of which no client has heard; empties the list."""
         for model in loaded:
             self._loader.unload(model)
-            self.ensembles.gone(model)
+            self.ensembles.remove(model)
         loaded.clear()
 
     def _release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
         self.releases.release(model, leaving, reason)
-        self.ensembles.gone(model)
+        self.ensembles.remove(model)
 
     def is_refused(self, broken: BrokenModel) -> bool:
         """Whether nothing has become of a version since it was refused for this reason."""
         return self._broken.get((broken.name, broken.version)) is broken
 
-    def _lost(self, model_id: int, reason: str, at_fault: bool) -> None:
+    def lost(self, model_id: int, reason: str, at_fault: bool) -> None:
         """No worker has it any more, or it has ended too many of them."""
         for model in self.loaded:
             if model.ready.model_id == model_id:
@@ -273,7 +264,7 @@ class ServedModels:
                     del self._served[model.entry.name]
                 broken = BrokenModel(model.entry.name, model.entry.version, reason, at_fault)
                 self.refuse(broken)
-                self.lost.lost(model.entry, broken)
+                self.failed.add(model.entry, broken)
                 self._release(model)
                 self.ensembles.changed(model.entry.name)
 
@@ -281,7 +272,7 @@ class ServedModels:
 
     def announce_loading(self, entry: ModelVersion) -> None:
         """Say that a version is on its way."""
-        self._front_end.announce(ModelUnavailable(entry.name, entry.version, "it is being loaded", "LOADING"))
+        self._clients.announce(ModelUnavailable(entry.name, entry.version, "it is being loaded", "LOADING"))
 
     def refuse(self, broken: BrokenModel) -> None:
         """Say of a version that cannot be served why."""
@@ -289,7 +280,7 @@ class ServedModels:
         _log.error("model %s%s: %s", broken.name, which, broken.reason)
         self._broken[broken.name, broken.version] = broken
         reason = broken.reason[:MAX_REASON_CHARACTERS]
-        self._front_end.announce(ModelUnavailable(broken.name, broken.version, reason, at_fault=broken.at_fault))
+        self._clients.announce(ModelUnavailable(broken.name, broken.version, reason, at_fault=broken.at_fault))
 
     def note(self, failures: Iterable[BrokenModel]) -> None:
         """Do the same for several, unless it has been said."""
@@ -303,7 +294,7 @@ class ServedModels:
         """A model has changed and cannot be loaded: what is served stays, and nothing else."""
         for entry in wanted:
             if entry.version not in before:
-                self._front_end.announce(ModelUnavailable(entry.name, entry.version, UNLOADED))
+                self._clients.announce(ModelUnavailable(entry.name, entry.version, UNLOADED))
         for failure in failures:
             _log.error("model %s: not reloaded, what is loaded stays: %s", failure.name, failure.reason)
             if not failure.is_whole and failure.version not in before:
@@ -314,25 +305,25 @@ class ServedModels:
         for key in [key for key, broken in self._broken.items() if key[0] == name and broken not in failures]:
             del self._broken[key]
             if key[1] not in self._served.get(name, {}):
-                self._front_end.announce(ModelRemoved(*key))
+                self._clients.announce(ModelRemoved(*key))
 
     def wanted_no_more(self, name: str, ensembles: Iterable[ModelVersion]) -> None:
         """Nobody asks for a model any more: what was wrong with it is of no interest. `ensembles`: its versions."""
         for entry in ensembles:
-            known = self._front_end.entries.get((name, entry.version))
+            known = self._clients.entries.get((name, entry.version))
             if isinstance(known, ModelUnavailable) and known.state == "UNAVAILABLE":  # maybe for want of its models
-                self._front_end.announce(ModelUnavailable(name, entry.version, UNLOADED))
+                self._clients.announce(ModelUnavailable(name, entry.version, UNLOADED))
         for key in [key for key in self._broken if key[0] == name]:
             del self._broken[key]
-            self._front_end.announce(ModelUnavailable(*key, UNLOADED))
+            self._clients.announce(ModelUnavailable(*key, UNLOADED))
 
     def forget(self, name: str) -> None:
         """Have the index show nothing of a model any more, but what is still being unloaded."""
         for key in [key for key in self._broken if key[0] == name]:
             del self._broken[key]
-        for (known, version), entry in list(self._front_end.entries.items()):
+        for (known, version), entry in list(self._clients.entries.items()):
             if known == name and isinstance(entry, ModelUnavailable) and entry.state != "UNLOADING":
-                self._front_end.announce(ModelRemoved(name, version))
+                self._clients.announce(ModelRemoved(name, version))
 
 
 NOT_FOUND = "failed to load '{}', failed to poll from model repository"
@@ -349,13 +340,13 @@ class ModelControl:
         self,
         options: RepositoryOptions,
         loader: ModelLoader,
-        front_end: FrontEndControl,
+        clients: Announcements,
         overrides: OverrideStore,
     ) -> None:
         self._options = options
         self._loader = loader
-        self._front_end = front_end
-        self._models = ServedModels(loader, front_end, overrides, self._bring_back)
+        self._clients = clients
+        self._models = ServedModels(loader, clients, overrides, self._bring_back)
         self._ensembles = self._models.ensembles
         self._locks = NameLocks()
 
@@ -396,7 +387,7 @@ class ModelControl:
                 await self._bring(name, entries)
         if self.broken and self._options.exit_on_error:
             raise StartError(f"models cannot be loaded: {', '.join(sorted({broken.name for broken in self.broken}))}")
-        self._front_end.initial_load_done(self._options.strict_readiness)
+        self._clients.initial_load_done(self._options.strict_readiness)
         return found
 
     async def load(self, name: str, override: Override | None, users: tuple[str, ...] = ()) -> None:
@@ -454,9 +445,13 @@ class ModelControl:
             self._models.withdraw(name)
             self._models.forget(name)
 
+    def lost(self, model_id: int, reason: str, at_fault: bool) -> None:
+        """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
+        self._models.lost(model_id, reason, at_fault)
+
     def stop(self) -> None:
         """End what goes on in the background."""
-        self._models.lost.stop()
+        self._models.failed.stop()
         self._models.releases.stop()
 
     # -- what there is
@@ -565,3 +560,42 @@ def _absent(name: str) -> list[Entry]:
 
 def _is_duplicate(entries: Sequence[Entry]) -> bool:
     return len(entries) == 1 and isinstance(entries[0], BrokenModel) and entries[0].reason == DUPLICATE
+
+
+class RepositoryPoller:
+    """Mode `poll`: follows the changes of the repositories every few seconds.
+
+    `first`: what was found at the start. What could not be loaded is tried again when its files have changed.
+    """
+
+    def __init__(self, control: ModelControl, seconds: float, first: Mapping[str, Sequence[Entry]]) -> None:
+        self._control = control
+        self._seconds = seconds
+        self._seen = {name: _seen(entries) for name, entries in first.items()}
+
+    async def run(self) -> None:
+        """Look, until cancelled; not at all if the time is 0."""
+        while self._seconds:
+            await asyncio.sleep(self._seconds)
+            await self.look()
+
+    async def look(self) -> None:
+        """Follow what has changed since the last time, one model after the other."""
+        try:
+            found = await asyncio.to_thread(self._control.read_all)
+        except (OSError, RuntimeError) as error:  # no thread, or a folder is away: until there is, everything stays
+            _log.warning("a repository cannot be listed: %s", error)
+            return
+        for name in (self._seen.keys() | self._control.names) - found.keys():
+            self._seen.pop(name, None)
+            await self._control.remove(name)
+        for name, entries in in_order(found).items():
+            seen = _seen(entries)
+            if self._seen.get(name) != seen:
+                self._seen[name] = seen
+                await self._control.follow(name, entries)
+
+
+def _seen(entries: Sequence[Entry]) -> tuple[tuple[int, object], ...]:
+    """Return what tells whether a model has changed."""
+    return tuple((entry.version, entry.stamp if isinstance(entry, ModelVersion) else entry.reason) for entry in entries)

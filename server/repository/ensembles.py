@@ -14,13 +14,17 @@ from gangway.protos.model_config_pb2 import DataType, ModelConfig, ModelInput, M
 from gangway.server.errors import ConfigError, shortened
 from gangway.server.messages import UNLOADED, ModelReady, to_json
 from gangway.server.models.config import datatype_name, log_without_effect
-from gangway.server.models.ensemble_config import LATEST, MAX_DEPTH, MAX_STEPS, StepConfig, composing_models
-from gangway.server.models.ensembles import longest_after
+from gangway.server.models.ensemble_config import (
+    LATEST,
+    MAX_DEPTH,
+    MAX_STEPS,
+    StepConfig,
+    composing_models,
+    longest_after,
+)
 from gangway.server.models.settings import label_files, response_bounds_ns
-from gangway.server.repository.loader import LoadedModel
-from gangway.server.repository.repository import BrokenModel, Entry, ModelVersion
-from gangway.server.repository.targets import resolve_qos_us, warn_of_target
-from gangway.server.repository.trials import Isolated
+from gangway.server.repository.entries import BrokenModel, Entry, ModelVersion
+from gangway.server.repository.loaded import Isolated, LoadedModel, config_of, resolve_qos_us, warn_of_target
 
 # Whether the models of an ensemble fit together. What is refused, and the messages, are Triton's.
 
@@ -165,7 +169,7 @@ class Made:
     depth: int
 
 
-class EnsembleKeeper:
+class EnsembleBuilder:
     """Everything is called in the supervisor's event loop."""
 
     def __init__(self) -> None:
@@ -196,7 +200,7 @@ class EnsembleKeeper:
         self._check_circle(entry)
         members = _members(entry, served)
         config = _completed(entry)
-        check_members(entry.name, config, [_config_of(member) for member in members])
+        check_members(entry.name, config, [config_of(member.ready) for member in members])
         number = next(self._numbers)
         made = self._made_of(entry, members)
         isolated = _isolated(steps, members)
@@ -222,7 +226,7 @@ class EnsembleKeeper:
         self._made[number] = made
         return LoadedModel(entry, ready, isolated, Engine.NATIVE, None)
 
-    def gone(self, model: LoadedModel) -> None:
+    def remove(self, model: LoadedModel) -> None:
         """An ensemble is not served any more."""
         self._made.pop(model.ready.model_id, None)
 
@@ -274,10 +278,6 @@ def _members(entry: ModelVersion, served: Served) -> list[LoadedModel]:
             )
         members.append(versions[version])
     return members
-
-
-def _config_of(member: LoadedModel) -> ModelConfig:
-    return ModelConfig.FromString(base64.b64decode(member.ready.config))
 
 
 def _completed(entry: ModelVersion) -> ModelConfig:
@@ -354,29 +354,29 @@ class EnsembleControl:
         self._control = control
         self._served = served
         self._broken = broken
-        self._keeper = EnsembleKeeper()
+        self._builder = EnsembleBuilder()
         self._along: set[str] = set()  # models that were loaded because ensembles need them
 
     def want(self, name: str, entries: Iterable[Entry]) -> None:
         """These versions are to be served, as far as they are of ensembles."""
-        self._keeper.want(name, [entry for entry in entries if isinstance(entry, ModelVersion)])
+        self._builder.want(name, [entry for entry in entries if isinstance(entry, ModelVersion)])
 
     def load(self, entry: ModelVersion) -> LoadedModel:
         """Return an ensemble of what is served at this moment. Raises ConfigError."""
-        return self._keeper.make(entry, self._served)
+        return self._builder.make(entry, self._served)
 
-    def gone(self, model: LoadedModel) -> None:
+    def remove(self, model: LoadedModel) -> None:
         """A model is not served any more, or by another one."""
-        self._keeper.gone(model)
+        self._builder.remove(model)
 
     def changed(self, name: str) -> None:
         """What is served of a model has changed: so do the ensembles that it belongs to, and those that these do."""
-        for entry in self._keeper.users_of(name):
+        for entry in self._builder.users_of(name):
             before = self._served.get(entry.name, {}).get(entry.version)
-            if before is not None and self._keeper.is_as_made(before, self._served):
+            if before is not None and self._builder.is_as_made(before, self._served):
                 continue
             try:
-                model = self._keeper.make(entry, self._served)
+                model = self._builder.make(entry, self._served)
             except ConfigError as error:
                 self._unmade(entry, before, error)
             else:
@@ -407,9 +407,9 @@ class EnsembleControl:
     def unloaded(self, name: str) -> tuple[Sequence[ModelVersion], list[str]]:
         """A model is wanted no more: return its versions, if it is an ensemble, and what was loaded for it alone."""
         self._along.discard(name)
-        entries = self._keeper.forget(name)
+        entries = self._builder.forget(name)
         needed = needs_of(entries)
-        return entries, [member for member in needed if member in self._along and not self._keeper.users_of(member)]
+        return entries, [member for member in needed if member in self._along and not self._builder.users_of(member)]
 
 
 def needs_of(entries: Iterable[Entry]) -> tuple[str, ...]:

@@ -4,10 +4,10 @@ import asyncio
 import base64
 import heapq
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
 from gangway.artifact.host_limits import memory_limit_bytes
@@ -16,11 +16,11 @@ from gangway.executor import _native
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.peer import MAX_MESSAGE_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.scheduler.gangs import LEAST_LEASES
+from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
-from gangway.server.errors import ConfigError
-from gangway.server.messages import ModelReady, to_json
+from gangway.server.errors import LOAD_ERRORS, CompileError, ConfigError, ModelLoadError
+from gangway.server.messages import ModelReady, ShapeWanted, open_symbols, to_json
 from gangway.server.models.config import (
     BATCHING_OFF,
     BATCHING_PARAMETER,
@@ -30,17 +30,15 @@ from gangway.server.models.config import (
     require_complete,
 )
 from gangway.server.models.sequences import initial_state_files
-from gangway.server.models.served import ServedModel, open_symbols
 from gangway.server.models.settings import (
     ModelBatching,
     ModelLimits,
-    RateLimits,
     label_files,
     show_dynamic_batching,
     tell_batching,
 )
-from gangway.server.options.models import DEFAULT_MAX_BATCH_SIZE
-from gangway.server.repository.compile_jobs import CompileError, Compiler
+from gangway.server.options.serve_options import ServeOptions
+from gangway.server.repository.compile_jobs import Compiler
 from gangway.server.repository.completion import (
     complete_config,
     computable_rows,
@@ -52,46 +50,14 @@ from gangway.server.repository.completion import (
     tell_engine,
     tell_least_target,
 )
+from gangway.server.repository.entries import ModelVersion
+from gangway.server.repository.loaded import LoadedModel, Tried, profile_message, resolve_qos_us, warn_of_target
 from gangway.server.repository.profiles import BackgroundProfiler
-from gangway.server.repository.repository import ModelVersion
-from gangway.server.repository.request_cost import measure_request_cost_us
-from gangway.server.repository.shapes import NEVER_COMPILED, ShapeCache, Shaped
-from gangway.server.repository.targets import profile_message, resolve_qos_us, warn_of_target
-from gangway.server.repository.trials import Isolated, Sizes, TrialError, measure_isolated, trial_sizes
-from gangway.server.repository.warm_up import samples_of, warm_up
-from gangway.server.requests.data_plane import DataPlane
-from gangway.server.supervisor.front_ends import FrontEndControl
-from gangway.server.supervisor.scheduler import ModelLoadError, SchedulerControl
+from gangway.server.repository.shapes import NEVER_COMPILED, ShapeCache
+from gangway.server.supervisor.announcements import Announcements
+from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import arenas_bytes
 
-# A model that can answer requests, as the supervisor knows it.
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """`isolated`: how fast it is when it is alone, if that is known. `shaped`: what is compiled for certain sizes."""
-
-    entry: ModelVersion
-    ready: ModelReady
-    isolated: Isolated | None
-    engine: Engine
-    shaped: Shaped | None
-
-
-# What several front ends cannot serve.
-
-
-def require_one_front_end(config: ModelConfig, front_ends: int) -> None:
-    """Raise ConfigError for a model whose state is in the front end that got the request."""
-    if front_ends > 1 and config.HasField("sequence_batching"):
-        raise ConfigError(
-            "sequence_batching: a sequence's requests may come over several connections, so over several front ends,"
-            f" which do not share its state; --front-ends is {front_ends}, and must be 1 for this model"
-        )
-
-
-# ConfigError is a ValueError; a thread that cannot be started is a RuntimeError.
-LOAD_ERRORS = (CompileError, ModelLoadError, ValueError, OSError, RuntimeError)
 _log = logging.getLogger(__name__)
 
 
@@ -104,56 +70,36 @@ class ModelFiles:
 
 
 class ModelLoader:
-    """Compiles models one after the other, and measures them so. What clients are told is not its business.
+    """Compiles models one after the other, and has them tried so. What clients are told is not its business.
 
-    `complete_configs`: what a configuration leaves out is taken from the model. `batching`: requests may be joined.
-    `leases`: so many queries of a model can be under way. `default_max_batch_size`: of models without a configuration.
-    `way_back_us`: what policies reckon with for an answer's way to the client.
+    `try_model` has a model answer trial requests, which takes its time; it raises ConfigError, ModelLoadError.
+    `on_model_lost`: no worker has a model any more, or it has ended too many of them; it gets the model's number, the
+    reason, and whether the model's requests were at fault. `lost`, `artifact_lost` and `forget` are the scheduler's to
+    call, `shape_wanted` the front ends'.
     """
 
     def __init__(
         self,
+        options: ServeOptions,
         compiler: Compiler,
         scheduler: SchedulerControl,
-        front_end: FrontEndControl,
-        plane: DataPlane,
-        max_shapes: int,
+        clients: Announcements,
         profiles: BackgroundProfiler,
-        front_ends: int,
-        complete_configs: bool = True,
-        rates: RateLimits = RateLimits(),  # noqa: B008 - frozen
-        batching: bool = True,
-        leases: int = LEAST_LEASES,
-        default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
-        workers: int = 1,
-        way_back_us: float = 0.0,
+        try_model: Callable[[ModelReady, Manifest, ModelConfig, Path], Awaitable[Tried]],
+        on_model_lost: Callable[[int, str, bool], None],
     ) -> None:
+        self._options = options
         self._compiler = compiler
         self._scheduler = scheduler
-        self._front_end = front_end
-        self._plane = plane
-        self._max_shapes = max_shapes
         self._profiles = profiles
-        self._front_ends = front_ends
-        self._complete_configs = complete_configs
-        self._rates = rates
-        self._batching = batching
-        self._leases = leases
-        self._default_max_batch_size = default_max_batch_size
-        self._way_back_us = way_back_us
+        self._try_model = try_model
+        self._on_model_lost = on_model_lost
+        self._workers = len(options.general.cores)
+        self._max_shapes = options.general.max_shapes
         self._free_ids = list(range(_native.MAX_MODELS))
-        self._variants = ShapeCache(compiler, scheduler, front_end, self._spec, max_shapes, self._computable_rows)
-        self._trials = asyncio.Lock()
-        self._isolated: dict[str, Isolated] = {}  # by key of the artifact: the best there was, in quieter times maybe
-        self.request_cost_us = 0.0  # a client's, whatever the model; 0 until the first model is there
-        self._stop = threading.Event()
-        self._remaking: dict[str, asyncio.Task[None]] = {}  # by key of the artifact
-        self.on_model_lost: Callable[[int, str, bool], None] = lambda model_id, reason, at_fault: None
-        scheduler.on_model_lost = self._lost
-        scheduler.on_artifact_lost = self._artifact_lost
-        self._workers = workers
+        self._variants = ShapeCache(compiler, scheduler, clients, self._spec, self._max_shapes, self._computable_rows)
+        self._recompiling: dict[str, asyncio.Task[None]] = {}  # by key of the artifact
         self._mapped_bytes: dict[int, int] = {}  # of weights, by model
-        scheduler.on_model_unloaded = self._forget
 
     async def look_up(self, entries: Iterable[ModelVersion]) -> None:
         """Find in one go what the cache has of models that are about to be loaded."""
@@ -162,14 +108,14 @@ class ModelLoader:
     async def load(self, entry: ModelVersion) -> LoadedModel:
         """Return a model that workers have and that works. Raises one of LOAD_ERRORS, having left nothing behind."""
         begin = time.monotonic()
-        if not self._complete_configs:
+        if not self._options.repository.complete_configs:
             require_complete(entry.config)
-        require_one_front_end(entry.config, self._front_ends)
+        require_one_front_end(entry.config, self._options.general.front_ends)
         files = ModelFiles(
             labels=tuple(label_files(entry.folder, entry.config).items()),
             initial_states=tuple(initial_state_files(entry.folder, entry.config).items()),
         )
-        limits = ModelLimits.of(entry.config, entry.name, entry.version, self._rates)
+        limits = ModelLimits.of(entry.config, entry.name, entry.version, self._options.models.rates)
         log_without_effect(entry.name, entry.without_effect)
         optional = optional_inputs(entry.config)
         with_batch = entry.config.max_batch_size > 0
@@ -177,11 +123,11 @@ class ModelLoader:
             entry.name, entry.path, optional=optional, stamp=entry.stamp, with_batch=with_batch
         )
         may_differ = manifest.engine is Engine.ONNXRUNTIME and not is_one_batch(manifest.inputs)
-        batch = 0 if may_differ else self._default_max_batch_size
+        batch = 0 if may_differ else self._options.models.default_max_batch_size
         config = complete_config(entry.config, entry.name, manifest.inputs, manifest.outputs, manifest.batched, batch)
         if not config.max_batch_size and manifest.engine is Engine.NATIVE and not is_one_batch(manifest.inputs):
             manifest = await self._compiler.compile(entry.name, entry.path, whole=True)
-        tell_batching(config, self._batching)
+        tell_batching(config, self._options.models.batching)
         symbols = open_symbols(manifest.inputs, counts_rows(config, manifest))
         declared = buckets_of(config, symbols)
         if declared and config.HasField("sequence_batching"):
@@ -202,7 +148,7 @@ class ModelLoader:
         await self._scheduler.load(spec)
         self._mapped_bytes[spec.model_id] = _weights_bytes(manifest)
         try:
-            model = await self._try(entry, spec, manifest, config, declared, files)
+            model = await self._tried(entry, spec, manifest, config, declared, files)
         except BaseException:
             self._scheduler.unload(spec.model_id)
             raise
@@ -232,14 +178,38 @@ class ModelLoader:
             self._variants.drop(model.shaped)
         self._scheduler.unload(model.ready.model_id)
 
+    def shape_wanted(self, message: ShapeWanted) -> None:
+        """A front end has answered a request of sizes that are not compiled."""
+        self._variants.want(message)
+
+    def lost(self, model_id: int, reason: str, at_fault: bool) -> None:
+        """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
+        if not self._variants.lost(model_id, at_fault):
+            self._on_model_lost(model_id, reason, at_fault)
+
+    def artifact_lost(self, spec: LoadModel, reason: str) -> None:
+        """A worker cannot load what others serve; it tries again now and then."""
+        if spec.key not in self._recompiling:
+            _log.error(
+                "%s: a worker cannot load the compiled model, which other workers serve: %s; it is compiled again",
+                spec.name,
+                reason,
+            )
+            task = self._recompiling[spec.key] = asyncio.get_running_loop().create_task(self._compile_again(spec))
+            task.add_done_callback(lambda _: self._recompiling.pop(spec.key))
+
+    def forget(self, model_id: int) -> None:
+        """No worker maps the model any more: its number may be another's."""
+        self._mapped_bytes.pop(model_id, None)
+        heapq.heappush(self._free_ids, model_id)
+
     async def compile_shapes(self) -> None:
         """From now on compile models for the sizes of symbolic dimensions that requests have. Never returns."""
         await self._variants.run()
 
     def stop(self) -> None:
-        """End what is being compiled or measured."""
-        self._stop.set()
-        for task in self._remaking.values():
+        """End what is being compiled."""
+        for task in self._recompiling.values():
             task.cancel()
         self._compiler.stop()
 
@@ -256,7 +226,7 @@ class ModelLoader:
             return replace(manifest, fallback_reason=str(error))
         return compiled if compiled.batched == batched else manifest
 
-    async def _try(
+    async def _tried(
         self,
         entry: ModelVersion,
         spec: LoadModel,
@@ -282,75 +252,27 @@ class ModelLoader:
         )
         if (size_bytes := len(to_json(ready))) > MAX_MESSAGE_BYTES:
             raise ConfigError(f"tensors and configuration take {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be")
-        async with self._trials:
-            samples = await asyncio.to_thread(samples_of, config, entry.folder)
-            if not self.request_cost_us:  # before that, processes that start have the cores
-                self.request_cost_us = await asyncio.to_thread(measure_request_cost_us, self._front_end.grpc)
-            warmed = await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
-            sizes = trial_sizes(ServedModel.of(ready), manifest.trial_sizes, warmed)
-            isolated, failure = await self._measure(ready, manifest.key, sizes)
-            if manifest.engine is Engine.ONNXRUNTIME and ModelBatching.of(config).joins:
-                ready = await self._tested(ready, manifest, config, sizes, failure)
-        tell_least_target(config, self._busy_cost_us)
-        ready = replace(ready, config=_encoded(config))
-        isolated_us = isolated.compute_us if isolated else 0.0
-        ready = replace(ready, qos_us=resolve_qos_us(entry.qos, isolated), isolated_us=isolated_us)
-        warn_of_target(ready, entry.qos, isolated, self.request_cost_us)
-        self._scheduler.set_profile(profile_message(spec.model_id, ready, isolated))
+        tried = await self._try_model(ready, manifest, config, entry.folder)
+        if tried.mixed_rows:
+            _log.warning(
+                "%s, version %d: every request runs alone, although the configuration asks for batches: %s",
+                entry.name,
+                entry.version,
+                tried.mixed_rows,
+            )
+            config.parameters[BATCHING_PARAMETER].string_value = BATCHING_OFF
+        tell_least_target(config, tried.busy_cost_us)
+        ready = replace(
+            ready,
+            config=_encoded(config),
+            qos_us=resolve_qos_us(entry.qos, tried.isolated),
+            isolated_us=tried.isolated.compute_us if tried.isolated else 0.0,
+        )
+        warn_of_target(ready, entry.qos, tried.isolated, tried.request_cost_us)
+        self._scheduler.set_profile(profile_message(spec.model_id, ready, tried.isolated))
         shaped = await self._variants.prepare(ready, entry.path, declared, spec)
         self._profiles.add(spec.model_id, manifest)
-        return LoadedModel(entry, ready, isolated, manifest.engine, shaped)
-
-    @property
-    def _busy_cost_us(self) -> float:
-        """What any request costs a client where others keep the machine busy."""
-        return self.request_cost_us + self._way_back_us
-
-    async def _tested(
-        self, ready: ModelReady, manifest: Manifest, config: ModelConfig, sizes: Sequence[Sizes], failure: str
-    ) -> ModelReady:
-        """Return a model for onnxruntime as clients are told of it: joined only if rows are known not to mix.
-
-        `failure`: why no further trial should be made.
-        """
-        reason = manifest.mixes_rows or failure
-        if not reason:
-            from gangway.server.repository.mixed_rows import why_rows_mix  # noqa: PLC0415 - numpy: few models need it
-
-            model = ServedModel.of(ready)
-            reason = await asyncio.to_thread(why_rows_mix, self._plane, model, sizes, self._stop)
-        if not reason:
-            return ready
-        _log.warning("%s: requests are never joined to batches: %s", ready.name, reason)
-        config.parameters[BATCHING_PARAMETER].string_value = BATCHING_OFF
-        return replace(ready, config=_encoded(config))
-
-    async def _measure(self, ready: ModelReady, key: str, sizes: Sequence[Sizes]) -> tuple[Isolated | None, str]:
-        """Return how fast the model is alone, None for one that onnxruntime executes, but in no trial; and a failure.
-
-        The latter is why no further trial should be made: nothing, unless the last one failed by more than its inputs.
-        While others are served the model is not alone. An earlier measurement counts if it was quicker.
-        """
-        try:
-            isolated = await asyncio.to_thread(
-                measure_isolated, self._plane, ServedModel.of(ready), sizes, self._stop, self.request_cost_us
-            )
-        except ModelLoadError as error:
-            if ready.engine is not Engine.ONNXRUNTIME or self._stop.is_set():
-                raise
-            _log.warning("%s: not measured: %s", ready.name, error)
-            return None, "" if isinstance(error, TrialError) else f"no trial run has succeeded: {error}"
-        known = self._isolated.get(key, isolated)
-        if len(self._isolated) >= _native.MAX_MODELS:
-            self._isolated.clear()
-        best = Isolated(
-            min(known.compute_us, isolated.compute_us),
-            min(known.latency_us, isolated.latency_us),
-            isolated.request_cost_us,
-            self._busy_cost_us,
-        )
-        self._isolated[key] = best
-        return best, ""
+        return LoadedModel(entry, ready, tried.isolated, manifest.engine, shaped)
 
     def _spec(self, name: str, manifest: Manifest, rows: int) -> LoadModel:
         if not self._free_ids:
@@ -376,25 +298,14 @@ class ModelLoader:
         Its arenas take a share of the addresses for all arenas that leaves enough for others.
         """
         loaded = _native.MAX_MODELS - len(self._free_ids)
-        share_bytes = arenas_bytes() / (4 * (8 + loaded)) / self._leases
+        share_bytes = arenas_bytes() / (4 * (8 + loaded)) / lease_count(self._workers)
         return computable_rows(manifest, min(share_bytes, memory_limit_bytes() / 16))
 
-    def _lost(self, model_id: int, reason: str, at_fault: bool) -> None:
-        if not self._variants.lost(model_id, at_fault):
-            self.on_model_lost(model_id, reason, at_fault)
-
-    def _artifact_lost(self, spec: LoadModel, reason: str) -> None:
-        """A worker lacks what others serve; it looks again now and then."""
-        if spec.key not in self._remaking:
-            _log.error("%s: %s; it is compiled again, those that have it serve on", spec.name, reason)
-            task = self._remaking[spec.key] = asyncio.get_running_loop().create_task(self._make_again(spec))
-            task.add_done_callback(lambda _: self._remaking.pop(spec.key))
-
-    async def _make_again(self, spec: LoadModel) -> None:
+    async def _compile_again(self, spec: LoadModel) -> None:
         try:
             await self._compiler.compile_again(spec.key)
         except LOAD_ERRORS as error:
-            _log.error("%s: cannot be compiled again: %s", spec.name, error)
+            _log.error("%s: cannot be compiled again, fewer workers serve it: %s", spec.name, error)
 
     def _require_memory(self, manifest: Manifest) -> None:
         """Raise ModelLoadError if memory cannot hold the model and one row of a request.
@@ -414,9 +325,14 @@ class ModelLoader:
                 f" but of {budget.limit} {max(0, left_bytes) >> 20} MiB are left"
             )
 
-    def _forget(self, model_id: int) -> None:
-        self._mapped_bytes.pop(model_id, None)
-        heapq.heappush(self._free_ids, model_id)
+
+def require_one_front_end(config: ModelConfig, front_ends: int) -> None:
+    """Raise ConfigError for a model whose state is in the front end that got the request."""
+    if front_ends > 1 and config.HasField("sequence_batching"):
+        raise ConfigError(
+            "sequence_batching: a sequence's requests may come over several connections, so over several front ends,"
+            f" which do not share its state; --front-ends is {front_ends}, and must be 1 for this model"
+        )
 
 
 def _encoded(config: ModelConfig) -> str:

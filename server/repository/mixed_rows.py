@@ -14,12 +14,12 @@ import numpy as np
 
 from gangway.artifact.datatypes import STORAGE
 from gangway.executor.frames import join_strings, split_strings
+from gangway.server.errors import ModelLoadError
 from gangway.server.models.served import ServedModel
-from gangway.server.repository.trials import Sizes, TrialError, run_once, trial_shapes
+from gangway.server.repository.trial_runs import Sizes, TrialError, run_once, trial_shapes
 from gangway.server.requests.calls import Contents, FrameCall, frame_call_of
 from gangway.server.requests.data_plane import DataPlane, Layout, Request
 from gangway.server.requests.regions import NO_REGIONS, Region
-from gangway.server.supervisor.scheduler import ModelLoadError
 
 INTEGERS: Final = ((0, 1), (1, 2), (0, 0))  # from, to: flags or first entries of a table; divisors; what is never wrong
 SCALES: Final = (1.0, 4.0, 0.25, 0.0)  # of numbers in each row: what depends on the range of all must show

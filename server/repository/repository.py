@@ -7,9 +7,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 import grpc
 from google.protobuf import json_format
@@ -24,7 +23,6 @@ from gangway.server.models.config import (
     DEFAULT_MODEL_FILENAME,
     ONNX_SUFFIX,
     PLATFORM,
-    Qos,
     check_supported,
     foreign_engine,
     qos_of,
@@ -34,10 +32,9 @@ from gangway.server.models.config import (
 from gangway.server.models.ensemble_config import is_ensemble
 from gangway.server.models.sequences import SequenceSettings
 from gangway.server.models.settings import QueuePolicies
+from gangway.server.repository.entries import BrokenModel, Entry, ModelVersion, Override, Stamp
 
 # Whether the files of a model have changed. They are compared by name, size and time, and never read.
-
-Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]  # path within the model's folder, bytes, mtime in ns, inode
 
 
 def stamp_of(folder: Path, version: int) -> Stamp:
@@ -86,14 +83,6 @@ MAX_CONFIG_CHARACTERS = 1 << 20
 PREFIX = "gangway-override-"
 
 Parameters = Mapping[str, pb.ModelRepositoryParameter]
-
-
-@dataclass(frozen=True, eq=False)
-class Override:
-    """`config` None: that of the repository. `folder` None: the files of the repository."""
-
-    config: ModelConfig | None
-    folder: Path | None
 
 
 class OverrideStore:
@@ -216,63 +205,6 @@ CONFIG_FILENAME = "config.pbtxt"
 CODE_FILENAME = "model.py"  # of Triton's Python backend
 NO_MODELS = ("lost+found",)  # folders of file systems
 LAYOUT = f"NAME/1/{DEFAULT_MODEL_FILENAME}"
-
-
-@dataclass(frozen=True)
-class ModelVersion:
-    """One version that is to be served. `config` is as written: complete it with the compiled model's signature.
-
-    `override`: what a client has sent in place of the repository's files. `stamp` tells whether the files are the same.
-    `without_effect`: what the model's owner has said in vain, for the log; only the highest version has it.
-    """
-
-    name: str
-    version: int
-    path: Path  # the ONNX file; an ensemble has none there
-    config: ModelConfig
-    qos: Qos
-    stamp: Stamp = ()
-    override: Override | None = None
-    without_effect: tuple[str, ...] = ()
-
-    @property
-    def is_ensemble(self) -> bool:
-        """Whether it is made of other models, and has no file."""
-        return is_ensemble(self.config)
-
-    @property
-    def folder(self) -> Path:
-        """The model's folder, which holds those of its versions."""
-        return self.path.parents[1]
-
-    def is_same(self, other: "ModelVersion") -> bool:
-        """Whether loading the other one would change nothing."""
-        return self.stamp == other.stamp and self.override is other.override
-
-
-@dataclass(frozen=True)
-class BrokenModel:
-    """An entry that cannot be served. `version` is WHOLE_MODEL when the reason concerns the model as a whole.
-
-    `at_fault`: its requests ended worker processes.
-    """
-
-    name: str
-    version: int
-    reason: str
-    at_fault: bool = False
-
-    def __post_init__(self) -> None:
-        # Names of files that are no UTF-8 have surrogates, which no message to a client can hold.
-        object.__setattr__(self, "reason", self.reason.encode(errors="backslashreplace").decode())
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the reason concerns no single version."""
-        return self.version == WHOLE_MODEL
-
-
-Entry = ModelVersion | BrokenModel
 
 
 def find_models(directories: Sequence[Path]) -> dict[str, list[Path]]:

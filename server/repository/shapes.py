@@ -9,77 +9,21 @@ is, when requests ask for it after a pause.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
 from gangway.scheduler.messages import LoadModel
-from gangway.scheduler.pauses import Pauses
+from gangway.server.errors import CompileError, ModelLoadError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady
-from gangway.server.models.served import open_symbols
-from gangway.server.models.settings import ModelBatching
-from gangway.server.repository.compile_jobs import CompileError, Compiler
-from gangway.server.repository.targets import profile_message
-from gangway.server.supervisor.front_ends import FrontEndControl
-from gangway.server.supervisor.scheduler import ModelLoadError, SchedulerControl
-
-Sizes = tuple[int, ...]
+from gangway.server.repository.compile_jobs import Compiler
+from gangway.server.repository.loaded import Shaped, Sizes, profile_message
+from gangway.server.supervisor.announcements import Announcements
+from gangway.server.supervisor.scheduler import SchedulerControl
 
 MAX_QUEUED = 16  # sizes that wait to be compiled, of all models; what comes on top asks again later
 NEVER_COMPILED = ("BYTES", "BF16")
-MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
-FIRST_PAUSE_SECONDS = 30.0  # front ends ask for the same sizes once a minute at most
-LONGEST_PAUSE_SECONDS = 3600.0
 _log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Shaped:
-    """A model with symbolic dimensions. `loaded` are its variants by sizes, the longest unused first.
-
-    `refused` sizes are never tried again, `failed` ones are.
-
-    `is_dropped`: the model is unloaded, or about to be.
-    """
-
-    ready: ModelReady
-    path: Path
-    symbols: tuple[str, ...]
-    spec: LoadModel  # of the model itself, whose limits and batches hold for its variants, too
-    loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
-    declared: set[Sizes] = field(default_factory=set)
-    refused: set[Sizes] = field(default_factory=set)
-    failed: dict[Sizes, tuple[Pauses, float]] = field(default_factory=dict)  # until when they are not tried
-    is_dropped: bool = False
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Name and version."""
-        return self.ready.name, self.ready.version
-
-    def like_it(self, variant: LoadModel) -> LoadModel:
-        """Return what the scheduler is told of a variant: limits and batches are those of the model."""
-        own = self.spec
-        return ModelBatching.told(own).give(replace(variant, limits=own.limits, limit_priority=own.limit_priority))
-
-    def failed_for_now(self, sizes: Sizes) -> None:
-        """Note that these sizes are not there, for a reason that may pass."""
-        pauses = self.failed[sizes][0] if sizes in self.failed else _pauses()
-        self.failed[sizes] = pauses, time.monotonic() + pauses.failed()
-
-    def may_try(self, sizes: Sizes) -> bool:
-        """Whether it is of use to compile for these sizes now."""
-        tried = len(self.refused) + len(self.failed)
-        if sizes in self.loaded or sizes in self.refused:
-            return False
-        return time.monotonic() >= self.failed[sizes][1] if sizes in self.failed else tried < MAX_REFUSED
-
-    def title(self, sizes: Sizes) -> str:
-        """Return the name of one variant, for people."""
-        values = ", ".join(f"{symbol}={size}" for symbol, size in zip(self.symbols, sizes, strict=True))
-        return f"{self.ready.name}, version {self.ready.version}, {values}"
 
 
 class ShapeCache:
@@ -89,28 +33,27 @@ class ShapeCache:
         self,
         compiler: Compiler,
         scheduler: SchedulerControl,
-        front_end: FrontEndControl,
+        clients: Announcements,
         make_spec: Callable[[str, Manifest, int], LoadModel],
         limit: int,
         computable_rows: Callable[[Manifest], int],
     ) -> None:
         self._compiler = compiler
         self._scheduler = scheduler
-        self._front_end = front_end
+        self._clients = clients
         self._make_spec = make_spec
         self._limit = limit
         self._computable_rows = computable_rows
         self._models: dict[tuple[str, int], Shaped] = {}
         self._queue: dict[tuple[str, int, Sizes], None] = {}
         self._news = asyncio.Event()
-        front_end.on_shape_wanted = self.want
 
     async def prepare(self, ready: ModelReady, path: Path, declared: Sequence[Sizes], spec: LoadModel) -> Shaped | None:
         """Return when the declared sizes of a loaded model are compiled, or cannot be; None if it has none to compile.
 
         Nobody is told of it before `adopt`.
         """
-        symbols = open_symbols(ready.inputs, ready.batched)
+        symbols = ready.symbols
         if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self._limit:
             return None
         if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
@@ -128,7 +71,7 @@ class ShapeCache:
         """Take care of a model that has been announced."""
         self._models[model.key] = model
         for variant in model.loaded.values():
-            self._front_end.announce_variant(variant)
+            self._clients.announce_variant(variant)
 
     def forget(self, model: Shaped) -> None:
         """Compile no more of a model that is not served any more; what there is, its last requests may still use."""
@@ -166,7 +109,7 @@ class ShapeCache:
             model.refused.add(sizes)
         else:
             model.failed_for_now(sizes)
-        self._front_end.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
+        self._clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
         return True
 
     def _find(self, model_id: int) -> tuple[Shaped, Sizes] | None:
@@ -220,7 +163,7 @@ class ShapeCache:
         model.loaded[sizes] = variant
         model.failed.pop(sizes, None)
         if self._models.get(model.key) is model:
-            self._front_end.announce_variant(variant)
+            self._clients.announce_variant(variant)
         _log.info("%s: ready", title)
 
     def _drop_oldest(self, model: Shaped) -> bool:
@@ -228,11 +171,7 @@ class ShapeCache:
         sizes = next((sizes for sizes in model.loaded if sizes not in model.declared), None)
         if sizes is None:
             return False
-        self._front_end.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
+        self._clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
         self._scheduler.unload(model.loaded.pop(sizes).model_id)
         _log.info("%s: unloaded", model.title(sizes))
         return True
-
-
-def _pauses() -> Pauses:
-    return Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)

@@ -1,198 +1,228 @@
-"""Requests of the server's own, to try a model with: of which sizes, with which contents.
+"""What a loaded model goes through before clients get it: its owner's samples, then the server's own trial requests.
 
-A trial that fails shows nothing: the model may want other sizes, or other contents.
+All go the way of clients' requests, from the supervisor's own io segment. Samples (`model_warmup` of config.pbtxt) are
+checked as clients' requests are.
 """
 
+import asyncio
+import logging
 import math
-import statistics
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from pathlib import Path
+from typing import Final
 
-from gangway.artifact.format import MOST_PLAUSIBLE_ELEMENTS, PLAUSIBLE_SIZES
-from gangway.executor.frames import example_bytes
-from gangway.executor.memory_budget import memory_budget
-from gangway.executor.slots import SlotOutcome, SlotStatus
-from gangway.server.errors import RequestError
-from gangway.server.models.served import ServedModel, Shapes, item_bytes
-from gangway.server.requests.calls import Call, Contents, TensorCall, call_of
-from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Request
-from gangway.server.supervisor.scheduler import ModelLoadError
+from gangway.artifact.files import file_beside
+from gangway.artifact.format import Engine, Manifest
+from gangway.executor import _native
+from gangway.executor.frames import join_strings
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
+from gangway.server.errors import ConfigError, ModelLoadError, RequestError
+from gangway.server.messages import ModelReady
+from gangway.server.models.config import datatype_name
+from gangway.server.models.sequences import END, ID, START
+from gangway.server.models.served import Models, ServedModel, item_bytes
+from gangway.server.models.settings import ModelBatching
+from gangway.server.options.grpc import GrpcOptions
+from gangway.server.repository.loaded import Isolated, Tried
+from gangway.server.repository.request_cost import measure_request_cost_us
+from gangway.server.repository.trial_runs import Sizes, TrialError, measure_isolated, run_once, trial_sizes
+from gangway.server.requests.data_plane import DataPlane
+from gangway.server.requests.ensemble_calls import EnsembleCall
+from gangway.server.requests.sequence_calls import alone
+from gangway.server.requests.validation import Planner
 
-Sizes: TypeAlias = Mapping[str, int]  # of symbolic dimensions, by their names
-Trial: TypeAlias = tuple[Call, Contents, int]  # and its rows
-ResultT = TypeVar("ResultT")
-
-
-class TrialError(ModelLoadError):
-    """The model has failed; with other inputs it may not."""
-
-
-def trial_sizes(model: ServedModel, known: Sizes, warmed: Sequence[Sizes]) -> list[Sizes]:
-    """Return the sizes to try a model with, in order; `warmed`, of its owner's samples, and `known` are possible."""
-    if not model.symbols:
-        return [{}]
-    possible = [sizes for sizes in (*warmed, known) if all(symbol in sizes for symbol in model.symbols)]
-    plausible = [dict.fromkeys(model.symbols, size) for size in PLAUSIBLE_SIZES]
-    return possible + [sizes for sizes in plausible if _elements(model, sizes) <= MOST_PLAUSIBLE_ELEMENTS]
-
-
-def _elements(model: ServedModel, sizes: Sizes) -> int:
-    return max(math.prod(shape) for _, shape in trial_shapes(model, sizes).inputs)
+FOLDER: Final = "warmup"  # in the model's folder: what `input_data_file` names
+MAX_RUNS: Final = 10_000  # of all samples together
+MAX_SAMPLE_BYTES: Final = 256 << 20  # as much as one message may have
 
 
-def first_possible(sizes: Sequence[Sizes], attempt: Callable[[Sizes], ResultT]) -> ResultT:
-    """Return the result of the first attempt that does not fail. Raises the last TrialError if all do."""
-    failed = TrialError("there is nothing to try")
-    for some in sizes:
-        try:
-            return attempt(some)
-        except TrialError as error:
-            failed = error
-    raise failed
+_log = logging.getLogger(__name__)
 
 
-def trial_shapes(model: ServedModel, sizes: Sizes, rows: int = 1) -> Shapes:
-    """Return shapes of all inputs to try a model with; sizes that its configuration gives go before these."""
-    dims = [(tensor, axis, size) for tensor in model.all_inputs for axis, size in enumerate(tensor.shape)]
-    configured = {tensor.symbols[axis]: size for tensor, axis, size in dims if tensor.symbols and size >= 0}
-    own = {symbol: configured.get(symbol, sizes.get(symbol, 1)) for symbol in model.symbols}
-    inputs = []
-    for tensor in model.all_inputs:
-        symbols = tensor.symbols or ("",) * len(tensor.shape)
-        shape = [own.get(symbol, 1) if size == -1 else size for size, symbol in zip(tensor.shape, symbols, strict=True)]
-        if model.batched and tensor.shape[0] == -1:
-            shape[0] = rows
-        inputs.append((tensor, tuple(shape)))
-    rows = inputs[0][1][0] if model.batched else 1
-    return Shapes(rows, tuple(inputs), own)
+class ModelTrials:
+    """One model at a time. `plane`: the supervisor's own. `grpc` returns how gRPC is served, once it is.
 
-
-def trial_of(model: ServedModel, sizes: Sizes) -> Trial:
-    """Return a call to try a model with, its contents, which are zeros, and its rows: one, unless more are configured.
-
-    `sizes` of symbolic dimensions.
+    `way_back_us`: what policies reckon with for an answer's way to the client where others keep the machine busy.
     """
-    shapes = trial_shapes(model, sizes)
-    contents = [example_bytes(tensor.datatype, shape, item_bytes(tensor.datatype)) for tensor, shape in shapes.inputs]
-    return call_of(model, shapes, list(model.outputs.values())), contents, shapes.rows
 
+    def __init__(self, plane: DataPlane, grpc: Callable[[], GrpcOptions], way_back_us: float) -> None:
+        self._plane = plane
+        self._grpc = grpc
+        self._way_back_us = way_back_us
+        self._turn = asyncio.Lock()
+        self._isolated: dict[str, Isolated] = {}  # by key of the artifact: the best there was, in quieter times maybe
+        self._stop = threading.Event()
+        self.request_cost_us = 0.0  # a client's, whatever the model; 0 until the first model is there
 
-# Measures how long a model takes when it is alone: by ordinary requests through the supervisor's own io segment.
+    async def try_model(self, ready: ModelReady, manifest: Manifest, config: ModelConfig, folder: Path) -> Tried:
+        """Warm a loaded model up and measure it. Raises ConfigError, ModelLoadError."""
+        async with self._turn:
+            samples = await asyncio.to_thread(samples_of, config, folder)
+            if not self.request_cost_us:  # before that, processes that start have the cores
+                self.request_cost_us = await asyncio.to_thread(measure_request_cost_us, self._grpc())
+            warmed = await asyncio.to_thread(warm_up, self._plane, ready, samples, self._stop)
+            sizes = trial_sizes(ServedModel.of(ready), manifest.trial_sizes, warmed)
+            isolated, mixed_rows = await self._measure(ready, manifest.key, sizes), ""
+            if manifest.engine is Engine.ONNXRUNTIME and ModelBatching.of(config).joins:
+                mixed_rows = await self._mixed_rows(ready, manifest, sizes, isolated)
+        known = isolated if isinstance(isolated, Isolated) else None
+        return Tried(known, self.request_cost_us, self._busy_cost_us, mixed_rows)
 
-REQUEST_TIMEOUT_SECONDS = 60.0
-PATIENCE_SECONDS = 5.0  # with requests that go first
-LAST_CLASS = 1 << 30  # after all that clients may ask for
-WAIT_STEP_NS = 100_000_000  # how often `stop` is looked at
-WARM_UP_RUNS = 2  # the first ones fault pages in
-MIN_RUNS, MAX_RUNS = 3, 20
-BUDGET_SECONDS = 0.1
-PAUSE_SECONDS = 0.001  # a client's next request finds scheduler and workers asleep
+    def stop(self) -> None:
+        """End what is being tried."""
+        self._stop.set()
+
+    @property
+    def _busy_cost_us(self) -> float:
+        """What any request costs a client where others keep the machine busy."""
+        return self.request_cost_us + self._way_back_us
+
+    async def _measure(self, ready: ModelReady, key: str, sizes: Sequence[Sizes]) -> Isolated | ModelLoadError:
+        """Return how fast the model is alone, or why no run of a model for onnxruntime has succeeded.
+
+        While others are served the model is not alone. An earlier measurement counts if it was quicker.
+        """
+        try:
+            isolated = await asyncio.to_thread(
+                measure_isolated, self._plane, ServedModel.of(ready), sizes, self._stop, self.request_cost_us
+            )
+        except ModelLoadError as error:
+            if ready.engine is not Engine.ONNXRUNTIME or self._stop.is_set():
+                raise
+            _log.warning(
+                "%s, version %d: its time alone is not known, because no trial request of zeros succeeded: %s",
+                ready.name,
+                ready.version,
+                error,
+            )
+            return error
+        known = self._isolated.get(key, isolated)
+        if len(self._isolated) >= _native.MAX_MODELS:
+            self._isolated.clear()
+        best = Isolated(
+            min(known.compute_us, isolated.compute_us),
+            min(known.latency_us, isolated.latency_us),
+            isolated.request_cost_us,
+            self._busy_cost_us,
+        )
+        self._isolated[key] = best
+        return best
+
+    async def _mixed_rows(
+        self, ready: ModelReady, manifest: Manifest, sizes: Sequence[Sizes], measured: Isolated | ModelLoadError
+    ) -> str:
+        """Return why requests must not share a batch; empty if rows are known not to influence each other."""
+        if manifest.mixes_rows:
+            return manifest.mixes_rows
+        if isinstance(measured, ModelLoadError) and not isinstance(measured, TrialError):
+            return f"no trial run has succeeded: {measured}"  # whatever the inputs: no other would
+        from gangway.server.repository.mixed_rows import why_rows_mix  # noqa: PLC0415 - numpy: few models need it
+
+        return await asyncio.to_thread(why_rows_mix, self._plane, ServedModel.of(ready), sizes, self._stop)
 
 
 @dataclass(frozen=True)
-class Isolated:
-    """Medians of one row of zeros on all cores, in microseconds.
+class Sample:
+    """One request, to be sent `count` times: a ModelInferRequest without contents, and the contents."""
 
-    `compute_us`: first to last task. `latency_us`: all that a client on this machine waits for, which for a small model
-    is mostly transport, front end and scheduler. `request_cost_us`: the part of it that any request costs.
-    `busy_cost_us`: what any request costs where others keep the machine busy; no multiple is less.
+    name: str
+    header: bytes
+    contents: tuple[bytes, ...]
+    count: int
+
+
+def samples_of(config: ModelConfig, folder: Path) -> list[Sample]:
+    """Return the samples of a completed configuration. Raises ConfigError, also where a file cannot be read."""
+    samples = [_sample(config, warmup, folder) for warmup in config.model_warmup]
+    if (runs := sum(sample.count for sample in samples)) > MAX_RUNS:
+        raise ConfigError(f"model_warmup: {runs} requests in all, at most {MAX_RUNS} are possible")
+    return samples
+
+
+def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: threading.Event) -> list[Sizes]:
+    """Have a loaded model answer the samples; return their sizes of symbolic dimensions.
+
+    Blocks until it has, or `stop` is set. Raises ModelLoadError.
     """
-
-    compute_us: float
-    latency_us: float
-    request_cost_us: float = 0.0
-    busy_cost_us: float = 0.0
-
-
-def measure_isolated(
-    plane: DataPlane, model: ServedModel, sizes: Sequence[Sizes], stop: threading.Event, request_cost_us: float
-) -> Isolated:
-    """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer, or until `stop` is set.
-
-    It has the first of the `sizes` of symbolic dimensions that are possible. `request_cost_us`: what a request costs
-    outside the data plane. Raises TrialError when the model cannot do with zeros, ModelLoadError when a run fails in
-    another way.
-    """
-    outcomes = list(_outcomes(plane, model, sizes, stop))
-    return Isolated(
-        statistics.median(outcome.compute_us for outcome in outcomes),
-        request_cost_us + statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
-        request_cost_us,
-    )
+    planner = Planner(Models().updated(ready))
+    sizes = []
+    for sample in samples:
+        try:
+            plan = planner.plan(sample.header, has_raws=True)
+            assert not isinstance(plan.call, EnsembleCall), "an ensemble with samples is refused"
+            contents = plan.contents([memoryview(content) for content in sample.contents])
+            call, tensors = plan.call, plan.model.sequence
+            if plan.sequence is not None and tensors is not None:
+                call = alone(call, tensors, plan.sequence)
+            for _ in range(sample.count):
+                run_once(plane, call, contents, stop, plan.shapes.rows)
+        except (RequestError, ModelLoadError, ValueError) as error:
+            raise ModelLoadError(f"model_warmup '{sample.name}': {error}") from error
+        sizes.append(plan.shapes.sizes)
+    return sizes
 
 
-def _outcomes(
-    plane: DataPlane, model: ServedModel, sizes: Sequence[Sizes], stop: threading.Event
-) -> Iterator[SlotOutcome]:
-    call, contents, rows = first_possible(sizes, lambda some: _warmed_up(plane, trial_of(model, some), stop))
-    end = time.monotonic() + BUDGET_SECONDS
-    for run in range(MAX_RUNS):
-        if run >= MIN_RUNS and time.monotonic() > end:
-            return
-        stop.wait(PAUSE_SECONDS)
-        yield run_once(plane, call, contents, stop, rows)
+def _sample(config: ModelConfig, warmup: ModelWarmup, folder: Path) -> Sample:
+    from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415 - numpy: few models have samples, every start waits
+
+    where = f"model_warmup '{warmup.name}'"
+    if warmup.batch_size < 1 or (warmup.batch_size > 1 and not config.max_batch_size):
+        expected = f"1 to {config.max_batch_size}" if config.max_batch_size else "1"
+        raise ConfigError(f"{where}: batch_size is {warmup.batch_size}, expected {expected}")
+    request = pb.ModelInferRequest(model_name=config.name)
+    if config.HasField("sequence_batching"):  # one that begins and ends with the request
+        request.parameters[ID].int64_param = 1
+        request.parameters[START].bool_param = request.parameters[END].bool_param = True
+    contents = []
+    for name, given in warmup.inputs.items():
+        if min(given.dims, default=0) < 0:
+            raise ConfigError(f"{where}: input '{name}' needs fixed dims, got {list(given.dims)}")
+        shape = [warmup.batch_size] * bool(config.max_batch_size) + list(given.dims)
+        datatype = datatype_name(given.data_type)
+        if datatype not in (*DTYPES, "BYTES"):
+            raise ConfigError(f"{where}: input '{name}' has no data_type")
+        if math.prod(shape) * (item_bytes(datatype) or 1) > MAX_SAMPLE_BYTES:
+            raise ConfigError(f"{where}: input '{name}' is larger than {MAX_SAMPLE_BYTES} bytes")
+        request.inputs.add(name=name, datatype=datatype, shape=shape)
+        contents.append(_content(given, datatype, math.prod(shape), f"{where}: input '{name}'", folder))
+    return Sample(warmup.name, request.SerializeToString(), tuple(contents), max(warmup.count, 1))
 
 
-def _warmed_up(plane: DataPlane, trial: Trial, stop: threading.Event) -> Trial:
-    call, contents, rows = trial
-    for _ in range(WARM_UP_RUNS):
-        run_once(plane, call, contents, stop, rows)
-    return trial
+def _content(given: ModelWarmup.Input, datatype: str, elements: int, where: str, folder: Path) -> bytes:
+    match given.WhichOneof("input_data_type"):
+        case "zero_data":
+            return join_strings([b""] * elements) if datatype == "BYTES" else bytes(elements * item_bytes(datatype))
+        case "random_data":
+            return _random(datatype, elements)
+        case "input_data_file":
+            return _file(folder, given.input_data_file, where)
+        case _:
+            raise ConfigError(f"{where}: expected zero_data, random_data or input_data_file")
 
 
-def run_once(plane: DataPlane, call: Call, contents: Contents, stop: threading.Event, rows: int = 1) -> SlotOutcome:
-    """Have a model compute once; return how it went. Blocks, until `stop` is set at most.
-
-    Raises TrialError when the model cannot do with these contents, ModelLoadError when it fails in another way.
-    """
+def _file(folder: Path, name: str, where: str) -> bytes:
     try:
-        outcome = _run(plane, call, contents, stop, rows, LAST_CLASS, PATIENCE_SECONDS)
-        if outcome is None:  # the server is so busy that the last class never gets its turn
-            outcome = _run(plane, call, contents, stop, rows, 0, REQUEST_TIMEOUT_SECONDS)
-    except PoolExhaustedError as error:
-        raise ModelLoadError(f"no room for a trial run: {error}") from error
-    if outcome is None:
-        raise ModelLoadError(f"a trial run did not end within {REQUEST_TIMEOUT_SECONDS:.0f} seconds")
-    return outcome
+        path = file_beside(folder / FOLDER, name)
+        if path.stat().st_size > MAX_SAMPLE_BYTES:
+            raise ConfigError(f"{where}: input_data_file '{name}' is larger than {MAX_SAMPLE_BYTES} bytes")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: input_data_file '{name}' cannot be read: {error}") from error
 
 
-def _run(
-    plane: DataPlane, call: Call, contents: Contents, stop: threading.Event, rows: int, priority: int, seconds: float
-) -> SlotOutcome | None:
-    """Return None if the run did not end in this time."""
-    response = None
-    while response is None:
-        with plane.open(call.layout(contents), rows) as request:
-            call.write(request, contents)
-            request.submit(priority=priority, alone=True)
-            outcome = _await(request, stop, seconds)
-            if outcome is None:
-                return None
-            if outcome.status is SlotStatus.INVALID and isinstance(call, TensorCall):
-                return outcome  # kernels refuse a number, but compute to the end
-            if outcome.status in (SlotStatus.INTERNAL, SlotStatus.INVALID) and outcome.attempts <= 1:
-                why = f": {outcome.reason}" if outcome.reason else ""
-                raise TrialError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts{why}")
-            if outcome.status is SlotStatus.NO_MEMORY:
-                raise ModelLoadError(f"a trial run needs more than {memory_budget().limit} leave room for")
-            if outcome.status is not SlotStatus.OK:
-                raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
-            try:
-                response = call.answer(b"", request)
-            except RequestError as error:
-                raise TrialError(error.message) from error
-    return outcome
+def _random(datatype: str, elements: int) -> bytes:
+    """Return the same numbers each time: floats in [0, 1), integers in 0 to 127, which most models can do with."""
+    import numpy as np  # noqa: PLC0415
 
+    from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415
 
-def _await(request: Request, stop: threading.Event, seconds: float) -> SlotOutcome | None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not stop.is_set():
-        outcome = request.wait(time.monotonic_ns() + WAIT_STEP_NS)
-        if outcome is not None:
-            return outcome
-    if stop.is_set():
-        raise ModelLoadError("the server is stopping")
-    return None
+    source = np.random.default_rng(0)
+    if datatype == "BYTES":
+        return join_strings([b"%d" % value for value in source.integers(0, 128, elements)])
+    dtype = DTYPES[datatype]
+    if dtype.kind == "f":
+        return source.random(elements).astype(dtype).tobytes()
+    return source.integers(0, 2 if dtype.kind == "b" else 128, elements).astype(dtype).tobytes()

@@ -1,7 +1,6 @@
 """The front ends as the supervisor sees them: started, replaced when they die, and told everything again."""
 
 import asyncio
-import heapq
 import logging
 import os
 import socket
@@ -13,13 +12,11 @@ from itertools import count
 from gangway.artifact.host_limits import process_limit
 from gangway.executor.peer import peer_sockets
 from gangway.executor.process import take_precedence
-from gangway.server import counters as layout
 from gangway.server.addresses import UNIX, port_of, socket_address
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.log_settings import LogSettings
 from gangway.server.messages import (
     OK,
-    WHOLE_MODEL,
     Agreed,
     AllKnown,
     Applied,
@@ -27,25 +24,19 @@ from gangway.server.messages import (
     Change,
     Drain,
     FrontEndMessage,
-    InitialLoadDone,
     Listening,
-    ModelReady,
-    ModelRemoved,
     ModelRetired,
-    ModelUnavailable,
     Proposed,
     RegionChange,
     RepositoryAnswer,
     RepositoryCall,
     Settled,
     ShapeWanted,
-    VariantGone,
-    VariantReady,
     front_end_peer,
 )
 from gangway.server.options.grpc import GrpcOptions
 from gangway.server.options.serve_options import ServeOptions
-from gangway.server.statistics import StatisticsTable
+from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, KeptProcess, pin
@@ -55,7 +46,9 @@ from gangway.server.supervisor.shared_memory import FRONT_END, SLOTS, Placement,
 from gangway.server.system import thread_share
 from gangway.server.tracing.settings import TraceOverrides
 
-# One front end as the supervisor sees it: its process, which may be replaced, and the link to it.
+_log = logging.getLogger(__name__)
+
+# One front end as the supervisor sees it: its process, which may be replaced, and the peer that it is.
 
 Launch = Callable[["FrontEndProcess"], "subprocess.Popen[bytes]"]
 Hear = Callable[["FrontEndProcess", FrontEndMessage], None]
@@ -313,54 +306,12 @@ def _reserve(target: str, failure: str, shared: bool = False) -> socket.socket:
     return held
 
 
-# Which model has which row of the counters: the supervisor's to say.
-
-NO_ROW = -1  # front ends count in memory of their own
-_log = logging.getLogger(__name__)
-
-
-class RowAllocator:
-    """Gives rows to model numbers, of which there may be any; ensembles have some, too."""
-
-    def __init__(self, table: StatisticsTable) -> None:
-        self._table = table
-        self._free = list(range(layout.MODELS))
-        self._taken: dict[int, int] = {}  # by model number
-
-    def take(self, model_id: int) -> int:
-        """Return the row of a model that is announced, all zeros if it is new; NO_ROW if there is no room."""
-        if model_id in self._taken:
-            return self._taken[model_id]
-        row = self._free[0] if self._free else NO_ROW
-        try:
-            if row == NO_ROW:
-                raise OSError(f"{layout.MODELS} models have counters already")
-            self._table.begin(row)
-        except OSError as error:
-            _log.warning("statistics of a model begin anew with every front end: %s", error)
-            return NO_ROW
-        heapq.heappop(self._free)
-        self._taken[model_id] = row
-        return row
-
-    def give_back(self, model_id: int) -> None:
-        """No request counts for a model any more."""
-        row = self._taken.pop(model_id, NO_ROW)
-        if row != NO_ROW:
-            self._table.end(row)
-            heapq.heappush(self._free, row)
-
-
-@dataclass
-class _Retiring:
-    """A model number that clients do not get any more, and the front ends whose requests may still use it."""
-
-    front_ends: set[int]
-    done: asyncio.Future[None]
-
-
 class FrontEndControl:
-    """What clients are to know of the models is kept here, and said again to successors."""
+    """Starts the front ends, replaces those that die, and passes on what they say.
+
+    `announcements` is what all of them know of the models. `on_shape_wanted`, `on_repository_call` and
+    `on_log_settings` get what concerns other parts of the supervisor; a call is answered by `answer`.
+    """
 
     def __init__(
         self,
@@ -370,28 +321,28 @@ class FrontEndControl:
         log: ServerLog,
         scheduler: SchedulerControl,
         exporter: ExporterControl,
-        mappings: RegionRegistry,
+        regions: RegionRegistry,
+        announcements: Announcements,
+        on_shape_wanted: Callable[[ShapeWanted], None],
+        on_repository_call: Callable[[RepositoryCall], None],
+        on_log_settings: Callable[[LogSettings], None],
     ) -> None:
         """Start nothing yet. Raises TooFewThreadsError."""
         self._memory = memory
-        self._rows = RowAllocator(memory.statistics)
         self._log = log
         self._exporter = exporter
-        self._mappings = mappings
+        self._regions = regions
+        self._announcements = announcements
+        self._on_shape_wanted = on_shape_wanted
+        self._on_repository_call = on_repository_call
+        self._on_log_settings = on_log_settings
         self._placement = placement
         self._serve = options
         general = options.general
         self._thread_share = thread_share(process_limit(), len(general.cores), general.front_ends)
-        self.on_log_settings: Callable[[LogSettings], None] = lambda settings: None
         self._scheduler = scheduler
-        self._models: dict[tuple[str, int], ModelReady | ModelUnavailable] = {}
-        self._variants: dict[tuple[str, int, tuple[int, ...]], VariantReady] = {}
-        self._retiring: dict[int, _Retiring] = {}  # by model number
         self._callers: dict[int, tuple[int, int]] = {}  # front end and its number of a call, by our number
         self._call_numbers = count(1)
-        self.on_shape_wanted: Callable[[ShapeWanted], None] = lambda message: None
-        self.on_repository_call: Callable[[RepositoryCall], None] = lambda message: None
-        self._load_done: InitialLoadDone | None = None
         cores = dict(enumerate(placement.front_ends, FRONT_END))
         self._all = {
             index: FrontEndProcess(
@@ -399,7 +350,7 @@ class FrontEndControl:
             )
             for index, core in cores.items()
         }
-        self._agreements = Agreements(self._send, self._present, self._holds)
+        self._agreements = Agreements(self._send, self.present, self._holds)
         self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._held_ports: tuple[socket.socket, ...] = ()
         self.metrics_address = ""  # "host:port"; empty: none
@@ -418,6 +369,15 @@ class FrontEndControl:
         """The processes by their number in the control segment."""
         return {index: process.kept for index, process in self._all.items()}
 
+    def present(self) -> set[int]:
+        """Return the numbers of the front ends that run."""
+        return {process.index for process in self._all.values() if process.is_up}
+
+    def send_all(self, message: FrontEndMessage) -> None:
+        """Tell every front end something."""
+        for process in self._all.values():
+            process.send(message)
+
     async def listening(self) -> str:
         """Return the address ("host:port") once clients can connect to every front end. Raises BindError."""
         return await self._listening
@@ -426,47 +386,6 @@ class FrontEndControl:
     def grpc(self) -> GrpcOptions:
         """How gRPC is served, once it is: with the port that clients connect to."""
         return self._serve.grpc
-
-    @property
-    def entries(self) -> Mapping[tuple[str, int], ModelReady | ModelUnavailable]:
-        """What clients know, by name and version."""
-        return self._models
-
-    def counted(self) -> list[ModelReady]:
-        """Return the models that are served and have counters."""
-        ready = [entry for entry in self._models.values() if isinstance(entry, ModelReady)]
-        return [model for model in ready if model.statistics_row != NO_ROW]
-
-    def announce(self, message: ModelReady | ModelUnavailable | ModelRemoved) -> None:
-        """Tell clients about a model. What was compiled of it for certain sizes is forgotten."""
-        key = (message.name, message.version)
-        if message.version != WHOLE_MODEL:  # an entry without version stands only until there is a real one
-            self._models.pop((message.name, WHOLE_MODEL), None)
-        self._variants = {sizes: known for sizes, known in self._variants.items() if sizes[:2] != key}
-        if isinstance(message, ModelReady):
-            message = replace(message, statistics_row=self._rows.take(message.model_id))
-        if isinstance(message, ModelRemoved):
-            self._models.pop(key, None)
-        else:
-            self._models[key] = message
-        self._send_all(message)
-
-    async def retired(self, model_id: int, timeout_seconds: float) -> bool:
-        """Return when no request uses a number that clients do not get any more; False if that takes too long.
-
-        To be called at once after the announcement, before a front end can have answered.
-        """
-        retiring = _Retiring(self._present(), asyncio.get_running_loop().create_future())
-        self._retiring[model_id] = retiring
-        try:
-            if retiring.front_ends:  # else none of them knows the number, and successors never hear of it
-                await asyncio.wait_for(retiring.done, timeout_seconds)
-        except TimeoutError:
-            return False
-        finally:
-            self._retiring.pop(model_id, None)
-            self._rows.give_back(model_id)
-        return True
 
     def answer(self, message: RepositoryAnswer) -> None:
         """Answer a call, as soon as all front ends know what has come of it.
@@ -478,24 +397,10 @@ class FrontEndControl:
             answer = replace(message, number=number)
             self._agreements.begin(None, lambda code, text: self._send(caller, answer))
 
-    def announce_variant(self, message: VariantReady | VariantGone) -> None:
-        """Tell what of a model is compiled, or is not any more."""
-        key = (message.name, message.version, message.sizes)
-        if isinstance(message, VariantReady):
-            self._variants[key] = message
-        else:
-            self._variants.pop(key, None)
-        self._send_all(message)
-
-    def initial_load_done(self, strict_readiness: bool) -> None:
-        """Let ServerReady answer true."""
-        self._load_done = InitialLoadDone(strict_readiness)
-        self._send_all(self._load_done)
-
     async def drain(self, timeout_seconds: float) -> bool:
         """Refuse new requests, let the running ones finish, end the processes; False if requests were left."""
         self._stopping = True
-        self._send_all(Drain())
+        self.send_all(Drain())
         ended = await asyncio.gather(*(process.end(timeout_seconds) for process in self._all.values()))
         return all(ended)
 
@@ -503,10 +408,8 @@ class FrontEndControl:
 
     def _launch(self, process: FrontEndProcess) -> "subprocess.Popen[bytes]":
         memory, index = self._memory, process.index
-        known: list[FrontEndMessage] = [*self._agreements.known(), *self._models.values(), *self._variants.values()]
-        if self._load_done is not None:
-            known.append(self._load_done)
-        with self._mappings.front_end(index) as regions:
+        known: list[FrontEndMessage] = [*self._agreements.known(), *self._announcements.known()]
+        with self._regions.front_end(index) as regions:
             options = FrontEndOptions(
                 index=index,
                 control_fd=memory.control.segment.fd,
@@ -525,8 +428,7 @@ class FrontEndControl:
             return process.start_with(options, [*known, AllKnown()])
 
     def _ended(self, process: FrontEndProcess, child: Child) -> None:
-        for model_id in list(self._retiring):
-            self._unused(process.index, model_id)
+        self._announcements.front_end_ended(process.index)
         self._agreements.left(process.index)
         self._callers = {number: call for number, call in self._callers.items() if call[0] != process.index}
         if not self._stopping:
@@ -537,30 +439,23 @@ class FrontEndControl:
         self._memory.tables[process.index].init()
         self._memory.statistics.set_heap_bytes(process.index - FRONT_END, 0)
 
-    def _present(self) -> set[int]:
-        return {process.index for process in self._all.values() if process.is_up}
-
     # -- messages
 
     def _send(self, front_end: int, message: FrontEndMessage) -> None:
         self._all[front_end].send(message)
-
-    def _send_all(self, message: FrontEndMessage) -> None:
-        for process in self._all.values():
-            process.send(message)
 
     def _heard(self, process: FrontEndProcess, message: FrontEndMessage) -> None:
         match message:
             case Listening():
                 self._listens(process, message)
             case ShapeWanted():
-                self.on_shape_wanted(message)
+                self._on_shape_wanted(message)
             case RepositoryCall(number):
                 own = next(self._call_numbers)
                 self._callers[own] = process.index, number
-                self.on_repository_call(replace(message, number=own))
+                self._on_repository_call(replace(message, number=own))
             case ModelRetired(model_id):
-                self._unused(process.index, model_id)
+                self._announcements.front_end_retired(process.index, model_id)
             case Proposed(number, change):
                 if isinstance(change, TraceOverrides) and change.level:
                     self._exporter.want()
@@ -589,14 +484,7 @@ class FrontEndControl:
     def _holds(self, change: Change) -> None:
         """All front ends have made a change."""
         if isinstance(change, LogSettings):
-            self.on_log_settings(change)
-
-    def _unused(self, front_end: int, model_id: int) -> None:
-        retiring = self._retiring.get(model_id)
-        if retiring is not None:
-            retiring.front_ends.discard(front_end)
-            if not retiring.front_ends and not retiring.done.done():
-                retiring.done.set_result(None)
+            self._on_log_settings(change)
 
 
 def _name(index: int, placement: Placement) -> str:

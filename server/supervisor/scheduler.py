@@ -11,6 +11,7 @@ from pathlib import Path
 from gangway.executor.peer import peer_sockets
 from gangway.scheduler import messages as slow
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
+from gangway.server.errors import ModelLoadError
 from gangway.server.log_settings import LogSettings
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, KeptProcess, pin
@@ -19,12 +20,12 @@ from gangway.server.supervisor.shared_memory import SLOTS, Placement, SharedMemo
 _log = logging.getLogger(__name__)
 
 
-class ModelLoadError(Exception):
-    """The model cannot be served; the message says why."""
-
-
 class SchedulerControl:
-    """What has been asked of the scheduler is kept until it is answered, and said again to a successor."""
+    """What has been asked of the scheduler is kept until it is answered, and said again to a successor.
+
+    `on_worker_stuck` gets a worker's index and process id, `on_model_unloaded` a model's number. `on_model_lost` gets a
+    model's number, the reason, and whether its requests were at fault; `on_artifact_lost` a LoadModel and a reason.
+    """
 
     def __init__(
         self,
@@ -32,8 +33,12 @@ class SchedulerControl:
         policy: str,
         placement: Placement,
         log: ServerLog,
-        trace: Path | None = None,
-        timeline: Path | None = None,
+        trace: Path | None,
+        timeline: Path | None,
+        on_worker_stuck: Callable[[int, int], None],
+        on_model_unloaded: Callable[[int], None],
+        on_model_lost: Callable[[int, str, bool], None],
+        on_artifact_lost: Callable[[slow.LoadModel, str], None],
     ) -> None:
         self._memory = memory
         self._log = log
@@ -61,10 +66,10 @@ class SchedulerControl:
         self._quieting: dict[int, asyncio.Future[None]] = {}  # by front end
         self._missing: set[int] = set()  # workers that have no successor yet
         self._peer: AsyncPeer[slow.ControlMessage] | None = None
-        self.on_worker_stuck: Callable[[int, int], None] = lambda core, pid: None
-        self.on_model_unloaded: Callable[[int], None] = lambda model_id: None
-        self.on_model_lost: Callable[[int, str, bool], None] = lambda model_id, reason, at_fault: None
-        self.on_artifact_lost: Callable[[slow.LoadModel, str], None] = lambda spec, reason: None
+        self._on_worker_stuck = on_worker_stuck
+        self._on_model_unloaded = on_model_unloaded
+        self._on_model_lost = on_model_lost
+        self._on_artifact_lost = on_artifact_lost
 
     def start(self) -> None:
         """Start a scheduler and tell it all there is to know. Raises OSError."""
@@ -191,12 +196,12 @@ class SchedulerControl:
                 self._settle(model_id, ModelLoadError(reason), at_fault)
             case slow.ArtifactLost(model_id, reason):
                 if model_id in self._specs:
-                    self.on_artifact_lost(self._specs[model_id], reason)
+                    self._on_artifact_lost(self._specs[model_id], reason)
             case slow.FrontEndQuiet(front_end):
                 if not (quiet := self._quieting.pop(front_end)).done():
                     quiet.set_result(None)
             case slow.WorkerStuck(core, pid):
-                self.on_worker_stuck(core, pid)
+                self._on_worker_stuck(core, pid)
             case slow.Recovered(requests):
                 _log.info("scheduler (process %d) is ready, %d requests taken over", self.pid, requests)
             case slow.ModelUnloaded(model_id) if model_id in self._unloading:
@@ -204,7 +209,7 @@ class SchedulerControl:
                 self._unloading.remove(model_id)
                 if (done := self._unloads.get(model_id)) is not None and not done.done():
                     done.set_result(None)
-                self.on_model_unloaded(model_id)
+                self._on_model_unloaded(model_id)
             case slow.ModelUnloaded():
                 pass  # said by a scheduler and by its successor
             case _:
@@ -229,7 +234,7 @@ class SchedulerControl:
         done = self._loading.get(model_id)
         if done is None or done.done():
             if error is not None:  # no worker has it any more, or it ends workers
-                self.on_model_lost(model_id, str(error), at_fault)
+                self._on_model_lost(model_id, str(error), at_fault)
         elif error is None:
             done.set_result(None)
         else:

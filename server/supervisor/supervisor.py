@@ -13,18 +13,20 @@ from rich.table import Table
 from gangway.artifact.console import Console
 from gangway.artifact.format import Engine
 from gangway.executor.process import take_precedence_alone
-from gangway.scheduler.gangs import lease_count
 from gangway.server.log_settings import LogSettings
 from gangway.server.messages import DUPLICATE
 from gangway.server.models.settings import Terms, in_words
 from gangway.server.options.serve_options import ServeOptions
 from gangway.server.repository.compile_jobs import Compiler
-from gangway.server.repository.control import ModelControl
-from gangway.server.repository.loader import LoadedModel, ModelLoader
+from gangway.server.repository.control import ModelControl, RepositoryPoller
+from gangway.server.repository.entries import BrokenModel
+from gangway.server.repository.loaded import LoadedModel, config_of, policies_of
+from gangway.server.repository.loader import ModelLoader
 from gangway.server.repository.profiles import BackgroundProfiler
-from gangway.server.repository.repository import BrokenModel, OverrideStore, sweep_overrides
-from gangway.server.repository.service import RepositoryPoller, RepositoryService
-from gangway.server.repository.targets import config_of, policies_of
+from gangway.server.repository.repository import OverrideStore, sweep_overrides
+from gangway.server.repository.service import RepositoryService
+from gangway.server.repository.trials import ModelTrials
+from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.front_ends import FrontEndControl
 from gangway.server.supervisor.log import ServerLog, StatisticsLog
@@ -153,18 +155,42 @@ class Supervisor:
         memory = SharedMemory.create(len(general.cores), general.front_ends)
         memory.control.server_block.init(general.cores, time.time())
         placement = place(general.cores, general.front_ends)
-        self._scheduler = SchedulerControl(
-            memory, general.scheduler, placement, log, general.trace_decisions, general.timeline
-        )
-        self._mappings = RegionRegistry(memory.control.lost_regions)
-        self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler, log, self._mappings)
         self._exporter = ExporterControl(options.traces, log)
-        self._front_end = FrontEndControl(
-            memory, options, placement, log, self._scheduler, self._exporter, self._mappings
+        self._regions = RegionRegistry(memory.control.lost_regions)
+        # Messages from other processes come later, when all of these are there.
+        self._announcements = Announcements(
+            memory.statistics,
+            send=lambda message: self._front_ends.send_all(message),
+            present=lambda: self._front_ends.present(),
         )
-        self._front_end.on_log_settings = self._set_log
+        self._scheduler = SchedulerControl(
+            memory,
+            general.scheduler,
+            placement,
+            log,
+            general.trace_decisions,
+            general.timeline,
+            on_worker_stuck=lambda index, pid: self._workers.kill(index, pid),
+            on_model_unloaded=lambda model_id: self._loader.forget(model_id),
+            on_model_lost=lambda model_id, reason, at_fault: self._loader.lost(model_id, reason, at_fault),
+            on_artifact_lost=lambda spec, reason: self._loader.artifact_lost(spec, reason),
+        )
+        self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler, log, self._regions)
+        self._front_ends = FrontEndControl(
+            memory,
+            options,
+            placement,
+            log,
+            self._scheduler,
+            self._exporter,
+            self._regions,
+            self._announcements,
+            on_shape_wanted=lambda message: self._loader.shape_wanted(message),
+            on_repository_call=lambda call: self._repository.take(call),
+            on_log_settings=self._set_log,
+        )
         self._compiler = Compiler(general.cache_dir, log)
-        self._profiles = BackgroundProfiler(
+        self._profiler = BackgroundProfiler(
             general.cache_dir,
             general.cores,
             memory.control,
@@ -173,27 +199,28 @@ class Supervisor:
             general.profile_seconds,
             log,
         )
+        self._trials = ModelTrials(memory.own_data_plane(), lambda: self._front_ends.grpc, placement.way_back_us)
         self._loader = ModelLoader(
+            options,
             self._compiler,
             self._scheduler,
-            self._front_end,
-            memory.own_data_plane(),
-            general.max_shapes,
-            self._profiles,
-            general.front_ends,
-            options.repository.complete_configs,
-            options.models.rates,
-            options.models.batching,
-            lease_count(len(general.cores)),
-            options.models.default_max_batch_size,
-            len(general.cores),
-            placement.way_back_us,
+            self._announcements,
+            self._profiler,
+            self._trials.try_model,
+            on_model_lost=lambda model_id, reason, at_fault: self._models.lost(model_id, reason, at_fault),
         )
         self._overrides = OverrideStore()
-        self._models = ModelControl(options.repository, self._loader, self._front_end, self._overrides)
-        self._desk = RepositoryService(self._front_end, self._models, self._overrides, options.repository)
-        self._watch = HeartbeatWatch(memory.control.heartbeats, self._scheduler.process, self._front_end.processes)
-        self._statistics_log = StatisticsLog(self._front_end.counted, memory.statistics.figures)
+        self._models = ModelControl(options.repository, self._loader, self._announcements, self._overrides)
+        self._repository = RepositoryService(
+            options.repository,
+            self._announcements,
+            self._overrides,
+            self._models.load,
+            self._models.unload,
+            self._front_ends.answer,
+        )
+        self._watch = HeartbeatWatch(memory.control.heartbeats, self._scheduler.process, self._front_ends.processes)
+        self._statistics_log = StatisticsLog(self._announcements.counted, memory.statistics.figures)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises BindError, OSError."""
@@ -211,22 +238,22 @@ class Supervisor:
             await self._shut_down()
 
     async def _start(self) -> None:
-        self._front_end.start()
+        self._front_ends.start()
         self._scheduler.start()
         self._workers.start()
-        address = await self._front_end.listening()
+        address = await self._front_ends.listening()
         found = await self._models.start()
         self._compiler.give_way()
-        metrics, http = self._front_end.metrics_address, self._front_end.http_address
+        metrics, http = self._front_ends.metrics_address, self._front_ends.http_address
         loaded, broken = self._models.loaded, self._models.broken
-        target, cost_us = self._compiler.target, self._loader.request_cost_us
+        target, cost_us = self._compiler.target, self._trials.request_cost_us
         print_summary(self._options, address, metrics, http, target, loaded, broken, cost_us)
         if http:
             _log.info("ready: HTTP on %s", http)
         _log.info("ready: %s", f"gRPC on {address}" if address else "no gRPC")
         poll_seconds = self._options.repository.poll_seconds if self._options.repository.mode == "poll" else 0.0
         poller = RepositoryPoller(self._models, poll_seconds, found)
-        others = (self._profiles.run(), poller.run(), self._statistics_log.run())
+        others = (self._profiler.run(), poller.run(), self._statistics_log.run())
         await asyncio.gather(self._loader.compile_shapes(), *others)
 
     async def _look_after_processes(self) -> None:
@@ -261,18 +288,19 @@ class Supervisor:
     async def _shut_down(self) -> None:
         """Front end first: when its last request is answered nobody needs the others any more."""
         begin = time.monotonic()
-        self._desk.stop()
+        self._repository.stop()
         self._models.stop()
         self._loader.stop()
+        self._trials.stop()
         self._workers.expect_exits()
         patience = self._options.general.exit_timeout_secs if self._end.exception() is None else 0.0
-        if not await self._front_end.drain(patience):
+        if not await self._front_ends.drain(patience):
             _log.warning("stopped with requests unfinished")
         self._statistics_log.write_all()
         await self._scheduler.stop(EXIT_GRACE_SECONDS)
         await self._workers.wait(EXIT_GRACE_SECONDS)
         self._overrides.close()
-        self._mappings.close()
+        self._regions.close()
         await self._exporter.stop(EXIT_GRACE_SECONDS)
         await self._log.finish(1.0)
         _log.info("stopped after %.2f s", time.monotonic() - begin)

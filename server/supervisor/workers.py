@@ -40,12 +40,12 @@ class WorkerSet:
         cache_dir: Path,
         scheduler: SchedulerControl,
         log: ServerLog,
-        mappings: RegionRegistry,
+        regions: RegionRegistry,
     ) -> None:
         self._memory = memory
         self._log = log
         self._scheduler = scheduler
-        self._mappings = mappings
+        self._regions = regions
         self._plans = [
             WorkerPlan(index, core, memory.control.segment.fd, memory.arenas.fd, memory.io_fds, cache_dir)
             for index, core in enumerate(cores)
@@ -54,7 +54,6 @@ class WorkerSet:
         self._cores = list(cores)  # where the running ones are
         self._stuck: set[int] = set()  # processes that were killed because they made no progress
         self._stopping = False
-        scheduler.on_worker_stuck = self.kill
 
     def start(self) -> None:
         """Start all of them. Raises OSError."""
@@ -119,7 +118,7 @@ class WorkerSet:
         core = self._core_of(index)
         if core is None:
             raise OSError(errno.ENODEV, f"core {self._plans[index].core} is not available any more")
-        with self._mappings.worker(index) as regions, self._log.of_child(f"worker {index}") as stderr:
+        with self._regions.worker(index) as regions, self._log.of_child(f"worker {index}") as stderr:
             plan = replace(self._plans[index], core=core, regions_fd=regions.fileno())
             process = start_worker(plan, stderr=stderr)
         self._cores[index] = core
@@ -148,4 +147,4 @@ class WorkerSet:
 
     def _missing(self, index: int) -> None:
         self._scheduler.worker_missing(index)
-        self._mappings.worker_missing(index)
+        self._regions.worker_missing(index)

@@ -11,7 +11,8 @@ from gangway.server.messages import WHOLE_MODEL
 from gangway.server.models.config import check_supported
 from gangway.server.models.ensemble_config import check_ensemble, is_ensemble, longest_after
 from gangway.server.repository.ensembles import check_members, load_order
-from gangway.server.repository.repository import BrokenModel, ModelVersion, read_model
+from gangway.server.repository.entries import BrokenModel, ModelVersion
+from gangway.server.repository.repository import read_model
 from tests.server.ensembles import Step, config_of, write
 
 X, Y = "x:FP32:4", "y:FP32:4"

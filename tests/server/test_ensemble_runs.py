@@ -18,10 +18,9 @@ from gangway.executor.slots import SlotRequest, SlotStatus
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
-from gangway.server.repository.ensembles import EnsembleKeeper
-from gangway.server.repository.loader import LoadedModel
-from gangway.server.repository.repository import ModelVersion
-from gangway.server.repository.trials import Isolated
+from gangway.server.repository.ensembles import EnsembleBuilder
+from gangway.server.repository.entries import ModelVersion
+from gangway.server.repository.loaded import Isolated, LoadedModel
 from gangway.server.requests.data_plane import PoolExhaustedError, TensorLayout
 from tests.server.ensembles import config_of
 
@@ -94,10 +93,10 @@ def bench(server: Any, announced: Any, simple_inputs: Callable[..., list[triton.
     ready = replace(announced.message, isolated_us=ISOLATED.compute_us)
     simple = LoadedModel(entry_of("simple", ""), ready, ISOLATED, Engine.NATIVE, None)
     served = {"simple": {1: simple}}
-    keeper = EnsembleKeeper()
+    builder = EnsembleBuilder()
     server.front_end.handle(ready)
     for name, steps, more in (("diamond", DIAMOND, REJECT), ("fork", FORK, ""), ("nested", NESTED, QOS)):
-        served[name] = {1: keeper.make(entry_of(name, config_of(INPUTS, OUTPUTS, steps, more=more)), served)}
+        served[name] = {1: builder.make(entry_of(name, config_of(INPUTS, OUTPUTS, steps, more=more)), served)}
         server.front_end.handle(served[name][1].ready)
     return Bench(server, simple_inputs)
 
@@ -243,11 +242,11 @@ def test_ensembles_within_ensembles_and_what_is_counted(bench: Bench) -> None:
 
 
 def test_a_reference_to_oneself_is_found() -> None:
-    keeper = EnsembleKeeper()
+    builder = EnsembleBuilder()
     one = entry_of("one", config_of(INPUTS, OUTPUTS, [("two", "INPUT0=INPUT0 INPUT1=INPUT1", BOTH)]))
     two = entry_of("two", config_of(INPUTS, OUTPUTS, [("one", "INPUT0=INPUT0 INPUT1=INPUT1", BOTH)]))
     for entry in (one, two):
-        keeper.want(entry.name, [entry])
+        builder.want(entry.name, [entry])
     with pytest.raises(ConfigError, match=r"circular dependency between ensembles: one -> \.\.\. -> two -> one"):
-        keeper.make(one, {})
+        builder.make(one, {})
     assert one.qos == Qos()

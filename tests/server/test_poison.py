@@ -23,7 +23,8 @@ from gangway.artifact.format import Engine
 from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from gangway.server.repository.compile_jobs import CompileError, Compiler
+from gangway.server.errors import CompileError
+from gangway.server.repository.compile_jobs import Compiler
 from tests.server.whole_server import until
 
 DOUBLE = "(float[n, 4] x) => (float[n, 4] y) { y = Add(x, x) }"

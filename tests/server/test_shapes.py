@@ -26,7 +26,8 @@ from gangway.scheduler.messages import LoadModel
 from gangway.server.errors import ConfigError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady, from_json, to_json
 from gangway.server.models.config import buckets_of
-from gangway.server.repository.shapes import FIRST_PAUSE_SECONDS, MAX_QUEUED, Shaped
+from gangway.server.repository.loaded import FIRST_PAUSE_SECONDS, Shaped
+from gangway.server.repository.shapes import MAX_QUEUED
 from tests.server.conftest import ask_http
 
 TIMEOUT_S = 60

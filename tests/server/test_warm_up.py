@@ -10,7 +10,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import require_complete
-from gangway.server.repository.warm_up import samples_of
+from gangway.server.repository.trials import samples_of
 
 TWO = """
 name: "m" max_batch_size: 8

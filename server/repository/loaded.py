@@ -1,0 +1,169 @@
+"""A model that can answer requests, as the supervisor knows it: how fast it is, its latency target, its variants."""
+
+import base64
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gangway.artifact.format import Engine
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.scheduler.messages import LoadModel, SetProfile
+from gangway.scheduler.pauses import Pauses
+from gangway.server.messages import ModelReady, VariantReady
+from gangway.server.models.config import Qos
+from gangway.server.models.settings import ModelBatching, QueuePolicies
+from gangway.server.repository.entries import ModelVersion
+
+Sizes = tuple[int, ...]  # of symbolic dimensions, in the order of `ModelReady.symbols`
+
+MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
+FIRST_PAUSE_SECONDS = 30.0  # front ends ask for the same sizes once a minute at most
+LONGEST_PAUSE_SECONDS = 3600.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """Medians of one row of zeros on all cores, in microseconds.
+
+    `compute_us`: first to last task. `latency_us`: all that a client on this machine waits for, which for a small model
+    is mostly transport, front end and scheduler. `request_cost_us`: the part of it that any request costs.
+    `busy_cost_us`: what any request costs where others keep the machine busy; no multiple is less.
+    """
+
+    compute_us: float
+    latency_us: float
+    request_cost_us: float = 0.0
+    busy_cost_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What trial requests have shown of a model.
+
+    `isolated` None: no trial has succeeded. `request_cost_us`: what any request costs a client.
+    `busy_cost_us`: the same where others keep the machine busy. `mixed_rows`: why requests must not share a batch; empty: they may.
+    """
+
+    isolated: Isolated | None
+    request_cost_us: float
+    busy_cost_us: float
+    mixed_rows: str = ""
+
+
+@dataclass(eq=False)
+class Shaped:
+    """A model with symbolic dimensions. `loaded` are its variants by sizes, the longest unused first.
+
+    `refused` sizes are never tried again, `failed` ones are.
+
+    `is_dropped`: the model is unloaded, or about to be.
+    """
+
+    ready: ModelReady
+    path: Path
+    symbols: tuple[str, ...]
+    spec: LoadModel  # of the model itself, whose limits and batches hold for its variants, too
+    loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
+    declared: set[Sizes] = field(default_factory=set)
+    refused: set[Sizes] = field(default_factory=set)
+    failed: dict[Sizes, tuple[Pauses, float]] = field(default_factory=dict)  # until when they are not tried
+    is_dropped: bool = False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Name and version."""
+        return self.ready.name, self.ready.version
+
+    def like_it(self, variant: LoadModel) -> LoadModel:
+        """Return what the scheduler is told of a variant: limits and batches are those of the model."""
+        own = self.spec
+        return ModelBatching.told(own).give(replace(variant, limits=own.limits, limit_priority=own.limit_priority))
+
+    def failed_for_now(self, sizes: Sizes) -> None:
+        """Note that these sizes are not there, for a reason that may pass."""
+        pauses = self.failed[sizes][0] if sizes in self.failed else _pauses()
+        self.failed[sizes] = pauses, time.monotonic() + pauses.failed()
+
+    def may_try(self, sizes: Sizes) -> bool:
+        """Whether it is of use to compile for these sizes now."""
+        tried = len(self.refused) + len(self.failed)
+        if sizes in self.loaded or sizes in self.refused:
+            return False
+        return time.monotonic() >= self.failed[sizes][1] if sizes in self.failed else tried < MAX_REFUSED
+
+    def title(self, sizes: Sizes) -> str:
+        """Return the name of one variant, for people."""
+        values = ", ".join(f"{symbol}={size}" for symbol, size in zip(self.symbols, sizes, strict=True))
+        return f"{self.ready.name}, version {self.ready.version}, {values}"
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """`isolated`: how fast it is when it is alone, if that is known. `shaped`: what is compiled for certain sizes."""
+
+    entry: ModelVersion
+    ready: ModelReady
+    isolated: Isolated | None
+    engine: Engine
+    shaped: Shaped | None
+
+
+# Latency targets: from what a configuration asks for to what the scheduler is told.
+
+
+def resolve_qos_us(qos: Qos, isolated: Isolated | None) -> float | None:
+    """Return the latency target in microseconds, None for best effort, and for a multiple of what is not known.
+
+    No multiple is less than what any request costs on a busy machine.
+    """
+    if qos.multiple is not None:
+        return None if isolated is None else max(qos.multiple * isolated.latency_us, isolated.busy_cost_us)
+    return None if qos.milliseconds is None else qos.milliseconds * 1e3
+
+
+def profile_message(model_id: int, ready: ModelReady, isolated: Isolated | None = None) -> SetProfile:
+    """Return what the scheduler is to know of a model, or of it compiled for certain sizes (`model_id` is its own)."""
+    isolated_us = 0.0 if isolated is None else isolated.compute_us
+    varies = model_id == ready.model_id and bool(ready.symbols)
+    terms = policies_of(ready).terms(0, 0, ready.qos_us)
+    return SetProfile(model_id, isolated_us, terms.target_us or None, terms.rejects_late, varies)
+
+
+def config_of(ready: ModelReady) -> ModelConfig:
+    """Return a model's completed configuration."""
+    return ModelConfig.FromString(base64.b64decode(ready.config))
+
+
+def policies_of(ready: ModelReady) -> QueuePolicies:
+    """Return a model's queue policies."""
+    return QueuePolicies.of(config_of(ready))
+
+
+def warn_of_target(ready: ModelReady, qos: Qos, isolated: Isolated | None, request_cost_us: float = 0.0) -> None:
+    """Say in the log if the target of a model is out of reach, or not known.
+
+    `request_cost_us`: what any request costs; counts where the model's own latency is not known.
+    """
+    policies = policies_of(ready)
+    timeouts_us = [policy.timeout_us for policy in (policies.default, *policies.by_level.values())]
+    target_us = min((limit for limit in (ready.qos_us, *timeouts_us) if limit), default=None)
+    alone = Isolated(0.0, request_cost_us, request_cost_us) if isolated is None else isolated
+    if isolated is None and qos.multiple is not None:
+        _log.warning(
+            "%s: a target of %gx is not known without a measured latency: best effort", ready.name, qos.multiple
+        )
+    elif target_us is not None and target_us < alone.latency_us:
+        _log.warning(
+            "%s: the target of %.3f ms is out of reach, requests are served late: one takes %.3f ms alone, %.3f ms of"
+            " them whatever the model",
+            ready.name,
+            target_us / 1e3,
+            alone.latency_us / 1e3,
+            alone.request_cost_us / 1e3,
+        )
+
+
+def _pauses() -> Pauses:
+    return Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
