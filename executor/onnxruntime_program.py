@@ -77,9 +77,9 @@ class OnnxRuntimeModel:
             self._run(frames)
         except Exception as error:  # whatever it was, it concerns these requests only
             failure = failure_of(error)
-            together = f"{len(frames)} requests together: " if len(frames) > 1 else ""
+            together = f"{len(frames)} requests in a batch: " if len(frames) > 1 else "a request: "
             if not failure[0]:
-                complain(f"{self._manifest.model_name}: onnxruntime: {together}{failure[1]}", WARNING)
+                complain(f"{self._manifest.model_name}: onnxruntime could not execute {together}{failure[1]}", WARNING)
             return failure
         return None
 

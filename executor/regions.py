@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gangway.executor import _native
-from gangway.executor.complain import complain
+from gangway.executor.complain import WARNING, complain
 from gangway.executor.peer import Peer
 from gangway.executor.process import as_before, give_way_less
 
@@ -202,7 +202,8 @@ class RegionJobs:
         try:
             self._worker.map_region(order.number, descriptor, order.offset, order.size_bytes)
         except OSError as error:
-            complain(f"cannot map {order.size_bytes} bytes of a client's memory: {error.strerror}")
+            size = f"{order.size_bytes} bytes of a client's shared memory"
+            complain(f"{size} cannot be mapped, so its tensors are copied: {error.strerror}", WARNING)
             return False
         finally:
             os.close(descriptor)

@@ -185,7 +185,7 @@ class ModelJobs:
         try:
             program = load_program(folder)
         except (ArtifactError, OSError, ValueError) as error:
-            complain(f"cannot load {folder}: {error}")
+            complain(f"the compiled model in {folder} cannot be loaded: {error}")
             return _Done(Loaded(job.model_id, False, str(error).replace(f"{folder}/", "")), None)
         self._programs[job.model_id] = program
         return _Done(Loaded(job.model_id, True), program)
@@ -296,7 +296,7 @@ def _obey(worker: _native.Worker, jobs: ModelJobs, regions: RegionJobs | None) -
         case Exit():
             return False
         case unexpected:
-            complain(f"ignored {unexpected}")
+            complain(f"an unexpected command is ignored: {unexpected}")
     return True
 
 

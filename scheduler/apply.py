@@ -106,7 +106,11 @@ class Execution:
             self._accounts.shrinks(gang)
             self.gangs.shrink(gang, len(cores))
         else:
-            _log.error("no such resize: %s of cores %s", resize, gang.cores)
+            _log.error(
+                "a decision of the scheduling policy is ignored: %s is impossible for a batch on cores %s",
+                resize,
+                gang.cores,
+            )
 
     def reject(self, reject: Reject) -> None:
         """Refuse the requests of a waiting unit, if that is their queue policy."""
@@ -249,7 +253,7 @@ class Execution:
         """A worker could not run it, and it is of one request."""
         (request,) = self._requests.of(unit)
         request.units.remove(unit)
-        _log.error("a worker could not run %s", self._spec(unit).name)
+        _log.error("%s: a request failed in a worker process; its client is told INTERNAL", self._spec(unit).name)
         self.drop(request, SlotStatus.INTERNAL)
 
     def _finish(self, request: Request) -> None:
@@ -269,7 +273,12 @@ class Execution:
         try:
             arena_offset = self._arenas.acquire(unit.query.model_id, unit.query.rows)
         except OSError as error:
-            _log.error("no memory for %d rows of %s: %s", unit.query.rows, spec.name, error)
+            _log.error(
+                "%s: requests are refused, because there is no memory for a batch of %d rows: %s",
+                spec.name,
+                unit.query.rows,
+                error,
+            )
             self._cannot_form(unit)
             return None
         if arena_offset is None:
@@ -309,6 +318,10 @@ class Execution:
         layers = start.end_layer - query.next_layer
         sound = layers > 0 and start.end_layer <= self._spec(unit).layers and len(start.versions) in (0, layers)
         if not sound or not 0 < len(start.cores) <= MAX_RANKS or not self._workers.are_free(start.cores):
-            _log.error("no such block: %s, next layer %d", start, query.next_layer)
+            _log.error(
+                "a decision of the scheduling policy is ignored: %s is impossible for a request at layer %d",
+                start,
+                query.next_layer,
+            )
             return False
         return True

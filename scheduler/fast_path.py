@@ -136,7 +136,7 @@ class WalkIns:
         try:
             return self._arenas.set_aside(spec.model_id)
         except OSError as error:
-            _log.error("no memory for %s: %s", spec.name, error)
+            _log.error("%s: there is no memory for a request that a front end starts itself: %s", spec.name, error)
             return None
 
     # -- requests

@@ -60,7 +60,7 @@ class SlowdownInterference:
     because a core that the front end or the system took away for a while is no interference.
     """
 
-    name = "slowdown of finished units"
+    name = "the slowdown of finished batches"
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # (when, level)
@@ -124,7 +124,7 @@ class CounterInterference:
     They are looked at every 5 ms at most, and less often where looks take more than LOOKS_SHARE of the time.
     """
 
-    name = "counters of the last-level cache"
+    name = "hardware counters of the last-level cache"
 
     def __init__(
         self,
@@ -164,13 +164,20 @@ def from_profiles(profiles: Path, machine_id: str, cores: Sequence[int]) -> Coun
     try:
         proxy = read_proxy(path)
     except ProfileError as error:
-        _log.warning("counters ignored: %s", error)
+        _log.warning(
+            "interference is measured by slowdown, because the fit of hardware counters cannot be read: %s",
+            error,
+        )
         return None
     if (events[0].name, events[1].name) != (proxy.accesses, proxy.misses):
         return None
     if proxy.r_squared < LEAST_EXPLAINED or proxy.per_miss_rate <= 0:  # misses that mean calm: a line through chance
-        explained = "they explain %.0f %% of the interference, %+.3g for each miss per access"
-        _log.info(f"counters ignored: {explained}", 100 * proxy.r_squared, proxy.per_miss_rate)
+        _log.info(
+            "interference is measured by slowdown, because hardware counters explain only %.0f %% of it"
+            " (%+.3g for each miss per access)",
+            100 * proxy.r_squared,
+            proxy.per_miss_rate,
+        )
         return None
     return CounterInterference(proxy, CounterRates(events), cores)
 
@@ -250,7 +257,7 @@ class BlockTimes:
             counters = from_profiles(profiles, machine_id, self._cores)
             if counters is not None:
                 self.interference = counters
-                _log.info("level of interference: from %s", counters.name)
+                _log.info("interference between models is measured by %s from now on", counters.name)
 
     def finished(self, gang: Gang, profile: ModelProfile | None, end_layer: int, turned_ns: int) -> None:
         """Take into account the block that a gang ended before `end_layer` at that time, if it says something."""

@@ -149,7 +149,7 @@ class LiveScheduler:
 
     def run(self) -> None:
         """Serve until Stop."""
-        _log.info("level of interference: from the %s", self._execution.times.interference.name)
+        _log.info("interference between models is measured by %s", self._execution.times.interference.name)
         bell = self.control.scheduler_bell
         seen = bell.seen()
         self.step()
@@ -341,10 +341,16 @@ class LiveScheduler:
     def _report_stuck(self, now_us: float) -> None:
         gangs = self.gangs
         for gang in self._stalls.stalled(gangs.all(), now_us):
-            _log.error("a gang of %s stands still on cores %s", gang.model, gang.cores)
+            _log.error(
+                "%s: its batch makes no progress on cores %s; its workers are asked to give it up",
+                gang.model,
+                gang.cores,
+            )
             gangs.give_up(gang, now_us)
         for core in self._stalls.stuck_cores(gangs.ending, now_us):
-            _log.error("worker %d makes no progress", core)
+            _log.error(
+                "worker %d (process %d) keeps a batch waiting; the supervisor kills it", core, self.workers[core].pid
+            )
             self.supervisor.send(slow.WorkerStuck(core, self.workers[core].pid))
 
     def _stop(self) -> None:

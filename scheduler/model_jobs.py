@@ -87,7 +87,7 @@ class ModelLife:
             self._execution.times.stretches.forget(model_id)
             self._execution.times.use_counters(path.parent, profile.machine.machine_id)
         except ProfileError as error:
-            _log.warning("profile ignored: %s", error)
+            _log.warning("a model's profile is not used, so estimates are: %s", error)
 
     def loaded(self, core: int, model_id: int, ok: bool, error: str) -> None:
         """A worker has loaded the model, or says why not."""

@@ -209,7 +209,7 @@ def _open_files(
         if plan.timeline:
             timeline = files.enter_context(TimelineWriter(Path(plan.timeline), workers))
     except OSError as error:
-        _log.error("not written: %s", error)
+        _log.error("the trace or timeline of decisions is not written: %s", error)
     return trace, timeline
 
 
@@ -222,7 +222,7 @@ def main() -> int:
     try:
         serve(plan, log)
     except EOFError:
-        _log.info("the supervisor is gone")
+        _log.info("the supervisor has ended, so this process ends")
     finally:
         log.finish()
     return 0

@@ -117,7 +117,7 @@ class TimelineWriter:
     def _end(self, error: OSError) -> None:
         """Write no more: whoever is watched goes on."""
         self._limit = 0
-        _log.error("the timeline %s is not complete: %s", self._file.name, error)
+        _log.error("the timeline %s ends here, because it cannot be written: %s", self._file.name, error)
 
     def __enter__(self) -> "TimelineWriter":
         return self

@@ -89,7 +89,7 @@ class CountingPool(Executor):
         try:
             thread.start()
         except (RuntimeError, MemoryError):
-            _log.error("%s threads: %s; calls are refused", self._name, NO_THREAD, extra=OFTEN)
+            _log.error("no thread can be started for %s (%s), so calls are refused", self._name, NO_THREAD, extra=OFTEN)
             return False
         self._threads.append(thread)
         return True

@@ -76,7 +76,9 @@ class MemoryGuard:
         door, is_full = self._plane.door, room_bytes < -self._budget.reserve_bytes // 2
         if is_full and not door.full_reason:
             left_bytes = max(0, room_bytes + self._budget.reserve_bytes)
-            _log.warning("memory is full: of %s %d bytes are left", self._budget.limit, left_bytes)
+            _log.warning(
+                "memory is full, so new requests are refused: of %s %d bytes are left", self._budget.limit, left_bytes
+            )
         door.full_reason = self._reason if is_full else ""
         self._is_short = self._tell(self._reason, is_full)
         return room_bytes

@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             text = self.server.render()
         except Exception:
-            _log.exception("metrics: cannot be read")
+            _log.exception("metrics cannot be computed; the scraper is told 500")
             self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"internal error, see the server's log\n")
             return
         if _accepts_gzip(self.headers.get("Accept-Encoding", "")):

@@ -115,7 +115,7 @@ class Answering(Generic[WaitingT]):
             try:
                 how(request)
             except Exception:  # the others' answers must not be lost by it
-                _log.exception("an answer could not be given", extra=OFTEN)
+                _log.exception("a finished request could not be answered: a fault of the server", extra=OFTEN)
 
 
 MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while gRPC's thread copies a tensor
@@ -250,7 +250,7 @@ class ThreadlessInference:
         except RequestError as error:
             self._fail(pending, error)
         except Exception:
-            _log.exception("a request failed unexpectedly", extra=OFTEN)
+            _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
             self._fail(pending, _INTERNAL)
         else:
             self._let_go(pending)
@@ -295,7 +295,7 @@ class ThreadlessInference:
         except RequestError as error:
             result = error
         except Exception:
-            _log.exception("a request failed unexpectedly", extra=OFTEN)
+            _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
             result = _INTERNAL
         pending.call.answer(result)
 

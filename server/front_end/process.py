@@ -384,7 +384,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
             log.finish()
             os._exit(0)
-    _log.error("the supervisor is gone")
+    _log.error("the supervisor has ended, so this process ends")
     os._exit(1)  # without waiting for threads, which wait for answers that nobody may give any more
 
 

@@ -480,7 +480,12 @@ class Sequences:
             self._apply(model, entered.changes)
             self._requests += 1
         if entered.conflict:
-            _log.warning("sequence %s of model %s starts anew before it has ended", step.identity, name, extra=OFTEN)
+            _log.warning(
+                "%s: sequence %s starts again before it has ended; what it had is dropped",
+                name,
+                step.identity,
+                extra=OFTEN,
+            )
         return model, ticket
 
     def _await(self, model: _Model, ticket: Ticket, patience: Patience, call: EndingCall) -> None:

@@ -317,7 +317,9 @@ class Changes:
         except RequestError as error:
             answer = Applied(message.number, error.code.name, error.message)
             if not message.number:
-                _log.warning("not here what other front ends have: %s", error.message)
+                _log.warning(
+                    "a setting or memory region that other front ends have is not in this one: %s", error.message
+                )
         return answer if message.number else None
 
     def settled(self, message: Settled) -> None:

@@ -370,4 +370,6 @@ class Tracer:
         seconds = time.monotonic()
         if self._dropped and (now or seconds - self._reported_seconds >= REPORT_SECONDS):
             dropped, self._dropped, self._reported_seconds = self._dropped, 0, seconds
-            _log.warning("%d traces were dropped: requests were traced faster than traces are written", dropped)
+            _log.warning(
+                "%d traces were dropped: requests are traced faster than traces are written; raise trace_rate", dropped
+            )

@@ -147,7 +147,7 @@ class EarlyCall:
         try:
             return self._calls.begin(message, self)
         except Exception:  # would end the thread that all calls need
-            _log.exception("a request failed unexpectedly", extra=OFTEN)
+            _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
             return False
 
     def _closed(self, event: Any) -> Returned:

@@ -124,7 +124,9 @@ class Watchman:
                 try:
                     kind.look()
                 except Exception:  # of one that cannot be ended; the next ones can
-                    _log.exception("what stalls could not be ended", extra=OFTEN)
+                    _log.exception(
+                        "a connection that makes no progress could not be ended: a fault of the server", extra=OFTEN
+                    )
 
 
 MAX_PLAIN = 256  # calls that hold a thread before others get the watched form

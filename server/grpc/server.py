@@ -110,7 +110,7 @@ class Certificates:
                 if stamp(self._files) != now:
                     return None  # written just now; the next connection looks again
             except (TlsError, OSError) as error:
-                _log.error("TLS goes on with the certificates it has: %s", error)
+                _log.error("new TLS certificates cannot be used, so TLS goes on with the old ones: %s", error)
                 return None
             self._stamp, self._configuration = now, configuration
             _log.info("TLS uses the certificates in %s from now on", self._files.certificate)
@@ -154,7 +154,9 @@ class SilentConnections:
             with suppress(OSError), self._connection(descriptor) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
         if too_many:
-            _log.warning("%d gRPC connections that were silent are closed: others need the room", too_many, extra=OFTEN)
+            _log.warning(
+                "%d idle gRPC connections are closed, because more clients connect than fit", too_many, extra=OFTEN
+            )
         return too_many
 
     def _silent_ms(self) -> dict[int, int]:
@@ -341,7 +343,7 @@ def _guarded(handle: Handler) -> Handler:
             _log.debug("refused: %s: %s", error.code.name, error.message, extra=OFTEN)
             context.abort(error.code, error.message)
         except Exception:
-            _log.exception("a request failed unexpectedly", extra=OFTEN)
+            _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
             context.abort(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
 
     return guard
@@ -356,7 +358,7 @@ def _guarded_stream(handle: StreamHandler) -> StreamHandler:
         except RequestError as error:
             context.abort(error.code, error.message)
         except Exception:
-            _log.exception("a stream failed unexpectedly")
+            _log.exception("a stream failed by a fault of the server; its client is told INTERNAL")
             context.abort(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
 
     return guard

@@ -483,7 +483,7 @@ class Stream:
             self.refuse(error)
             return None
         except Exception:
-            _log.exception("a stream cannot be read")
+            _log.exception("a stream failed by a fault of the server; its client is told INTERNAL")
             self.refuse(RequestError(grpc.StatusCode.INTERNAL, "internal error, see the server's log"))
             return None
 
@@ -502,7 +502,7 @@ class Stream:
         except RequestError as error:
             return _refused(work, error)
         except Exception:
-            _log.exception("a request of a stream failed unexpectedly")
+            _log.exception("a request of a stream failed by a fault of the server; its client is told INTERNAL")
             message = "internal error, see the server's log"
             return _refused(work, RequestError(grpc.StatusCode.INTERNAL, message))
         answer = _Answer(success(response), work.call)
@@ -581,7 +581,7 @@ class Streams:
         now_s = time.monotonic()
         stalled = [stream for stream in self._snapshot() if stream.stalled(now_s)]
         for stream in stalled:
-            _log.info("a stream is ended: no answer could be sent for %.0f s", self.limits.stall_seconds)
+            _log.info("a stream is ended, because its client has read no answer for %.0f s", self.limits.stall_seconds)
             stream.cancel()
         return len(stalled)
 
@@ -591,7 +591,10 @@ class Streams:
         if sum(stream.unsent_bytes for stream in streams) <= self.limits.unsent_bytes:
             return False
         largest = max(streams, key=lambda stream: stream.unsent_bytes)
-        _log.warning("a stream is ended: answers of %d bytes wait to be sent", largest.unsent_bytes)
+        _log.warning(
+            "a stream is ended, because its client does not read answers: %d bytes wait to be sent",
+            largest.unsent_bytes,
+        )
         largest.cancel()
         return True
 
@@ -600,7 +603,7 @@ class Streams:
         largest = max(self._snapshot(), key=lambda stream: stream.held_bytes, default=None)
         if largest is None or largest.held_bytes < WORTH_BYTES:
             return False
-        _log.warning("a stream is ended: it holds %d bytes, and memory is full", largest.held_bytes)
+        _log.warning("a stream is ended, because memory is full and it holds %d bytes", largest.held_bytes)
         largest.cancel()
         return True
 

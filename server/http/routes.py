@@ -427,7 +427,7 @@ class Service:
         except HttpError as error:
             return error.reply
         except Exception:
-            _log.exception("a request failed unexpectedly")
+            _log.exception("a request failed by a fault of the server; its client is told INTERNAL")
             return Reply(500, (error_text("internal error, see the server's log"),))
 
     def _reply(self, incoming: Incoming) -> Reply:

@@ -70,7 +70,11 @@ def foreign_engine(config: ModelConfig) -> str:
 def log_without_effect(name: str, in_vain: Sequence[str]) -> None:
     """Say in the log what has no effect of a model's configuration."""
     if in_vain:
-        _log.warning("model %s: without effect here: %s", name, shortened("; ".join(in_vain), MAX_REASON_CHARACTERS))
+        _log.warning(
+            "model %s: parts of config.pbtxt have no effect: %s",
+            name,
+            shortened("; ".join(in_vain), MAX_REASON_CHARACTERS),
+        )
 
 
 def _unknown(parameter: str) -> str:

@@ -138,7 +138,7 @@ class Compiler:
                     report = await self._job_for(path, dimensions, optional, flags, display.update)
                     killed = "error" in report and "kind" not in report and not self._stopping
                     if killed and not (dimensions or optional or whole):
-                        _log.warning("%s: %s", name, report["error"])
+                        _log.warning("%s: the compiler failed, so onnxruntime serves it: %s", name, report["error"])
                         flags = [*flags, f"--uncompiled={report['error']}"]
                         report = await self._job_for(path, {}, (), flags, display.update)
         if "error" in report:

@@ -72,12 +72,17 @@ class ModelReleases:
     async def _unload_when_unused(self, model: LoadedModel, leaving: ModelUnavailable | None, reason: str) -> None:
         name, version = model.entry.name, model.entry.version
         if not await self._clients.retired(model.ready.model_id, RETIRE_SECONDS):
-            _log.warning("%s, version %d: unloaded although requests have not ended", name, version)
+            _log.warning("%s, version %d: unloaded although requests that use it have not ended in time", name, version)
         self._loader.unload(model)
         if not await self._loader.unloaded(model, UNLOAD_SECONDS):
-            _log.warning("%s, version %d: its memory is not given back yet", name, version)
+            _log.warning(
+                "%s, version %d: workers still hold its memory %.0f s after it was unloaded",
+                name,
+                version,
+                UNLOAD_SECONDS,
+            )
         self.remove_unused(model.entry.override)
-        _log.info("model %s, version %d: %sunloaded", name, version, "" if leaving else "the one before is ")
+        _log.info("model %s, version %d: %s unloaded", name, version, "is" if leaving else "the previous files are")
         if leaving is not None and self._clients.entries.get((name, version)) is leaving:
             self._clients.announce(ModelUnavailable(name, version, reason))
 
@@ -277,7 +282,7 @@ class ServedModels:
     def refuse(self, broken: BrokenModel) -> None:
         """Say of a version that cannot be served why."""
         which = "" if broken.is_whole else f", version {broken.version}"
-        _log.error("model %s%s: %s", broken.name, which, broken.reason)
+        _log.error("model %s%s: not served: %s", broken.name, which, broken.reason)
         self._broken[broken.name, broken.version] = broken
         reason = broken.reason[:MAX_REASON_CHARACTERS]
         self._clients.announce(ModelUnavailable(broken.name, broken.version, reason, at_fault=broken.at_fault))
@@ -296,7 +301,9 @@ class ServedModels:
             if entry.version not in before:
                 self._clients.announce(ModelUnavailable(entry.name, entry.version, UNLOADED))
         for failure in failures:
-            _log.error("model %s: not reloaded, what is loaded stays: %s", failure.name, failure.reason)
+            _log.error(
+                "model %s: the new files cannot be loaded, so the loaded model stays: %s", failure.name, failure.reason
+            )
             if not failure.is_whole and failure.version not in before:
                 self.refuse(failure)
 
@@ -533,7 +540,12 @@ class ModelControl:
             try:
                 loaded = [await self._loader.load(entry)]
             except LOAD_ERRORS as error:
-                _log.error("model %s, version %d: not loaded again yet: %s", entry.name, entry.version, error)
+                _log.error(
+                    "model %s, version %d: loading it again failed, and is tried again later: %s",
+                    entry.name,
+                    entry.version,
+                    error,
+                )
                 return False
             self._models.serve(loaded)
         return True
@@ -549,7 +561,7 @@ class ModelControl:
             try:
                 await self.load(member, None, (*users, name))
             except RequestError as error:
-                _log.error("ensemble %s: %s", name, error.message)
+                _log.error("ensemble %s: a model of it cannot be loaded: %s", name, error.message)
             else:
                 self._ensembles.loaded_along(member)
 
@@ -584,7 +596,7 @@ class RepositoryPoller:
         try:
             found = await asyncio.to_thread(self._control.read_all)
         except (OSError, RuntimeError) as error:  # no thread, or a folder is away: until there is, everything stays
-            _log.warning("a repository cannot be listed: %s", error)
+            _log.warning("a model repository cannot be listed, so what is served stays: %s", error)
             return
         for name in (self._seen.keys() | self._control.names) - found.keys():
             self._seen.pop(name, None)

@@ -385,7 +385,7 @@ class EnsembleControl:
     def _unmade(self, entry: ModelVersion, before: LoadedModel | None, error: ConfigError) -> None:
         """An ensemble does not go together, and may have done so before."""
         if before is not None:
-            _log.warning("ensemble %s, version %d: %s", entry.name, entry.version, error)
+            _log.warning("ensemble %s, version %d: not served any more: %s", entry.name, entry.version, error)
             # Who unloads a model knows that its ensembles go with it: nobody misses them.
             reason = f"{UNLOADED}: {error}" if isinstance(error, MissingModelError) else str(error)
             self._control.withdraw(entry.name, entry.version, reason)

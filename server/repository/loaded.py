@@ -43,7 +43,8 @@ class Tried:
     """What trial requests have shown of a model.
 
     `isolated` None: no trial has succeeded. `request_cost_us`: what any request costs a client.
-    `busy_cost_us`: the same where others keep the machine busy. `mixed_rows`: why requests must not share a batch; empty: they may.
+    `busy_cost_us`: the same where others keep the machine busy. `mixed_rows`: why requests must not share a batch;
+    empty: they may.
     """
 
     isolated: Isolated | None
@@ -152,12 +153,15 @@ def warn_of_target(ready: ModelReady, qos: Qos, isolated: Isolated | None, reque
     alone = Isolated(0.0, request_cost_us, request_cost_us) if isolated is None else isolated
     if isolated is None and qos.multiple is not None:
         _log.warning(
-            "%s: a target of %gx is not known without a measured latency: best effort", ready.name, qos.multiple
+            "%s: requests are best effort, because its target is %g times a latency that could not be measured: set"
+            " qos_ms in milliseconds",
+            ready.name,
+            qos.multiple,
         )
     elif target_us is not None and target_us < alone.latency_us:
         _log.warning(
-            "%s: the target of %.3f ms is out of reach, requests are served late: one takes %.3f ms alone, %.3f ms of"
-            " them whatever the model",
+            "%s: its latency target of %.3f ms is out of reach: a request takes %.3f ms alone, %.3f ms of which any"
+            " model would take; set a larger target",
             ready.name,
             target_us / 1e3,
             alone.latency_us / 1e3,

@@ -344,7 +344,10 @@ def _log_ready(model: LoadedModel, fallback_reason: str, seconds: float) -> None
     level, served_by = logging.INFO, "compiled"
     if model.shaped is not None:
         symbols = ", ".join(model.shaped.symbols)
-        served_by = f"served by onnxruntime until sizes of {symbols} are compiled after their first request"
+        served_by = (
+            f"served by onnxruntime until a size of ({symbols}) has been compiled, which begins with its first request;"
+            " to compile before, set dims or gangway_buckets"
+        )
     elif model.engine is Engine.ONNXRUNTIME:
         level, served_by = logging.WARNING, f"served by onnxruntime: {fallback_reason}"
     name, version = model.entry.name, model.entry.version

@@ -81,7 +81,9 @@ class BackgroundProfiler:
             try:
                 child = self._start(manifest)
             except OSError as error:
-                _log.warning("%s: not measured now: %s", manifest.model_name, error)
+                _log.warning(
+                    "%s: its layers cannot be measured now, which is tried again later: %s", manifest.model_name, error
+                )
                 quiet_seconds = LONGEST_QUIET_SECONDS
                 continue
             try:
@@ -96,10 +98,16 @@ class BackgroundProfiler:
                 continue  # it has been unloaded meanwhile
             del self._wanted[model_id]
             if child.returncode == 0:
-                _log.info("%s: profile measured", manifest.model_name)
+                _log.info(
+                    "%s: its layers have been measured, the scheduler uses the profile from now on", manifest.model_name
+                )
                 self._use(model_id, manifest)
             else:
-                _log.warning("%s: no profile: the measurement %s", manifest.model_name, child.fate())
+                _log.warning(
+                    "%s: its layers are not measured, so the scheduler uses estimates: the measurement %s",
+                    manifest.model_name,
+                    child.fate(),
+                )
 
     def _use(self, model_id: int, manifest: Manifest) -> bool:
         """Have a model's profile used if there is one; return whether it is there and to be believed."""
@@ -164,9 +172,13 @@ def _kept(name: str, path: Path) -> Profile | None:
     try:
         profile = read_profile(path)
     except ProfileError as error:
-        _log.info("%s: profile ignored, to be measured again: %s", name, error)
+        _log.info("%s: its profile cannot be used, so its layers are measured again: %s", name, error)
         return None
     if not profile.whole:
-        said = "%s: in doubt whether several cores are worth it: all at once did %.0f %% of what one does alone"
-        _log.warning(said, name, 100 * profile.cores_whole)
+        _log.warning(
+            "%s: cores slowed each other down while it was measured (%.0f %% of the speed of one alone): a busy host or"
+            " hyper-threads. Batches may be split less. Nothing to do; `gangway profile` measures again.",
+            name,
+            100 * profile.cores_whole,
+        )
     return profile

@@ -50,9 +50,13 @@ def measure_request_cost_us(options: GrpcOptions) -> float:
         with _connected(options) as connection:
             cost_us = statistics.quantiles(_round_trips_us(connection), n=4)[0]
     except (OSError, ProtocolError) as error:
-        _log.info("a request costs %.3f ms, it is assumed: %s", USUAL_US / 1e3, error)
+        _log.info(
+            "a request without a model is assumed to take %.3f ms, because it cannot be measured: %s",
+            USUAL_US / 1e3,
+            error,
+        )
         return USUAL_US
-    _log.info("a request costs %.3f ms by gRPC on this machine, whatever the model", cost_us / 1e3)
+    _log.info("a request without a model takes %.3f ms by gRPC on this machine", cost_us / 1e3)
     return cost_us
 
 

@@ -31,7 +31,7 @@ async def refresh_index(repositories: Sequence[Path], clients: Announcements) ->
     try:
         found = await asyncio.to_thread(find_models, repositories)
     except OSError as error:
-        _log.warning("a repository cannot be listed: %s", error)
+        _log.warning("a model repository cannot be listed, so what is served stays: %s", error)
         return
     known = {name for name, _ in clients.entries}
     for name, folders in found.items():
@@ -88,7 +88,9 @@ class RepositoryService:
         except RequestError as error:
             answer = RepositoryAnswer(call.number, error.code.name, error.message)
         except Exception:
-            _log.exception("%s of model %s failed unexpectedly", call.kind, call.name)
+            _log.exception(
+                "the %s of model %s failed by a fault of the server; its client is told INTERNAL", call.kind, call.name
+            )
             message = "internal error, see the server's log"
             answer = RepositoryAnswer(call.number, grpc.StatusCode.INTERNAL.name, message)
         self._send_answer(answer)

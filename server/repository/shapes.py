@@ -147,11 +147,15 @@ class ShapeCache:
             await self._scheduler.load(spec)
         except (CompileError, ModelLoadError, OSError, RuntimeError) as error:
             if isinstance(error, CompileError) and error.is_final:
-                _log.warning("%s: left to onnxruntime: %s", title, error)
+                _log.warning("%s: these sizes stay with onnxruntime: %s", title, error)
                 model.refused.add(sizes)
                 model.failed.pop(sizes, None)
             else:
-                _log.warning("%s: left to onnxruntime for now: %s", title, error)
+                _log.warning(
+                    "%s: these sizes stay with onnxruntime for now, compiling them is tried again later: %s",
+                    title,
+                    error,
+                )
                 model.failed_for_now(sizes)
             return
         ready = model.ready
@@ -164,7 +168,7 @@ class ShapeCache:
         model.failed.pop(sizes, None)
         if self._models.get(model.key) is model:
             self._clients.announce_variant(variant)
-        _log.info("%s: ready", title)
+        _log.info("%s: compiled for these sizes, ready", title)
 
     def _drop_oldest(self, model: Shaped) -> bool:
         """Unload the variant that was not used for the longest time; False if all of them are declared."""
@@ -173,5 +177,5 @@ class ShapeCache:
             return False
         self._clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
         self._scheduler.unload(model.loaded.pop(sizes).model_id)
-        _log.info("%s: unloaded", model.title(sizes))
+        _log.info("%s: unloaded, because other sizes were used more recently", model.title(sizes))
         return True

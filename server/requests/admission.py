@@ -132,7 +132,7 @@ class AdmissionController:
         if not self.is_crowded:
             self.is_crowded, self._allowed = True, 0.0
             self._look()
-            _log.warning("overloaded: %d calls wait, so others are refused unread", self._inside, extra=OFTEN)
+            _log.warning("overload: %d calls wait, so new ones are refused with UNAVAILABLE", self._inside, extra=OFTEN)
 
     def _stays_crowded(self) -> bool:
         self.is_crowded = self._inside > self._room_again or self._now_s() < self._turned_away_until_s

@@ -96,7 +96,7 @@ class Mappings:
             except (BrokenPipeError, ConnectionError):
                 return  # the supervisor is gone, and this process is about to be
             except OSError as error:
-                _log.error("cannot tell the supervisor of a client's region: %s", error)
+                _log.error("a client's shared memory cannot be mapped, so its tensors are copied: %s", error)
                 if isinstance(message, OfferRegion):
                     self._answered(message.token, 0)
             finally:
@@ -121,7 +121,7 @@ class Mappings:
             self._withdraw(mapped)
 
 
-_MISSING: Final = "memory of shared memory region '%s' is missing; its tensors are copied from now on"
+_MISSING: Final = "shared memory region '%s' is shorter than registered; its tensors are copied from now on"
 DATATYPES: Final = frozenset({"FP16", "FP32", "FP64"})
 LEAST_BYTES: Final = 128 << 10  # of all such tensors of a request: copying as much takes as long as the checks
 LEAST_TENSOR_BYTES: Final = 4 << 10

@@ -52,7 +52,7 @@ class ExporterControl:
         try:
             self._ours.send(STOP, socket.MSG_DONTWAIT)
         except BlockingIOError:  # it is far behind
-            _log.warning("traces are lost: the trace exporter does not keep up")
+            _log.warning("the last traces are lost, because the trace exporter does not keep up")
             timeout_seconds = 0.0
         await child.wait(timeout_seconds)
 

@@ -468,7 +468,7 @@ class FrontEndControl:
                     each.kept.keep_no_more()
                 self._listening.set_exception(BindError(reason))
             case BindFailed(reason):
-                _log.error("the %s cannot listen: %s", process.name, reason)
+                _log.error("the %s cannot listen, so it is started again: %s", process.name, reason)
             case _:
                 raise ValueError(f"unexpected {message}")
 

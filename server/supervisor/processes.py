@@ -255,7 +255,7 @@ class KeptProcess:
             except OSError as error:
                 pause_seconds = self._pauses.not_begun()
                 if str(error) != self._said:  # else every few seconds
-                    _log.error("the %s cannot be started, which is tried again and again: %s", self.name, error)
+                    _log.error("the %s cannot be started, which is tried again every few seconds: %s", self.name, error)
                 self._said = str(error)
                 self._missing()
         if self._said:
@@ -330,5 +330,5 @@ class HeartbeatWatch:
             weight = bounds.hung_us / bounds.computing_us
             seen.blame = Blame(kept.pid, STARTING_US if seen.starting else bounds.hung_us, now_us, weight)
         elif seen.blame.is_too_much(now_us):
-            _log.error("the %s (process %d) makes no progress; killing it", kept.name, kept.pid)
+            _log.error("the %s (process %d) makes no progress; it is killed and replaced", kept.name, kept.pid)
             kept.kill()

@@ -203,7 +203,9 @@ class SchedulerControl:
             case slow.WorkerStuck(core, pid):
                 self._on_worker_stuck(core, pid)
             case slow.Recovered(requests):
-                _log.info("scheduler (process %d) is ready, %d requests taken over", self.pid, requests)
+                _log.info(
+                    "the scheduler (process %d) is ready, with %d requests of its predecessor", self.pid, requests
+                )
             case slow.ModelUnloaded(model_id) if model_id in self._unloading:
                 _log.debug("model %d is unloaded", model_id)
                 self._unloading.remove(model_id)

@@ -76,7 +76,7 @@ def print_summary(
             console.print(_model_table(loaded, broken))
         console.print(*lines, sep="\n", soft_wrap=True)
     except OSError as error:
-        _log.warning("standard output does not take the summary of the start: %s", error)
+        _log.warning("the summary cannot be written to standard output: %s", error)
         drop_unwritable(sys.stdout)
 
 
@@ -150,7 +150,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()  # set by a signal; an exception is fatal
         for folder in sweep_overrides():
-            _log.info("removed %s, left by a killed server", folder)
+            _log.info("removed %s, which a killed server had left", folder)
         general = options.general
         memory = SharedMemory.create(len(general.cores), general.front_ends)
         memory.control.server_block.init(general.cores, time.time())
@@ -274,7 +274,7 @@ class Supervisor:
     def _stop(self, number: int) -> None:
         if self._end.done():
             return
-        _log.info("%s: finishing what runs, refusing what comes", signal.Signals(number).name)
+        _log.info("%s: the server stops; running requests are finished, new ones refused", signal.Signals(number).name)
         self._end.set_result(None)
 
     def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -295,7 +295,7 @@ class Supervisor:
         self._workers.expect_exits()
         patience = self._options.general.exit_timeout_secs if self._end.exception() is None else 0.0
         if not await self._front_ends.drain(patience):
-            _log.warning("stopped with requests unfinished")
+            _log.warning("the server stops with requests unfinished: they took longer than --exit-timeout-secs")
         self._statistics_log.write_all()
         await self._scheduler.stop(EXIT_GRACE_SECONDS)
         await self._workers.wait(EXIT_GRACE_SECONDS)

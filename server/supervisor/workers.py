@@ -68,7 +68,7 @@ class WorkerSet:
     def kill(self, index: int, pid: int) -> None:
         """Kill a worker that hangs, unless it is dead already."""
         if self._kept[index].pid == pid:
-            _log.error("worker %d (process %d) makes no progress; killing it", index, pid)
+            _log.error("worker %d (process %d) makes no progress; it is killed and replaced", index, pid)
             self._stuck.add(pid)
             self._kept[index].kill()
 

@@ -174,7 +174,7 @@ class TraceFile:
         except OSError as error:
             if time.monotonic() - self._reported_seconds >= REPORT_SECONDS:
                 self._reported_seconds = time.monotonic()
-                _log.error("%d traces are lost: %s", traces, error)
+                _log.error("%d traces are lost, because the trace file cannot be written: %s", traces, error)
 
 
 MAX_PACKET_BYTES = 1 << 20
@@ -222,7 +222,7 @@ def serve(packets: socket.socket, sink: Sink) -> None:
             for record in decode(packet):
                 sink.take(record)
         except ValueError:
-            _log.exception("a packet of traces makes no sense")
+            _log.exception("traces of a front end are lost, because they cannot be decoded")
         sink.tick()
 
 

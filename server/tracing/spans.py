@@ -46,7 +46,7 @@ class CountingExporter(SpanExporter):
         self.lost += len(spans)
         if time.monotonic() - self._reported_seconds >= REPORT_SECONDS:
             self._reported_seconds = time.monotonic()
-            _log.warning("%d spans were dropped: %s does not take them", self.lost, self._url)
+            _log.warning("%d spans were dropped, because the collector at %s does not take them", self.lost, self._url)
         return result
 
     def shutdown(self) -> None:
@@ -119,7 +119,9 @@ class Spans:
         except RuntimeError:  # no thread can be started
             self._processor.force_flush()
         if lost := self._ended - self._exporter.sent:
-            _log.warning("%d of %d spans were dropped", lost, self._ended)
+            _log.warning(
+                "%d of %d spans were dropped, because the collector did not take them in time", lost, self._ended
+            )
 
     def _span(
         self,

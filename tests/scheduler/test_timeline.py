@@ -45,6 +45,6 @@ def test_a_full_disk_ends_the_timeline_and_nothing_else(caplog: pytest.LogCaptur
         for number in range(1000):
             writer.add(Stretch(0, number, number + 0.5, 7, "m", 0, 1, 0, 1))
     assert writer.dropped > 0
-    assert "the timeline /dev/full is not complete: [Errno 28]" in caplog.text
+    assert "the timeline /dev/full ends here, because it cannot be written: [Errno 28]" in caplog.text
     with TraceWriter(Path("/dev/full")) as trace:
         trace.close()

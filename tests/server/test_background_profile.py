@@ -40,13 +40,13 @@ def test_a_missing_profile_is_made_when_there_are_no_requests(compiled_zoo, tmp_
         deadline = time.monotonic() + TIMEOUT_S
         while Path(f"/proc/{job}/cmdline").exists() and command_of(job):
             assert time.monotonic() < deadline, "a request ends the measurement"
-        text = await_log(server.log, "mlp: profile measured")
-    assert "profile ignored, to be measured again" in text
+        text = await_log(server.log, "mlp: its layers have been measured")
+    assert "its profile cannot be used, so its layers are measured again" in text
     assert list(path.parent.iterdir()) == [path]
     assert read_profile(path).key == artifact.name
     assert server.process.returncode == 0
     with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
-        assert "profile ignored" not in server.log.read_text()
+        assert "its profile cannot be used" not in server.log.read_text()
         assert not await_jobs(server.process.pid, 0)
 
 
@@ -60,8 +60,8 @@ def test_a_profile_in_doubt_is_used_and_made_again(compiled_zoo, tmp_path: Path)
     path = write_profile(cache_dir, replace(measured, cores_whole=0.5))
     with live_server(tmp_path / "models", [f"--cache-dir={cache_dir}", "--profile-seconds=1"]) as server:
         await_jobs(server.process.pid, 1)
-        await_log(server.log, "mlp: profile measured")
-        assert "mlp: in doubt whether several cores are worth it: all at once did 50 %" in server.log.read_text()
+        await_log(server.log, "mlp: its layers have been measured")
+        assert "mlp: cores slowed each other down while it was measured (50 % of" in server.log.read_text()
     assert read_profile(path).cores_whole != 0.5
 
 

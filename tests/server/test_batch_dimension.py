@@ -160,7 +160,7 @@ def test_rows_that_influence_each_other_are_never_joined(served: Served, name: s
     """Each row is less its own mean over the batch, which is the row."""
     assert not any(answer.any() for answer in served.together(name, columns))
     if name != "steps":
-        assert len(served.lines(rf"WARNING .*{name}: requests are never joined to batches: .+")) == 1
+        assert len(served.lines(rf"WARNING .*{name}, version 1: every request runs alone, .+")) == 1
         assert served.client.get_model_config(name).config.parameters["batching"].string_value == "off"
 
 
@@ -179,7 +179,7 @@ def test_rows_that_do_not_are_joined(served: Served) -> None:
     """The compiler does not know what a branch does: it is tested when the model is loaded."""
     assert [answer[0, 0] for answer in served.together("harmless")] == list(range(MANY))
     assert served.executions("harmless") < MANY
-    assert not served.lines("harmless: requests are never joined")
+    assert not served.lines("harmless, version 1: every request runs alone")
 
 
 @pytest.mark.parametrize("name", ["double", "centre_whole", "whole_steps"])

@@ -283,7 +283,10 @@ def ask(served: Served, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
 
 
 def test_the_log_names_what_has_no_effect(served: Served) -> None:
-    assert "WARNING supervisor: model mlp: without effect here: optimization.graph (" in served.server.log.read_text()
+    assert (
+        "WARNING supervisor: model mlp: parts of config.pbtxt have no effect: optimization.graph ("
+        in served.server.log.read_text()
+    )
 
 
 def test_the_summary_says_what_the_server_says_of_itself(served: Served) -> None:

@@ -215,7 +215,7 @@ def test_a_target_that_no_request_has_met_refuses_nobody(served: Served) -> None
         assert served.infer("hasty").as_numpy("output").shape == (1, 10)
     after = served.counts("hasty")
     assert (after["refused"], after["qos_missed"] - before["qos_missed"]) == (0, 10)
-    warning = "hasty: the target of 0.001 ms is out of reach, requests are served late: one takes "
+    warning = "hasty: its latency target of 0.001 ms is out of reach: a request takes "
     assert warning in served.server.log.read_text()
 
 

@@ -115,7 +115,7 @@ def test_the_index_has_no_more_and_no_less(brought: Brought) -> None:
 
 
 def test_each_model_has_one_warning_of_what_is_in_vain(brought: Brought) -> None:
-    lines = [line for line in brought.log.read_text().splitlines() if "without effect here" in line]
+    lines = [line for line in brought.log.read_text().splitlines() if "have no effect: " in line]
     said = {line.split("model ")[1].partition(":")[0]: line for line in lines}
     assert sorted(said) == ["gpu", "openvino", "typing"] and len(lines) == 3
     assert all(word in said["gpu"] for word in ("kind KIND_GPU (", ".gpus (", ".host_policy (", "_accelerators ("))

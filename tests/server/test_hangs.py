@@ -78,7 +78,7 @@ def test_a_hung_scheduler_and_a_hung_front_end_are_replaced(server: LiveServer, 
     assert RIGHT in {outcome.result for outcome in answers.outcomes}
     text = server.log.read_text()
     for what, pid in (("scheduler", scheduler), ("front end 1", front_end)):
-        assert f"the {what} (process {pid}) makes no progress; killing it" in text
+        assert f"the {what} (process {pid}) makes no progress; it is killed and replaced" in text
 
 
 def test_health_tells_of_a_hung_supervisor(server: LiveServer) -> None:

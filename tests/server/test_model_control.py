@@ -144,7 +144,7 @@ def test_reload_under_load_drops_no_request(served: Controlled) -> None:
         changes = [number for i, number in enumerate(stream.seen) if i == 0 or stream.seen[i - 1] != number]
         assert changes == [1, 2, 3, 1]
     served.wait_until(
-        lambda: served.server.log.read_text().count("changing, version 1: the one before is unloaded") == 3
+        lambda: served.server.log.read_text().count("changing, version 1: the previous files are unloaded") == 3
     )
     served.client.unload_model("changing")
 

@@ -54,7 +54,9 @@ def test_models_come_change_and_go(served: Controlled) -> None:
     shutil.rmtree(model / "5")
     served.wait_until(lambda: served.added("new") == 3)
     replace(model / "config.pbtxt", b"nonsense")
-    served.wait_until(lambda: "model new: not reloaded, what is loaded stays" in served.server.log.read_text())
+    served.wait_until(
+        lambda: "model new: the new files cannot be loaded, so the loaded model stays" in served.server.log.read_text()
+    )
     assert served.added("new") == 3
     shutil.rmtree(model)
     served.wait_until(lambda: not [key for key in served.index() if key[0] == "new"])

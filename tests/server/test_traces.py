@@ -317,7 +317,7 @@ def test_a_trace_file_without_space_is_no_reason_to_stop(tmp_path: Path, caplog:
         file.take(record)
         file.close()
     assert len(caplog.records) == 1
-    assert "1 traces are lost" in caplog.text
+    assert "1 traces are lost, because" in caplog.text
     path.parent.mkdir()
     file.take(record)
     file.close()
