@@ -1,0 +1,51 @@
+"""Every warning and error of the log is explained in docs/how-to/troubleshooting.md."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "troubleshooting.md"
+ROOMS = ("server", "scheduler", "executor")
+LEVELS = ("warning", "error", "exception", "critical")
+VALUE = re.compile(r"%[-+.\d]*[sdgf]")
+
+
+def said_in(path: Path) -> Iterator[str]:
+    """Yield the text of each such line, "..." in place of values."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        called = ast.unparse(node.func)
+        if called == "complain":
+            yield "".join(_parts(node.args[0]))
+        elif called.rpartition(".")[2] in LEVELS and called.startswith(("_log.", "logging.")):
+            yield "".join(_parts(node.args[0]))
+
+
+def _parts(node: ast.expr) -> Iterator[str]:
+    match node:
+        case ast.Constant(str(text)):
+            yield VALUE.sub("...", text).replace("%%", "%").replace("`", "")
+        case ast.JoinedStr(values):
+            for value in values:
+                yield from _parts(value)
+        case _:
+            yield "..."
+
+
+SAID = sorted({text for room in ROOMS for path in (ROOT / room).rglob("*.py") for text in said_in(path)})
+
+
+@pytest.mark.parametrize("text", [text for text in SAID if re.search(r"\w", text.replace("...", ""))])
+def test_each_line_is_explained(text: str) -> None:
+    words = [part.strip() for part in text.split("...") if re.search(r"\w", part)]
+    pattern = r".*?".join(map(re.escape, words))
+    assert re.search(pattern, PAGE.read_text()), text
+
+
+def test_lines_are_found() -> None:
+    assert len(SAID) > 60
