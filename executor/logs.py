@@ -1,7 +1,7 @@
 """The log of a process that the supervisor has started: levels that change while it runs, and lines on the way.
 
 Standard error of such a process is a pipe to the supervisor, the only process that writes the log
-(`server/logs/server_log.py`). A record travels as one JSON object, behind a byte that no text begins with; everything
+(`server/supervisor/log.py`). A record travels as one JSON object, behind a byte that no text begins with; everything
 else that comes out of the pipe is a line that something outside Python's logging has written.
 """
 
@@ -194,6 +194,7 @@ def encode(record: logging.LogRecord, lost: int = 0) -> bytes:
     if record.exc_info:
         content["exception"] = logging.Formatter().formatException(record.exc_info)
     own = getattr(record, "fields", None)
+    line = b""
     for room in _ROOMS:
         short = {key: _shortened(value, room) for key, value in content.items()}
         if own and room == _ROOMS[0]:

@@ -176,9 +176,9 @@ class RegionJobs:
                     give_way_less(threading.get_native_id(), NICE)
                     self._obey(order, descriptor)
         except EOFError:
-            pass  # the supervisor is gone, and this process is about to be
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
+            pass  # the supervisor has ended, and this process is about to
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)  # as whenever a worker fails: it is replaced
 
     def _obey(self, order: RegionMessage, descriptor: int) -> RegionMessage:

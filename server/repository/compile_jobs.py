@@ -30,7 +30,7 @@ from gangway.server.repository.entries import Stamp
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child
 
-# How far a compile job is: a bar on a terminal, one line per model elsewhere.
+# How far a compile job is: a bar on a terminal, otherwise one line per model.
 
 _log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ class Compiler:
             raise
         finally:
             os.close(write_fd)
-        patience = self._give_way(process.pid)
+        give_way_timer = self._give_way(process.pid)
         end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, limit))
         try:
             async for report in _reports(read_fd):
@@ -248,10 +248,10 @@ class Compiler:
                     _log.warning("%s", report["warning"])
                     continue
                 if "phase" in report:
-                    patience.cancel()  # the cache does not have it: compiling has time
+                    give_way_timer.cancel()  # the cache does not have it: compiling has time
                 take(report)
         finally:
-            patience.cancel()
+            give_way_timer.cancel()
             end.cancel()
         await job.wait(JOB_END_SECONDS)
         return job, end.done() and not end.cancelled()

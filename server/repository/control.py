@@ -236,7 +236,7 @@ class ServedModels:
         versions = self._served.get(name, {})
         for number in [version] if version is not None else list(versions):
             model = versions.pop(number, None)
-            if model is None:  # lost meanwhile
+            if model is None:  # it has failed meanwhile
                 continue
             leaving = ModelUnavailable(name, number, "it is being unloaded", "UNLOADING")
             self._clients.announce(leaving)
@@ -260,7 +260,7 @@ class ServedModels:
         """Whether nothing has become of a version since it was refused for this reason."""
         return self._broken.get((broken.name, broken.version)) is broken
 
-    def lost(self, model_id: int, reason: str, at_fault: bool) -> None:
+    def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
         """No worker has it any more, or it has ended too many of them."""
         for model in self.loaded:
             if model.ready.model_id == model_id:
@@ -452,9 +452,9 @@ class ModelControl:
             self._models.withdraw(name)
             self._models.forget(name)
 
-    def lost(self, model_id: int, reason: str, at_fault: bool) -> None:
+    def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
         """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
-        self._models.lost(model_id, reason, at_fault)
+        self._models.model_failed(model_id, reason, at_fault)
 
     def stop(self) -> None:
         """End what goes on in the background."""
@@ -533,7 +533,7 @@ class ModelControl:
         return await self._loader.load(entry)
 
     async def _bring_back(self, entry: ModelVersion, broken: BrokenModel) -> bool:
-        """Serve again what has been lost, unless something else has become of it; return whether it needs no more."""
+        """Serve again what has failed, unless something else has become of it; return whether it needs no more."""
         async with self._locks.hold(entry.name):
             if not self._models.is_refused(broken):
                 return True

@@ -73,9 +73,9 @@ class ModelLoader:
     """Compiles models one after the other, and has them tried so. What clients are told is not its business.
 
     `try_model` has a model answer trial requests, which takes its time; it raises ConfigError, ModelLoadError.
-    `on_model_lost`: no worker has a model any more, or it has ended too many of them; it gets the model's number, the
-    reason, and whether the model's requests were at fault. `lost`, `artifact_lost` and `forget` are the scheduler's to
-    call, `shape_wanted` the front ends'.
+    `on_model_failed` gets the number of a model that no worker has any more, or that has ended too many of them, the
+    reason, and whether the model's requests were at fault. The scheduler calls `model_failed`, `artifact_missing` and
+    `forget`, front ends `shape_wanted`.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class ModelLoader:
         clients: Announcements,
         profiles: BackgroundProfiler,
         try_model: Callable[[ModelReady, Manifest, ModelConfig, Path], Awaitable[Tried]],
-        on_model_lost: Callable[[int, str, bool], None],
+        on_model_failed: Callable[[int, str, bool], None],
     ) -> None:
         self._options = options
         self._compiler = compiler
         self._scheduler = scheduler
         self._profiles = profiles
         self._try_model = try_model
-        self._on_model_lost = on_model_lost
+        self._on_model_lost = on_model_failed
         self._workers = len(options.general.cores)
         self._max_shapes = options.general.max_shapes
         self._free_ids = list(range(_native.MAX_MODELS))
@@ -182,12 +182,12 @@ class ModelLoader:
         """A front end has answered a request of sizes that are not compiled."""
         self._variants.want(message)
 
-    def lost(self, model_id: int, reason: str, at_fault: bool) -> None:
+    def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
         """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
-        if not self._variants.lost(model_id, at_fault):
+        if not self._variants.model_failed(model_id, at_fault):
             self._on_model_lost(model_id, reason, at_fault)
 
-    def artifact_lost(self, spec: LoadModel, reason: str) -> None:
+    def artifact_missing(self, spec: LoadModel, reason: str) -> None:
         """A worker cannot load what others serve; it tries again now and then."""
         if spec.key not in self._recompiling:
             _log.error(

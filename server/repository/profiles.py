@@ -1,8 +1,8 @@
 """Profiles of loaded models: found in the cache, or made in the background while the server has nothing to do.
 
-A measurement is worth something only if nothing else runs, and nobody's request may wait for one. So it begins after
-the server was quiet for a while, in processes that get a core only when nobody else wants it, and it is killed as soon
-as a request arrives; then it is made later, and every time a bit later.
+A measurement is right only if nothing else runs, and no request may wait for one. So it begins after the server was
+idle for a while, in processes that get a core only when no other wants it. It is killed as soon as a request arrives, and
+made later; the pause doubles each time.
 """
 
 import asyncio
@@ -165,7 +165,7 @@ class BackgroundProfiler:
 def _kept(name: str, path: Path) -> Profile | None:
     """Return the profile if there is one of the present format; one of an older format is made again.
 
-    One of cores that were not whole is said to be in doubt; it is better than none.
+    One that was measured while cores slowed each other down is used, too: it is better than none.
     """
     if not path.is_file():
         return None

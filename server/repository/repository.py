@@ -66,7 +66,7 @@ def _own(folder: Path, part: Path) -> Iterator[tuple[str, int, int, int]]:
 def _stamp(folder: Path, path: Path) -> tuple[str, int, int, int]:
     try:
         status = path.stat()
-    except FileNotFoundError:  # a link that leads nowhere, or gone since: that is a state, too
+    except FileNotFoundError:  # a link that leads nowhere, or deleted since: that is a state, too
         return str(path.relative_to(folder)), -1, 0, 0
     return str(path.relative_to(folder)), status.st_size, status.st_mtime_ns, status.st_ino
 
@@ -95,7 +95,7 @@ class OverrideStore:
     def take(self, path: str) -> Override | None:
         """Return what the request in this file brings along, None for nothing.
 
-        Raises RequestError, FileNotFoundError when the front end that has the file is gone.
+        Raises RequestError, FileNotFoundError when the front end that has the file has ended.
         """
         try:
             request = pb.RepositoryModelLoadRequest.FromString(Path(path).read_bytes() if path else b"")

@@ -98,7 +98,7 @@ class ShapeCache:
             self._queue[message.name, message.version, message.sizes] = None
             self._news.set()
 
-    def lost(self, model_id: int, at_fault: bool) -> bool:
+    def model_failed(self, model_id: int, at_fault: bool) -> bool:
         """No worker has it any more, or it ended workers (`at_fault`); say whether that was a variant."""
         found = self._find(model_id)
         if found is None:

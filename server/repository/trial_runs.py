@@ -147,8 +147,7 @@ def _run(
     plane: DataPlane, call: Call, contents: Contents, stop: threading.Event, rows: int, priority: int, seconds: float
 ) -> SlotOutcome | None:
     """Return None if the run did not end in this time."""
-    response = None
-    while response is None:
+    while True:
         with plane.open(call.layout(contents), rows) as request:
             call.write(request, contents)
             request.submit(priority=priority, alone=True)
@@ -165,10 +164,10 @@ def _run(
             if outcome.status is not SlotStatus.OK:
                 raise ModelLoadError(f"a trial run ended with {outcome.status.name} after {outcome.attempts} attempts")
             try:
-                response = call.answer(b"", request)
+                if call.answer(b"", request) is not None:
+                    return outcome  # else there was too little room for it
             except RequestError as error:
                 raise TrialError(error.message) from error
-    return outcome
 
 
 def _await(request: Request, stop: threading.Event, seconds: float) -> SlotOutcome | None:

@@ -9,7 +9,7 @@ import sys
 from gangway.executor.peer import peer_sockets
 from gangway.server import json_dataclass
 from gangway.server.supervisor.log import ServerLog
-from gangway.server.supervisor.processes import Child, KeptProcess
+from gangway.server.supervisor.processes import Child, SupervisedProcess
 from gangway.server.tracing.exporter import STOP
 from gangway.server.tracing.settings import TraceConfig
 
@@ -24,7 +24,7 @@ class ExporterControl:
         self.config = config
         self._log = log
         self._ours, self._theirs = peer_sockets()
-        self._kept = KeptProcess(
+        self._kept = SupervisedProcess(
             "trace exporter", self._launch, self._ended, prepare=lambda: asyncio.sleep(RESTART_SECONDS)
         )
         self._wanted = False
@@ -45,7 +45,7 @@ class ExporterControl:
 
     async def stop(self, timeout_seconds: float) -> None:
         """Have everything written that was sent, then end the process. Front ends have ended before."""
-        self._kept.keep_no_more()
+        self._kept.stop_restarting()
         child = self._kept.child
         if child is None or child.returncode is not None:
             return

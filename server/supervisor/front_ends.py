@@ -39,7 +39,7 @@ from gangway.server.options.serve_options import ServeOptions
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.log import ServerLog
-from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, KeptProcess, pin
+from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, SupervisedProcess, pin
 from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import FRONT_END, SLOTS, Placement, SharedMemory
@@ -59,7 +59,8 @@ Prepare = Callable[["FrontEndProcess"], Awaitable[None]]
 class FrontEndProcess:
     """`index` is its number in the control segment, `name` what the log calls it.
 
-    `launch` calls `start_with`; it, `ended` and `prepare` are as in KeptProcess. `hear` gets what the process says.
+    `launch` calls `start_with`; it, `ended` and `prepare` are as in SupervisedProcess. `hear` gets what the process
+    says.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class FrontEndProcess:
         self._log = log
         self._hear = hear
         self._ended = ended
-        self.kept = KeptProcess(name, lambda: launch(self), self._has_ended, lambda: prepare(self), self._begun)
+        self.kept = SupervisedProcess(name, lambda: launch(self), self._has_ended, lambda: prepare(self), self._begun)
         self._our_end: socket.socket | None = None
         self._known: tuple[FrontEndMessage, ...] = ()
         self._peer: AsyncPeer[FrontEndMessage] | None = None
@@ -131,7 +132,7 @@ class FrontEndProcess:
 
     async def end(self, timeout_seconds: float) -> bool:
         """Return when the process has ended, which is killed if that takes too long; False if requests were left."""
-        self.kept.keep_no_more()
+        self.kept.stop_restarting()
         child = self.kept.child
         if child is None:
             return True
@@ -365,7 +366,7 @@ class FrontEndControl:
             process.kept.start()
 
     @property
-    def processes(self) -> Mapping[int, KeptProcess]:
+    def processes(self) -> Mapping[int, SupervisedProcess]:
         """The processes by their number in the control segment."""
         return {index: process.kept for index, process in self._all.items()}
 
@@ -465,7 +466,7 @@ class FrontEndControl:
             case BindFailed(reason) if not self._listening.done():
                 self._stopping = True
                 for each in self._all.values():
-                    each.kept.keep_no_more()
+                    each.kept.stop_restarting()
                 self._listening.set_exception(BindError(reason))
             case BindFailed(reason):
                 _log.error("the %s cannot listen, so it is started again: %s", process.name, reason)

@@ -175,7 +175,7 @@ class Child:
         self._on_exit(self)
 
 
-class KeptProcess:
+class SupervisedProcess:
     """A process that runs as long as the server does: whenever it has ended another one is started.
 
     `launch` returns a new process or raises OSError; then it is tried again, after pauses that grow. `begun` is called
@@ -229,7 +229,7 @@ class KeptProcess:
         if self.child is not None and self.is_running:
             self.child.kill()
 
-    def keep_no_more(self) -> None:
+    def stop_restarting(self) -> None:
         """Start no other one from now on."""
         self._stopping = True
         if self._again is not None:
@@ -305,7 +305,9 @@ class _Seen:
 class HeartbeatWatch:
     """`front_ends`: by number, as in Heartbeats. Everything happens in the supervisor's event loop."""
 
-    def __init__(self, beats: Heartbeats, scheduler: KeptProcess, front_ends: Mapping[int, KeptProcess]) -> None:
+    def __init__(
+        self, beats: Heartbeats, scheduler: SupervisedProcess, front_ends: Mapping[int, SupervisedProcess]
+    ) -> None:
         self._beats = beats
         self._watched = {beats.scheduler: (scheduler, SCHEDULER)}
         self._watched |= {number: (kept, FRONT_END) for number, kept in front_ends.items()}
@@ -319,7 +321,7 @@ class HeartbeatWatch:
                 self._look_at(number, kept, bounds)
         await asyncio.sleep(LOOK_SECONDS)
 
-    def _look_at(self, number: int, kept: KeptProcess, bounds: Bounds) -> None:
+    def _look_at(self, number: int, kept: SupervisedProcess, bounds: Bounds) -> None:
         last_ns, now_us = self._beats.last_ns(number), time.monotonic_ns() / 1e3
         seen = self._seen.get(number)
         if seen is None or seen.pid != kept.pid:  # what stands there is of a predecessor

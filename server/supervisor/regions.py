@@ -57,7 +57,7 @@ class WorkerOrders:
         self.add(AllMapped(), None, lambda ok: None)
 
     def close(self) -> None:
-        """The process is gone: nothing is answered any more."""
+        """The process has ended: nothing is answered any more."""
         self._peer.close()
 
     def _send(self) -> None:

@@ -14,7 +14,7 @@ from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.errors import ModelLoadError
 from gangway.server.log_settings import LogSettings
 from gangway.server.supervisor.log import ServerLog
-from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, KeptProcess, pin
+from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, SupervisedProcess, pin
 from gangway.server.supervisor.shared_memory import SLOTS, Placement, SharedMemory
 
 _log = logging.getLogger(__name__)
@@ -23,8 +23,9 @@ _log = logging.getLogger(__name__)
 class SchedulerControl:
     """What has been asked of the scheduler is kept until it is answered, and said again to a successor.
 
-    `on_worker_stuck` gets a worker's index and process id, `on_model_unloaded` a model's number. `on_model_lost` gets a
-    model's number, the reason, and whether its requests were at fault; `on_artifact_lost` a LoadModel and a reason.
+    `on_worker_stuck` gets a worker's index and process id, `on_model_unloaded` a model's number. `on_model_failed` gets
+    a model's number, the reason, and whether its requests were at fault; `on_artifact_missing` gets a LoadModel and a
+    reason.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class SchedulerControl:
         timeline: Path | None,
         on_worker_stuck: Callable[[int, int], None],
         on_model_unloaded: Callable[[int], None],
-        on_model_lost: Callable[[int, str, bool], None],
-        on_artifact_lost: Callable[[slow.LoadModel, str], None],
+        on_model_failed: Callable[[int, str, bool], None],
+        on_artifact_missing: Callable[[slow.LoadModel, str], None],
     ) -> None:
         self._memory = memory
         self._log = log
@@ -55,7 +56,7 @@ class SchedulerControl:
             timeline=str(timeline or ""),
         )
         self._core = placement.scheduler
-        self.process = KeptProcess("scheduler", self._launch, self._ended, begun=self._begun)
+        self.process = SupervisedProcess("scheduler", self._launch, self._ended, begun=self._begun)
         self._our_end: socket.socket | None = None
         self._specs: dict[int, slow.LoadModel] = {}
         self._profiles: dict[int, slow.SetProfile] = {}
@@ -68,8 +69,8 @@ class SchedulerControl:
         self._peer: AsyncPeer[slow.ControlMessage] | None = None
         self._on_worker_stuck = on_worker_stuck
         self._on_model_unloaded = on_model_unloaded
-        self._on_model_lost = on_model_lost
-        self._on_artifact_lost = on_artifact_lost
+        self._on_model_lost = on_model_failed
+        self._on_artifact_lost = on_artifact_missing
 
     def start(self) -> None:
         """Start a scheduler and tell it all there is to know. Raises OSError."""
@@ -178,7 +179,7 @@ class SchedulerControl:
 
     async def stop(self, timeout_seconds: float) -> None:
         """End scheduler and workers (they get Exit from it); kill the scheduler when that takes too long."""
-        self.process.keep_no_more()
+        self.process.stop_restarting()
         self._send(slow.Stop())
         if self.process.child is not None:
             await self.process.child.wait(timeout_seconds)

@@ -172,8 +172,8 @@ class Supervisor:
             general.timeline,
             on_worker_stuck=lambda index, pid: self._workers.kill(index, pid),
             on_model_unloaded=lambda model_id: self._loader.forget(model_id),
-            on_model_lost=lambda model_id, reason, at_fault: self._loader.lost(model_id, reason, at_fault),
-            on_artifact_lost=lambda spec, reason: self._loader.artifact_lost(spec, reason),
+            on_model_failed=lambda model_id, reason, at_fault: self._loader.model_failed(model_id, reason, at_fault),
+            on_artifact_missing=lambda spec, reason: self._loader.artifact_missing(spec, reason),
         )
         self._workers = WorkerSet(memory, general.cores, general.cache_dir, self._scheduler, log, self._regions)
         self._front_ends = FrontEndControl(
@@ -207,7 +207,7 @@ class Supervisor:
             self._announcements,
             self._profiler,
             self._trials.try_model,
-            on_model_lost=lambda model_id, reason, at_fault: self._models.lost(model_id, reason, at_fault),
+            on_model_failed=lambda model_id, reason, at_fault: self._models.model_failed(model_id, reason, at_fault),
         )
         self._overrides = OverrideStore()
         self._models = ModelControl(options.repository, self._loader, self._announcements, self._overrides)
@@ -293,8 +293,8 @@ class Supervisor:
         self._loader.stop()
         self._trials.stop()
         self._workers.expect_exits()
-        patience = self._options.general.exit_timeout_secs if self._end.exception() is None else 0.0
-        if not await self._front_ends.drain(patience):
+        timeout_seconds = self._options.general.exit_timeout_secs if self._end.exception() is None else 0.0
+        if not await self._front_ends.drain(timeout_seconds):
             _log.warning("the server stops with requests unfinished: they took longer than --exit-timeout-secs")
         self._statistics_log.write_all()
         await self._scheduler.stop(EXIT_GRACE_SECONDS)

@@ -17,7 +17,7 @@ from typing import Final
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.messages import Exit
 from gangway.server.supervisor.log import ServerLog
-from gangway.server.supervisor.processes import Child, KeptProcess
+from gangway.server.supervisor.processes import Child, SupervisedProcess
 from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import SharedMemory
@@ -84,7 +84,7 @@ class WorkerSet:
         """From now on workers are not replaced: they were told to exit."""
         self._stopping = True
         for kept in self._kept:
-            kept.keep_no_more()
+            kept.stop_restarting()
 
     async def wait(self, timeout_seconds: float) -> None:
         """Wait until all have ended; kill those that take too long. The scheduler has ended.
@@ -105,8 +105,8 @@ class WorkerSet:
     def _alive(self) -> list[int]:
         return [index for index, kept in enumerate(self._kept) if kept.is_running]
 
-    def _keep(self, index: int) -> KeptProcess:
-        return KeptProcess(
+    def _keep(self, index: int) -> SupervisedProcess:
+        return SupervisedProcess(
             f"worker {index}",
             lambda: self._launch(index),
             lambda child: self._ended(index, child),

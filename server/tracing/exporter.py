@@ -208,7 +208,7 @@ def make_sink(config: TraceConfig, predecessors: int) -> Sink:
 
 
 def serve(packets: socket.socket, sink: Sink) -> None:
-    """Take traces until the supervisor says stop, or is gone."""
+    """Take traces until the supervisor says stop, or has ended."""
     packets.settimeout(TICK_SECONDS)
     while True:
         try:

@@ -13,7 +13,7 @@ import pytest
 
 from gangway.scheduler.pauses import Pauses
 from gangway.server.supervisor import processes as children
-from gangway.server.supervisor.processes import Child, KeptProcess
+from gangway.server.supervisor.processes import Child, SupervisedProcess
 
 
 def sleeper(seconds: float = 60) -> subprocess.Popen[bytes]:
@@ -67,7 +67,7 @@ def test_a_process_is_started_again_also_where_that_fails_for_a_while(monkeypatc
         return sleeper(0 if len(launches) < 25 else 60)
 
     async def scenario() -> None:
-        kept = KeptProcess(
+        kept = SupervisedProcess(
             "sleeper",
             launch,
             lambda child: told.append(child.fate()),
@@ -78,7 +78,7 @@ def test_a_process_is_started_again_also_where_that_fails_for_a_while(monkeypatc
         while len(launches) < 27:
             await asyncio.sleep(0.01)
         assert kept.is_running
-        kept.keep_no_more()
+        kept.stop_restarting()
         kept.kill()
         assert kept.child is not None
         await kept.child.wait(10)

@@ -20,9 +20,8 @@ def said_in(path: Path) -> Iterator[str]:
         if not isinstance(node, ast.Call) or not node.args:
             continue
         called = ast.unparse(node.func)
-        if called == "complain":
-            yield "".join(_parts(node.args[0]))
-        elif called.rpartition(".")[2] in LEVELS and called.startswith(("_log.", "logging.")):
+        is_logged = called.rpartition(".")[2] in LEVELS and called.startswith(("_log.", "logging."))
+        if is_logged or called == "complain":
             yield "".join(_parts(node.args[0]))
 
 
