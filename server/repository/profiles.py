@@ -1,8 +1,8 @@
 """Profiles of loaded models: found in the cache, or made in the background while the server has nothing to do.
 
 A measurement is right only if nothing else runs, and no request may wait for one. So it begins after the server was
-idle for a while, in processes that get a core only when no other wants it. It is killed as soon as a request arrives, and
-made later; the pause doubles each time.
+idle for a while, in processes that get a core only when no other wants it. It is killed as soon as a request arrives,
+and made later; the pause doubles each time.
 """
 
 import asyncio

@@ -39,7 +39,8 @@ from gangway.server.options.serve_options import ServeOptions
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.log import ServerLog
-from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, SupervisedProcess, pin
+from gangway.server.supervisor.peers import MAX_UNSENT, AsyncPeer
+from gangway.server.supervisor.processes import Child, SupervisedProcess, pin
 from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import FRONT_END, SLOTS, Placement, SharedMemory

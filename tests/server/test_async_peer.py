@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from gangway.executor.peer import Peer, peer_sockets
-from gangway.server.supervisor import processes
-from gangway.server.supervisor.processes import AsyncPeer
+from gangway.server.supervisor import peers
+from gangway.server.supervisor.peers import AsyncPeer
 
 NUMBERS = 2000  # more than a socket holds, in packets of this size
 PACKET_BYTES = 4096
@@ -59,7 +59,7 @@ def test_messages_wait_for_room_and_keep_their_order() -> None:
 
 
 def test_a_peer_that_does_not_read_is_given_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "MAX_UNSENT", 100)
+    monkeypatch.setattr(peers, "MAX_UNSENT", 100)
 
     async def scenario() -> None:
         ends = Ends()
