@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from gangway.zoo.blocks import Size
 
 from gangway.zoo.bert import bert_base
+from gangway.zoo.blocks import Size
 from gangway.zoo.gpt2 import gpt2
 from gangway.zoo.xlnet import xlnet_base
 
