@@ -7,15 +7,14 @@ cache measure each their own. Only the standard library.
 import json
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gangway.artifact.codec import decode_record
-from gangway.artifact.counter_log import NOTHING_COUNTED, CounterLog
 from gangway.artifact.files import write_whole
 
-PROFILE_VERSION = 4
+PROFILE_VERSION = 5
+_WITH_COUNTERS = 4  # the version that has one field more, `counters`
 PROFILES_FOLDER = "profiles"
 LEAST_RUNS = 3  # `Profile.runs`: of fewer any may be an outlier, and nobody knows how well the time is known
 LEAST_WHOLE = 0.8  # `Profile.cores_whole`: below it, what several cores gain is not known
@@ -87,7 +86,6 @@ class Profile:
     scatter: float  # of one run about the median of its setting, as a share of it: a standard deviation
     seconds: float  # the measurement took
     cores_whole: float = 1.0  # speed of the slowest core while all worked, of one alone: before or after, the worse
-    counters: CounterLog = NOTHING_COUNTED  # beside each sample of interference; the machine's proxy rests on them
     format_version: int = PROFILE_VERSION
 
     @property
@@ -114,22 +112,25 @@ def encode_profile(profile: Profile) -> bytes:
 
 
 def read_profile(path: Path) -> Profile:
-    """Return the profile in a file, checked for consistency. Raises ProfileError that names file and field."""
+    """Return the profile in a file of this format or of version 4, checked for consistency.
+
+    Raises ProfileError that names file and field.
+    """
     try:
-        profile = decode_record(Profile, path.read_bytes(), "profile")
+        profile = decode_record(Profile, _present_format(path.read_bytes()), "profile")
         _check(profile)
     except (OSError, ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: {error}") from error
     return profile
 
 
-def machine_profiles(profiles: Path, machine: str) -> list[Profile]:
-    """Return all profiles of a machine (by its id) in a folder. What cannot be read, or is older, is left out."""
-    found = []
-    for path in sorted(profiles.glob(f"*-{machine}.json")):
-        with suppress(ProfileError):
-            found.append(read_profile(path))
-    return found
+def _present_format(text: bytes) -> bytes:
+    """Return the file's text without the field that version 4 had and nobody reads any more."""
+    record = json.loads(text)
+    if not isinstance(record, dict) or record.get("format_version") != _WITH_COUNTERS or "counters" not in record:
+        return text
+    del record["counters"]
+    return json.dumps({**record, "format_version": PROFILE_VERSION}).encode()
 
 
 def _check(profile: Profile) -> None:
@@ -148,7 +149,6 @@ def _check(profile: Profile) -> None:
     _check_grid("together_us", profile.together_us, profile)
     for layer in profile.layers:
         _check_layer(layer, profile)
-    _check_counters(profile.counters)
 
 
 def _check_layer(layer: LayerProfile, profile: Profile) -> None:
@@ -161,13 +161,6 @@ def _check_layer(layer: LayerProfile, profile: Profile) -> None:
     _require(len(layer.slope) == len(layer.slowdown) == disturbed, f"layer '{layer.name}' has a slope too many or few")
     for row in layer.slowdown:
         _require(len(row) == len(profile.interference), f"layer '{layer.name}' has a slowdown too many or few")
-
-
-def _check_counters(log: CounterLog) -> None:
-    _require(len(log.events) >= 2 or log == NOTHING_COUNTED, "counters have fewer than two events")
-    for sample in log.samples:
-        _require(len(sample.others) == len(log.events) - 2, "a sample has not as many counters as there are events")
-        _require(min(sample.accesses, sample.misses, sample.level, *sample.others) >= 0, "a sample is negative")
 
 
 def _check_grid(name: str, grid: Sequence[Sequence[float]], profile: Profile) -> None:

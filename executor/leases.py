@@ -99,7 +99,7 @@ class Lease:
         self._offset = offset
 
     def initialise(self, spec: LeaseSpec) -> int:
-        """Begin a generation; return its number, which Run messages carry. Only while no rank is in the lease."""
+        """Begin a new generation; return its number, which Run messages carry. Only while no rank is in the lease."""
         return _native.lease_initialise(self._view, self._offset, *spec)
 
     def resume(self, end_layer: int, wanted: int, versions: bytes = b"") -> None:

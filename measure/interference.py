@@ -1,124 +1,20 @@
-"""Load that disturbs: processes pinned to other cores that stream through memory or thrash the shared cache.
+"""How much generated interference slows a model's layers, against how much it slows a reference at the same moment.
 
-`python -m gangway.executor.interference` is one of them. All obey one word of shared memory, and answer in another, so
-that a measurement can go through kinds and strengths of load, and none, back and forth without starting processes.
+A virtual machine's cores are moved about on the host: the same load on the other cores halves the bandwidth of this
+one in one second and does nothing in the next. So the level of interference is never taken from the load's settings;
+it is measured beside every sample, by the same core, and a layer's slope is fitted to these pairs.
 """
 
-import argparse
-import os
 import statistics
-import struct
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from gangway.artifact.counter_log import NOTHING_COUNTED, CounterLog, CounterSample
 from gangway.artifact.profile import InterferencePoint
 from gangway.executor import _probes
-from gangway.executor.counters import CYCLES, INSTRUCTIONS, CounterRates, cache_events, countable
-from gangway.executor.process import die_with_parent, take_precedence
-from gangway.executor.segment import Segment
+from gangway.measure.generators import IDLE, KINDS, Generators, Load
 from gangway.measure.machine import l3_bytes, pinned, touched
 from gangway.measure.model_runner import Clock, ModelRunner, RunTimes, powers_of_two, version_count
-
-IDLE: Final = ("", 0)
-KINDS: Final = ("stream", "thrash")
-SLICE_US: Final = 500  # how often the word is looked at
-IDLE_S: Final = 0.0005
-START_TIMEOUT_S: Final = 20.0
-_ORDER: Final = struct.Struct("<HHI")  # kind + 1 (0: idle), share, number of the order
-_LINE_BYTES: Final = 64
-
-
-class Interference:
-    """One generator per core of `cores`, idle until told otherwise. A context manager."""
-
-    def __init__(self, cores: Sequence[int]) -> None:
-        self._segment = Segment.create((1 + len(cores)) * _LINE_BYTES, "interference")
-        self._number = 0
-        self._processes = [self._start(place, core) for place, core in enumerate(cores)]
-
-    def __enter__(self) -> Self:
-        self.set(*IDLE)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-        self._segment.close()
-
-    def set(self, kind: str, share: int) -> None:
-        """Have all generators work `share` percent of the time at `kind`; return when all do. `IDLE` stops them.
-
-        Both change memory line by line. "stream": four times what the last-level cache holds, so it takes bandwidth.
-        "thrash": as much as that cache holds, so it takes the cache (in order: fast enough to drive others' lines out,
-        which random order measured not to be). Raises TimeoutError.
-        """
-        self._number += 1
-        order = _ORDER.pack(KINDS.index(kind) + 1 if kind else 0, share, self._number)
-        self._segment.view[: _ORDER.size] = order
-        deadline = time.monotonic() + START_TIMEOUT_S
-        for place, process in enumerate(self._processes):
-            while self._answer(place) != order:
-                if time.monotonic() > deadline or process.poll() is not None:
-                    raise TimeoutError("a generator of interference does not obey")
-                time.sleep(IDLE_S)
-
-    def _answer(self, place: int) -> bytes:
-        begin = (1 + place) * _LINE_BYTES
-        return bytes(self._segment.view[begin : begin + _ORDER.size])
-
-    def _start(self, place: int, core: int) -> "subprocess.Popen[bytes]":
-        arguments = {"fd": self._segment.fd, "place": place, "core": core, "parent": os.getpid()}
-        command = [sys.executable, "-m", "gangway.measure.interference"]
-        command += [f"--{key}={value}" for key, value in arguments.items()]
-        return subprocess.Popen(command, pass_fds=(self._segment.fd,), stdin=subprocess.DEVNULL)
-
-
-def main() -> None:
-    """Disturb as the word says, until the parent ends."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("fd", "place", "core", "parent"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    options = parser.parse_args()
-    die_with_parent()
-    if os.getppid() != options.parent:  # it died before the line above
-        sys.exit(1)
-    os.sched_setaffinity(0, {options.core})
-    take_precedence()
-    _obey(Segment.attach(options.fd), (1 + options.place) * _LINE_BYTES)
-
-
-def _obey(segment: Segment, answer: int) -> None:
-    memory = touched(4 * l3_bytes())
-    parts = {"stream": memory, "thrash": memory[: l3_bytes()]}
-    at = 0
-    while True:
-        order = bytes(segment.view[: _ORDER.size])
-        kind, share, _ = _ORDER.unpack(order)
-        if kind:
-            at = _probes.disturb(parts[KINDS[kind - 1]], at, share, SLICE_US)
-        else:
-            time.sleep(IDLE_S)
-        segment.view[answer : answer + _ORDER.size] = order
-
-
-if __name__ == "__main__":
-    main()
-
-
-# How much generated interference slows a model's layers, against how much it slows a reference at the same moment.
-#
-# A virtual machine's cores are moved about on the host: the same load on the other cores halves the bandwidth of this
-# one in one second and does nothing in the next. So the level of interference is never taken from the load's settings;
-# it is measured beside every sample, by the same core, and a layer's slope is fitted to these pairs.
 
 SHARES: Final = (25, 50, 100)  # percent: the strengths of generated interference
 LEAST_LEVEL: Final = 0.05  # root mean square: a slope through less than that is noise
@@ -126,47 +22,36 @@ MAX_ROUNDS: Final = 24
 RUNS_US: Final = 2e4  # beside one load in one round: at least a run, and runs of a small model for so long
 MAX_RUNS: Final = 10
 
-Load = tuple[str, int]
 LOADS: Final[tuple[Load, ...]] = tuple((kind, share) for share in SHARES for kind in KINDS)
 
 
 @dataclass(frozen=True)
 class Disturbed:
-    """What interference did, relative to none: `slope[layer][version]`, `slowdown[layer][version][point]`.
-
-    `counters`: what was counted meanwhile, and the levels.
-    """
+    """What interference did, relative to none: `slope[layer][version]`, `slowdown[layer][version][point]`."""
 
     ranks: int = 0
     points: tuple[InterferencePoint, ...] = ()
     slope: tuple[tuple[float, ...], ...] = ()
     slowdown: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    counters: CounterLog = NOTHING_COUNTED
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The reference and the model (by version: medians of the layers), one after the other, beside one load.
-
-    `rates`: accesses to the last-level cache, misses there, and what else is counted on the model's cores, per
-    thousand cycles; None where nothing is counted.
-    """
+    """The reference and the model (by version: medians of the layers), one after the other, beside one load."""
 
     reference_us: float
     layer_us: tuple[tuple[float, ...], ...]
-    rates: tuple[float, ...] | None = None
 
 
 Round = dict[Load, Sample]
 """One sample beside each of LOADS, and one beside none (IDLE)."""
 
 
-def measure_interference(runner: ModelRunner, cores: Sequence[int], clock: Clock, counters: CounterRates) -> Disturbed:
+def measure_interference(runner: ModelRunner, cores: Sequence[int], clock: Clock) -> Disturbed:
     """Return what load on half of the cores does to the model on the others; takes until the clock's time is over."""
     ranks = disturbed_ranks(len(cores))
-    rounds = disturbed_rounds(runner, cores, clock, counters)
-    log = CounterLog(counters.names, counter_samples(rounds))
-    return _evaluate(rounds, [len(layer.versions) for layer in runner.manifest.layers], ranks, log)
+    rounds = disturbed_rounds(runner, cores, clock)
+    return _evaluate(rounds, [len(layer.versions) for layer in runner.manifest.layers], ranks)
 
 
 def disturbed_ranks(cores: int) -> int:
@@ -174,9 +59,7 @@ def disturbed_ranks(cores: int) -> int:
     return powers_of_two(cores // 2)[-1]
 
 
-def disturbed_rounds(
-    runner: ModelRunner, cores: Sequence[int], clock: Clock, counters: CounterRates, least: int = 1
-) -> list[Round]:
+def disturbed_rounds(runner: ModelRunner, cores: Sequence[int], clock: Clock, least: int = 1) -> list[Round]:
     """Run the model on some cores, with and without load on the others, in turns, until the time is over.
 
     At least `least` rounds, at most MAX_ROUNDS. The reference is reading, in order, twice as much memory as the
@@ -185,12 +68,12 @@ def disturbed_rounds(
     ranks = disturbed_ranks(len(cores))
     reference = touched(2 * l3_bytes())
     rounds: list[Round] = []
-    with Interference(cores[ranks:]) as interference:
+    with Generators(cores[ranks:]) as generators:
         while len(rounds) < MAX_ROUNDS and (len(rounds) < least or clock.passed_s("interference") < clock.seconds):
             one: Round = {}
             for load in (IDLE, *LOADS):
-                interference.set(*load)
-                one[load] = _sample(runner, cores[:ranks], reference, counters)
+                generators.set(*load)
+                one[load] = _sample(runner, cores[:ranks], reference)
                 clock.passed_s("interference")
             rounds.append(one)
     return rounds
@@ -217,33 +100,11 @@ def slope_of(levels: Sequence[float], slowdowns: Sequence[float]) -> float:
     return sum(level * slowdown for level, slowdown in zip(levels, slowdowns, strict=True)) / squares
 
 
-def counter_samples(rounds: Sequence[Round]) -> tuple[CounterSample, ...]:
-    """Return what was counted, with the level at that time. Empty where nothing was."""
-    idle_us = statistics.median(one[IDLE].reference_us for one in rounds)
-    samples = []
-    for sample in (sample for one in rounds for sample in one.values()):
-        if sample.rates is not None:
-            accesses, misses, *others = sample.rates
-            level = max(0.0, sample.reference_us / idle_us - 1)
-            samples.append(CounterSample(accesses, misses, level, tuple(others)))
-    return tuple(samples)
-
-
-def cache_rates() -> CounterRates:
-    """Return what counts accesses to the last-level cache, misses there, and what else there is; else nothing."""
-    pair = cache_events()
-    if pair is None:
-        return CounterRates(())
-    return CounterRates((*pair, INSTRUCTIONS) if countable((CYCLES, *pair, INSTRUCTIONS)) else pair)
-
-
-def _sample(runner: ModelRunner, cores: Sequence[int], reference: memoryview, counters: CounterRates) -> Sample:
+def _sample(runner: ModelRunner, cores: Sequence[int], reference: memoryview) -> Sample:
     before_us = _reference_us(reference, cores[0])
     versions = range(version_count(runner.manifest))
-    counters.look(cores)
     layer_us = tuple(_layer_medians(list(_runs(runner, len(cores), version))) for version in versions)
-    rates = counters.look(cores)
-    return Sample((before_us + _reference_us(reference, cores[0])) / 2, layer_us, rates or None)
+    return Sample((before_us + _reference_us(reference, cores[0])) / 2, layer_us)
 
 
 def _reference_us(reference: memoryview, core: int) -> float:
@@ -264,7 +125,7 @@ def _layer_medians(runs: Sequence[RunTimes]) -> tuple[float, ...]:
     return tuple(statistics.median(times) for times in zip(*(run.layer_us for run in runs), strict=True))
 
 
-def _evaluate(rounds: Sequence[Round], versions: Sequence[int], ranks: int, counters: CounterLog) -> Disturbed:
+def _evaluate(rounds: Sequence[Round], versions: Sequence[int], ranks: int) -> Disturbed:
     levels = _levels(rounds)
     by_layer = [[_slowdowns(rounds, layer, v) for v in range(count)] for layer, count in enumerate(versions)]
     return Disturbed(
@@ -274,7 +135,6 @@ def _evaluate(rounds: Sequence[Round], versions: Sequence[int], ranks: int, coun
         slowdown=tuple(
             tuple(tuple(statistics.fmean(one[load]) for load in LOADS) for one in layer) for layer in by_layer
         ),
-        counters=counters,
     )
 
 

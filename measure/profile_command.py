@@ -11,11 +11,10 @@ from rich.table import Table
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Engine, Layer, Manifest
-from gangway.artifact.profile import LayerProfile, Profile, encode_profile
-from gangway.artifact.proxy import InterferenceProxy
+from gangway.artifact.profile import LayerProfile, Profile, encode_profile, write_profile
 from gangway.measure.arguments import model_and_cores, positive_number
 from gangway.measure.model_runner import RunError
-from gangway.measure.profiler import DEFAULT_SECONDS, keep_profile, profile_model
+from gangway.measure.profiler import DEFAULT_SECONDS, profile_model
 from gangway.server.repository.compile_jobs import CompileError, Compiler
 
 # A profile for people: a table of layers and a few lines about the whole.
@@ -110,18 +109,6 @@ def wholeness(profile: Profile) -> list[str]:
     ]
 
 
-def proxy_line(proxy: InterferenceProxy | None) -> str:
-    """Return what the counters of the cache say about interference, and how well."""
-    if proxy is None:
-        return "level from counters: none; caches are not counted here, or there was no interference to learn from"
-    return (
-        f"level from counters: {proxy.constant:.3g} + {proxy.per_access:.3g} x accesses/kcycle + "
-        f"{proxy.per_miss_rate:.3g} x misses/access ({proxy.accesses}, {proxy.misses}); it explains "
-        f"{proxy.r_squared:.0%} of the variance over {proxy.samples} samples of {_counted(proxy.models, 'model')}, and "
-        f"two principal components {proxy.pca_share:.0%} of that of all counters"
-    )
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the command; return 0, or 1 when a model cannot be measured. Wrong arguments exit with 2 (argparse)."""
     parser = _parser()
@@ -133,14 +120,14 @@ def main(argv: Sequence[str]) -> int:
         if manifest.engine is Engine.ONNXRUNTIME:
             raise CompileError(f"{name} has no layers to measure, onnxruntime serves it: {manifest.fallback_reason}")
         profile = _measure(name, manifest, options, cores)
-        written, proxy = keep_profile(options.cache_dir, profile)
+        written = write_profile(options.cache_dir, profile)
         if options.json:
             options.json.write_bytes(encode_profile(profile))
     except (CompileError, RunError, RuntimeError, TimeoutError, OSError) as error:
         print(f"gangway profile: {error}", file=sys.stderr)
         return 1
     console.print(layer_table(manifest, profile))
-    console.print(*summary(profile), proxy_line(proxy), f"kept in {written}", sep="\n", highlight=False, soft_wrap=True)
+    console.print(*summary(profile), f"kept in {written}", sep="\n", highlight=False, soft_wrap=True)
     return 0
 
 

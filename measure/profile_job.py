@@ -1,4 +1,4 @@
-"""`python -m gangway.server.profile_job`: measures one compiled model while nobody needs the cores.
+"""`python -m gangway.measure.profile_job`: measures one compiled model while nobody needs the cores.
 
 It runs with the scheduling class of idle processes, and so do its workers: whatever a server has to do goes first.
 """
@@ -9,9 +9,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from gangway.artifact.profile import write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.executor.process import die_with_parent
-from gangway.measure.profiler import keep_profile, profile_model
+from gangway.measure.profiler import profile_model
 
 
 def main() -> int:
@@ -30,7 +31,7 @@ def main() -> int:
     with suppress(OSError):  # some containers forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     manifest = read_manifest(options.cache_dir / options.key)
-    keep_profile(options.cache_dir, profile_model(options.cache_dir, manifest, options.cores, options.seconds))
+    write_profile(options.cache_dir, profile_model(options.cache_dir, manifest, options.cores, options.seconds))
     return 0
 
 

@@ -9,19 +9,12 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from gangway.artifact.counter_log import CounterLog, CounterSample
 from gangway.artifact.format import Manifest
-from gangway.artifact.profile import LEAST_RUNS, LayerProfile, Machine, Profile, machine_profiles, write_profile
-from gangway.artifact.proxy import InterferenceProxy, write_proxy
-from gangway.executor.counters import CounterRates
-from gangway.measure.interference import Disturbed, cache_rates, measure_interference
+from gangway.artifact.profile import LEAST_RUNS, LayerProfile, Machine, Profile
+from gangway.measure.interference import Disturbed, measure_interference
 from gangway.measure.machine import measure_machine, share_of_cores
 from gangway.measure.model_runner import Clock, ModelRunner, Progress, RunTimes, powers_of_two, version_count
 
@@ -110,103 +103,6 @@ def together_us(
     return tuple(grid)
 
 
-# Fits VELTAIR's proxy (ASPLOS 2022, section 4.3) to counters and levels that were measured together. Pure.
-#
-# What one model's counters tell is as much about that model as about its neighbours: so it is fitted to all models
-# that were measured on the machine.
-
-Columns = npt.NDArray[np.float64]  # [samples, counters]
-LEAST_SAMPLES = 8
-LEAST_LEVEL = 0.05  # root mean square: a line through less than that is noise
-
-
-@dataclass(frozen=True)
-class ProxyFit:
-    """The line, and how good it is: see `gangway.artifact.proxy.InterferenceProxy`."""
-
-    constant: float
-    per_access: float
-    per_miss_rate: float
-    pca_share: float
-    r_squared: float
-    samples: int
-
-
-def pooled_proxy(machine_id: str, events: tuple[str, ...], logs: Sequence[CounterLog]) -> InterferenceProxy | None:
-    """Return the line through the samples of all models (a log each) that counted these events; None as `fit_proxy`.
-
-    Every sample counts alike. Rates of different events cannot be compared: other logs are left out.
-    """
-    pool = [log.samples for log in logs if log.events == events and log.samples]
-    fit = fit_proxy([sample for samples in pool for sample in samples])
-    if fit is None:
-        return None
-    return InterferenceProxy(machine_id, accesses=events[0], misses=events[1], models=len(pool), **asdict(fit))
-
-
-def fit_proxy(samples: Sequence[CounterSample]) -> ProxyFit | None:
-    """Return the least-squares line of the level; None where there are too few samples or hardly any interference."""
-    levels = np.array([sample.level for sample in samples])
-    if len(samples) < LEAST_SAMPLES or np.sqrt((levels**2).mean()) < LEAST_LEVEL:
-        return None
-    columns = np.array([(sample.accesses, sample.miss_rate, *sample.others) for sample in samples])
-    pair = columns[:, :2]
-    # Columns of very different size: in units of their deviation, so that none counts as nought.
-    standard, units = _standardised(pair)
-    slopes = np.linalg.lstsq(standard, levels - levels.mean(), rcond=None)[0] / units
-    constant = levels.mean() - pair.mean(axis=0) @ slopes
-    error = ((levels - constant - pair @ slopes) ** 2).sum()
-    spread = ((levels - levels.mean()) ** 2).sum()
-    return ProxyFit(
-        float(constant),
-        per_access=float(slopes[0]),
-        per_miss_rate=float(slopes[1]),
-        pca_share=_pca_share(columns),
-        r_squared=float(1 - error / spread) if spread > 0 else 0.0,
-        samples=len(samples),
-    )
-
-
-def _pca_share(columns: Columns) -> float:
-    """Return the share of variance in the first two principal components of standardised columns."""
-    variances = np.linalg.svd(_standardised(columns)[0], compute_uv=False) ** 2
-    return float(variances[:2].sum() / variances.sum()) if variances.any() else 1.0
-
-
-def _standardised(columns: Columns) -> tuple[Columns, Columns]:
-    """Return columns about their means in units of their deviations, and the units; what stands still is all nought."""
-    deviation = columns.std(axis=0)
-    moves = deviation > 1e-12 * np.abs(columns).max(axis=0)
-    units = np.where(moves, deviation, 1.0)
-    return np.where(moves, (columns - columns.mean(axis=0)) / units, 0.0), units
-
-
-# Keeps what was measured of a model, and learns anew from all models what counters tell about this machine.
-
-
-class Kept(NamedTuple):
-    """Where a profile lies, and the machine's proxy since then; None: caches are not counted, or all were calm."""
-
-    path: Path
-    proxy: InterferenceProxy | None
-
-
-def keep_profile(cache_dir: Path, profile: Profile) -> Kept:
-    """Write a profile over that artifact's older one, and the proxy that follows from all profiles of the machine.
-
-    Where no proxy follows, the one that is there stays. Raises OSError.
-    """
-    path = write_profile(cache_dir, profile)
-    if not profile.counters.events:
-        return Kept(path, None)
-    machine = profile.machine.machine_id
-    logs = [one.counters for one in machine_profiles(path.parent, machine)]
-    proxy = pooled_proxy(machine, profile.counters.events, logs)
-    if proxy is not None:
-        write_proxy(path.parent, proxy)
-    return Kept(path, proxy)
-
-
 DEFAULT_SECONDS: Final = 18.0  # with the start of Python and of workers less than 20
 LATENCY_PART: Final = 0.65  # of the time, when there are other cores to disturb from
 USUAL_SCATTER: Final = 0.05
@@ -264,13 +160,11 @@ def profile_model(
     cores: Sequence[int],
     seconds: float = DEFAULT_SECONDS,
     progress: Progress = lambda phase, share: None,
-    counters: CounterRates | None = None,
 ) -> Profile:
     """Measure the artifact `cache_dir/manifest.key` on these cores, in about `seconds`.
 
-    Each setting is measured at least once, however long that takes; batches that do not fit are left out. `counters`:
-    what is counted beside interference; None: accesses to the last-level cache and misses, where the machine can.
-    Raises RuntimeError when a worker cannot load the artifact, RunError, TimeoutError, and OSError when memory lacks.
+    Each setting is measured at least once, however long that takes; batches that do not fit are left out. Raises
+    RuntimeError when a worker cannot load the artifact, RunError, TimeoutError, and OSError when memory is lacking.
     """
     begin = time.monotonic()
     progress("machine", 0.0)
@@ -281,8 +175,7 @@ def profile_model(
         latency_end = seconds * (LATENCY_PART if len(cores) > 1 else 1.0)
         plan = Plan(manifest, core_counts(len(cores)), runner.room_rows)
         batches, samples = _measure_latency(runner, plan, clock, latency_end)
-        with counters or cache_rates() as rates:
-            disturbed = measure_interference(runner, cores, clock, rates) if len(cores) > 1 else Disturbed()
+        disturbed = measure_interference(runner, cores, clock) if len(cores) > 1 else Disturbed()
     isolated_us = tuple(tuple(samples.total_us(Setting(rows, ranks)) for rows in batches) for ranks in plan.cores)
     return Profile(
         key=manifest.key,
@@ -301,7 +194,6 @@ def profile_model(
         scatter=samples.scatter(),
         seconds=time.monotonic() - begin,
         cores_whole=min(whole, share_of_cores(cores)),
-        counters=disturbed.counters,
     )
 
 

@@ -13,16 +13,8 @@ from typing import Final
 
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import InterferencePoint
-from gangway.executor.counters import CounterRates
-from gangway.measure.interference import (
-    IDLE,
-    LOADS,
-    Load,
-    Round,
-    disturbed_ranks,
-    disturbed_rounds,
-    interference_points,
-)
+from gangway.measure.generators import IDLE, Load
+from gangway.measure.interference import LOADS, Round, disturbed_ranks, disturbed_rounds, interference_points
 from gangway.measure.model_runner import Clock, ModelRunner, Progress, version_count
 
 LEAST_RUNS: Final = 3
@@ -66,7 +58,7 @@ def measure_finalists(
         if len(cores) == 1:
             return FinalTimes(_alone(runner, 1, seconds, TABLES))
         alone_us = _alone(runner, len(cores), ALONE_PART * seconds, TABLES)
-        rounds = disturbed_rounds(runner, cores, Clock(begin, seconds, progress), CounterRates(()), TABLES)
+        rounds = disturbed_rounds(runner, cores, Clock(begin, seconds, progress), TABLES)
     tables = [rounds[table::TABLES] for table in range(TABLES)]
     versions = [len(layer.versions) for layer in manifest.layers]
     return FinalTimes(

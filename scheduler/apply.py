@@ -42,7 +42,7 @@ class Execution:
         on_crash: Callable[[int], None],
     ) -> None:
         self.gangs = GangTable(control)
-        self.times = BlockTimes(control.server_block.read().cores)
+        self.times = BlockTimes()
         self.late_backlog = LateBacklog()
         self.changed = False
         self.queue_changed = False

@@ -4,17 +4,10 @@ Level 1 means that a layer takes (1 + slope) times its isolated time, VELTAIR's 
 profile. What measures it is behind one interface, fed with every unit (layer block) that ends.
 """
 
-import logging
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
-from typing import Final, Protocol
+from typing import Final
 
-from gangway.artifact.profile import ProfileError
-from gangway.artifact.proxy import InterferenceProxy, proxy_path, read_proxy
-from gangway.executor.counters import CounterRates, cache_events
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.policy import value
 from gangway.scheduler.profiles import ModelProfile
@@ -41,27 +34,18 @@ class Unit:
     time_us: float
 
 
-class Interference(Protocol):
-    """Says how much interference there is. `name`: where it takes that from, for the log."""
-
-    name: str
-
-    def finished(self, unit: Unit, now_us: float) -> None:
-        """A unit has ended."""
-
-    def level(self, now_us: float) -> float:
-        """Return the level now; 0 when nothing is known."""
-
-
-class SlowdownInterference:
+class Interference:
     """The level by which the units just finished were slower than alone: the median of the last ones.
 
     Units of models without a measured profile, or whose layers hardly depend on memory, say nothing. The median,
     because a core that the front end or the system took away for a while is no interference.
     """
 
+<<<<<<< HEAD
     name = "the slowdown of finished batches"
 
+=======
+>>>>>>> c919914 (Drop the proxy of interference by hardware counters)
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # (when, level)
         self._level: float | None = 0.0  # None: to be found again
@@ -103,6 +87,7 @@ def _isolated_us(unit: Unit) -> tuple[float, float]:
     return isolated_us * scale, (disturbed_us - isolated_us) * scale
 
 
+<<<<<<< HEAD
 # The level of interference from counters of the last-level cache: VELTAIR's way, where the machine has them.
 
 INTERVAL_US: Final = 5_000.0
@@ -182,6 +167,8 @@ def from_profiles(profiles: Path, machine_id: str, cores: Sequence[int]) -> Coun
     return CounterInterference(proxy, CounterRates(events), cores)
 
 
+=======
+>>>>>>> c919914 (Drop the proxy of interference by hardware counters)
 # By how much blocks take longer than predicted, for whatever reason: what deadlines have to be reckoned with.
 #
 # A profile is measured model by model on cores that do nothing else. In the server a model finds caches that others
@@ -244,11 +231,12 @@ class Stretches:
 
 
 class BlockTimes:
-    """Feeds what learns from them. `cores`: of the workers, whose counters may say more."""
+    """Feeds what learns from them."""
 
-    def __init__(self, cores: Sequence[int]) -> None:
-        self.interference: Interference = SlowdownInterference()
+    def __init__(self) -> None:
+        self.interference = Interference()
         self.stretches = Stretches()
+<<<<<<< HEAD
         self._cores = cores
 
     def use_counters(self, profiles: Path, machine_id: str) -> None:
@@ -258,6 +246,8 @@ class BlockTimes:
             if counters is not None:
                 self.interference = counters
                 _log.info("interference between models is measured by %s from now on", counters.name)
+=======
+>>>>>>> c919914 (Drop the proxy of interference by hardware counters)
 
     def finished(self, gang: Gang, profile: ModelProfile | None, end_layer: int, turned_ns: int) -> None:
         """Take into account the block that a gang ended before `end_layer` at that time, if it says something."""

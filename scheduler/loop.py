@@ -149,7 +149,10 @@ class LiveScheduler:
 
     def run(self) -> None:
         """Serve until Stop."""
+<<<<<<< HEAD
         _log.info("interference between models is measured by %s", self._execution.times.interference.name)
+=======
+>>>>>>> c919914 (Drop the proxy of interference by hardware counters)
         bell = self.control.scheduler_bell
         seen = bell.seen()
         self.step()

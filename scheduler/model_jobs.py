@@ -82,10 +82,8 @@ class ModelLife:
     def use_profile(self, model_id: int, path: Path) -> None:
         """Show policies a measured profile. One that cannot be read is named in the log."""
         try:
-            profile = read_profile(path)
-            self._models.use_profile(model_id, profile)
+            self._models.use_profile(model_id, read_profile(path))
             self._execution.times.stretches.forget(model_id)
-            self._execution.times.use_counters(path.parent, profile.machine.machine_id)
         except ProfileError as error:
             _log.warning("a model's profile is not used, so estimates are: %s", error)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.counter_log import CounterLog, CounterSample
 from gangway.artifact.machine import machine_id
 from gangway.artifact.profile import (
     InterferencePoint,
@@ -14,7 +13,6 @@ from gangway.artifact.profile import (
     Machine,
     Profile,
     ProfileError,
-    machine_profiles,
     profile_path,
     read_profile,
     write_profile,
@@ -37,7 +35,6 @@ PROFILE = Profile(
     scatter=0.02,
     seconds=1.5,
     cores_whole=0.97,
-    counters=CounterLog(("accesses", "misses", "instructions"), (CounterSample(20.0, 5.0, 0.3, (900.0,)),)),
 )
 
 
@@ -64,28 +61,19 @@ def test_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
     assert [item.name for item in path.parent.iterdir()] == [path.name]
 
 
-def test_all_of_a_machine_that_can_be_read(tmp_path: Path) -> None:
-    second = replace(PROFILE, key="cd" * 32)
-    elsewhere = replace(PROFILE, machine=replace(MACHINE, machine_id="0" * 12))
-    for one in (second, elsewhere, PROFILE):
-        folder = write_profile(tmp_path, one).parent
-    assert machine_profiles(folder, MACHINE.machine_id) == [PROFILE, second]
-    older = json.loads(write_profile(tmp_path, second).read_text())
-    del older["counters"]
-    profile_path(tmp_path, second.key, MACHINE.machine_id).write_text(json.dumps({**older, "format_version": 3}))
-    profile_path(tmp_path, "ef" * 32, MACHINE.machine_id).write_bytes(b"{")
-    (folder / f"proxy-{MACHINE.machine_id}.json").write_text("{}")
-    assert machine_profiles(folder, MACHINE.machine_id) == [PROFILE]
-    assert machine_profiles(tmp_path / "absent", MACHINE.machine_id) == []
+def test_files_of_the_format_before_are_read(tmp_path: Path) -> None:
+    path = write_profile(tmp_path, PROFILE)
+    older = {**json.loads(path.read_text()), "counters": {"events": ["a", "m"], "samples": []}, "format_version": 4}
+    path.write_text(json.dumps(older))
+    assert read_profile(path) == PROFILE
+    path.write_text(json.dumps({**older, "surprise": 1}))
+    with pytest.raises(ProfileError, match="unknown field 'surprise'"):
+        read_profile(path)
 
 
 def test_each_machine_has_its_own() -> None:
     ids = {machine_id(*what) for what in (("a", 2, "avx2"), ("b", 2, "avx2"), ("a", 4, "avx2"), ("a", 2, "avx512"))}
     assert len(ids) == 4
-
-
-def sample(**changes: object) -> dict[str, object]:
-    return {"accesses": 1, "misses": 1, "level": 1, "others": [], **changes}
 
 
 DAMAGES = [
@@ -101,12 +89,9 @@ DAMAGES = [
     ({"isolated_us": [[1, 2], [3, -4]]}, "isolated_us has a negative time"),
     ({"together_us": [[1, 2]]}, "together_us is not 2 cores x 2 batches"),
     ({"interference": []}, "slope too many"),
-    ({"counters": {"events": ["accesses"], "samples": []}}, "fewer than two events"),
-    ({"counters": {"events": ["a", "m"], "samples": [sample(others=[1])]}}, "not as many counters as there are events"),
-    ({"counters": {"events": ["a", "m"], "samples": [sample(misses=-1)]}}, "a sample is negative"),
     ({"cores_whole": 0}, "cores_whole is not a share"),
     ({"cores_whole": 1.5}, "cores_whole is not a share"),
-    ({"counters": None}, "profile.counters is not an object"),
+    ({"counters": {}}, "unknown field 'counters'"),
     ({"surprise": 1}, "unknown field 'surprise'"),
 ]
 

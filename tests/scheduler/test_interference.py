@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gangway.scheduler.interference import TOLERANCE, WINDOW_US, SlowdownInterference, Unit
+from gangway.scheduler.interference import TOLERANCE, WINDOW_US, Interference, Unit
 from gangway.scheduler.profiles import ModelProfile
 
 MODEL = ModelProfile(
@@ -22,7 +22,7 @@ def unit(factor: float, **changes: object) -> Unit:
 
 
 def test_the_level_is_the_slowdown_by_the_slope() -> None:
-    interference = SlowdownInterference()
+    interference = Interference()
     assert interference.level(0.0) == 0.0
     interference.finished(unit(TOLERANCE + 0.5 * 0.6), 1000.0)
     assert abs(interference.level(1000.0) - 0.6) < 1e-9
@@ -30,20 +30,20 @@ def test_the_level_is_the_slowdown_by_the_slope() -> None:
 
 
 def test_versions_have_their_own_times_and_slopes() -> None:
-    interference = SlowdownInterference()
+    interference = Interference()
     interference.finished(unit(0, versions=(1, 1), time_us=800.0 * (TOLERANCE + 0.25 * 0.8)), 0.0)
     assert abs(interference.level(0.0) - 0.8) < 1e-9
 
 
 def test_one_unit_that_lost_its_core_changes_nothing() -> None:
-    interference = SlowdownInterference()
+    interference = Interference()
     for factor in (1.0, 1.0, 30.0, 1.0):
         interference.finished(unit(factor), 0.0)
     assert interference.level(0.0) == 0.0
 
 
 def test_units_that_say_nothing_are_left_out() -> None:
-    interference = SlowdownInterference()
+    interference = Interference()
     for model in (replace(MODEL, measured=False), replace(MODEL, slope=()), replace(MODEL, slope=((0.1, 0.1),) * 4)):
         interference.finished(unit(3.0, model=model), 0.0)
     interference.finished(unit(3.0, model=replace(MODEL, latency_us=(((20.0, 10.0),),) * 4)), 0.0)

@@ -2,23 +2,21 @@
 
 import struct
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gangway.artifact.counter_log import NOTHING_COUNTED
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
 from gangway.artifact.machine import cpu_name
 from gangway.artifact.profile import Profile, read_profile, write_profile
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor import _probes
 from gangway.executor.cores import available_cores
-from gangway.executor.counters import CONTEXT_SWITCHES, MINOR_FAULTS, PAGE_FAULTS, CounterRates, countable
-from gangway.measure.interference import IDLE, LOADS, MAX_ROUNDS, Interference, slope_of
+from gangway.measure.generators import IDLE, Generators
+from gangway.measure.interference import slope_of
 from gangway.measure.machine import l3_bytes, measure_machine, touched
 from gangway.measure.model_runner import ModelRunner
-from gangway.measure.profiler import core_counts, keep_profile, profile_model
+from gangway.measure.profiler import core_counts, profile_model
 
 pytestmark = pytest.mark.alone  # times of runs are compared
 
@@ -141,26 +139,8 @@ def test_memory_and_compute_time(profile: Profile) -> None:
 def test_one_core_has_no_slope(artifact: tuple[Path, Manifest]) -> None:
     profile = profile_model(*artifact, available_cores()[:1], seconds=0.1)
     assert (profile.cores, profile.interference, profile.interference_cores) == ((1,), (), 0)
-    assert (profile.cores_whole, profile.counters) == (1.0, NOTHING_COUNTED)
+    assert profile.cores_whole == 1.0
     assert all(one.slope == one.slowdown == () for one in profile.layers)
-
-
-@pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
-@pytest.mark.skipif(not countable([PAGE_FAULTS]), reason="this user may not count what happens on cores")
-def test_what_is_counted_beside_interference_is_kept(artifact: tuple[Path, Manifest], tmp_path: Path) -> None:
-    """With the kernel's events in the place of the cache's."""
-    counters = CounterRates([PAGE_FAULTS, MINOR_FAULTS], per=CONTEXT_SWITCHES)
-    first = profile_model(*artifact, available_cores()[:2], seconds=1.0, counters=counters)
-    log = first.counters
-    assert log.events == ("page faults", "minor page faults")
-    assert 1 <= len(log.samples) <= (1 + len(LOADS)) * MAX_ROUNDS, "ranks wait for each run"
-    path, _ = keep_profile(tmp_path, first)
-    assert read_profile(path) == first
-    second = replace(first, key="5f" * 32, counters=replace(log, samples=log.samples[:9]))
-    for _ in range(2):
-        _, proxy = keep_profile(tmp_path, second)
-        if proxy is not None:  # the generators may not have been felt
-            assert (proxy.models, proxy.samples) == (2, len(log.samples) + min(9, len(log.samples)))
 
 
 def test_progress_tells_what_and_how_far(artifact: tuple[Path, Manifest]) -> None:
@@ -203,12 +183,12 @@ def test_cpu_and_cache_that_the_system_does_not_name(tmp_path: Path) -> None:
 
 
 def test_generators_obey_and_end() -> None:
-    with Interference([available_cores()[-1]]) as interference:
-        (process,) = interference._processes
+    with Generators([available_cores()[-1]]) as generators:
+        (process,) = generators.processes
         for load in (("stream", 100), ("thrash", 25), IDLE):
-            interference.set(*load)
+            generators.set(*load)
         process.kill()
         process.wait(10)
         with pytest.raises(TimeoutError):
-            interference.set("stream", 100)
+            generators.set("stream", 100)
     assert process.returncode is not None

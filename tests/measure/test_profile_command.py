@@ -2,12 +2,30 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gangway.artifact.profile import profile_path, read_profile
+from gangway.artifact.profile import LayerProfile, Machine, Profile, profile_path, read_profile
 from gangway.artifact.reader import read_manifest
+from gangway.measure.profile_command import summary, wholeness
+
+PROFILE = Profile(
+    key="0" * 64,
+    model_name="model",
+    machine=Machine("0123456789ab", "a CPU", 2, "avx2", 1.0, 1.0),
+    cores=(1, 2),
+    batches=(1,),
+    layers=(LayerProfile("layer", (((10.0,), (10.0,)),), 1.0, 1.0, (), ()),),
+    isolated_us=((10.0,), (10.0,)),
+    together_us=((10.0,), (10.0,)),
+    interference=(),
+    interference_cores=0,
+    runs=(9,),
+    scatter=0.02,
+    seconds=1.0,
+)
 
 
 def gangway_profile(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +48,6 @@ def test_mlp_end_to_end(compiled_zoo, tmp_path: Path) -> None:
     if len(profile.cores) > 1:
         assert f"{profile.cores[-1]} gangs of 1 core at once" in result.stdout
         assert "all cores at once: the slowest did" in result.stdout
-    assert "level from counters: " in result.stdout
 
 
 def test_one_core_says_that_it_has_no_slopes(compiled_zoo) -> None:
@@ -58,3 +75,11 @@ def test_mistakes(tmp_path: Path, arguments: list[str], status: int, said: str) 
     assert result.returncode == status
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_cores_that_were_not_whole_are_warned_of() -> None:
+    assert not any("WARNING" in line for line in summary(PROFILE))
+    (warning,) = wholeness(replace(PROFILE, cores_whole=0.52))
+    assert warning in summary(replace(PROFILE, cores_whole=0.52))
+    assert warning.startswith("WARNING: all cores at once: the slowest did 52% of what one does alone. ")
+    assert wholeness(replace(PROFILE, cores=(1,))) == []
