@@ -3,10 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Self
 
-BELL_BYTES: int
+LAYOUT: dict[str, tuple[int, dict[str, tuple[int, int, str]]]]
+"""Of native/layout.h: struct -> size in bytes, {field -> offset, size in bytes, letter of module `struct`}."""
+
 ENOUGH_GONE: int
 LEASE_BYTES: int
+MAX_ARGUMENTS: int
 MAX_AWAITED: int
+MAX_CHECKS: int
 MAX_LAYERS: int
 MAX_MEMBERS: int
 MAX_MODELS: int
@@ -14,11 +18,54 @@ MAX_PAGES: int
 MAX_PARTS: int
 MAX_RANKS: int
 MAX_REGIONS: int
+MAX_TASKS: int
+MAX_TENSORS: int
+MAX_VERSIONS: int
 REGION_ALIGNMENT: int
 REGION_SHIFT: int
 RING_HEADER_BYTES: int
-STATUS_BYTES: int
-LAYOUT: dict[str, int]  # "struct.field" -> offset, "struct" -> size, for the tests
+
+MESSAGE_SUBMIT: int
+MESSAGE_CANCEL: int
+MESSAGE_RUN: int
+MESSAGE_LOAD: int
+MESSAGE_UNLOAD: int
+MESSAGE_EXIT: int
+MESSAGE_LEFT: int
+MESSAGE_LOADED: int
+MESSAGE_UNLOADED: int
+MESSAGE_READY: int
+LEFT_DONE: int
+LEFT_STOPPED: int
+LEFT_SHRUNK: int
+LEFT_ABORTED: int
+LEFT_TIMEOUT: int
+LEFT_INVALID: int
+LEFT_STALE: int
+SLOT_FREE: int
+SLOT_FILLING: int
+SLOT_SUBMITTED: int
+SLOT_RUNNING: int
+SLOT_DONE: int
+STATUS_OK: int
+STATUS_CANCELLED: int
+STATUS_UNAVAILABLE: int
+STATUS_DEADLINE: int
+STATUS_INTERNAL: int
+STATUS_LATE: int
+STATUS_QUEUE_FULL: int
+STATUS_CROWDED: int
+STATUS_INVALID: int
+STATUS_CRASHED: int
+STATUS_NO_MEMORY: int
+CONTROL_RUN: int
+CONTROL_STOP: int
+CONTROL_STOP_NOW: int
+PHASE_OPEN: int
+PHASE_STOPPED: int
+PHASE_END: int
+PHASE_PACK: int
+PHASE_UNPACK: int
 
 def ring_init(view: memoryview, offset: int, capacity: int, /) -> None: ...
 def ring_send(view: memoryview, offset: int, message: bytes, /) -> bool: ...

@@ -7,53 +7,41 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gangway.executor import _native
+from gangway.executor.layout import (
+    BELL,
+    CONTROL_HEADER,
+    HEARTBEAT,
+    LOST_REGIONS,
+    MODEL_ACCOUNT,
+    SCHEDULER_BLOCK,
+    SERVER_BLOCK,
+    WORKER_ACCOUNT,
+    WORKER_STATUS,
+)
 from gangway.executor.leases import LEASE_BYTES, LeaseTable
-from gangway.executor.messages import BELL_BYTES, Bell, Ring, RingGroup, ring_bytes
+from gangway.executor.messages import Bell, Ring, RingGroup, ring_bytes
 from gangway.executor.segment import Segment
 
 # What scheduler and supervisor say of themselves in the control segment, for the front end's metrics and health.
 #
 # Two blocks, each written by one process and read by any, without a lock: a message per event would cost more than
 # what it tells. A block begins with the version of its layout, which `attach` compares: a process that was started
-# again after an upgrade must not take other numbers for its own.
-#
-# All numbers are little endian. Scheduler's block, rewritten about twice a second while something happens:
-#
-#     0   u32 version; u32 sequence (odd while it is being written); u32 requests that wait; u32 leases in use
-#     16  u64 bytes of arenas; f64 level of interference
-#     64  64 bytes for each model number: u64 growths, shrinks, layers, layers in another version than the first,
-#         arenas in use, bytes of its arenas
-#
-# Supervisor's block, written when something dies:
-#
-#     0   u32 version; u32 front ends, u32 schedulers that were started again
-#     16  f64 time of start (seconds since 1970)
-#     64  8 bytes for each worker: u32 CPU number; u32 times that it was started again
-#
-# Heartbeats: for the supervisor, each front end and the scheduler a cache line with the time at which it was last seen
-# to get on, u64 ns on CLOCK_MONOTONIC.
+# again after an upgrade must not take other numbers for its own. The scheduler's is rewritten about twice a second
+# while something happens, the supervisor's when something dies. `sequence` is odd while the scheduler writes.
 
 VERSION: Final = 1
-_HEADER_BYTES: Final = 64
-_VERSION: Final = struct.Struct("<I")
-_SEQUENCE: Final = struct.Struct("<I")
-_SEQUENCE_OFFSET: Final = 4
-_SCHEDULER: Final = struct.Struct("<2IQd")  # from offset 8 on
-_SCHEDULER_OFFSET: Final = 8
-_MODEL: Final = struct.Struct("<6Q")
-_MODEL_BYTES: Final = 64
+_WORD: Final = struct.Struct("<I")  # `version`, `sequence`, or whether a region is lost
+_SEQUENCE_AT: Final = SCHEDULER_BLOCK.offset("sequence")
+_SCHEDULER, _SCHEDULER_AT = SCHEDULER_BLOCK.writing("waiting", "leases", "arena_bytes", "level")
+_MODEL, _ = MODEL_ACCOUNT.writing("growths", "shrinks", "layers", "version_layers", "arenas", "arena_bytes")
+_RESTARTS, _RESTARTS_AT = SERVER_BLOCK.writing("front_end_restarts", "scheduler_restarts")
+_START, _START_AT = SERVER_BLOCK.writing("started_s")
+_WORKER, _ = WORKER_ACCOUNT.writing("core", "restarts")
+_BEAT, _ = HEARTBEAT.writing("seen_ns")
 _READ_ATTEMPTS: Final = 100  # a writer that has died in the middle leaves an odd sequence for ever
-_RESTARTS: Final = struct.Struct("<2I")
-_RESTARTS_OFFSET: Final = 4
-_START: Final = struct.Struct("<d")
-_START_OFFSET: Final = 16
-_WORKER: Final = struct.Struct("<2I")
-_BEAT: Final = struct.Struct("<Q")
 
-HEARTBEAT_BYTES: Final = 64  # of one process
 BEAT_EVERY_S: Final = 0.1  # of who has a thread for that
 STALE_AFTER_S: Final = 2.0  # who has not been seen for so long does not serve
-SCHEDULER_BLOCK_BYTES: Final = _HEADER_BYTES + _native.MAX_MODELS * _MODEL_BYTES
 
 
 class ModelAccount(NamedTuple):
@@ -93,7 +81,7 @@ class SchedulerBlock:
 
     def init(self) -> None:
         """Make it an empty block of this version (the supervisor, once)."""
-        _VERSION.pack_into(self._view, self._offset, VERSION)
+        _WORD.pack_into(self._view, self._offset, VERSION)
 
     def attach(self) -> None:
         """Take over. Raises ValueError if the block has another layout."""
@@ -104,26 +92,26 @@ class SchedulerBlock:
     def write(self, status: SchedulerStatus) -> None:
         """Replace what stands there. For one process at a time, the scheduler."""
         view, base = self._view, self._offset
-        sequence = _SEQUENCE.unpack_from(view, base + _SEQUENCE_OFFSET)[0] | 1
-        _SEQUENCE.pack_into(view, base + _SEQUENCE_OFFSET, sequence)
+        sequence = _WORD.unpack_from(view, base + _SEQUENCE_AT)[0] | 1
+        _WORD.pack_into(view, base + _SEQUENCE_AT, sequence)
         _SCHEDULER.pack_into(
-            view, base + _SCHEDULER_OFFSET, status.waiting, status.leases, status.arena_bytes, status.level
+            view, base + _SCHEDULER_AT, status.waiting, status.leases, status.arena_bytes, status.level
         )
         for model_id, account in status.models.items():
             _MODEL.pack_into(view, base + _row_offset(model_id), *account)
         for model_id in self._written - status.models.keys():
             _MODEL.pack_into(view, base + _row_offset(model_id), *ModelAccount())
         self._written = set(status.models)
-        _SEQUENCE.pack_into(view, base + _SEQUENCE_OFFSET, (sequence + 1) & 0xFFFFFFFF)
+        _WORD.pack_into(view, base + _SEQUENCE_AT, (sequence + 1) & 0xFFFFFFFF)
 
     def read(self, model_ids: Iterable[int]) -> SchedulerStatus:
         """Return what was written last, of these models."""
         for _ in range(_READ_ATTEMPTS):
-            before = _SEQUENCE.unpack_from(self._view, self._offset + _SEQUENCE_OFFSET)
-            content = bytes(self._view[self._offset : self._offset + SCHEDULER_BLOCK_BYTES])
-            if not before[0] & 1 and _SEQUENCE.unpack_from(self._view, self._offset + _SEQUENCE_OFFSET) == before:
+            before = _WORD.unpack_from(self._view, self._offset + _SEQUENCE_AT)
+            content = bytes(self._view[self._offset : self._offset + SCHEDULER_BLOCK.size_bytes])
+            if not before[0] & 1 and _WORD.unpack_from(self._view, self._offset + _SEQUENCE_AT) == before:
                 break
-        waiting, leases, arena_bytes, level = _SCHEDULER.unpack_from(content, _SCHEDULER_OFFSET)
+        waiting, leases, arena_bytes, level = _SCHEDULER.unpack_from(content, _SCHEDULER_AT)
         models = {model_id: ModelAccount(*_MODEL.unpack_from(content, _row_offset(model_id))) for model_id in model_ids}
         return SchedulerStatus(waiting, leases, arena_bytes, level, models)
 
@@ -149,8 +137,8 @@ class ServerBlock:
 
     def init(self, cores: Sequence[int], started_s: float) -> None:
         """Make it a block of this version, with nothing restarted (the supervisor, once)."""
-        _VERSION.pack_into(self._view, self._offset, VERSION)
-        _START.pack_into(self._view, self._offset + _START_OFFSET, started_s)
+        _WORD.pack_into(self._view, self._offset, VERSION)
+        _START.pack_into(self._view, self._offset + _START_AT, started_s)
         for worker, core in enumerate(cores):
             _WORKER.pack_into(self._view, self._offset + _worker_offset(worker), core, 0)
 
@@ -160,13 +148,13 @@ class ServerBlock:
 
     def front_end_restarted(self) -> None:
         """Count (the supervisor)."""
-        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_OFFSET)
-        _RESTARTS.pack_into(self._view, self._offset + _RESTARTS_OFFSET, front_ends + 1, schedulers)
+        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_AT)
+        _RESTARTS.pack_into(self._view, self._offset + _RESTARTS_AT, front_ends + 1, schedulers)
 
     def scheduler_restarted(self) -> None:
         """Count (the supervisor)."""
-        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_OFFSET)
-        _RESTARTS.pack_into(self._view, self._offset + _RESTARTS_OFFSET, front_ends, schedulers + 1)
+        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_AT)
+        _RESTARTS.pack_into(self._view, self._offset + _RESTARTS_AT, front_ends, schedulers + 1)
 
     def worker_restarted(self, worker: int) -> None:
         """Count (the supervisor)."""
@@ -175,11 +163,11 @@ class ServerBlock:
 
     def read(self) -> ServerStatus:
         """Return what stands there."""
-        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_OFFSET)
+        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_AT)
         offsets = [self._offset + _worker_offset(worker) for worker in range(self._workers)]
         workers = [_WORKER.unpack_from(self._view, offset) for offset in offsets]
         return ServerStatus(
-            started_s=_START.unpack_from(self._view, self._offset + _START_OFFSET)[0],
+            started_s=_START.unpack_from(self._view, self._offset + _START_AT)[0],
             front_end_restarts=front_ends,
             scheduler_restarts=schedulers,
             worker_restarts=[restarts for _, restarts in workers],
@@ -199,11 +187,11 @@ class Heartbeats:
 
     def beat(self, process: int) -> None:
         """Say that a process gets on. For that process alone."""
-        _BEAT.pack_into(self._view, self._offset + process * HEARTBEAT_BYTES, time.monotonic_ns())
+        _BEAT.pack_into(self._view, self._offset + process * HEARTBEAT.size_bytes, time.monotonic_ns())
 
     def last_ns(self, process: int) -> int:
         """Return when a process was last seen; 0: never."""
-        return int(_BEAT.unpack_from(self._view, self._offset + process * HEARTBEAT_BYTES)[0])
+        return int(_BEAT.unpack_from(self._view, self._offset + process * HEARTBEAT.size_bytes)[0])
 
     def all_fresh(self) -> bool:
         """Whether supervisor and scheduler get on, as far as they have begun."""
@@ -213,24 +201,24 @@ class Heartbeats:
 
 def heartbeats_bytes(submitters: int) -> int:
     """Return the size of the heartbeats of so many front ends, the supervisor among them, and the scheduler."""
-    return (submitters + 1) * HEARTBEAT_BYTES
+    return (submitters + 1) * HEARTBEAT.size_bytes
 
 
 def server_block_bytes(workers: int) -> int:
     """Return the size of the supervisor's block, a multiple of 64."""
-    return _HEADER_BYTES + -(-workers * _WORKER.size // 64) * 64
+    return SERVER_BLOCK.size_bytes + -(-workers * WORKER_ACCOUNT.size_bytes // 64) * 64
 
 
 def _row_offset(model_id: int) -> int:
-    return _HEADER_BYTES + model_id * _MODEL_BYTES
+    return SCHEDULER_BLOCK.offset("models") + model_id * MODEL_ACCOUNT.size_bytes
 
 
 def _worker_offset(worker: int) -> int:
-    return _HEADER_BYTES + worker * _WORKER.size
+    return SERVER_BLOCK.size_bytes + worker * WORKER_ACCOUNT.size_bytes
 
 
 def _check_version(view: memoryview, offset: int, what: str) -> None:
-    (version,) = _VERSION.unpack_from(view, offset)
+    (version,) = _WORD.unpack_from(view, offset)
     if version != VERSION:
         raise ValueError(f"{what} has layout {version}, this program knows {VERSION}: restart the whole server")
 
@@ -240,8 +228,7 @@ def _check_version(view: memoryview, offset: int, what: str) -> None:
 # A worker that finds memory missing (`native/region.c`) says so there before it goes on with zeros. So whoever sees an
 # answer also sees whether zeros may be behind it.
 
-_WORD: Final = struct.Struct("<I")
-LOST_REGIONS_BYTES: Final = -(-_native.MAX_REGIONS * _WORD.size // 64) * 64
+LOST_REGIONS_BYTES: Final = LOST_REGIONS.size_bytes
 
 
 class LostRegions:
@@ -272,9 +259,9 @@ class LostRegions:
 SUBMIT_CAPACITY: Final = 4096  # a Submit and a Cancel of every slot of a front end fit
 COMMAND_CAPACITY: Final = 256
 COMPLETION_CAPACITY: Final = 512  # more than commands, so a worker can answer all it has while the scheduler is away
-_HEADER: Final = struct.Struct("<4I")
+_HEADER, _ = CONTROL_HEADER.writing("magic", "workers", "front_ends", "leases")
 _MAGIC: Final = 0x32574721
-_STATUS: Final = struct.Struct("<4I2Q")
+_STATUS, _ = WORKER_STATUS.reading("pid", "busy", "lease", "runs", "busy_ns")
 
 
 @dataclass(frozen=True)
@@ -288,24 +275,26 @@ class ControlLayout:
     @property
     def scheduler_bell(self) -> int:
         """Offset of the bell that front ends and workers ring."""
-        return _HEADER_BYTES
+        return CONTROL_HEADER.size_bytes
 
     def submit_ring(self, front_end: int) -> int:
         """Offset of the ring front end -> scheduler."""
-        return self.scheduler_bell + BELL_BYTES + front_end * ring_bytes(SUBMIT_CAPACITY)
+        return self.scheduler_bell + BELL.size_bytes + front_end * ring_bytes(SUBMIT_CAPACITY)
 
     def worker(self, rank: int) -> int:
         """Offset of a worker's part: bell, status, command ring, completion ring."""
-        size_bytes = BELL_BYTES + _native.STATUS_BYTES + ring_bytes(COMMAND_CAPACITY) + ring_bytes(COMPLETION_CAPACITY)
+        size_bytes = (
+            BELL.size_bytes + WORKER_STATUS.size_bytes + ring_bytes(COMMAND_CAPACITY) + ring_bytes(COMPLETION_CAPACITY)
+        )
         return self.submit_ring(self.front_ends) + rank * size_bytes
 
     def worker_status(self, rank: int) -> int:
         """Offset of the worker's status block."""
-        return self.worker(rank) + BELL_BYTES
+        return self.worker(rank) + BELL.size_bytes
 
     def command_ring(self, rank: int) -> int:
         """Offset of the ring scheduler -> worker."""
-        return self.worker_status(rank) + _native.STATUS_BYTES
+        return self.worker_status(rank) + WORKER_STATUS.size_bytes
 
     def completion_ring(self, rank: int) -> int:
         """Offset of the ring worker -> scheduler."""
@@ -324,7 +313,7 @@ class ControlLayout:
     @property
     def server_block(self) -> int:
         """Offset of what the supervisor says of the server."""
-        return self.scheduler_block + SCHEDULER_BLOCK_BYTES
+        return self.scheduler_block + SCHEDULER_BLOCK.size_bytes
 
     @property
     def heartbeats(self) -> int:
@@ -417,7 +406,7 @@ class ControlSegment:
 
     def status(self, rank: int) -> WorkerStatus:
         """Read a worker's status block."""
-        pid, busy, lease, _, runs, busy_ns = _STATUS.unpack_from(self.segment.view, self.layout.worker_status(rank))
+        pid, busy, lease, runs, busy_ns = _STATUS.unpack_from(self.segment.view, self.layout.worker_status(rank))
         return WorkerStatus(pid, busy != 0, lease - 1 if lease else None, runs, busy_ns / 1e3)
 
     def quiet(self, rank: int) -> bool:
@@ -427,4 +416,4 @@ class ControlSegment:
     def forget_worker(self, rank: int) -> None:
         """Clear the status block of a worker that has died."""
         offset = self.layout.worker_status(rank)
-        self.segment.view[offset : offset + _native.STATUS_BYTES] = bytes(_native.STATUS_BYTES)
+        self.segment.view[offset : offset + WORKER_STATUS.size_bytes] = bytes(WORKER_STATUS.size_bytes)

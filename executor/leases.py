@@ -20,19 +20,19 @@ _MOST_PASS_PAGES: Final = _native.MAX_PAGES - _native.MAX_LAYERS
 class Control(IntEnum):
     """The control word."""
 
-    RUN = 0
-    STOP = 1  # at the next layer boundary; ranks that have nothing to do leave at once
-    STOP_NOW = 2  # between two claims; `resume` goes on inside the layer
+    RUN = _native.CONTROL_RUN
+    STOP = _native.CONTROL_STOP  # at the next layer boundary; ranks that have nothing to do leave at once
+    STOP_NOW = _native.CONTROL_STOP_NOW  # between two claims; `resume` goes on inside the layer
 
 
 class PhaseKind(IntEnum):
     """State of a lease's present layer. A lease that all have left can be resumed, unless at its END or aborted."""
 
-    OPEN = 0  # tasks may be claimed
-    STOPPED = 1  # at a boundary, by STOP or because the block has ended
-    END = 2  # all rows have been computed, and each member's part counted
-    PACK = 3  # before the first layer of several members: rows of inputs are copied side by side, if the model needs it
-    UNPACK = 4  # after the last one: rows of outputs are copied to the members
+    OPEN = _native.PHASE_OPEN  # tasks may be claimed
+    STOPPED = _native.PHASE_STOPPED  # at a boundary, by STOP or because the block has ended
+    END = _native.PHASE_END  # all rows have been computed, and each member's part counted
+    PACK = _native.PHASE_PACK  # before the first layer of several members: inputs' rows are copied side by side
+    UNPACK = _native.PHASE_UNPACK  # after the last one: rows of outputs are copied to the members
 
 
 class Member(NamedTuple):

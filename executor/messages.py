@@ -1,55 +1,55 @@
-"""The messages that travel through rings: 64 bytes, little endian, laid out as `struct message` in native/layout.h.
+"""The messages between processes, and the rings and bells that carry them: 64 bytes each, `struct message` in C.
 
-| bytes | Submit, Cancel | Run | Load | Unload | Left | Loaded | Unloaded | Ready |
-|---|---|---|---|---|---|---|---|---|
-| 0-3 | kind | kind | kind | kind | kind | kind | kind | kind |
-| 4-7 | slot | lease | model_id | model_id | lease | model_id | model_id | pid |
-| 8-11 | generation | rank | at_once | | rank | ok | | |
-| 12-15 | | generation | | | generation | | | |
-| 16-63 | | | key (32 bytes) | | see below | error (UTF-8, cut at 48) | | |
-
-Left: reason at 16 (4 bytes), joined_ns at 24, left_ns at 32 (8 bytes each). Exit is its kind alone. Unused bytes are 0.
+Native code writes and reads some of them, too (native/layout.h has the fields). Unused bytes are 0.
 """
 
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from gangway.executor import _native
+from gangway.executor.layout import BELL, GANG_MESSAGE, MESSAGE, MODEL_MESSAGE, REQUEST_MESSAGE, WORKER_MESSAGE
 from gangway.executor.segment import Segment
 
-MESSAGE_BYTES: Final = 64
-_WORDS: Final = struct.Struct("<4I48s")
-_LEFT: Final = struct.Struct("<I4xQQ")
+MESSAGE_BYTES: Final = MESSAGE.size_bytes
+_KIND: Final = MESSAGE.whole("kind")
+_REQUEST: Final = REQUEST_MESSAGE.whole("kind", "slot", "generation", size_bytes=MESSAGE_BYTES)
+_RUN: Final = GANG_MESSAGE.whole("kind", "lease", "rank", "generation", size_bytes=MESSAGE_BYTES)
+_LEFT: Final = GANG_MESSAGE.whole(
+    "kind", "lease", "rank", "generation", "reason", "joined_ns", "left_ns", size_bytes=MESSAGE_BYTES
+)
+_MODEL: Final = MODEL_MESSAGE.whole("kind", "model_id", "ok", "text", size_bytes=MESSAGE_BYTES)
+_WORKER: Final = WORKER_MESSAGE.whole("kind", "pid", size_bytes=MESSAGE_BYTES)
+ERROR_BYTES: Final = MODEL_MESSAGE.size("text")  # of Loaded, UTF-8; more is cut off
+_KEY_BYTES: Final = 32
 
 
 class MessageKind(IntEnum):
     """First word of a message. Zero is none, so that a ring of zeros is never taken for work."""
 
-    SUBMIT = 1
-    CANCEL = 2
-    RUN = 3
-    LOAD = 4
-    UNLOAD = 5
-    EXIT = 6
-    LEFT = 7
-    LOADED = 8
-    UNLOADED = 9
-    READY = 10
+    SUBMIT = _native.MESSAGE_SUBMIT
+    CANCEL = _native.MESSAGE_CANCEL
+    RUN = _native.MESSAGE_RUN
+    LOAD = _native.MESSAGE_LOAD
+    UNLOAD = _native.MESSAGE_UNLOAD
+    EXIT = _native.MESSAGE_EXIT
+    LEFT = _native.MESSAGE_LEFT
+    LOADED = _native.MESSAGE_LOADED
+    UNLOADED = _native.MESSAGE_UNLOADED
+    READY = _native.MESSAGE_READY
 
 
 class LeftReason(IntEnum):
     """Why a rank left a lease."""
 
-    DONE = 0  # the query is answered
-    STOPPED = 1  # by the control word, or the block's last layer is done
-    SHRUNK = 2  # the rank was not among the wanted ones
-    ABORTED = 3  # the lease was aborted
-    TIMEOUT = 4  # another rank made no progress; this rank aborted the lease
-    INVALID = 5  # this worker cannot run the lease: model not loaded, or a value out of its range
-    STALE = 6  # the Run named an earlier generation of the lease
+    DONE = _native.LEFT_DONE  # the query is answered
+    STOPPED = _native.LEFT_STOPPED  # by the control word, or the block's last layer is done
+    SHRUNK = _native.LEFT_SHRUNK  # the rank was not among the wanted ones
+    ABORTED = _native.LEFT_ABORTED  # the lease was aborted
+    TIMEOUT = _native.LEFT_TIMEOUT  # another rank made no progress; this rank aborted the lease
+    INVALID = _native.LEFT_INVALID  # this worker cannot run the lease: model not loaded, or a value out of its range
+    STALE = _native.LEFT_STALE  # the Run named an earlier generation of the lease
 
 
 class Submit(NamedTuple):
@@ -60,7 +60,7 @@ class Submit(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.SUBMIT, self.slot, self.generation)
+        return _REQUEST.pack(MessageKind.SUBMIT, self.slot, self.generation)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Cancel:
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.CANCEL, self.slot, self.generation)
+        return _REQUEST.pack(MessageKind.CANCEL, self.slot, self.generation)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Run:
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.RUN, self.lease, self.rank, self.generation)
+        return _RUN.pack(MessageKind.RUN, self.lease, self.rank, self.generation)
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Load:
     def pack(self) -> bytes:
         """Return the 64 bytes. Raises ValueError if the key is not 64 hex digits."""
         raw = bytes.fromhex(self.key)
-        if len(raw) != 32:
+        if len(raw) != _KEY_BYTES:
             raise ValueError(f"a key has 64 hex digits, got {self.key!r}")
-        return _pack(MessageKind.LOAD, self.model_id, int(self.at_once), payload=raw)
+        return _MODEL.pack(MessageKind.LOAD, self.model_id, self.at_once, raw)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Unload:
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.UNLOAD, self.model_id)
+        return _MODEL.pack(MessageKind.UNLOAD, self.model_id, 0, b"")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Exit:
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.EXIT)
+        return _KIND.pack(MessageKind.EXIT)
 
 
 class Left(NamedTuple):
@@ -139,13 +139,12 @@ class Left(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        payload = _LEFT.pack(self.reason, self.joined_ns, self.left_ns)
-        return _pack(MessageKind.LEFT, self.lease, self.rank, self.generation, payload)
+        return _LEFT.pack(MessageKind.LEFT, *self)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Worker to scheduler: the answer to Load; `error` says why not, cut at 48 bytes."""
+    """Worker to scheduler: the answer to Load; `error` says why not, cut at ERROR_BYTES."""
 
     model_id: int
     ok: bool
@@ -153,7 +152,7 @@ class Loaded:
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.LOADED, self.model_id, int(self.ok), payload=self.error.encode()[:48])
+        return _MODEL.pack(MessageKind.LOADED, self.model_id, self.ok, self.error.encode()[:ERROR_BYTES])
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class Unloaded:
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.UNLOADED, self.model_id)
+        return _MODEL.pack(MessageKind.UNLOADED, self.model_id, 0, b"")
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ class Ready:
 
     def pack(self) -> bytes:
         """Return the 64 bytes."""
-        return _pack(MessageKind.READY, self.pid)
+        return _WORKER.pack(MessageKind.READY, self.pid)
 
 
 Message = Submit | Cancel | Run | Load | Unload | Exit | Left | Loaded | Unloaded | Ready
@@ -183,45 +182,49 @@ Message = Submit | Cancel | Run | Load | Unload | Exit | Left | Loaded | Unloade
 
 def unpack(raw: bytes) -> Message:
     """Return the message in 64 bytes. Raises ValueError for an unknown kind, struct.error for a wrong length."""
-    number, a, b, c, payload = _WORDS.unpack(raw)
+    (number,) = _KIND.unpack(raw)
     make = _MAKERS.get(number)
     if make is None:
         raise ValueError(f"{number} is no kind of message")
-    return make(a, b, c, payload)
+    return make(raw)
 
 
 def pack_run(lease: int, rank: int, generation: int) -> bytes:
     """Return what `Run(lease, rank, generation).pack()` does, faster."""
-    return _WORDS.pack(_RUN, lease, rank, generation, b"")
+    return _RUN.pack(_RUN_KIND, lease, rank, generation)
 
 
-def _make_left(lease: int, rank: int, generation: int, payload: bytes) -> Left:
-    reason, joined_ns, left_ns = _LEFT.unpack_from(payload)
+def _unpack_load(raw: bytes) -> Load:
+    _, model_id, at_once, key = _MODEL.unpack(raw)
+    return Load(model_id, key[:_KEY_BYTES].hex(), at_once != 0)
+
+
+def _unpack_loaded(raw: bytes) -> Loaded:
+    _, model_id, ok, error = _MODEL.unpack(raw)
+    return Loaded(model_id, ok != 0, error.rstrip(b"\0").decode(errors="replace"))
+
+
+def _unpack_left(raw: bytes) -> Left:
+    _, lease, rank, generation, reason, joined_ns, left_ns = _LEFT.unpack(raw)
     if reason >= len(_REASONS):
         raise ValueError(f"{reason} is no reason to leave")
     return Left(lease, rank, generation, _REASONS[reason], joined_ns, left_ns)
 
 
-_RUN: Final = int(MessageKind.RUN)
+_RUN_KIND: Final = int(MessageKind.RUN)
 _REASONS: Final = tuple(LeftReason)
-_MAKERS: Final[dict[int, Callable[[int, int, int, bytes], Message]]] = {
-    MessageKind.SUBMIT: lambda slot, generation, c, payload: Submit(slot, generation),
-    MessageKind.CANCEL: lambda slot, generation, c, payload: Cancel(slot, generation),
-    MessageKind.RUN: lambda lease, rank, generation, payload: Run(lease, rank, generation),
-    MessageKind.LOAD: lambda model_id, at_once, c, payload: Load(model_id, payload[:32].hex(), at_once != 0),
-    MessageKind.UNLOAD: lambda model_id, b, c, payload: Unload(model_id),
-    MessageKind.EXIT: lambda a, b, c, payload: Exit(),
-    MessageKind.LEFT: _make_left,
-    MessageKind.LOADED: lambda model_id, ok, c, payload: Loaded(
-        model_id, ok != 0, payload.rstrip(b"\0").decode(errors="replace")
-    ),
-    MessageKind.UNLOADED: lambda model_id, b, c, payload: Unloaded(model_id),
-    MessageKind.READY: lambda pid, b, c, payload: Ready(pid),
+_MAKERS: Final[dict[int, Callable[[bytes], Message]]] = {
+    MessageKind.SUBMIT: lambda raw: Submit(*_REQUEST.unpack(raw)[1:]),
+    MessageKind.CANCEL: lambda raw: Cancel(*_REQUEST.unpack(raw)[1:]),
+    MessageKind.RUN: lambda raw: Run(*_RUN.unpack(raw)[1:]),
+    MessageKind.LOAD: _unpack_load,
+    MessageKind.UNLOAD: lambda raw: Unload(_MODEL.unpack(raw)[1]),
+    MessageKind.EXIT: lambda raw: Exit(),
+    MessageKind.LEFT: _unpack_left,
+    MessageKind.LOADED: _unpack_loaded,
+    MessageKind.UNLOADED: lambda raw: Unloaded(_MODEL.unpack(raw)[1]),
+    MessageKind.READY: lambda raw: Ready(_WORKER.unpack(raw)[1]),
 }
-
-
-def _pack(kind: MessageKind, a: int = 0, b: int = 0, c: int = 0, payload: bytes = b"") -> bytes:
-    return _WORDS.pack(kind, a, b, c, payload)
 
 
 # Rings of messages and the bells that wake their readers; the memory operations are native/ring.c.
@@ -230,7 +233,7 @@ def _pack(kind: MessageKind, a: int = 0, b: int = 0, c: int = 0, payload: bytes 
 # the death of either side: a successor goes on where the dead one was, or calls `discard` first. (Threads of one
 # process may share a side: `send` and `receive` keep the GIL.)
 
-BELL_BYTES: Final = _native.BELL_BYTES
+BELL_BYTES: Final = BELL.size_bytes
 
 
 def ring_bytes(capacity: int) -> int:

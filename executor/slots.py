@@ -22,43 +22,53 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from gangway.artifact.format import MAX_TENSORS
 from gangway.executor import _native
+from gangway.executor.layout import SLOT
 from gangway.executor.messages import Bell
 from gangway.executor.segment import Segment
 
-SLOT_BYTES: Final = 1024
+SLOT_BYTES: Final = SLOT.size_bytes
+MAX_TENSORS: Final = _native.MAX_TENSORS  # inputs, and outputs, of one request
 MAX_AWAITED: Final = _native.MAX_AWAITED  # slots that one call can wait for
 MAX_PARTS: Final = _native.MAX_PARTS  # of one request
 NEVER_JOINED: Final = 1 << 63  # a bit of `join_key`: executed alone, and waits for nobody
-_CANCEL_OFFSET: Final = 8
-_ATTEMPTS_OFFSET: Final = 12
-# model_id, rows, priority, ranks; arrival, deadline, compute start, compute end, bytes of two frames, limit, join_key;
-# blocks, conflicts, preemptions, versions, rejects_late, max_queue, by_bell, parts, batch_rows, leads
-_FIELDS: Final = struct.Struct("<IIiI8Q10I")
-_FIELDS_OFFSET: Final = 16
-# cancel, attempts; of the fields model_id, rows, priority; arrival, deadline; limit, join_key; rejects_late, max_queue
-_TERMS: Final = struct.Struct("<IIIIi4x2Q32x2Q16x2I")
-_COUNTS: Final = struct.Struct("<4I")
-_COUNTS_OFFSET: Final = 96
-_INPUTS_OFFSET: Final = 192
-_OUTPUTS_OFFSET: Final = _INPUTS_OFFSET + 8 * MAX_TENSORS
-_BELL_OFFSET: Final = _OUTPUTS_OFFSET + 8 * MAX_TENSORS
-_FAILURE_OFFSET: Final = 144
-_REASON_OFFSET: Final = _BELL_OFFSET + _native.BELL_BYTES
+
+_REQUEST, _REQUEST_AT = SLOT.writing(
+    "cancel", "attempts",
+    "model_id", "rows", "priority", "ranks",
+    "arrival_ns", "deadline_ns", "compute_start_ns", "compute_end_ns",
+    "input_frame_bytes", "output_frame_bytes", "limit_ns", "join_key",
+    "blocks", "conflicts", "preemptions", "versions",
+    "rejects_late", "max_queue", "by_bell", "parts", "batch_rows", "leads",
+)  # fmt: skip
+_ASKED, _ASKED_AT = SLOT.reading(
+    "model_id", "rows", "priority", "arrival_ns", "deadline_ns",
+    "input_frame_bytes", "output_frame_bytes", "limit_ns", "join_key", "rejects_late", "max_queue", "by_bell",
+)  # fmt: skip
+_TERMS, _TERMS_AT = SLOT.reading(
+    "cancel", "attempts", "model_id", "rows", "priority", "arrival_ns", "deadline_ns", "limit_ns", "join_key",
+    "rejects_late", "max_queue",
+)  # fmt: skip
+_OUTCOME, _OUTCOME_AT = SLOT.reading(
+    "attempts", "ranks", "arrival_ns", "compute_start_ns", "compute_end_ns",
+    "blocks", "conflicts", "preemptions", "versions", "batch_rows", "leads",
+)  # fmt: skip
+_COUNTS, _COUNTS_AT = SLOT.writing("blocks", "conflicts", "preemptions", "versions")
 _WORD: Final = struct.Struct("<I")
-_TWO_WORDS: Final = struct.Struct("<2I")
-_OFFSETS: Final = tuple(struct.Struct(f"<{count}Q") for count in range(MAX_TENSORS + 1))
+_MODEL_AT, _CANCEL_AT, _ATTEMPTS_AT, _FAILURE_AT = map(SLOT.offset, ("model_id", "cancel", "attempts", "failure"))
+_INPUTS_AT, _OUTPUTS_AT = SLOT.offset("input_offset"), SLOT.offset("output_offset")
+_REASON_AT, _REASON_END = SLOT.offset("reason"), SLOT.offset("reason") + SLOT.size("reason")
+_PLACES: Final = tuple(struct.Struct(f"<{count}Q") for count in range(MAX_TENSORS + 1))
 
 
 class SlotState(IntEnum):
     """Where a request is in its life."""
 
-    FREE = 0
-    FILLING = 1
-    SUBMITTED = 2
-    RUNNING = 3
-    DONE = 4
+    FREE = _native.SLOT_FREE
+    FILLING = _native.SLOT_FILLING
+    SUBMITTED = _native.SLOT_SUBMITTED
+    RUNNING = _native.SLOT_RUNNING
+    DONE = _native.SLOT_DONE
 
 
 _FILLING, _SUBMITTED, _RUNNING, _DONE = (
@@ -71,17 +81,17 @@ _HANDED_OVER: Final = frozenset((SlotState.SUBMITTED, SlotState.RUNNING, SlotSta
 class SlotStatus(IntEnum):
     """How a request ended."""
 
-    OK = 0
-    CANCELLED = 1
-    UNAVAILABLE = 2
-    DEADLINE = 3
-    INTERNAL = 4
-    LATE = 5  # it was certain to be late, and its queue policy is to refuse it then
-    QUEUE_FULL = 6  # of its model, as its queue policy says
-    CROWDED = 7  # so much waits for the whole server that its turn would not come
-    INVALID = 8  # the model has no answer to numbers in it
-    CRASHED = 9  # workers ended by what they computed of it, or of requests to its model
-    NO_MEMORY = 10  # it needs more than there is without any other request
+    OK = _native.STATUS_OK
+    CANCELLED = _native.STATUS_CANCELLED
+    UNAVAILABLE = _native.STATUS_UNAVAILABLE
+    DEADLINE = _native.STATUS_DEADLINE
+    INTERNAL = _native.STATUS_INTERNAL
+    LATE = _native.STATUS_LATE  # it was certain to be late, and its queue policy is to refuse it then
+    QUEUE_FULL = _native.STATUS_QUEUE_FULL  # of its model, as its queue policy says
+    CROWDED = _native.STATUS_CROWDED  # so much waits for the whole server that its turn would not come
+    INVALID = _native.STATUS_INVALID  # the model has no answer to numbers in it
+    CRASHED = _native.STATUS_CRASHED  # workers ended by what they computed of it, or of requests to its model
+    NO_MEMORY = _native.STATUS_NO_MEMORY  # it needs more than there is without any other request
 
 
 _STATUSES: Final = tuple(SlotStatus)
@@ -186,7 +196,7 @@ class SlotTable:
         self.size_bytes = slots * SLOT_BYTES
         self._segment = segment
         self.view = self._view = segment.view
-        self.bell = Bell(segment, _BELL_OFFSET)  # of answers that nobody waits for alone
+        self.bell = Bell(segment, SLOT.offset("bell"))  # of answers that nobody waits for alone
 
     def init(self) -> None:
         """Make all slots free. Only while nobody else uses the table. Generations go on: older messages stay stale."""
@@ -207,16 +217,15 @@ class SlotTable:
         base = slot * SLOT_BYTES
         arrival_ns = request.arrival_ns or time.monotonic_ns()
         input_frame, output_frame = request.frame_bytes
-        _FIELDS.pack_into(
-            self._view, base + _FIELDS_OFFSET,
+        _REQUEST.pack_into(
+            self._view, base + _REQUEST_AT, 0, 0,
             request.model_id, request.rows, request.priority, 0,
             arrival_ns, request.deadline_ns, 0, 0, input_frame, output_frame, request.limit_ns, request.join_key,
             0, 0, 0, 0, request.rejects_late, request.max_queue, request.by_bell, 0, 0, 0,
         )  # fmt: skip
-        _TWO_WORDS.pack_into(self._view, base + _CANCEL_OFFSET, 0, 0)  # cancel and attempts
         inputs, outputs = request.input_offsets, request.output_offsets
-        _OFFSETS[len(inputs)].pack_into(self._view, base + _INPUTS_OFFSET, *inputs)
-        _OFFSETS[len(outputs)].pack_into(self._view, base + _OUTPUTS_OFFSET, *outputs)
+        _PLACES[len(inputs)].pack_into(self._view, base + _INPUTS_AT, *inputs)
+        _PLACES[len(outputs)].pack_into(self._view, base + _OUTPUTS_AT, *outputs)
 
     def submit(self, slot: int) -> int:
         """Hand the filled slot over; return the generation that `Submit` must name."""
@@ -226,7 +235,7 @@ class SlotTable:
 
     def cancel(self, slot: int) -> None:
         """Mark that nobody waits for the answer. The scheduler is told by a `Cancel` message, too."""
-        _WORD.pack_into(self._view, slot * SLOT_BYTES + _CANCEL_OFFSET, 1)
+        _WORD.pack_into(self._view, slot * SLOT_BYTES + _CANCEL_AT, 1)
 
     def wait(self, slot: int, timeout_us: int, spin_us: int = 0) -> bool:
         """Wait until the slot is DONE; False when the time is up. Releases the GIL."""
@@ -242,23 +251,28 @@ class SlotTable:
 
     def outcome(self, slot: int) -> SlotOutcome:
         """Return how a DONE slot ended."""
-        base = slot * SLOT_BYTES
-        fields = _FIELDS.unpack_from(self._view, base + _FIELDS_OFFSET)
-        ranks, arrival_ns, start_ns, end_ns = fields[3], fields[4], fields[6], fields[7]
-        queue_us = (start_ns - arrival_ns) / 1e3 if start_ns else 0.0
-        attempts = _WORD.unpack_from(self._view, base + _ATTEMPTS_OFFSET)[0]
+        attempts, ranks, arrival_ns, start_ns, end_ns, *counts, batch_rows, leads = _OUTCOME.unpack_from(
+            self._view, slot * SLOT_BYTES + _OUTCOME_AT
+        )
         number = _native.slot_read(self._view, slot)[1]
-        reason = self._reason(slot, number) if number and attempts else ""
-        compute_us, counts = (end_ns - start_ns) / 1e3, SlotCounts(*fields[12:16])
-        status, leads = _STATUSES[number], bool(fields[21])
-        return SlotOutcome(status, queue_us, compute_us, ranks, attempts, counts, fields[20], leads, reason)
+        return SlotOutcome(
+            _STATUSES[number],
+            (start_ns - arrival_ns) / 1e3 if start_ns else 0.0,
+            (end_ns - start_ns) / 1e3,
+            ranks,
+            attempts,
+            SlotCounts(*counts),
+            batch_rows,
+            leads != 0,
+            self._reason(slot, number) if number and attempts else "",
+        )
 
     def _reason(self, slot: int, status: int) -> str:
         """What a worker says about a request that it has ended with this status; empty if it was the scheduler."""
         base = slot * SLOT_BYTES
-        if _WORD.unpack_from(self._view, base + _FAILURE_OFFSET)[0] != status:
+        if _WORD.unpack_from(self._view, base + _FAILURE_AT)[0] != status:
             return ""
-        return bytes(self._view[base + _REASON_OFFSET : base + SLOT_BYTES]).split(b"\0")[0].decode(errors="ignore")
+        return bytes(self._view[base + _REASON_AT : base + _REASON_END]).split(b"\0")[0].decode(errors="ignore")
 
     def done(self, slots: tuple[int, ...]) -> list[int]:
         """Return those of the slots that are DONE."""
@@ -274,29 +288,29 @@ class SlotTable:
     def request(self, slot: int) -> SlotRequest:
         """Read the request's fields; MAX_TENSORS offsets each, unused ones are anything."""
         base = slot * SLOT_BYTES
-        fields = _FIELDS.unpack_from(self._view, base + _FIELDS_OFFSET)
-        inputs = struct.unpack_from(f"<{MAX_TENSORS}Q", self._view, base + _INPUTS_OFFSET)
-        outputs = struct.unpack_from(f"<{MAX_TENSORS}Q", self._view, base + _OUTPUTS_OFFSET)
+        model_id, rows, priority, arrival_ns, deadline_ns, *frames, limit_ns, join_key, late, max_queue, by_bell = (
+            _ASKED.unpack_from(self._view, base + _ASKED_AT)
+        )
         return SlotRequest(
-            model_id=fields[0],
-            rows=fields[1],
-            input_offsets=inputs,
-            output_offsets=outputs,
-            priority=fields[2],
-            arrival_ns=fields[4],
-            deadline_ns=fields[5],
-            frame_bytes=(fields[8], fields[9]),
-            limit_ns=fields[10],
-            rejects_late=bool(fields[16]),
-            max_queue=fields[17],
-            by_bell=bool(fields[18]),
-            join_key=fields[11],
+            model_id,
+            rows,
+            _PLACES[MAX_TENSORS].unpack_from(self._view, base + _INPUTS_AT),
+            _PLACES[MAX_TENSORS].unpack_from(self._view, base + _OUTPUTS_AT),
+            priority,
+            arrival_ns,
+            deadline_ns,
+            (frames[0], frames[1]),
+            limit_ns,
+            late != 0,
+            max_queue,
+            by_bell != 0,
+            join_key,
         )
 
     def terms(self, slot: int) -> SlotTerms:
         """Read what scheduling needs of the request's fields."""
         cancelled, attempts, *what, join_key, rejects_late, max_queue = _TERMS.unpack_from(
-            self._view, slot * SLOT_BYTES + _CANCEL_OFFSET
+            self._view, slot * SLOT_BYTES + _TERMS_AT
         )
         model_id, rows, priority, arrival_ns, deadline_ns, limit_ns = what
         policy = (rejects_late != 0, max_queue, join_key)
@@ -310,19 +324,19 @@ class SlotTable:
     def count(self, slot: int, counts: SlotCounts) -> None:
         """Write what has been counted so far. Only while no rank is in: one that answers makes the slot another's."""
         numbers = (counts.blocks, counts.conflicts, counts.preemptions, counts.versions)
-        _COUNTS.pack_into(self._view, slot * SLOT_BYTES + _COUNTS_OFFSET, *numbers)
+        _COUNTS.pack_into(self._view, slot * SLOT_BYTES + _COUNTS_AT, *numbers)
 
     def attempts(self, slot: int) -> int:
         """How often the request has been started."""
-        return int(_WORD.unpack_from(self._view, slot * SLOT_BYTES + _ATTEMPTS_OFFSET)[0])
+        return int(_WORD.unpack_from(self._view, slot * SLOT_BYTES + _ATTEMPTS_AT)[0])
 
     def count_attempt(self, slot: int, count: int = 1) -> None:
         """Count another start of a RUNNING request, of which a part runs again; or one less, where nothing was lost."""
-        _WORD.pack_into(self._view, slot * SLOT_BYTES + _ATTEMPTS_OFFSET, self.attempts(slot) + count)
+        _WORD.pack_into(self._view, slot * SLOT_BYTES + _ATTEMPTS_AT, self.attempts(slot) + count)
 
     def cancelled(self, slot: int) -> bool:
         """Whether the front end has called `cancel`."""
-        return bool(_WORD.unpack_from(self._view, slot * SLOT_BYTES + _CANCEL_OFFSET)[0])
+        return bool(_WORD.unpack_from(self._view, slot * SLOT_BYTES + _CANCEL_AT)[0])
 
     def start(self, slot: int, generation: int, parts: int = 1, batch_rows: int = 0, leads: bool = True) -> bool:
         """SUBMITTED -> RUNNING, counts an attempt; False if the slot has moved on.
@@ -383,7 +397,7 @@ class SlotTable:
         """Yield state and model of every request that was handed over and is not given back. Quick; not one instant."""
         states = bytes(self._view[: self.size_bytes : SLOT_BYTES])  # the lowest byte of each state word
         for slot in [slot for slot, state in enumerate(states) if state in _HANDED_OVER]:
-            yield SlotState(states[slot]), _WORD.unpack_from(self._view, slot * SLOT_BYTES + _FIELDS_OFFSET)[0]
+            yield SlotState(states[slot]), _WORD.unpack_from(self._view, slot * SLOT_BYTES + _MODEL_AT)[0]
 
     def _change(
         self,

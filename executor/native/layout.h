@@ -1,7 +1,8 @@
-/* Everything that lies in shared memory: layouts, and the packing of the words that change atomically.
+/* Everything that lies in shared memory: layouts, and the packing of the words that change atomically. It is stated only here.
  *
- * All of it is little endian, aligned to cache lines where two sides write, and read by Python through offsets that the tests compare
- * (module.c exports them as LAYOUT). Fields that are not _Atomic are handed over by a release store of a neighbour that is. */
+ * All of it is little endian, and aligned to cache lines where two sides write. Fields that are not _Atomic are handed over by a release
+ * store of a neighbour that is. What Python reads or writes, too, is written as a list (an X macro): from one list come the C declaration
+ * and the table _native.LAYOUT, of which executor/layout.py makes Python's formats. */
 #ifndef GANGWAY_LAYOUT_H
 #define GANGWAY_LAYOUT_H
 
@@ -9,38 +10,83 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum {
-    CACHE_LINE = 64,
-    MAX_RANKS = 64,   /* of one gang: a bit each in lease.present */
-    MAX_MEMBERS = 64, /* of one lease: requests that are executed together */
-    MAX_PARTS = 64,   /* of one request: a bit each in slot.parts_done */
-    MAX_LAYERS = 4096,
-    MAX_TENSORS = 32,
-    MAX_ARGUMENTS = 8,
-    MAX_VERSIONS = 5,
-    MAX_CHECKS = 8,       /* of one layer: kinds of numbers that it refuses */
-    REASON_BYTES = 256,   /* of a failure, with the 0 behind it */
-    MAX_MODELS = 1024,
-    MAX_TASKS = 1 << 22, /* of one layer, all rows together */
-    MAX_PAGES = 1 << 16, /* of one lease, without those that copy */
-    MAX_REGIONS = 128,   /* of clients' memory, mapped into the workers at a time */
-    REGION_SHIFT = 48,   /* see place_region */
-    REGION_ALIGNMENT = 4 /* kernels ask for no more than their elements do: of those that may be there, floats */
-};
+#define DECLARE_VALUE(NAME, VALUE) NAME = VALUE,
+#define DECLARE_NAME(NAME) NAME,
+#define DECLARE_FIELD(TYPE, NAME, DIMENSION) TYPE NAME DIMENSION;
 
-/* -- messages (executor/messages.py has the table) */
+enum { CACHE_LINE = 64 };
 
-enum message_kind { SUBMIT = 1, CANCEL, RUN, LOAD, UNLOAD, EXIT, LEFT, LOADED, UNLOADED, READY };
-enum left_reason { LEFT_DONE, LEFT_STOPPED, LEFT_SHRUNK, LEFT_ABORTED, LEFT_TIMEOUT, LEFT_INVALID, LEFT_STALE };
+#define LIMITS(VALUE)                                                                                                         \
+    VALUE(MAX_RANKS, 64)       /* of one gang: a bit each in lease.present */                                                 \
+    VALUE(MAX_MEMBERS, 64)     /* of one lease: requests that are executed together */                                        \
+    VALUE(MAX_PARTS, 64)       /* of one request: a bit each in slot.parts_done */                                            \
+    VALUE(MAX_AWAITED, 64)     /* slots that one call waits for */                                                            \
+    VALUE(MAX_LAYERS, 4096)                                                                                                   \
+    VALUE(MAX_TENSORS, 32)                                                                                                    \
+    VALUE(MAX_ARGUMENTS, 8)                                                                                                   \
+    VALUE(MAX_VERSIONS, 5)                                                                                                    \
+    VALUE(MAX_CHECKS, 8)       /* of one layer: kinds of numbers that it refuses */                                           \
+    VALUE(MAX_MODELS, 1024)                                                                                                   \
+    VALUE(MAX_TASKS, 1 << 22)  /* of one layer, all rows together */                                                          \
+    VALUE(MAX_PAGES, 1 << 16)  /* of one lease, without those that copy */                                                    \
+    VALUE(MAX_REGIONS, 128)    /* of clients' memory, mapped into the workers at a time */                                    \
+    VALUE(REGION_SHIFT, 48)    /* see place_region */                                                                         \
+    VALUE(REGION_ALIGNMENT, 4) /* kernels ask for no more than their elements do: of those that may be there, floats */
+
+enum { LIMITS(DECLARE_VALUE) };
+enum { REASON_BYTES = 256, ERROR_BYTES = 48 }; /* of a failure, with the 0 behind it; of a load that failed, without */
+
+/* -- messages */
+
+#define MESSAGE_KINDS(NAME)                                                                                                   \
+    NAME(MESSAGE_SUBMIT)   /* front end -> scheduler: the slot holds a request */                                             \
+    NAME(MESSAGE_CANCEL)   /* front end -> scheduler: nobody waits for the answer any more */                                 \
+    NAME(MESSAGE_RUN)      /* scheduler -> worker: join the lease; answered by exactly one LEFT */                            \
+    NAME(MESSAGE_LOAD)     /* scheduler -> worker: the artifact is to be ready */                                             \
+    NAME(MESSAGE_UNLOAD)   /* scheduler -> worker: forget the model */                                                        \
+    NAME(MESSAGE_EXIT)     /* scheduler -> worker: end */                                                                     \
+    NAME(MESSAGE_LEFT)     /* worker -> scheduler: this rank touches the lease and its memory no more */                      \
+    NAME(MESSAGE_LOADED)   /* worker -> scheduler: the answer to LOAD */                                                      \
+    NAME(MESSAGE_UNLOADED) /* worker -> scheduler: the answer to UNLOAD */                                                    \
+    NAME(MESSAGE_READY)    /* worker -> scheduler, its first message */
+
+enum message_kind { MESSAGE_NONE, MESSAGE_KINDS(DECLARE_NAME) }; /* a ring of zeros is never taken for work */
+
+#define LEFT_REASONS(NAME)                                                                                                    \
+    NAME(LEFT_DONE) NAME(LEFT_STOPPED) NAME(LEFT_SHRUNK) NAME(LEFT_ABORTED) NAME(LEFT_TIMEOUT) NAME(LEFT_INVALID) NAME(LEFT_STALE)
+
+enum left_reason { LEFT_REASONS(DECLARE_NAME) };
+
+#define REQUEST_MESSAGE(FIELD) /* SUBMIT, CANCEL */                                                                           \
+    FIELD(uint32_t, kind, ) FIELD(uint32_t, slot, ) FIELD(uint32_t, generation, )
+
+#define GANG_MESSAGE(FIELD) /* RUN: up to `generation`; LEFT */                                                               \
+    FIELD(uint32_t, kind, ) FIELD(uint32_t, lease, ) FIELD(uint32_t, rank, ) FIELD(uint32_t, generation, )                    \
+    FIELD(uint32_t, reason, ) FIELD(uint32_t, unused, ) FIELD(uint64_t, joined_ns, ) FIELD(uint64_t, left_ns, )
+
+#define MODEL_MESSAGE(FIELD) /* LOAD, UNLOAD, LOADED, UNLOADED */                                                             \
+    FIELD(uint32_t, kind, ) FIELD(uint32_t, model_id, )                                                                       \
+    FIELD(uint32_t, ok, ) /* LOADED; of LOAD: at once */                                                                      \
+    FIELD(uint32_t, unused, )                                                                                                 \
+    FIELD(char, text, [ERROR_BYTES]) /* LOADED: the error, UTF-8; LOAD: the 32 bytes of the artifact's key */
+
+#define WORKER_MESSAGE(FIELD) /* READY */                                                                                     \
+    FIELD(uint32_t, kind, ) FIELD(uint32_t, pid, )
+
+struct request_message { REQUEST_MESSAGE(DECLARE_FIELD) };
+struct gang_message { GANG_MESSAGE(DECLARE_FIELD) };
+struct model_message { MODEL_MESSAGE(DECLARE_FIELD) };
+struct worker_message { WORKER_MESSAGE(DECLARE_FIELD) };
+
+#define MESSAGE(FIELD) FIELD(uint32_t, kind, ) FIELD(char, bytes, [64])
 
 struct message {
     union { /* every kind begins with `kind` */
-        uint32_t kind;
-        struct { uint32_t kind, slot, generation; } request; /* SUBMIT, CANCEL */
-        struct { uint32_t kind, lease, rank, generation, reason, unused; uint64_t joined_ns, left_ns; } gang; /* RUN to generation, LEFT all */
-        struct { uint32_t kind, model_id, ok, unused; char text[48]; } model; /* LOAD (ok: at once; text: key), UNLOAD, LOADED (error), UNLOADED */
-        struct { uint32_t kind, pid; } ready;
-        char bytes[64];
+        MESSAGE(DECLARE_FIELD)
+        struct request_message request;
+        struct gang_message gang;
+        struct model_message model;
+        struct worker_message worker;
     };
 };
 
@@ -53,58 +99,71 @@ struct ring {
     _Alignas(CACHE_LINE) struct message messages[];
 };
 
-struct bell {
-    _Alignas(CACHE_LINE) _Atomic uint32_t strokes; /* futex word */
-    _Atomic uint32_t sleeping;                     /* the consumer is in the kernel, or about to be */
-    _Atomic uint32_t patient; /* the consumer does not want to be woken for what can wait (ring.c) */
-    _Atomic uint32_t letters; /* so many times it was rung for something that is in no ring */
-    _Atomic uint32_t calm;    /* as `patient`, for requests that can wait */
-};
+#define BELL(FIELD)                                                                                                           \
+    FIELD(_Alignas(CACHE_LINE) _Atomic uint32_t, strokes, ) /* futex word */                                                  \
+    FIELD(_Atomic uint32_t, sleeping, ) /* the consumer is in the kernel, or about to be */                                   \
+    FIELD(_Atomic uint32_t, patient, )  /* the consumer does not want to be woken for what can wait (ring.c) */               \
+    FIELD(_Atomic uint32_t, letters, )  /* so many times it was rung for something that is in no ring */                      \
+    FIELD(_Atomic uint32_t, calm, )     /* as `patient`, for requests that can wait */
 
-struct worker_status {
-    _Alignas(CACHE_LINE) _Atomic uint32_t pid;
-    _Atomic uint32_t busy;  /* set before a command is taken, cleared after it has been answered */
-    _Atomic uint32_t lease; /* index + 1 of the lease it is in, 0: none */
-    uint32_t unused;
-    _Atomic uint64_t runs;
-    _Atomic uint64_t busy_ns;
-};
+struct bell { BELL(DECLARE_FIELD) };
+
+#define WORKER_STATUS(FIELD)                                                                                                  \
+    FIELD(_Alignas(CACHE_LINE) _Atomic uint32_t, pid, )                                                                       \
+    FIELD(_Atomic uint32_t, busy, )  /* set before a command is taken, cleared after it has been answered */                  \
+    FIELD(_Atomic uint32_t, lease, ) /* index + 1 of the lease it is in, 0: none */                                           \
+    FIELD(uint32_t, unused, )                                                                                                 \
+    FIELD(_Atomic uint64_t, runs, )                                                                                           \
+    FIELD(_Atomic uint64_t, busy_ns, )
+
+struct worker_status { WORKER_STATUS(DECLARE_FIELD) };
 
 /* -- request slots */
 
-enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_SUBMITTED, SLOT_RUNNING, SLOT_DONE };
-enum slot_status {
-    STATUS_OK, STATUS_CANCELLED, STATUS_UNAVAILABLE, STATUS_DEADLINE, STATUS_INTERNAL, STATUS_LATE, STATUS_QUEUE_FULL,
-    STATUS_CROWDED, STATUS_INVALID, STATUS_CRASHED, STATUS_NO_MEMORY
-};
+#define SLOT_STATES(NAME) NAME(SLOT_FREE) NAME(SLOT_FILLING) NAME(SLOT_SUBMITTED) NAME(SLOT_RUNNING) NAME(SLOT_DONE)
+#define SLOT_STATUSES(NAME)                                                                                                   \
+    NAME(STATUS_OK) NAME(STATUS_CANCELLED) NAME(STATUS_UNAVAILABLE) NAME(STATUS_DEADLINE) NAME(STATUS_INTERNAL)               \
+    NAME(STATUS_LATE) NAME(STATUS_QUEUE_FULL) NAME(STATUS_CROWDED) NAME(STATUS_INVALID) NAME(STATUS_CRASHED)                  \
+    NAME(STATUS_NO_MEMORY)
 
-struct slot {
-    /* state (8 bits), status (8), 16 unused, generation (32). The low half is the futex word. */
-    _Alignas(1024) _Atomic uint64_t word;
-    _Atomic uint32_t cancel;
-    _Atomic uint32_t attempts;
-    uint32_t model_id;
-    uint32_t rows;
-    int32_t priority;
-    _Atomic uint32_t ranks; /* of the largest gang that worked on it */
-    uint64_t arrival_ns, deadline_ns;
-    _Atomic uint64_t compute_start_ns, compute_end_ns; /* from the first task of any part to the last one of any */
-    uint64_t input_frame_bytes, output_frame_bytes;    /* of a request to a whole program (program.h) */
-    uint64_t limit_ns;
-    uint64_t join_key; /* only requests with the same one may be executed together */
-    uint32_t blocks, conflicts, preemptions, versions;
-    uint32_t rejects_late, max_queue;
-    _Atomic uint32_t by_bell; /* nobody waits for this answer alone: it is told by the bell */
-    uint32_t parts;           /* into how many it is split: one lease executes each; answered when all are done */
-    uint32_t batch_rows;      /* of the batch that it was executed in */
-    _Atomic uint32_t leads;   /* it stands for its batch in statistics: one request of each batch does */
-    _Atomic uint64_t parts_done; /* bit p: part p; of use where there are several */
-    _Atomic uint32_t failure;    /* the status that its computation has come to so far, STATUS_OK at its start */
-    _Alignas(CACHE_LINE) uint64_t input_offset[MAX_TENSORS]; /* see place_region */
-    uint64_t output_offset[MAX_TENSORS];
-    struct bell bell; /* in the first slot of a table: for whoever waits for the answers of many */
-    char reason[REASON_BYTES]; /* of `failure`: text, UTF-8 */
-};
+enum slot_state { SLOT_STATES(DECLARE_NAME) };
+enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
+
+#define SLOT(FIELD)                                                                                                           \
+    /* state (8 bits), status (8), 16 unused, generation (32). The low half is the futex word. */                             \
+    FIELD(_Alignas(1024) _Atomic uint64_t, word, )                                                                            \
+    FIELD(_Atomic uint32_t, cancel, )                                                                                         \
+    FIELD(_Atomic uint32_t, attempts, )                                                                                       \
+    FIELD(uint32_t, model_id, )                                                                                               \
+    FIELD(uint32_t, rows, )                                                                                                   \
+    FIELD(int32_t, priority, )                                                                                                \
+    FIELD(_Atomic uint32_t, ranks, ) /* of the largest gang that worked on it */                                              \
+    FIELD(uint64_t, arrival_ns, )                                                                                             \
+    FIELD(uint64_t, deadline_ns, )                                                                                            \
+    FIELD(_Atomic uint64_t, compute_start_ns, ) /* the first task of any part */                                              \
+    FIELD(_Atomic uint64_t, compute_end_ns, )   /* the last one of any */                                                     \
+    FIELD(uint64_t, input_frame_bytes, )        /* of a request to a whole program (program.h) */                             \
+    FIELD(uint64_t, output_frame_bytes, )                                                                                     \
+    FIELD(uint64_t, limit_ns, )                                                                                               \
+    FIELD(uint64_t, join_key, ) /* only requests with the same one may be executed together */                                \
+    FIELD(uint32_t, blocks, )                                                                                                 \
+    FIELD(uint32_t, conflicts, )                                                                                              \
+    FIELD(uint32_t, preemptions, )                                                                                            \
+    FIELD(uint32_t, versions, )                                                                                               \
+    FIELD(uint32_t, rejects_late, )                                                                                           \
+    FIELD(uint32_t, max_queue, )                                                                                              \
+    FIELD(_Atomic uint32_t, by_bell, ) /* nobody waits for this answer alone: it is told by the bell */                       \
+    FIELD(uint32_t, parts, ) /* into how many it is split: one lease executes each; answered when all are done */             \
+    FIELD(uint32_t, batch_rows, )      /* of the batch that it was executed in */                                             \
+    FIELD(_Atomic uint32_t, leads, )   /* it stands for its batch in statistics: one request of each batch does */            \
+    FIELD(_Atomic uint64_t, parts_done, ) /* bit p: part p; of use where there are several */                                 \
+    FIELD(_Atomic uint32_t, failure, ) /* the status that its computation has come to so far, STATUS_OK at its start */       \
+    FIELD(_Alignas(CACHE_LINE) uint64_t, input_offset, [MAX_TENSORS]) /* see place_region */                                  \
+    FIELD(uint64_t, output_offset, [MAX_TENSORS])                                                                             \
+    FIELD(struct bell, bell, ) /* in the first slot of a table: for whoever waits for the answers of many */                  \
+    FIELD(char, reason, [REASON_BYTES]) /* of `failure`: text, UTF-8 */
+
+struct slot { SLOT(DECLARE_FIELD) };
 
 static inline uint64_t slot_word(uint32_t state, uint32_t status, uint32_t generation) {
     return (uint64_t)generation << 32 | status << 8 | state;
@@ -117,20 +176,25 @@ static inline uint32_t slot_generation(uint64_t word) { return word >> 32; }
 static inline uint64_t place_region(uint64_t place) { return place >> REGION_SHIFT; } /* the region's number; 0: the io segment */
 static inline uint64_t place_offset(uint64_t place) { return place & ((UINT64_C(1) << REGION_SHIFT) - 1); }
 
-/* -- leases */
+/* -- leases: Python reaches them by functions (py_lease.c) */
 
-enum control { CONTROL_RUN, CONTROL_STOP, CONTROL_STOP_NOW };
+#define CONTROLS(NAME) NAME(CONTROL_RUN) NAME(CONTROL_STOP) NAME(CONTROL_STOP_NOW)
 /* PACK and UNPACK are pages, as OPEN is: rows are copied before the first layer and after the last one (page.h). */
-enum phase_kind { PHASE_OPEN, PHASE_STOPPED, PHASE_END, PHASE_PACK, PHASE_UNPACK };
+#define PHASE_KINDS(NAME) NAME(PHASE_OPEN) NAME(PHASE_STOPPED) NAME(PHASE_END) NAME(PHASE_PACK) NAME(PHASE_UNPACK)
+
+enum control { CONTROLS(DECLARE_NAME) };
+enum phase_kind { PHASE_KINDS(DECLARE_NAME) };
 
 struct range {
     _Alignas(CACHE_LINE) _Atomic uint64_t word;
 };
 
 /* Rows [first_row, first_row + rows) of the request in a slot: its part number `part`. */
-struct member {
-    uint32_t front_end, slot, generation, first_row, rows, part;
-};
+#define MEMBER(FIELD)                                                                                                         \
+    FIELD(uint32_t, front_end, ) FIELD(uint32_t, slot, ) FIELD(uint32_t, generation, )                                        \
+    FIELD(uint32_t, first_row, ) FIELD(uint32_t, rows, ) FIELD(uint32_t, part, )
+
+struct member { MEMBER(DECLARE_FIELD) };
 
 /* The rows of a lease are those of its members, one after the other. */
 struct lease {
@@ -211,6 +275,66 @@ static inline uint64_t range_pack(uint32_t tag, uint32_t begin, uint32_t end) {
 static inline uint32_t range_tag(uint64_t word) { return word >> (2 * TASK_BITS) & TAG_MASK; }
 static inline uint32_t range_begin(uint64_t word) { return word >> TASK_BITS & TASK_MASK; }
 static inline uint32_t range_end(uint64_t word) { return word & TASK_MASK; }
+
+/* -- what processes say of themselves in the control segment (executor/control.py; C does not look at it) */
+
+#define CONTROL_HEADER(FIELD)                                                                                                 \
+    FIELD(_Alignas(CACHE_LINE) uint32_t, magic, )                                                                             \
+    FIELD(uint32_t, workers, ) FIELD(uint32_t, front_ends, ) FIELD(uint32_t, leases, )
+
+#define MODEL_ACCOUNT(FIELD) /* of one model, by the scheduler */                                                             \
+    FIELD(_Alignas(CACHE_LINE) uint64_t, growths, )                                                                           \
+    FIELD(uint64_t, shrinks, )                                                                                                \
+    FIELD(uint64_t, layers, )         /* executed */                                                                          \
+    FIELD(uint64_t, version_layers, ) /* of them in another version than the first */                                         \
+    FIELD(uint64_t, arenas, )         /* in use */                                                                            \
+    FIELD(uint64_t, arena_bytes, )    /* of memory, idle arenas included */
+
+#define SCHEDULER_BLOCK(FIELD)                                                                                                \
+    FIELD(_Alignas(CACHE_LINE) uint32_t, version, ) /* of its layout */                                                       \
+    FIELD(uint32_t, sequence, ) /* odd while it is being written */                                                           \
+    FIELD(uint32_t, waiting, )  /* requests */                                                                                \
+    FIELD(uint32_t, leases, )   /* in use */                                                                                  \
+    FIELD(uint64_t, arena_bytes, )                                                                                            \
+    FIELD(double, level, )      /* of interference */                                                                         \
+    FIELD(struct model_account, models, [MAX_MODELS])
+
+#define WORKER_ACCOUNT(FIELD)                                                                                                 \
+    FIELD(uint32_t, core, )     /* CPU number */                                                                              \
+    FIELD(uint32_t, restarts, )
+
+#define SERVER_BLOCK(FIELD) /* a worker_account for each worker follows */                                                    \
+    FIELD(_Alignas(CACHE_LINE) uint32_t, version, ) /* of its layout */                                                       \
+    FIELD(uint32_t, front_end_restarts, )                                                                                     \
+    FIELD(uint32_t, scheduler_restarts, )                                                                                     \
+    FIELD(uint32_t, unused, )                                                                                                 \
+    FIELD(double, started_s, )  /* since 1970 */
+
+#define HEARTBEAT(FIELD) FIELD(_Alignas(CACHE_LINE) uint64_t, seen_ns, ) /* the process got on, CLOCK_MONOTONIC */
+
+#define LOST_REGIONS(FIELD) /* not 0: a part of the region of this number + 1 is lost (region.h) */                           \
+    FIELD(_Alignas(CACHE_LINE) _Atomic uint32_t, lost, [MAX_REGIONS])
+
+struct control_header { CONTROL_HEADER(DECLARE_FIELD) };
+struct model_account { MODEL_ACCOUNT(DECLARE_FIELD) };
+struct scheduler_block { SCHEDULER_BLOCK(DECLARE_FIELD) };
+struct worker_account { WORKER_ACCOUNT(DECLARE_FIELD) };
+struct server_block { SERVER_BLOCK(DECLARE_FIELD) };
+struct heartbeat { HEARTBEAT(DECLARE_FIELD) };
+struct lost_regions { LOST_REGIONS(DECLARE_FIELD) };
+
+/* -- what Python is told of (module.c) */
+
+#define STRUCTS(STRUCT)                                                                                                       \
+    STRUCT(message, MESSAGE) STRUCT(request_message, REQUEST_MESSAGE) STRUCT(gang_message, GANG_MESSAGE)                      \
+    STRUCT(model_message, MODEL_MESSAGE) STRUCT(worker_message, WORKER_MESSAGE) STRUCT(bell, BELL)                            \
+    STRUCT(worker_status, WORKER_STATUS) STRUCT(slot, SLOT) STRUCT(member, MEMBER)                                            \
+    STRUCT(control_header, CONTROL_HEADER) STRUCT(model_account, MODEL_ACCOUNT)                                               \
+    STRUCT(scheduler_block, SCHEDULER_BLOCK) STRUCT(worker_account, WORKER_ACCOUNT)                                           \
+    STRUCT(server_block, SERVER_BLOCK) STRUCT(heartbeat, HEARTBEAT) STRUCT(lost_regions, LOST_REGIONS)
+
+#define ENUMERATORS(NAME)                                                                                                     \
+    MESSAGE_KINDS(NAME) LEFT_REASONS(NAME) SLOT_STATES(NAME) SLOT_STATUSES(NAME) CONTROLS(NAME) PHASE_KINDS(NAME)
 
 _Static_assert(sizeof(struct message) == 64, "a message is one cache line");
 _Static_assert(sizeof(struct slot) == 1024, "a slot is 1 KiB");

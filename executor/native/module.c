@@ -6,76 +6,61 @@
 #include "layout.h"
 #include "reception.h"
 #include "slot.h"
-#include "worker.h"
 
-/* Offsets and sizes that the Python side relies on; tests/executor/test_layout.py compares them. */
-static const struct { const char *name; size_t value; } layout[] = {
-    {"message", sizeof(struct message)},
-    {"message.kind", offsetof(struct message, kind)},
-    {"message.request.slot", offsetof(struct message, request.slot)},
-    {"message.request.generation", offsetof(struct message, request.generation)},
-    {"message.gang.lease", offsetof(struct message, gang.lease)},
-    {"message.gang.rank", offsetof(struct message, gang.rank)},
-    {"message.gang.generation", offsetof(struct message, gang.generation)},
-    {"message.gang.reason", offsetof(struct message, gang.reason)},
-    {"message.gang.joined_ns", offsetof(struct message, gang.joined_ns)},
-    {"message.gang.left_ns", offsetof(struct message, gang.left_ns)},
-    {"message.model.model_id", offsetof(struct message, model.model_id)},
-    {"message.model.ok", offsetof(struct message, model.ok)},
-    {"message.model.text", offsetof(struct message, model.text)},
-    {"message.ready.pid", offsetof(struct message, ready.pid)},
-    {"slot", sizeof(struct slot)},
-    {"slot.cancel", offsetof(struct slot, cancel)},
-    {"slot.attempts", offsetof(struct slot, attempts)},
-    {"slot.model_id", offsetof(struct slot, model_id)},
-    {"slot.rows", offsetof(struct slot, rows)},
-    {"slot.priority", offsetof(struct slot, priority)},
-    {"slot.ranks", offsetof(struct slot, ranks)},
-    {"slot.arrival_ns", offsetof(struct slot, arrival_ns)},
-    {"slot.deadline_ns", offsetof(struct slot, deadline_ns)},
-    {"slot.compute_start_ns", offsetof(struct slot, compute_start_ns)},
-    {"slot.compute_end_ns", offsetof(struct slot, compute_end_ns)},
-    {"slot.input_frame_bytes", offsetof(struct slot, input_frame_bytes)},
-    {"slot.output_frame_bytes", offsetof(struct slot, output_frame_bytes)},
-    {"slot.limit_ns", offsetof(struct slot, limit_ns)},
-    {"slot.join_key", offsetof(struct slot, join_key)},
-    {"slot.blocks", offsetof(struct slot, blocks)},
-    {"slot.conflicts", offsetof(struct slot, conflicts)},
-    {"slot.preemptions", offsetof(struct slot, preemptions)},
-    {"slot.versions", offsetof(struct slot, versions)},
-    {"slot.rejects_late", offsetof(struct slot, rejects_late)},
-    {"slot.max_queue", offsetof(struct slot, max_queue)},
-    {"slot.by_bell", offsetof(struct slot, by_bell)},
-    {"slot.parts", offsetof(struct slot, parts)},
-    {"slot.batch_rows", offsetof(struct slot, batch_rows)},
-    {"slot.leads", offsetof(struct slot, leads)},
-    {"slot.parts_done", offsetof(struct slot, parts_done)},
-    {"slot.failure", offsetof(struct slot, failure)},
-    {"slot.reason", offsetof(struct slot, reason)},
-    {"slot.bell", offsetof(struct slot, bell)},
-    {"slot.input_offset", offsetof(struct slot, input_offset)},
-    {"slot.output_offset", offsetof(struct slot, output_offset)},
-    {"bell.sleeping", offsetof(struct bell, sleeping)},
-    {"bell.patient", offsetof(struct bell, patient)},
-    {"bell.calm", offsetof(struct bell, calm)},
-    {"worker_status.pid", offsetof(struct worker_status, pid)},
-    {"worker_status.busy", offsetof(struct worker_status, busy)},
-    {"worker_status.lease", offsetof(struct worker_status, lease)},
-    {"worker_status.runs", offsetof(struct worker_status, runs)},
-    {"worker_status.busy_ns", offsetof(struct worker_status, busy_ns)},
+struct field {
+    const char *name;
+    size_t offset, size_bytes;
+    const char *type; /* a letter of Python's module struct: of an array's elements; s: bytes; empty: another struct */
 };
 
-static bool add_layout(PyObject *module) {
-    PyObject *dictionary = PyDict_New();
-    bool good = dictionary != NULL;
-    for (size_t i = 0; good && i < sizeof layout / sizeof *layout; i++) {
-        PyObject *value = PyLong_FromSize_t(layout[i].value);
-        good = value && PyDict_SetItemString(dictionary, layout[i].name, value) == 0;
-        Py_XDECREF(value);
+#define TYPE_OF(FIELD)                                                                                                  \
+    _Generic((FIELD), uint32_t: "I", int32_t: "i", uint64_t: "Q", double: "d", char *: "s", uint64_t *: "Q",            \
+             _Atomic uint32_t *: "I", default: "")
+
+/* Adds name: (size in bytes, {field: (offset, size in bytes, type)}), the fields in the order of the struct. */
+static bool add_struct(PyObject *layout, const char *name, size_t size_bytes, const struct field *fields, size_t count) {
+    PyObject *described = PyDict_New();
+    bool good = described != NULL;
+    for (size_t i = 0; good && i < count; i++) {
+        PyObject *field = Py_BuildValue("nns", (Py_ssize_t)fields[i].offset, (Py_ssize_t)fields[i].size_bytes, fields[i].type);
+        good = field && PyDict_SetItemString(described, fields[i].name, field) == 0;
+        Py_XDECREF(field);
     }
-    good = good && PyModule_AddObjectRef(module, "LAYOUT", dictionary) == 0;
-    Py_XDECREF(dictionary);
+    PyObject *entry = good ? Py_BuildValue("nO", (Py_ssize_t)size_bytes, described) : NULL;
+    good = entry && PyDict_SetItemString(layout, name, entry) == 0;
+    Py_XDECREF(entry);
+    Py_XDECREF(described);
     return good;
+}
+
+#define DESCRIBE_FIELD(TYPE, NAME, DIMENSION) {#NAME, offsetof(self, NAME), sizeof(((self *)0)->NAME), TYPE_OF(((self *)0)->NAME)},
+#define DEFINE_ADD(STRUCT, FIELDS)                                                                                      \
+    static bool add_##STRUCT(PyObject *layout) {                                                                        \
+        typedef struct STRUCT self;                                                                                     \
+        static const struct field fields[] = {FIELDS(DESCRIBE_FIELD)};                                                  \
+        return add_struct(layout, #STRUCT, sizeof(self), fields, sizeof fields / sizeof *fields);                       \
+    }
+STRUCTS(DEFINE_ADD)
+
+static bool add_layout(PyObject *module) {
+    PyObject *layout = PyDict_New();
+#define ADD(STRUCT, FIELDS) &&add_##STRUCT(layout)
+    bool good = layout STRUCTS(ADD) && PyModule_AddObjectRef(module, "LAYOUT", layout) == 0;
+    Py_XDECREF(layout);
+    return good;
+}
+
+static bool add_constants(PyObject *module) {
+    static const struct { const char *name; long value; } constants[] = {
+#define CONSTANT(NAME) {#NAME, NAME},
+#define LIMIT(NAME, VALUE) CONSTANT(NAME)
+        LIMITS(LIMIT) ENUMERATORS(CONSTANT) CONSTANT(ENOUGH_GONE)
+        {"LEASE_BYTES", sizeof(struct lease)}, {"RING_HEADER_BYTES", sizeof(struct ring)},
+    };
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++) {
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return false;
+    }
+    return true;
 }
 
 static bool add_functions(PyObject *module) {
@@ -94,23 +79,9 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     PyTypeObject *worker_type, *reception_type;
-    if (module && add_layout(module) && add_functions(module) && add_type(module, &program_type_spec, &program_type) &&
-        add_type(module, &worker_type_spec, &worker_type) && add_type(module, &reception_type_spec, &reception_type) &&
-        PyModule_AddIntConstant(module, "BELL_BYTES", sizeof(struct bell)) == 0 &&
-        PyModule_AddIntConstant(module, "RING_HEADER_BYTES", sizeof(struct ring)) == 0 &&
-        PyModule_AddIntConstant(module, "STATUS_BYTES", sizeof(struct worker_status)) == 0 &&
-        PyModule_AddIntConstant(module, "LEASE_BYTES", sizeof(struct lease)) == 0 &&
-        PyModule_AddIntConstant(module, "MAX_AWAITED", MAX_AWAITED) == 0 &&
-        PyModule_AddIntConstant(module, "ENOUGH_GONE", ENOUGH_GONE) == 0 &&
-        PyModule_AddIntConstant(module, "MAX_MEMBERS", MAX_MEMBERS) == 0 &&
-        PyModule_AddIntConstant(module, "MAX_LAYERS", MAX_LAYERS) == 0 &&
-        PyModule_AddIntConstant(module, "MAX_PAGES", MAX_PAGES) == 0 &&
-        PyModule_AddIntConstant(module, "MAX_MODELS", MAX_MODELS) == 0 &&
-        PyModule_AddIntConstant(module, "MAX_PARTS", MAX_PARTS) == 0 &&
-        PyModule_AddIntConstant(module, "MAX_RANKS", MAX_RANKS) == 0 &&
-        PyModule_AddIntConstant(module, "MAX_REGIONS", MAX_REGIONS) == 0 &&
-        PyModule_AddIntConstant(module, "REGION_SHIFT", REGION_SHIFT) == 0 &&
-        PyModule_AddIntConstant(module, "REGION_ALIGNMENT", REGION_ALIGNMENT) == 0) {
+    if (module && add_layout(module) && add_constants(module) && add_functions(module) &&
+        add_type(module, &program_type_spec, &program_type) && add_type(module, &worker_type_spec, &worker_type) &&
+        add_type(module, &reception_type_spec, &reception_type)) {
         return module;
     }
     Py_XDECREF(module);

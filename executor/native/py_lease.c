@@ -25,7 +25,8 @@ static bool spec_is_sound(const struct lease_spec *spec) {
 
 /* One tuple of numbers, in the order of the struct. */
 static bool read_member(PyObject *tuple, struct member *member) {
-    uint32_t *fields[] = {&member->front_end, &member->slot, &member->generation, &member->first_row, &member->rows, &member->part};
+#define ADDRESS(TYPE, NAME, DIMENSION) &member->NAME,
+    uint32_t *fields[] = {MEMBER(ADDRESS)};
     const Py_ssize_t count = sizeof fields / sizeof *fields;
     bool sound = PyTuple_Check(tuple) && PyTuple_GET_SIZE(tuple) == count;
     for (Py_ssize_t i = 0; sound && i < count; i++) {

@@ -28,7 +28,7 @@ static void note(struct reception *reception, struct desk *desk, const struct me
 static bool hear_worker(struct reception *reception, struct receiving_worker *worker) {
     const struct message *message;
     while ((message = ring_peek(worker->completions))) {
-        if (message->kind != LEFT || message->gang.reason != LEFT_DONE) return false;
+        if (message->kind != MESSAGE_LEFT || message->gang.reason != LEFT_DONE) return false;
         struct desk *desk = desk_of(worker, reception->desk_count, message);
         if (!desk) return false;
         note(reception, desk, message);
@@ -90,7 +90,7 @@ static void begin(struct reception *reception, struct receiving_worker *worker, 
     desk->walk_in = *walk_in;
     desk->walk_in.lease_generation = lease_initialise(&reception->leases[desk->lease], &spec);
     desk->walk_in.begun_ns = now_ns();
-    struct message run = {.gang = {.kind = RUN, .lease = desk->lease, .generation = desk->walk_in.lease_generation}};
+    struct message run = {.gang = {.kind = MESSAGE_RUN, .lease = desk->lease, .generation = desk->walk_in.lease_generation}};
     ring_send(worker->commands, &run); /* it has room: see free_desk */
     bell_ring(worker->bell);
 }
@@ -98,7 +98,7 @@ static void begin(struct reception *reception, struct receiving_worker *worker, 
 /* False: the message is for somebody else. */
 static bool receive(struct reception *reception, uint32_t front_end, const struct message *message) {
     const struct slot_table *table = &reception->tables[front_end];
-    if (message->kind != SUBMIT || message->request.slot >= table->count) return false;
+    if (message->kind != MESSAGE_SUBMIT || message->request.slot >= table->count) return false;
     struct slot *slot = &table->slots[message->request.slot];
     uint64_t word = atomic_load(&slot->word);
     uint32_t generation = message->request.generation;

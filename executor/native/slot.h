@@ -6,8 +6,6 @@
 
 #include "layout.h"
 
-enum { MAX_AWAITED = 64 };
-
 /* Any state -> FREE; the generation stays, so that older messages remain stale. */
 void slot_reset(struct slot *slot);
 /* Takes a free slot of `count`, looking from `first` on: FILLING, next generation. Returns its number, -1 if none is free. */

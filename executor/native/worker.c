@@ -45,7 +45,7 @@ static enum left_reason join(struct worker *worker, struct lease *lease, uint32_
 
 static void run_command(struct worker *worker, const struct message *command) {
     struct message left = *command;
-    left.kind = LEFT;
+    left.kind = MESSAGE_LEFT;
     left.gang.reason = LEFT_INVALID;
     if (command->gang.lease < worker->lease_count && command->gang.rank < MAX_RANKS) {
         left.gang.joined_ns = now_ns();
@@ -76,7 +76,7 @@ struct message worker_loop(struct worker *worker) {
         for (;;) {
             if (was_nudged(worker)) return (struct message){0};
             if (!ring_receive(worker->commands, &command)) break;
-            if (command.kind != RUN) return command;
+            if (command.kind != MESSAGE_RUN) return command;
             run_command(worker, &command);
         }
         if (!worker->background) atomic_store(&worker->status->busy, 0);

@@ -88,7 +88,7 @@ static void submit(struct client *client, uint32_t place, struct slot *slot) {
     *(int *)tensor_of(client, place, 0) = client->given[place];
     *(int *)tensor_of(client, place, 1) = 0;
     slot_change(slot, generation, 1u << SLOT_FILLING, SLOT_SUBMITTED, STATUS_OK);
-    struct message message = {.request = {SUBMIT, place, generation}};
+    struct message message = {.request = {MESSAGE_SUBMIT, place, generation}};
     CHECK(ring_send(submits[client->front_end], &message), "full");
     if (kind == 3) ring_send(submits[client->front_end], &message); /* a double */
     bell_ring(&scheduler_bell);
@@ -126,7 +126,7 @@ static void *client_thread(void *argument) {
 
 static void *worker_thread(void *worker) {
     struct message command = worker_loop(worker);
-    CHECK(command.kind == EXIT, "command %u", command.kind);
+    CHECK(command.kind == MESSAGE_EXIT, "command %u", command.kind);
     return NULL;
 }
 
@@ -157,7 +157,7 @@ static void await_those_under_way(void) {
                 bell_wait(&scheduler_bell, bell_seen(&scheduler_bell), 10, 1000); /* it may have been patient when the rank left */
                 CHECK(now_ns() < end_ns, "nobody leaves");
             }
-            CHECK(left.kind == LEFT && left.gang.reason == LEFT_DONE, "left for reason %u", left.gang.reason);
+            CHECK(left.kind == MESSAGE_LEFT && left.gang.reason == LEFT_DONE, "left for reason %u", left.gang.reason);
             told++;
             taken_over++;
         }
@@ -253,7 +253,7 @@ int main(int argc, char **argv) {
     for (uint32_t i = 0; i < FRONT_ENDS; i++) pthread_join(client_threads[i], NULL);
     CHECK(atomic_load(&finished) == request_total * FRONT_ENDS, "%u requests", atomic_load(&finished));
     for (uint32_t i = 0; i < worker_count; i++) {
-        ring_send(commands[i], &(struct message){.kind = EXIT});
+        ring_send(commands[i], &(struct message){.kind = MESSAGE_EXIT});
         bell_ring(&bells[i]);
         pthread_join(threads[i], NULL);
         free(commands[i]);

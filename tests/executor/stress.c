@@ -34,13 +34,13 @@ uint32_t random_below(uint32_t limit) {
 
 static void *worker_thread(void *worker) {
     struct message command = worker_loop(worker);
-    CHECK(command.kind == EXIT, "command %u", command.kind);
+    CHECK(command.kind == MESSAGE_EXIT, "command %u", command.kind);
     return NULL;
 }
 
 static void send_rank(struct gang *gang, uint32_t rank) {
     uint32_t worker = rank; /* worker r always runs as rank r */
-    struct message run = {.gang = {.kind = RUN, .lease = (uint32_t)(gang - gangs), .rank = rank, .generation = gang->generation}};
+    struct message run = {.gang = {.kind = MESSAGE_RUN, .lease = (uint32_t)(gang - gangs), .rank = rank, .generation = gang->generation}};
     CHECK(ring_send(commands[worker], &run), "ring full");
     bell_ring(&bells[worker]);
     gang->inside |= UINT64_C(1) << rank;
@@ -51,7 +51,7 @@ static void collect(void) {
     for (uint32_t worker = 0; worker < worker_count; worker++) {
         while (ring_receive(completions[worker], &left)) {
             struct gang *gang = &gangs[left.gang.lease];
-            CHECK(left.kind == LEFT && left.gang.rank == worker && left.gang.generation == gang->generation, "message %u", left.kind);
+            CHECK(left.kind == MESSAGE_LEFT && left.gang.rank == worker && left.gang.generation == gang->generation, "message %u", left.kind);
             CHECK(left.gang.reason <= LEFT_ABORTED, "rank %u left for reason %u", worker, left.gang.reason);
             left_counts[left.gang.reason]++;
             to_ring += left.gang.reason != LEFT_DONE;
@@ -250,7 +250,7 @@ int main(int argc, char **argv) {
     }
     for (int round = 0; round < rounds; round++) play_round();
     for (uint32_t i = 0; i < worker_count; i++) {
-        ring_send(commands[i], &(struct message){.kind = EXIT});
+        ring_send(commands[i], &(struct message){.kind = MESSAGE_EXIT});
         bell_ring(&bells[i]);
         pthread_join(threads[i], NULL);
         free(commands[i]);

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.executor import _native
+from gangway.executor.layout import BELL
 from gangway.executor.leases import Control
 from tests.executor.conftest import HEAP
 
@@ -28,7 +28,7 @@ def state(pid):
 
 
 def word(control, name):
-    return struct.unpack_from("<I", control.segment.view, control.layout.scheduler_bell + _native.LAYOUT[name])[0]
+    return struct.unpack_from("<I", control.segment.view, control.layout.scheduler_bell + BELL.offset(name))[0]
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def test_only_who_is_not_patient_is_woken_by_ranks_of_an_answered_query(harness,
     seen = bell.seen()
     scheduler = threading.Thread(target=bell.wait, args=(seen, 0, WAIT_US, patient))
     scheduler.start()
-    wait_for(lambda: word(control, "bell.sleeping") == 1)
-    assert word(control, "bell.patient") == patient
+    wait_for(lambda: word(control, "sleeping") == 1)
+    assert word(control, "patient") == patient
     harness.orders()
     assert executor.slots.wait(slot, WAIT_US)
     wait_for(lambda: control.quiet(0))
@@ -67,7 +67,7 @@ def test_only_who_is_not_patient_is_woken_by_ranks_of_an_answered_query(harness,
     bell.ring()
     scheduler.join(10)
     assert not scheduler.is_alive()
-    assert word(control, "bell.patient") == 0, "patience ends with the wait"
+    assert word(control, "patient") == 0, "patience ends with the wait"
 
 
 def test_a_rank_that_was_stopped_wakes_also_a_patient_scheduler(harness, slot):
@@ -76,7 +76,7 @@ def test_a_rank_that_was_stopped_wakes_also_a_patient_scheduler(harness, slot):
     seen = bell.seen()
     scheduler = threading.Thread(target=bell.wait, args=(seen, 0, WAIT_US, True))
     scheduler.start()
-    wait_for(lambda: word(control, "bell.patient") == 1)
+    wait_for(lambda: word(control, "patient") == 1)
     harness.executor.lease(0).set_control(Control.STOP_NOW)
     harness.orders()
     scheduler.join(10)
@@ -86,10 +86,10 @@ def test_a_rank_that_was_stopped_wakes_also_a_patient_scheduler(harness, slot):
     os.kill(harness.executor.workers[1].pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("name", ["bell.patient", "bell.calm"])
+@pytest.mark.parametrize("name", ["patient", "calm"])
 def test_a_successor_is_not_as_patient_as_its_predecessor(harness, name):
     control = harness.executor.control
-    at = control.layout.scheduler_bell + _native.LAYOUT[name]
+    at = control.layout.scheduler_bell + BELL.offset(name)
     struct.pack_into("<I", control.segment.view, at, 1)
     control.scheduler_bell.take_over()
     assert word(control, name) == 0

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gangway.executor import _native
+from gangway.executor.layout import BELL
 from gangway.executor.messages import BELL_BYTES, Bell, Ring, ring_bytes
 from gangway.executor.segment import Segment
 
@@ -97,7 +97,7 @@ def test_nothing_is_lost_between_processes_that_sleep(segment):
 
 def test_who_is_calm_is_not_woken_for_what_can_wait(segment):
     bell = Bell(segment, 0)
-    words = {name: _native.LAYOUT[f"bell.{name}"] for name in ("sleeping", "calm")}
+    words = {name: BELL.offset(name) for name in ("sleeping", "calm")}
     seen = bell.seen()
     bell.ring_unless_calm()
     assert bell.wait(seen, 0, 20_000_000, calm=True) == seen + 1, "it was rung before"

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from gangway.executor import _native
+from gangway.executor.layout import SLOT
 from gangway.executor.segment import Segment
 from gangway.executor.slots import (
     MAX_PARTS,
@@ -130,7 +131,7 @@ def test_parts_that_a_request_cannot_have(table, parts):
 
 
 def set_parts_done(table, slot, mask):
-    struct.pack_into("<Q", table._view, slot * SLOT_BYTES + _native.LAYOUT["slot.parts_done"], mask)
+    struct.pack_into("<Q", table._view, slot * SLOT_BYTES + SLOT.offset("parts_done"), mask)
 
 
 def test_parts_done_belong_to_one_attempt(table):

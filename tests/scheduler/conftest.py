@@ -14,9 +14,9 @@ import pytest
 
 from gangway.artifact.reader import read_manifest
 from gangway.artifact.staging import staging_bytes
-from gangway.executor import _native
 from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
+from gangway.executor.layout import BELL
 from gangway.executor.leases import LeaseProgress
 from gangway.executor.peer import peer_sockets
 from gangway.executor.slots import SlotOutcome, SlotStatus
@@ -278,8 +278,8 @@ class ScriptedServer(Server):
         """
         control = self.memory.control
         at = control.layout.scheduler_bell
-        names = ("bell.sleeping", "bell.patient", "bell.calm")
-        words = [struct.unpack_from("<I", control.segment.view, at + _native.LAYOUT[name])[0] for name in names]
+        names = ("sleeping", "patient", "calm")
+        words = [struct.unpack_from("<I", control.segment.view, at + BELL.offset(name))[0] for name in names]
         return words == [1, patient, calm]
 
     def ask(self) -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.executor.slots import _INPUTS_OFFSET, NEVER_JOINED, SLOT_BYTES, SlotStatus
+from gangway.executor.layout import SLOT
+from gangway.executor.slots import NEVER_JOINED, SLOT_BYTES, SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Reject, Start, Stop
 from gangway.server.supervisor.shared_memory import FRONT_END
@@ -245,7 +246,9 @@ def test_a_request_that_no_worker_can_run_fails_alone(batching):
     requests = batching.submit(1, 2, 1)
     batching.await_snapshot(lambda snapshot: any(query.rows == 4 for query in snapshot.waiting))
     view = batching.memory.io[FRONT_END].view
-    struct.pack_into("<Q", view, requests[1].slot * SLOT_BYTES + _INPUTS_OFFSET, 1 << 40)  # outside of the segment
+    struct.pack_into(
+        "<Q", view, requests[1].slot * SLOT_BYTES + SLOT.offset("input_offset"), 1 << 40
+    )  # outside of the segment
     batching.script.answer = begin
     batching.ask()
     assert [batching.outcome(request).status for request in requests] == [
