@@ -133,7 +133,7 @@ class Bench(Policy):
 
     def _tell(self, message: slow.ControlMessage) -> None:
         self._link.send(message)
-        self.memory.control.scheduler_bell.ring_for_letter()
+        self.memory.control.scheduler_bell.ring_for_control()
 
 
 def measure_yield(bench: Bench) -> dict[str, float]:

@@ -6,15 +6,15 @@ from typing import Self
 LAYOUT: dict[str, tuple[int, dict[str, tuple[int, int, str]]]]
 """Of native/layout.h: struct -> size in bytes, {field -> offset, size in bytes, letter of module `struct`}."""
 
-ENOUGH_GONE: int
 LEASE_BYTES: int
 MAX_ARGUMENTS: int
 MAX_AWAITED: int
 MAX_CHECKS: int
+MAX_COMPLETED: int
 MAX_LAYERS: int
 MAX_MEMBERS: int
 MAX_MODELS: int
-MAX_PAGES: int
+MAX_PHASES: int
 MAX_PARTS: int
 MAX_RANKS: int
 MAX_REGIONS: int
@@ -74,13 +74,20 @@ def rings_drain(view: memoryview, offsets: tuple[int, ...], /) -> list[tuple[int
 def ring_pending(view: memoryview, offset: int, /) -> int: ...
 def ring_discard(view: memoryview, offset: int, /) -> None: ...
 def bell_ring(view: memoryview, offset: int, /) -> None: ...
-def bell_ring_unless_calm(view: memoryview, offset: int, /) -> None: ...
+def bell_ring_for_best_effort(view: memoryview, offset: int, /) -> None: ...
 def bell_seen(view: memoryview, offset: int, /) -> int: ...
-def bell_ring_for_letter(view: memoryview, offset: int, /) -> None: ...
-def bell_letters(view: memoryview, offset: int, /) -> int: ...
+def bell_ring_for_control(view: memoryview, offset: int, /) -> None: ...
+def bell_control_seq(view: memoryview, offset: int, /) -> int: ...
 def bell_take_over(view: memoryview, offset: int, /) -> None: ...
 def bell_wait(
-    view: memoryview, offset: int, seen: int, spin_us: int, timeout_us: int, patient: bool, calm: bool, /
+    view: memoryview,
+    offset: int,
+    seen: int,
+    spin_us: int,
+    timeout_us: int,
+    skip_completion_wakeups: bool,
+    skip_best_effort_wakeups: bool,
+    /,
 ) -> int: ...
 def slot_reset(view: memoryview, slot: int, /) -> None: ...
 def slot_acquire(view: memoryview, slots: int, first: int, /) -> int: ...
@@ -154,7 +161,7 @@ class Program:
         in it is to blame (INVALID, else INTERNAL), and a text. An exception answers INTERNAL.
         """
 
-class Reception:
+class FastPath:
     """What the scheduler's process begins without a decision. See `executor/fast_path.py`."""
 
     def __init__(
@@ -166,17 +173,17 @@ class Reception:
         leases: int,
         lease_count: int,
         lease_timeout_us: int,
-        desks: int,
+        worker_slots: int,
     ) -> None:
         """`front_ends`: io segment, slots, submit ring; `workers`: bell, command ring, completion ring of each."""
     def open(
         self, model_id: int, layers: int, expected_us: int, arena_stride: int, arenas: tuple[int, ...], /
     ) -> None: ...
     def close(self, model_id: int, /) -> None: ...
-    def attend(
-        self, leases: tuple[int, ...] | None, letters: int, spin_us: int, timeout_us: int, watch_us: int, /
+    def poll(
+        self, leases: tuple[int, ...] | None, control_seq: int, spin_us: int, timeout_us: int, watch_us: int, /
     ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Wait and begin requests. `leases`: of each desk, -1: not to be used; None: as before. Releases the GIL.
+        """Wait and begin requests. `leases`: of each worker slot, -1: unused; None: as before. Releases the GIL.
 
         Returns the fields of Completed for those that have ended, and those of InFlight for those under way.
         """

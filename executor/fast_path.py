@@ -1,4 +1,4 @@
-"""Requests that begin without a decision, while the scheduler waits for others; what is done is native/reception.c."""
+"""The fast path: requests that begin without a decision while the scheduler waits. native/fast_path.c does it."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -9,7 +9,7 @@ from gangway.executor.slots import SlotTable
 
 WORKER_SLOTS: Final = 2  # of a worker: it computes for one query while the next one is written down
 NO_LEASE: Final = -1
-MAX_COMPLETED: Final = _native.ENOUGH_GONE
+MAX_COMPLETED: Final = _native.MAX_COMPLETED
 
 
 class Completed(NamedTuple):
@@ -24,13 +24,13 @@ class Completed(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A request that is under way at a desk of a worker: alone in a lease, all layers, as rank 0.
+    """A request that is under way in a worker slot: alone in a lease, all layers, as rank 0.
 
     Its slot is not to be asked about it: it may have been answered, and be in use again.
     """
 
     worker: int
-    desk: int
+    worker_slot: int
     lease: int
     lease_generation: int
     model_id: int
@@ -45,16 +45,16 @@ class InFlight(NamedTuple):
     begun_ns: int
 
 
-class Reception:
+class FastPath:
     """Begins requests of one row for models that are open, each on one worker. For the scheduler's process.
 
-    `lease_timeout_us`: as in LeaseSpec. A desk is a lease, which is given for each call, and an arena for each model.
+    `lease_timeout_us`: as in LeaseSpec. A worker slot is a lease, given for each call, and an arena for each model.
     """
 
     def __init__(self, control: ControlSegment, tables: Sequence[SlotTable], lease_timeout_us: int) -> None:
         layout = control.layout
-        self.desks = layout.workers * WORKER_SLOTS
-        self._native = _native.Reception(
+        self.worker_slots = layout.workers * WORKER_SLOTS
+        self._native = _native.FastPath(
             control.segment.view,
             layout.scheduler_bell,
             tuple((table.view, table.slots, layout.submit_ring(index)) for index, table in enumerate(tables)),
@@ -69,7 +69,7 @@ class Reception:
         )
 
     def open(self, model_id: int, layers: int, expected_us: int, arena_stride: int, arenas: Sequence[int]) -> None:
-        """From now on begin this model's requests. `arenas`: offset for each desk, worker after worker.
+        """From now on begin this model's requests. `arenas`: offset for each worker slot.
 
         `expected_us`: what a request takes, roughly. A worker that has little to do is given more before it is done.
         """
@@ -79,16 +79,16 @@ class Reception:
         """Leave the model's requests to the caller."""
         self._native.close(model_id)
 
-    def attend(
-        self, leases: Sequence[int] | None, letters: int, spin_us: int, timeout_us: int, watch_us: int
+    def poll(
+        self, leases: Sequence[int] | None, control_seq: int, spin_us: int, timeout_us: int, watch_us: int
     ) -> tuple[list[Completed], list[InFlight]]:
         """Begin what comes until there is something else to do; return what has ended, and what is under way.
 
-        `leases`: of each desk, worker after worker; NO_LEASE: not to be used. None: go on with what is under way.
-        Otherwise whatever was under way after the last call is the caller's, as are the messages in the rings. It
-        returns, too, when MAX_COMPLETED have ended, when the bell has other than so many letters, after `timeout_us`,
-        and `watch_us` after the first request has come.
+        `leases`: of each worker slot, worker after worker; NO_LEASE: not to be used. None: go on with what is under
+        way. Otherwise whatever was under way after the last call is the caller's, as are the messages in the rings. It
+        returns, too, when MAX_COMPLETED have ended, when the bell's `control_seq` is another, after `timeout_us`, and
+        `watch_us` after the first request has come.
         """
-        desks = None if leases is None else tuple(leases)
-        gone, present = self._native.attend(desks, letters, spin_us, timeout_us, watch_us)
-        return list(map(Completed._make, gone)), list(map(InFlight._make, present))
+        given = None if leases is None else tuple(leases)
+        completed, in_flight = self._native.poll(given, control_seq, spin_us, timeout_us, watch_us)
+        return list(map(Completed._make, completed)), list(map(InFlight._make, in_flight))

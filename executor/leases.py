@@ -14,7 +14,7 @@ from gangway.executor.segment import Segment
 LEASE_BYTES: Final = _native.LEASE_BYTES
 MAX_RANKS: Final = _native.MAX_RANKS
 MAX_MEMBERS: Final = _native.MAX_MEMBERS  # of one lease
-_MOST_PASS_PAGES: Final = _native.MAX_PAGES - _native.MAX_LAYERS
+_MOST_PASS_PHASES: Final = _native.MAX_PHASES - _native.MAX_LAYERS
 
 
 class Control(IntEnum):
@@ -26,7 +26,7 @@ class Control(IntEnum):
 
 
 class PhaseKind(IntEnum):
-    """State of a lease's present layer. A lease that all have left can be resumed, unless at its END or aborted."""
+    """What a lease's present phase is. A lease that all have left can be resumed, unless at its END or aborted."""
 
     OPEN = _native.PHASE_OPEN  # tasks may be claimed
     STOPPED = _native.PHASE_STOPPED  # at a boundary, by STOP or because the block has ended
@@ -55,7 +55,7 @@ class LeaseSpec(NamedTuple):
     layer of the model (empty: version 0 of each). `timeout_us`: a waiting rank aborts the lease after so long (up to
     twice that) without progress of any other rank.
 
-    The first `pass_layers` layers are computed in `passes`, each for some of the rows (`page_step` in layout.h): then
+    The first `pass_layers` layers are computed in `passes`, each for some of the rows (`phase_step` in layout.h): then
     the layers of all calls here are *steps*, of which there are as many. See `passes_for`.
     """
 
@@ -76,7 +76,7 @@ def passes_for(pass_layers: int, pass_rows: int, rows: int, ranks: int) -> int:
     """Return how many passes suit a lease: each rank shall have `pass_rows` rows in its caches at a time."""
     if not pass_layers:
         return 1
-    return max(1, min(-(-rows // (pass_rows * ranks)), _MOST_PASS_PAGES // pass_layers))
+    return max(1, min(-(-rows // (pass_rows * ranks)), _MOST_PASS_PHASES // pass_layers))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class LeaseProgress:
 
     kind: PhaseKind
     next_layer: int
-    page: int  # what is computed next, or now: grows with each layer of each pass
+    phase: int  # what is computed next, or now: grows with each layer of each pass
     finished_tasks: int  # of that
     present: int  # bit r: rank r is in
     aborted: bool
@@ -124,8 +124,8 @@ class Lease:
 
     def progress(self) -> LeaseProgress:
         """Read how far the gang is."""
-        kind, next_layer, page, finished, present, aborted = _native.lease_progress(self._view, self._offset)
-        return LeaseProgress(PhaseKind(kind), next_layer, page, finished, present, aborted)
+        kind, next_layer, phase, finished, present, aborted = _native.lease_progress(self._view, self._offset)
+        return LeaseProgress(PhaseKind(kind), next_layer, phase, finished, present, aborted)
 
     def position(self) -> tuple[int, int, int]:
         """Return kind (a PhaseKind) and number of the present layer, and when it began (ns; 0: nobody has come yet)."""

@@ -292,32 +292,45 @@ class Bell:
         """Wake the consumer (a system call only if it sleeps)."""
         _native.bell_ring(self._segment.view, self._offset)
 
-    def ring_unless_calm(self) -> None:
-        """Wake the consumer for a message that can wait, if it wants that at present."""
-        _native.bell_ring_unless_calm(self._segment.view, self._offset)
+    def ring_for_best_effort(self) -> None:
+        """Wake the consumer for a request that preempts nobody, unless it waits with `skip_best_effort_wakeups`."""
+        _native.bell_ring_for_best_effort(self._segment.view, self._offset)
 
-    def ring_for_letter(self) -> None:
-        """Wake the consumer for something that is in no ring, and was put where it is before."""
-        _native.bell_ring_for_letter(self._segment.view, self._offset)
+    def ring_for_control(self) -> None:
+        """Wake the consumer for a message that is in no ring, and was sent before (by the supervisor, on a socket)."""
+        _native.bell_ring_for_control(self._segment.view, self._offset)
 
-    def letters(self) -> int:
-        """Return how often that was done. To be read before one looks there: without a new one there is nothing."""
-        return _native.bell_letters(self._segment.view, self._offset)
+    def control_seq(self) -> int:
+        """Return how often that was done. To be read before the socket is: nothing is there unless it has grown."""
+        return _native.bell_control_seq(self._segment.view, self._offset)
 
     def seen(self) -> int:
         """Return the count of strokes so far. To be read BEFORE the rings are looked at, then given to `wait`."""
         return _native.bell_seen(self._segment.view, self._offset)
 
     def wait(
-        self, seen: int, spin_us: int = 20, timeout_us: int = 1_000_000, patient: bool = False, calm: bool = False
+        self,
+        seen: int,
+        spin_us: int = 20,
+        timeout_us: int = 1_000_000,
+        skip_completion_wakeups: bool = False,
+        skip_best_effort_wakeups: bool = False,
     ) -> int:
         """Wait until the bell has been rung since `seen`, or the time is up; return the new count. Releases the GIL.
 
-        Who is `patient` is not woken for messages of workers that can wait (native/worker.c says which), who is `calm`
-        not by `ring_unless_calm`; they find the messages later. One of them at a time: else nothing might wake them.
+        Skipped wakeups are those for answered queries (native/worker.c), or those by `ring_for_best_effort`: their
+        messages are found later. At most one of the two kinds is skipped: else nothing might wake the consumer.
         """
-        return _native.bell_wait(self._segment.view, self._offset, seen, spin_us, timeout_us, patient, calm)
+        return _native.bell_wait(
+            self._segment.view,
+            self._offset,
+            seen,
+            spin_us,
+            timeout_us,
+            skip_completion_wakeups,
+            skip_best_effort_wakeups,
+        )
 
     def take_over(self) -> None:
-        """Be its consumer from now on, in place of one that may have died while it was patient or calm."""
+        """Be its consumer from now on, in place of one that may have died in a wait that skipped wakeups."""
         _native.bell_take_over(self._segment.view, self._offset)

@@ -139,12 +139,14 @@ class Execution:
         self._workers.occupy(present.worker, present.lease)
         self._accounts.begins(gang, Start(unit.query.query_id, spec.layers, gang.cores), self._requests.of(unit))
 
-    def walked_through(self, query: Query, spec: LoadModel, gone: Completed) -> None:
+    def completed_without_gang(self, query: Query, spec: LoadModel, completed: Completed) -> None:
         """Note a query that was begun without a decision, and is answered."""
         self._policy.arrived(query)
-        self._accounts.walked_through(spec.name, spec.layers)
-        self.times.walked_through(self._models.profiles.get(spec.model_id), gone.joined_ns, gone.end_ns)
-        self._policy.finished(query, gone.end_ns / 1e3)
+        self._accounts.completed_without_gang(spec.name, spec.layers)
+        self.times.completed_without_gang(
+            self._models.profiles.get(spec.model_id), completed.joined_ns, completed.end_ns
+        )
+        self._policy.finished(query, completed.end_ns / 1e3)
 
     # -- ends
 

@@ -258,7 +258,7 @@ class BlockTimes:
         block = Unit(profile, query.next_layer, end_layer, gang.wanted, query.rows, gang.versions, time_us)
         self._learn(query.model_id, block, turned_ns / 1e3)
 
-    def walked_through(self, profile: ModelProfile | None, joined_ns: int, ended_ns: int) -> None:
+    def completed_without_gang(self, profile: ModelProfile | None, joined_ns: int, ended_ns: int) -> None:
         """The same for a query of one row that one core has computed."""
         if profile is not None and profile.measured:
             block = Unit(profile, 0, profile.layers, 1, 1, (), (ended_ns - joined_ns) / 1e3)

@@ -23,7 +23,7 @@ from gangway.scheduler.admission import Refusals
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.decide import Dispatcher
-from gangway.scheduler.fast_path import WalkIns
+from gangway.scheduler.fast_path import FastPathScheduler
 from gangway.scheduler.gangs import SETTLE_US, GangTable
 from gangway.scheduler.model_jobs import ModelLife
 from gangway.scheduler.models import ModelState, ModelTable
@@ -127,11 +127,11 @@ class LiveScheduler:
         self._execution = Execution(
             control, self.requests, self.workers, self._models, pool, policy, self.accounts, self._model_crashed
         )
-        self.walk_ins: WalkIns | None = None
-        if policy.walk_ins and trace is None and timeline is None:
+        self.fast_path: FastPathScheduler | None = None
+        if policy.fast_path and trace is None and timeline is None:
             parts = (self.requests, self.workers, self._models, pool, self._execution, self._former)
-            self.walk_ins = WalkIns(control, tables, *parts)
-        close = (lambda model_id: None) if self.walk_ins is None else self.walk_ins.close
+            self.fast_path = FastPathScheduler(control, tables, *parts)
+        close = (lambda model_id: None) if self.fast_path is None else self.fast_path.close
         self.model_life = ModelLife(
             supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases), close
         )
@@ -144,15 +144,12 @@ class LiveScheduler:
         self._spin_us = spin_us
         self._dying_front_ends: set[int] = set()
         self._stopping = False
-        self._letters = -1  # the supervisor's that were there when we looked last
+        self._control_seq = -1  # of the bell, when the supervisor's socket was read last
         self._housekeeping_us = 0.0
 
     def run(self) -> None:
         """Serve until Stop."""
-<<<<<<< HEAD
         _log.info("interference between models is measured by %s", self._execution.times.interference.name)
-=======
->>>>>>> c919914 (Drop the proxy of interference by hardware counters)
         bell = self.control.scheduler_bell
         seen = bell.seen()
         self.step()
@@ -171,9 +168,9 @@ class LiveScheduler:
         self.control.heartbeats.beat(self.control.heartbeats.scheduler)
         self._hear_workers(_now_us())
         arrived = self._hear_front_ends()
-        letters = self.control.scheduler_bell.letters()
-        if letters != self._letters:
-            self._letters = letters
+        control_seq = self.control.scheduler_bell.control_seq()
+        if control_seq != self._control_seq:
+            self._control_seq = control_seq
             self._hear_supervisor()
         now_us = _now_us()
         self.requests.expire(now_us, self._execution.drop)
@@ -184,20 +181,20 @@ class LiveScheduler:
 
     def _wait(self, seen: int) -> None:
         """Wait for something to do; requests about which there is nothing to decide may begin meanwhile."""
-        patient, waited = self._is_patient(), False
-        while patient and self.walk_ins is not None and self.walk_ins.may_come():
+        skip_completions, waited = self._may_skip_completions(), False
+        while skip_completions and self.fast_path is not None and self.fast_path.may_begin():
             self._execution.settled()  # nobody could begin, and nobody grow: there is nothing to decide
-            self.walk_ins.attend(self._letters, self._spin_us, self._wait_us(), WATCH_WAIT_US)
+            self.fast_path.poll(self._control_seq, self._spin_us, self._wait_us(), WATCH_WAIT_US)
             waited = True
             if not self._hear_workers(_now_us()):
                 break  # it is something else; after one of them has left others may come as before
-            patient = self._is_patient()
+            skip_completions = self._may_skip_completions()
         if not waited:
-            calm_us = 0.0 if patient else self._dispatcher.calm_us(_now_us())
-            wait_us = min(self._wait_us(), int(calm_us)) if calm_us else self._wait_us()
-            self.control.scheduler_bell.wait(seen, self._spin_us, wait_us, patient, calm_us > 0)
+            skip_us = 0.0 if skip_completions else self._dispatcher.calm_us(_now_us())
+            wait_us = min(self._wait_us(), int(skip_us)) if skip_us else self._wait_us()
+            self.control.scheduler_bell.wait(seen, self._spin_us, wait_us, skip_completions, skip_us > 0)
 
-    def _is_patient(self) -> bool:
+    def _may_skip_completions(self) -> bool:
         """Whether nobody could use the cores of a query that is answered, and nothing else waits for its gang's end."""
         waited_for = self.requests.queries or self._dying_front_ends or self._models.any_unloading
         return not waited_for and (self.gangs.count <= 1 or not self._execution.could_grow)

@@ -221,7 +221,7 @@ class Accounts:
         if self._timeline is not None:
             self._note_ranks(gang, range(len(start.cores)), gang.unit.query.next_layer)
 
-    def walked_through(self, model: str, layers: int) -> None:
+    def completed_without_gang(self, model: str, layers: int) -> None:
         """A query was begun without a decision, and answered."""
         counters = self.counters.of(model)
         counters.blocks += 1

@@ -161,7 +161,7 @@ class Policy(ABC):
     name: str
     batches = False  # whether it is shown batches (queries joined and split) instead of single requests
     brief_first = False  # whether others make room at once for what takes next to nothing (`ModelProfile.is_brief`)
-    walk_ins = False  # whether a query that waits alone and can use one core only always begins on the first free one
+    fast_path = False  # whether a query that waits alone and can use one core only always begins on the first free one
 
     @abstractmethod
     def decide(self, snapshot: Snapshot) -> Sequence[Decision]:

@@ -113,7 +113,7 @@ class StallWatch:
             if not gang.outstanding or gang.ended_us is not None:
                 continue
             at = self._control.leases[gang.lease].progress()
-            progress = (gang.generation, at.page, at.finished_tasks)
+            progress = (gang.generation, at.phase, at.finished_tasks)
             mark = before.get(gang.lease)
             if mark is None or mark.progress != progress:
                 self._marks[gang.lease] = _Mark(progress)

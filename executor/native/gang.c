@@ -1,12 +1,12 @@
 /* The gang protocol (docs/explanation/processes-and-memory.md, "Lease").
  *
- * A page is one layer, or rows to be copied (page.h). Its tasks are cut into `parts`; part r belongs to rank r first, but anybody may claim
- * from it, by compare-and-swap of its range word. A claimed task pins the page: it cannot be turned before the claimer has added it to
- * `finished`. The rank whose addition completes the page turns it. Nobody else writes `phase`, except for pokes. */
+ * A phase is one layer, or rows to be copied (phase.h). Its tasks are cut into `parts`; part r belongs to rank r first, but anybody may
+ * claim from it, by compare-and-swap of its range word. A claimed task pins the phase: it cannot be advanced before the claimer has added it to
+ * `finished`. The rank whose addition completes the phase advances it. Nobody else writes `phase`, except for kicks. */
 #include "gang.h"
 
 #include "lease.h"
-#include "page.h"
+#include "phase.h"
 #include "slot.h"
 #include "wait.h"
 
@@ -17,29 +17,29 @@ struct rank {
     uint32_t spin_us;
 };
 
-enum page_result { PAGE_TURNED, PAGE_EXHAUSTED, PAGE_LEAVE };
+enum work_result { WORK_ADVANCED, WORK_EXHAUSTED, WORK_LEAVE };
 
 static uint32_t minimum(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* Claims from one part: its owner from one end, a thief from the other, half of what is left but at most a chunk. Layers take turns with
  * the owner's end, so that he begins with what he computed last in the layer before: the caches still have it.
- * A word with an older tag was not touched in this page; with a newer one the page is over, and nothing of it is left. */
-static bool claim(struct lease *lease, const struct page *page, uint32_t part, bool owner, uint32_t *begin, uint32_t *end) {
+ * A word with an older tag was not touched in this phase; with a newer one the phase is over, and nothing of it is left. */
+static bool claim(struct lease *lease, const struct phase *phase, uint32_t part, bool owner, uint32_t *begin, uint32_t *end) {
     _Atomic uint64_t *word = &lease->ranges[part].word;
     uint64_t old = atomic_load_explicit(word, memory_order_acquire);
     for (;;) {
         uint32_t first = range_begin(old), last = range_end(old);
-        if (range_tag(old) != page->tag) {
-            if (((page->tag - range_tag(old)) & TAG_MASK) > TAG_MASK / 2) return false;
-            first = (uint32_t)((uint64_t)part * page->tasks / page->parts);
-            last = (uint32_t)((uint64_t)(part + 1) * page->tasks / page->parts);
+        if (range_tag(old) != phase->tag) {
+            if (((phase->tag - range_tag(old)) & TAG_MASK) > TAG_MASK / 2) return false;
+            first = (uint32_t)((uint64_t)part * phase->tasks / phase->parts);
+            last = (uint32_t)((uint64_t)(part + 1) * phase->tasks / phase->parts);
         }
         if (first >= last) return false;
-        uint32_t count = minimum((last - first + 1) / 2, page->chunk);
-        bool front = owner == (page->layer % 2 == 0);
+        uint32_t count = minimum((last - first + 1) / 2, phase->chunk);
+        bool front = owner == (phase->layer % 2 == 0);
         *begin = front ? first : last - count;
         *end = *begin + count;
-        uint64_t left = front ? range_pack(page->tag, *end, last) : range_pack(page->tag, first, *begin);
+        uint64_t left = front ? range_pack(phase->tag, *end, last) : range_pack(phase->tag, first, *begin);
         if (atomic_compare_exchange_weak_explicit(word, &old, left, memory_order_acq_rel, memory_order_acquire)) return true;
     }
 }
@@ -80,37 +80,37 @@ static void answer(struct lease *lease, const struct query *query, uint64_t end_
     }
 }
 
-/* What comes after a page: the first layer after packing, one page after the other, unpacking, the end. No gang stops between its last
+/* What comes after a phase: the first layer after packing, one phase after the other, unpacking, the end. No gang stops between its last
  * layer and unpacking: it would not be known from one that is to run that layer again. */
-static struct phase next_phase(const struct rank *rank, const struct page *page, uint32_t ranks) {
+static struct phase_state next_phase(const struct rank *rank, const struct phase *phase, uint32_t ranks) {
     struct lease *lease = rank->lease;
     const struct query *query = rank->query;
-    struct phase next = {.tag = page->tag + 1, .number = page->number + 1, .parts = 1, .kind = PHASE_OPEN};
-    if (page->kind == PHASE_PACK) {
-        next.number = page->number;
-    } else if (next.number == step_page(lease, query->program->layer_count)) {
-        if (page->kind == PHASE_UNPACK || !query_copies(query, PHASE_UNPACK)) {
+    struct phase_state next = {.tag = phase->tag + 1, .number = phase->number + 1, .parts = 1, .kind = PHASE_OPEN};
+    if (phase->kind == PHASE_PACK) {
+        next.number = phase->number;
+    } else if (next.number == step_phase(lease, query->program->layer_count)) {
+        if (phase->kind == PHASE_UNPACK || !query_copies(query, PHASE_UNPACK)) {
             next.kind = PHASE_END;
             return next;
         }
         next.kind = PHASE_UNPACK;
-        next.number = page->number;
+        next.number = phase->number;
     }
-    bool stop = page_step(lease, next.number) >= lease->end_layer || atomic_load(&lease->control) != CONTROL_RUN;
+    bool stop = phase_step(lease, next.number) >= lease->end_layer || atomic_load(&lease->control) != CONTROL_RUN;
     if (stop && next.kind == PHASE_OPEN) next.kind = PHASE_STOPPED;
-    next.version = lease->versions[page_layer(lease, next.number)];
-    struct page opened = page_open(lease, query, &next);
-    ranks = minimum(minimum(ranks, atomic_load(&lease->wanted)), page_most_ranks(query, &opened));
+    next.version = lease->versions[phase_layer(lease, next.number)];
+    struct phase opened = phase_open(lease, query, &next);
+    ranks = minimum(minimum(ranks, atomic_load(&lease->wanted)), phase_most_ranks(query, &opened));
     next.parts = ranks ? ranks : 1;
     return next;
 }
 
-/* Only ever run by one rank at a time: the one that completed the page. */
-static void turn_page(const struct rank *rank, const struct page *page) {
+/* Only ever run by one rank at a time: the one that completed the phase. */
+static void advance_phase(const struct rank *rank, const struct phase *phase) {
     struct lease *lease = rank->lease;
     uint64_t end_ns = now_ns();
-    uint32_t step = page_step(lease, page->number);
-    if (page->kind != PHASE_PACK && page_step(lease, page->number + 1) != step) {
+    uint32_t step = phase_step(lease, phase->number);
+    if (phase->kind != PHASE_PACK && phase_step(lease, phase->number + 1) != step) {
         atomic_store_explicit(&lease->layer_end_ns[step], end_ns, memory_order_relaxed);
     }
 
@@ -118,7 +118,7 @@ static void turn_page(const struct rank *rank, const struct page *page) {
     if (ranks > atomic_load_explicit(&lease->most_ranks, memory_order_relaxed)) {
         atomic_store_explicit(&lease->most_ranks, ranks, memory_order_relaxed);
     }
-    struct phase next = next_phase(rank, page, ranks);
+    struct phase_state next = next_phase(rank, phase, ranks);
     atomic_store_explicit(&lease->finished, 0, memory_order_relaxed);
     /* Sequentially consistent, like the sleeper's count: either we see it, or the kernel shows it the new word. */
     atomic_store(&lease->phase, phase_pack(next));
@@ -127,40 +127,40 @@ static void turn_page(const struct rank *rank, const struct page *page) {
     if (atomic_load(&lease->sleepers)) futex_wake_all(&lease->phase);
 }
 
-/* A page takes `page_most_ranks` of the ranks that are in, those with the lowest numbers; the others wait for the next page. */
-static bool takes_part(const struct rank *rank, const struct page *page) {
+/* A phase takes `phase_most_ranks` of the ranks that are in, those with the lowest numbers; the others wait for the next phase. */
+static bool takes_part(const struct rank *rank, const struct phase *phase) {
     uint64_t lower = atomic_load(&rank->lease->present) & ((UINT64_C(1) << rank->number) - 1);
-    return (uint32_t)__builtin_popcountll(lower) < page_most_ranks(rank->query, page);
+    return (uint32_t)__builtin_popcountll(lower) < phase_most_ranks(rank->query, phase);
 }
 
-/* Works on a page until nothing of it can be claimed: first the rank's own part, then one part after the other. What was executed is
- * added to `finished` a chunk at a time, because that line is everybody's, and at the end of each part: who completes the page with
- * its own part turns it without looking at those of others. */
-static enum page_result work(const struct rank *rank, const struct page *page) {
-    uint32_t part = rank->number % page->parts, exhausted = 0, executed = 0, begin, end;
-    uint32_t parts = takes_part(rank, page) ? page->parts : 0;
+/* Works on a phase until nothing of it can be claimed: first the rank's own part, then one part after the other. What was executed is
+ * added to `finished` a chunk at a time, because that line is everybody's, and at the end of each part: who completes the phase with
+ * its own part advances it without looking at those of others. */
+static enum work_result work(const struct rank *rank, const struct phase *phase) {
+    uint32_t part = rank->number % phase->parts, exhausted = 0, executed = 0, begin, end;
+    uint32_t parts = takes_part(rank, phase) ? phase->parts : 0;
     for (;;) {
         bool leave = must_leave(rank);
-        bool claimed = !leave && exhausted < parts && claim(rank->lease, page, part, part == rank->number, &begin, &end);
+        bool claimed = !leave && exhausted < parts && claim(rank->lease, phase, part, part == rank->number, &begin, &end);
         if (claimed) {
-            page_execute(rank->query, page, begin, end);
+            phase_execute(rank->query, phase, begin, end);
             executed += end - begin;
-            if (executed < page->chunk) continue;
+            if (executed < phase->chunk) continue;
         }
-        if (executed && atomic_fetch_add(&rank->lease->finished, executed) + executed == page->tasks) {
-            turn_page(rank, page);
-            return PAGE_TURNED;
+        if (executed && atomic_fetch_add(&rank->lease->finished, executed) + executed == phase->tasks) {
+            advance_phase(rank, phase);
+            return WORK_ADVANCED;
         }
         executed = 0;
-        if (leave) return PAGE_LEAVE;
+        if (leave) return WORK_LEAVE;
         if (claimed) continue;
-        if (++exhausted >= parts) return PAGE_EXHAUSTED;
-        part = part + 1 == page->parts ? 0 : part + 1;
+        if (++exhausted >= parts) return WORK_EXHAUSTED;
+        part = part + 1 == phase->parts ? 0 : part + 1;
     }
 }
 
 /* Waits until the phase word differs from `seen`; false if no rank finished anything for the lease's time-out. */
-static bool await_turn(const struct rank *rank, uint64_t seen) {
+static bool await_advance(const struct rank *rank, uint64_t seen) {
     struct lease *lease = rank->lease;
     uint64_t start_ns = now_ns();
     do {
@@ -172,16 +172,16 @@ static bool await_turn(const struct rank *rank, uint64_t seen) {
 
     uint64_t timeout_ns = lease->timeout_us * UINT64_C(1000);
     uint32_t finished = atomic_load(&lease->finished);
-    bool turned;
+    bool advanced;
     atomic_fetch_add(&lease->sleepers, 1);
-    while (!(turned = atomic_load(&lease->phase) != seen) && now_ns() - start_ns < timeout_ns) {
+    while (!(advanced = atomic_load(&lease->phase) != seen) && now_ns() - start_ns < timeout_ns) {
         futex_wait(&lease->phase, (uint32_t)seen, timeout_ns);
         uint32_t progress = atomic_load(&lease->finished);
         if (progress != finished) start_ns = now_ns();
         finished = progress;
     }
     atomic_fetch_sub(&lease->sleepers, 1);
-    return turned;
+    return advanced;
 }
 
 static enum left_reason run(const struct rank *rank) {
@@ -189,24 +189,24 @@ static enum left_reason run(const struct rank *rank) {
     for (;;) {
         /* Read before anything else: whatever changes later also changes this word, and then nobody sleeps on the old one. */
         uint64_t seen = atomic_load_explicit(&lease->phase, memory_order_acquire);
-        struct phase phase = phase_unpack(seen);
-        if (phase.kind == PHASE_END) return LEFT_DONE;
+        struct phase_state state = phase_unpack(seen);
+        if (state.kind == PHASE_END) return LEFT_DONE;
         if (atomic_load(&lease->aborted)) return LEFT_ABORTED;
-        if (phase.kind == PHASE_STOPPED) return LEFT_STOPPED;
+        if (state.kind == PHASE_STOPPED) return LEFT_STOPPED;
         if (rank->number >= atomic_load_explicit(&lease->wanted, memory_order_acquire)) return LEFT_SHRUNK;
 
-        if (phase.number >= step_page(lease, rank->query->program->layer_count)) return LEFT_INVALID;
+        if (state.number >= step_phase(lease, rank->query->program->layer_count)) return LEFT_INVALID;
 
-        struct page page = page_open(lease, rank->query, &phase);
-        switch (work(rank, &page)) {
-            case PAGE_TURNED: break;
-            case PAGE_LEAVE: return atomic_load(&lease->aborted) ? LEFT_ABORTED : LEFT_STOPPED;
-            case PAGE_EXHAUSTED:
-                /* Whoever still holds tasks will turn the page to STOPPED; nobody needs us for that. */
+        struct phase phase = phase_open(lease, rank->query, &state);
+        switch (work(rank, &phase)) {
+            case WORK_ADVANCED: break;
+            case WORK_LEAVE: return atomic_load(&lease->aborted) ? LEFT_ABORTED : LEFT_STOPPED;
+            case WORK_EXHAUSTED:
+                /* Whoever still holds tasks will advance the phase to STOPPED; nobody needs us for that. */
                 if (atomic_load(&lease->control) != CONTROL_RUN) return LEFT_STOPPED;
                 /* Another rank makes the only call, and that may take longer than the time-out. */
                 if (rank->query->program->whole) return LEFT_SHRUNK;
-                if (await_turn(rank, seen)) break;
+                if (await_advance(rank, seen)) break;
                 lease_abort(lease);
                 return LEFT_TIMEOUT;
         }

@@ -1,4 +1,4 @@
-/* A rank's work in a lease: claim tasks, run them, turn pages, wait, leave. */
+/* A rank's work in a lease: claim tasks, run them, advance phases, wait, leave. */
 #ifndef GANGWAY_GANG_H
 #define GANGWAY_GANG_H
 

@@ -28,7 +28,7 @@ enum { CACHE_LINE = 64 };
     VALUE(MAX_CHECKS, 8)       /* of one layer: kinds of numbers that it refuses */                                           \
     VALUE(MAX_MODELS, 1024)                                                                                                   \
     VALUE(MAX_TASKS, 1 << 22)  /* of one layer, all rows together */                                                          \
-    VALUE(MAX_PAGES, 1 << 16)  /* of one lease, without those that copy */                                                    \
+    VALUE(MAX_PHASES, 1 << 16) /* of one lease, without those that copy */                                                    \
     VALUE(MAX_REGIONS, 128)    /* of clients' memory, mapped into the workers at a time */                                    \
     VALUE(REGION_SHIFT, 48)    /* see place_region */                                                                         \
     VALUE(REGION_ALIGNMENT, 4) /* kernels ask for no more than their elements do: of those that may be there, floats */
@@ -102,9 +102,9 @@ struct ring {
 #define BELL(FIELD)                                                                                                           \
     FIELD(_Alignas(CACHE_LINE) _Atomic uint32_t, strokes, ) /* futex word */                                                  \
     FIELD(_Atomic uint32_t, sleeping, ) /* the consumer is in the kernel, or about to be */                                   \
-    FIELD(_Atomic uint32_t, patient, )  /* the consumer does not want to be woken for what can wait (ring.c) */               \
-    FIELD(_Atomic uint32_t, letters, )  /* so many times it was rung for something that is in no ring */                      \
-    FIELD(_Atomic uint32_t, calm, )     /* as `patient`, for requests that can wait */
+    FIELD(_Atomic uint32_t, skip_completion_wakeups, )  /* the consumer is not woken for a query that has been answered */   \
+    FIELD(_Atomic uint32_t, control_seq, ) /* so many times it was rung for something that is in no ring */                  \
+    FIELD(_Atomic uint32_t, skip_best_effort_wakeups, ) /* nor for a request that preempts nobody */
 
 struct bell { BELL(DECLARE_FIELD) };
 
@@ -179,7 +179,7 @@ static inline uint64_t place_offset(uint64_t place) { return place & ((UINT64_C(
 /* -- leases: Python reaches them by functions (py_lease.c) */
 
 #define CONTROLS(NAME) NAME(CONTROL_RUN) NAME(CONTROL_STOP) NAME(CONTROL_STOP_NOW)
-/* PACK and UNPACK are pages, as OPEN is: rows are copied before the first layer and after the last one (page.h). */
+/* PACK and UNPACK are phases, as OPEN is: rows are copied before the first layer and after the last one (phase.h). */
 #define PHASE_KINDS(NAME) NAME(PHASE_OPEN) NAME(PHASE_STOPPED) NAME(PHASE_END) NAME(PHASE_PACK) NAME(PHASE_UNPACK)
 
 enum control { CONTROLS(DECLARE_NAME) };
@@ -201,12 +201,12 @@ struct lease {
     /* Written by the scheduler while no rank is in; constant after that. */
     _Alignas(CACHE_LINE) _Atomic uint32_t generation; /* grows with every use of the lease */
     uint32_t model_id, member_count, end_layer, timeout_us;
-    uint32_t pass_layers, passes; /* see `page_step` */
+    uint32_t pass_layers, passes; /* see `phase_step` */
     uint64_t arena_offset, arena_stride;
     struct member members[MAX_MEMBERS];
 
-    _Alignas(CACHE_LINE) _Atomic uint64_t phase;    /* see `struct phase`; the low half is the futex word */
-    _Alignas(CACHE_LINE) _Atomic uint32_t finished; /* tasks of this page that have been executed */
+    _Alignas(CACHE_LINE) _Atomic uint64_t phase;    /* see `struct phase_state`; the low half is the futex word */
+    _Alignas(CACHE_LINE) _Atomic uint32_t finished; /* tasks of this phase that have been executed */
 
     _Alignas(CACHE_LINE) _Atomic uint32_t control;
     _Atomic uint32_t aborted;
@@ -215,18 +215,18 @@ struct lease {
 
     _Alignas(CACHE_LINE) _Atomic uint64_t present; /* bit r: rank r is in */
     _Atomic uint64_t start_ns;                     /* the first rank joined */
-    _Atomic uint32_t most_ranks;                   /* largest gang at a page turn */
+    _Atomic uint32_t most_ranks;                   /* largest gang at an advance of the phase */
 
     struct range ranges[MAX_RANKS];
     _Alignas(CACHE_LINE) _Atomic uint64_t layer_end_ns[MAX_LAYERS]; /* by step */
     uint8_t versions[MAX_LAYERS];
 };
 
-/* What `lease.phase` says. A *page* is one layer in progress, or rows being copied; `tag` tells pages apart, `number` is the page's place
- * in the order of pages (`page_step`; rows are packed with the number of the first page, unpacked with that of the last one). `poke`
+/* What `lease.phase` says. A *phase* is one layer in progress, or rows being copied; `tag` tells phases apart, `number` is a phase's place
+ * in the order of phases (`phase_step`; rows are packed with the number of the first phase, unpacked with that of the last one). `kick`
  * changes when sleeping ranks shall look at control, wanted and abort. 18 bits of tag never wrap within the life of a stale reader: a
- * rank in a lease pins its generation, and a generation has at most MAX_PAGES + 2 pages. */
-struct phase {
+ * rank in a lease pins its generation, and a generation has at most MAX_PHASES + 2 phases. */
+struct phase_state {
     uint32_t tag;     /* bits 14-31 */
     uint32_t number;  /* bits 32-47 */
     uint32_t parts;   /* bits 48-55: into how many parts the tasks are cut */
@@ -234,18 +234,18 @@ struct phase {
     uint32_t kind;    /* bits 60-63 */
 };
 
-enum { POKE_BITS = 14, TAG_BITS = 18, TASK_BITS = 23 };
-#define POKE_MASK ((UINT64_C(1) << POKE_BITS) - 1)
+enum { KICK_BITS = 14, TAG_BITS = 18, TASK_BITS = 23 };
+#define KICK_MASK ((UINT64_C(1) << KICK_BITS) - 1)
 #define TAG_MASK ((UINT32_C(1) << TAG_BITS) - 1)
 #define TASK_MASK ((UINT64_C(1) << TASK_BITS) - 1)
 
-static inline uint64_t phase_pack(struct phase phase) {
-    return (uint64_t)phase.kind << 60 | (uint64_t)phase.version << 56 | (uint64_t)phase.parts << 48 |
-           (uint64_t)phase.number << 32 | (uint64_t)(phase.tag & TAG_MASK) << POKE_BITS;
+static inline uint64_t phase_pack(struct phase_state state) {
+    return (uint64_t)state.kind << 60 | (uint64_t)state.version << 56 | (uint64_t)state.parts << 48 |
+           (uint64_t)state.number << 32 | (uint64_t)(state.tag & TAG_MASK) << KICK_BITS;
 }
-static inline struct phase phase_unpack(uint64_t word) {
-    return (struct phase){
-        .tag = word >> POKE_BITS & TAG_MASK,
+static inline struct phase_state phase_unpack(uint64_t word) {
+    return (struct phase_state){
+        .tag = word >> KICK_BITS & TAG_MASK,
         .number = word >> 32 & 0xffff,
         .parts = word >> 48 & 0xff,
         .version = word >> 56 & 0xf,
@@ -253,22 +253,22 @@ static inline struct phase phase_unpack(uint64_t word) {
     };
 }
 
-/* The order of pages. A lease computes its first `pass_layers` layers in `passes`, each of them for some of the rows, so that what a layer
+/* The order of phases. A lease computes its first `pass_layers` layers in `passes`, each of them for some of the rows, so that what a layer
  * writes is still in the caches when the next one reads it; then layer after layer for all rows. Who is not in the gang needs not know:
- * for them a lease has as many *steps* as layers. Of the passes each step is as many pages as there are passes. */
-static inline uint32_t page_step(const struct lease *lease, uint32_t number) {
+ * for them a lease has as many *steps* as layers. Of the passes each step is as many phases as there are passes. */
+static inline uint32_t phase_step(const struct lease *lease, uint32_t number) {
     uint32_t head = lease->pass_layers * lease->passes;
     return number < head ? number / lease->passes : number - head + lease->pass_layers;
 }
-static inline uint32_t step_page(const struct lease *lease, uint32_t step) { /* its first one */
+static inline uint32_t step_phase(const struct lease *lease, uint32_t step) { /* its first one */
     uint32_t head = lease->pass_layers * lease->passes;
     return step < lease->pass_layers ? step * lease->passes : step - lease->pass_layers + head;
 }
-static inline uint32_t page_layer(const struct lease *lease, uint32_t number) {
-    return number < lease->pass_layers * lease->passes ? number % lease->pass_layers : page_step(lease, number);
+static inline uint32_t phase_layer(const struct lease *lease, uint32_t number) {
+    return number < lease->pass_layers * lease->passes ? number % lease->pass_layers : phase_step(lease, number);
 }
 
-/* What `range.word` says: tasks [begin, end) of the part are not yet claimed, if `tag` is the page's. */
+/* What `range.word` says: tasks [begin, end) of the part are not yet claimed, if `tag` is the phase's. */
 static inline uint64_t range_pack(uint32_t tag, uint32_t begin, uint32_t end) {
     return (uint64_t)(tag & TAG_MASK) << (2 * TASK_BITS) | (uint64_t)begin << TASK_BITS | end;
 }
@@ -340,7 +340,7 @@ _Static_assert(sizeof(struct message) == 64, "a message is one cache line");
 _Static_assert(sizeof(struct slot) == 1024, "a slot is 1 KiB");
 _Static_assert(MAX_PARTS <= 64, "parts have a bit each");
 _Static_assert(sizeof(struct worker_status) == 64, "a worker's status is one cache line");
-_Static_assert(2 * TASK_BITS + TAG_BITS == 64 && POKE_BITS + TAG_BITS == 32, "words are full");
-_Static_assert(MAX_TASKS < 1 << TASK_BITS && MAX_PAGES <= 1 << 16 && MAX_PAGES < 1 << (TAG_BITS - 1), "fields hold their values");
+_Static_assert(2 * TASK_BITS + TAG_BITS == 64 && KICK_BITS + TAG_BITS == 32, "words are full");
+_Static_assert(MAX_TASKS < 1 << TASK_BITS && MAX_PHASES <= 1 << 16 && MAX_PHASES < 1 << (TAG_BITS - 1), "fields hold their values");
 
 #endif

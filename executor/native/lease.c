@@ -11,7 +11,7 @@ static void forget_times(struct lease *lease, uint32_t first, uint32_t end) {
 }
 
 uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
-    struct phase phase = phase_unpack(atomic_load(&lease->phase));
+    struct phase_state state = phase_unpack(atomic_load(&lease->phase));
     uint32_t generation = atomic_load(&lease->generation) + 1;
     lease->model_id = spec->model_id;
     lease->member_count = spec->member_count;
@@ -25,9 +25,9 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     memset(lease->versions, 0, sizeof lease->versions);
     if (spec->version_count) memcpy(lease->versions, spec->versions, spec->version_count);
     forget_times(lease, spec->first_layer, spec->end_layer);
-    /* A part counts as untouched when its tag is OLDER than the page's, so none may be so old that it looks newer. */
+    /* A part counts as untouched when its tag is OLDER than the phase's, so none may be so old that it looks newer. */
     for (int rank = 0; rank < MAX_RANKS; rank++) {
-        atomic_store_explicit(&lease->ranges[rank].word, range_pack(phase.tag, 0, 0), memory_order_relaxed);
+        atomic_store_explicit(&lease->ranges[rank].word, range_pack(state.tag, 0, 0), memory_order_relaxed);
     }
     atomic_store(&lease->finished, 0);
     atomic_store(&lease->control, CONTROL_RUN);
@@ -37,11 +37,11 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     atomic_store(&lease->present, 0);
     atomic_store(&lease->start_ns, 0);
     atomic_store(&lease->most_ranks, 0);
-    struct phase first = {
-        .tag = phase.tag + 1,
-        .number = step_page(lease, spec->first_layer),
+    struct phase_state first = {
+        .tag = state.tag + 1,
+        .number = step_phase(lease, spec->first_layer),
         .parts = spec->wanted,
-        .version = lease->versions[page_layer(lease, step_page(lease, spec->first_layer))],
+        .version = lease->versions[phase_layer(lease, step_phase(lease, spec->first_layer))],
         .kind = spec->member_count > 1 ? PHASE_PACK : PHASE_OPEN,
     };
     atomic_store(&lease->phase, phase_pack(first));
@@ -49,46 +49,46 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     return generation;
 }
 
-/* Ranges and `finished` stay as they are: after STOP_NOW the page goes on with what is left, after a boundary it is untouched. */
+/* Ranges and `finished` stay as they are: after STOP_NOW the phase goes on with what is left, after a boundary it is untouched. */
 void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, const uint8_t *versions, uint32_t version_count) {
-    struct phase phase = phase_unpack(atomic_load(&lease->phase));
-    uint32_t step = page_step(lease, phase.number), layer = page_layer(lease, phase.number);
+    struct phase_state state = phase_unpack(atomic_load(&lease->phase));
+    uint32_t step = phase_step(lease, state.number), layer = phase_layer(lease, state.number);
     for (uint32_t i = step; i < end_layer; i++) lease->versions[i] = i - step < version_count ? versions[i - step] : 0;
-    if (phase.kind != PHASE_STOPPED) lease->versions[layer] = (uint8_t)phase.version;
+    if (state.kind != PHASE_STOPPED) lease->versions[layer] = (uint8_t)state.version;
     forget_times(lease, step, end_layer);
     lease->end_layer = end_layer;
     atomic_store(&lease->control, CONTROL_RUN);
     atomic_store(&lease->wanted, wanted);
-    if (phase.kind == PHASE_STOPPED) {
-        phase.kind = PHASE_OPEN;
-        phase.parts = wanted;
-        phase.version = lease->versions[layer];
-        atomic_store(&lease->phase, phase_pack(phase));
+    if (state.kind == PHASE_STOPPED) {
+        state.kind = PHASE_OPEN;
+        state.parts = wanted;
+        state.version = lease->versions[layer];
+        atomic_store(&lease->phase, phase_pack(state));
     }
 }
 
-/* Changes the futex word without changing its meaning, so that no rank can fall asleep on what it read before. A page turn that
- * overwrites the poke changes the word as well. */
-static void poke(struct lease *lease) {
+/* Changes the futex word without changing its meaning, so that no rank can fall asleep on what it read before. An advance that
+ * overwrites the kick changes the word as well. */
+static void kick(struct lease *lease) {
     uint64_t word = atomic_load(&lease->phase);
-    uint64_t poked;
+    uint64_t kicked;
     do {
-        poked = (word & ~POKE_MASK) | ((word + 1) & POKE_MASK);
-    } while (!atomic_compare_exchange_weak(&lease->phase, &word, poked));
+        kicked = (word & ~KICK_MASK) | ((word + 1) & KICK_MASK);
+    } while (!atomic_compare_exchange_weak(&lease->phase, &word, kicked));
     if (atomic_load(&lease->sleepers)) futex_wake_all(&lease->phase);
 }
 
 void lease_set_control(struct lease *lease, enum control control) {
     atomic_store(&lease->control, control);
-    poke(lease);
+    kick(lease);
 }
 
 void lease_set_wanted(struct lease *lease, uint32_t wanted) {
     atomic_store(&lease->wanted, wanted);
-    poke(lease);
+    kick(lease);
 }
 
 void lease_abort(struct lease *lease) {
     atomic_store(&lease->aborted, 1);
-    poke(lease);
+    kick(lease);
 }

@@ -11,7 +11,7 @@ struct lease_spec {
     uint32_t member_count; /* 1 to MAX_MEMBERS */
     const uint8_t *versions; /* of layer 0 and on; layers beyond `version_count` use version 0 */
     uint32_t version_count;
-    uint32_t pass_layers, passes; /* how the rows share the first layers (page_step in layout.h); 1 pass: as all others */
+    uint32_t pass_layers, passes; /* how the rows share the first layers (phase_step in layout.h); 1 pass: as all others */
 };
 
 /* Both only while no rank is in the lease, that is, while every Run has been answered (or its worker is dead). */

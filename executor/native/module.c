@@ -4,7 +4,7 @@
 #include <stddef.h>
 
 #include "layout.h"
-#include "reception.h"
+#include "fast_path.h"
 #include "slot.h"
 
 struct field {
@@ -54,7 +54,7 @@ static bool add_constants(PyObject *module) {
     static const struct { const char *name; long value; } constants[] = {
 #define CONSTANT(NAME) {#NAME, NAME},
 #define LIMIT(NAME, VALUE) CONSTANT(NAME)
-        LIMITS(LIMIT) ENUMERATORS(CONSTANT) CONSTANT(ENOUGH_GONE)
+        LIMITS(LIMIT) ENUMERATORS(CONSTANT) CONSTANT(MAX_COMPLETED)
         {"LEASE_BYTES", sizeof(struct lease)}, {"RING_HEADER_BYTES", sizeof(struct ring)},
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++) {
@@ -78,10 +78,10 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
-    PyTypeObject *worker_type, *reception_type;
+    PyTypeObject *worker_type, *fast_path_type;
     if (module && add_layout(module) && add_constants(module) && add_functions(module) &&
         add_type(module, &program_type_spec, &program_type) && add_type(module, &worker_type_spec, &worker_type) &&
-        add_type(module, &reception_type_spec, &reception_type)) {
+        add_type(module, &fast_path_type_spec, &fast_path_type)) {
         return module;
     }
     Py_XDECREF(module);

@@ -56,11 +56,11 @@ static bool place_member(struct worker *worker, const struct program *program, s
            place_tensors(worker, io, slot->output_offset, program->outputs, program->output_count, &member, piece->outputs);
 }
 
-/* No pass is without a row, and pages can be numbered. */
+/* No pass is without a row, and phases can be numbered. */
 static bool passes_fit(const struct lease *lease, const struct query *query) {
     uint32_t layers = query->program->layer_count, passes = lease->passes, head = lease->pass_layers;
-    if (head > layers || passes == 0 || passes > query->rows || passes > MAX_PAGES) return false;
-    return passes == 1 || (head > 0 && (uint64_t)head * passes + (layers - head) <= MAX_PAGES);
+    if (head > layers || passes == 0 || passes > query->rows || passes > MAX_PHASES) return false;
+    return passes == 1 || (head > 0 && (uint64_t)head * passes + (layers - head) <= MAX_PHASES);
 }
 
 static bool tasks_fit(const struct program *program, uint32_t rows) {

@@ -13,7 +13,7 @@ static bool spec_is_sound(const struct lease_spec *spec) {
     bool layers = spec->first_layer < spec->end_layer && spec->end_layer <= MAX_LAYERS;
     bool ranks = spec->wanted >= 1 && spec->wanted <= MAX_RANKS;
     layers = layers && versions_are_sound(spec->versions, spec->version_count);
-    if (spec->passes == 0 || spec->pass_layers > MAX_LAYERS || (uint64_t)spec->pass_layers * spec->passes > MAX_PAGES) {
+    if (spec->passes == 0 || spec->pass_layers > MAX_LAYERS || (uint64_t)spec->pass_layers * spec->passes > MAX_PHASES) {
         PyErr_Format(PyExc_ValueError, "no such lease: %u passes of %u layers", spec->passes, spec->pass_layers);
         return false;
     }
@@ -76,7 +76,7 @@ FUNCTION(py_lease_resume) {
     PARSE("nIIy#", &offset, &end_layer, &wanted, &versions, &version_count);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
     const uint8_t *numbers = (const uint8_t *)versions;
-    bool sound = lease && page_step(lease, phase_unpack(atomic_load(&lease->phase)).number) < end_layer && end_layer <= MAX_LAYERS;
+    bool sound = lease && phase_step(lease, phase_unpack(atomic_load(&lease->phase)).number) < end_layer && end_layer <= MAX_LAYERS;
     sound = sound && wanted >= 1 && wanted <= MAX_RANKS;
     if (lease && !(sound && versions_are_sound(numbers, (size_t)version_count))) {
         PyErr_Format(PyExc_ValueError, "cannot resume to layer %u with %u ranks and %zd versions", end_layer, wanted, version_count);
@@ -129,8 +129,8 @@ FUNCTION(py_lease_progress) {
     PARSE("n", &offset);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
     if (lease) {
-        struct phase phase = phase_unpack(atomic_load(&lease->phase));
-        result = Py_BuildValue("IIIIKN", phase.kind, page_step(lease, phase.number), phase.number, atomic_load(&lease->finished),
+        struct phase_state state = phase_unpack(atomic_load(&lease->phase));
+        result = Py_BuildValue("IIIIKN", state.kind, phase_step(lease, state.number), state.number, atomic_load(&lease->finished),
                                (unsigned long long)atomic_load(&lease->present), PyBool_FromLong(atomic_load(&lease->aborted)));
     }
     FINISH;
@@ -158,11 +158,11 @@ FUNCTION(py_lease_position) {
     PARSE("n", &offset);
     struct lease *lease = locate(&buffer, offset, sizeof *lease);
     if (lease) {
-        struct phase phase = phase_unpack(atomic_load(&lease->phase));
-        uint32_t step = page_step(lease, phase.number);
+        struct phase_state state = phase_unpack(atomic_load(&lease->phase));
+        uint32_t step = phase_step(lease, state.number);
         uint32_t before = step < MAX_LAYERS ? step : MAX_LAYERS;
         uint64_t began_ns = before ? atomic_load(&lease->layer_end_ns[before - 1]) : atomic_load(&lease->start_ns);
-        result = Py_BuildValue("IIK", phase.kind, step, (unsigned long long)began_ns);
+        result = Py_BuildValue("IIK", state.kind, step, (unsigned long long)began_ns);
     }
     FINISH;
 }

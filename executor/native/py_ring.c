@@ -116,23 +116,25 @@ FUNCTION(py_ring_discard) {
     }
 
 BELL_ACTION(bell_ring)
-BELL_ACTION(bell_ring_unless_calm)
-BELL_ACTION(bell_ring_for_letter)
+BELL_ACTION(bell_ring_for_best_effort)
+BELL_ACTION(bell_ring_for_control)
 BELL_ACTION(bell_take_over)
 BELL_COUNT(bell_seen)
-BELL_COUNT(bell_letters)
+BELL_COUNT(bell_control_seq)
 
 FUNCTION(py_bell_wait) {
     Py_ssize_t offset;
     unsigned int seen, spin_us;
     unsigned long long timeout_us;
-    int patient, calm;
-    PARSE("nIIKpp", &offset, &seen, &spin_us, &timeout_us, &patient, &calm);
+    int skip_completion_wakeups, skip_best_effort_wakeups;
+    PARSE("nIIKpp", &offset, &seen, &spin_us, &timeout_us, &skip_completion_wakeups, &skip_best_effort_wakeups);
     struct bell *bell = locate(&buffer, offset, sizeof *bell);
     if (bell) {
         uint32_t strokes;
         Py_BEGIN_ALLOW_THREADS
-        strokes = (patient ? bell_wait_patiently : calm ? bell_wait_calmly : bell_wait)(bell, seen, spin_us, timeout_us);
+        if (skip_completion_wakeups) strokes = bell_wait_skipping_completions(bell, seen, spin_us, timeout_us);
+        else if (skip_best_effort_wakeups) strokes = bell_wait_skipping_best_effort(bell, seen, spin_us, timeout_us);
+        else strokes = bell_wait(bell, seen, spin_us, timeout_us);
         Py_END_ALLOW_THREADS
         result = PyLong_FromUnsignedLong(strokes);
     }
@@ -147,10 +149,10 @@ PyMethodDef ring_methods[] = {
     METHOD(ring_pending),
     METHOD(ring_discard),
     METHOD(bell_ring),
-    METHOD(bell_ring_unless_calm),
+    METHOD(bell_ring_for_best_effort),
     METHOD(bell_seen),
-    METHOD(bell_ring_for_letter),
-    METHOD(bell_letters),
+    METHOD(bell_ring_for_control),
+    METHOD(bell_control_seq),
     METHOD(bell_take_over),
     METHOD(bell_wait),
     {NULL, NULL, 0, NULL},

@@ -59,20 +59,20 @@ static void ring_unless(struct bell *bell, _Atomic uint32_t *word) {
     if (!atomic_fetch_or(word, 0)) bell_ring(bell);
 }
 
-void bell_ring_unless_patient(struct bell *bell) { ring_unless(bell, &bell->patient); }
+void bell_ring_for_completion(struct bell *bell) { ring_unless(bell, &bell->skip_completion_wakeups); }
 
-void bell_ring_unless_calm(struct bell *bell) { ring_unless(bell, &bell->calm); }
+void bell_ring_for_best_effort(struct bell *bell) { ring_unless(bell, &bell->skip_best_effort_wakeups); }
 
-void bell_ring_for_letter(struct bell *bell) {
-    atomic_fetch_add(&bell->letters, 1);
+void bell_ring_for_control(struct bell *bell) {
+    atomic_fetch_add(&bell->control_seq, 1);
     bell_ring(bell);
 }
 
-uint32_t bell_letters(struct bell *bell) { return atomic_load(&bell->letters); }
+uint32_t bell_control_seq(struct bell *bell) { return atomic_load(&bell->control_seq); }
 
 void bell_take_over(struct bell *bell) {
-    atomic_exchange(&bell->patient, 0);
-    atomic_exchange(&bell->calm, 0);
+    atomic_exchange(&bell->skip_completion_wakeups, 0);
+    atomic_exchange(&bell->skip_best_effort_wakeups, 0);
 }
 
 uint32_t bell_seen(struct bell *bell) { return atomic_load(&bell->strokes); }
@@ -104,10 +104,10 @@ static uint32_t wait_with(struct bell *bell, _Atomic uint32_t *word, uint32_t se
     return strokes;
 }
 
-uint32_t bell_wait_patiently(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
-    return wait_with(bell, &bell->patient, seen, spin_us, timeout_us);
+uint32_t bell_wait_skipping_completions(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
+    return wait_with(bell, &bell->skip_completion_wakeups, seen, spin_us, timeout_us);
 }
 
-uint32_t bell_wait_calmly(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
-    return wait_with(bell, &bell->calm, seen, spin_us, timeout_us);
+uint32_t bell_wait_skipping_best_effort(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us) {
+    return wait_with(bell, &bell->skip_best_effort_wakeups, seen, spin_us, timeout_us);
 }

@@ -13,19 +13,20 @@ uint32_t ring_pending(struct ring *ring);
 void ring_discard(struct ring *ring);
 
 void bell_ring(struct bell *bell);
-/* For a message that can wait: not at all while the consumer is patient. It finds the message when it wakes up for another reason. */
-void bell_ring_unless_patient(struct bell *bell);
-/* The same for a request that can wait, while the consumer is calm. */
-void bell_ring_unless_calm(struct bell *bell);
-/* For something that is in no ring, but elsewhere: only where there is a letter more need the consumer look there. */
-void bell_ring_for_letter(struct bell *bell);
-uint32_t bell_letters(struct bell *bell);
+/* After a query has been answered: not while `skip_completion_wakeups` is set. The consumer finds the message when it wakes up next. */
+void bell_ring_for_completion(struct bell *bell);
+/* For a request that preempts nobody: not while `skip_best_effort_wakeups` is set. */
+void bell_ring_for_best_effort(struct bell *bell);
+/* For a message that is in no ring (the supervisor's socket): the consumer looks there only when `control_seq` has grown. */
+void bell_ring_for_control(struct bell *bell);
+uint32_t bell_control_seq(struct bell *bell);
 uint32_t bell_seen(struct bell *bell);
 /* Waits until the bell has been rung since `seen` was read, or the time is up; returns the new count. */
 uint32_t bell_wait(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us);
-uint32_t bell_wait_patiently(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us);
-uint32_t bell_wait_calmly(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us);
-/* Before anything else, for a consumer whose predecessor may have died while it was patient or calm. */
+/* The same while one of the two words is set. */
+uint32_t bell_wait_skipping_completions(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us);
+uint32_t bell_wait_skipping_best_effort(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us);
+/* Before anything else, for a consumer whose predecessor may have died in one of these waits. */
 void bell_take_over(struct bell *bell);
 
 #endif

@@ -25,7 +25,7 @@ void worker_send(struct worker *worker, const struct message *message) {
 static void send_left(struct worker *worker, const struct message *left) {
     post(worker, left);
     if (left->gang.reason == LEFT_DONE) {
-        bell_ring_unless_patient(worker->scheduler_bell);
+        bell_ring_for_completion(worker->scheduler_bell);
     } else {
         bell_ring(worker->scheduler_bell);
     }

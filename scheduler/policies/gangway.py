@@ -292,7 +292,7 @@ class Gangway(Policy):
 
     name = "gangway"
     batches = True
-    walk_ins = True
+    fast_path = True
     brief_first = True
 
     def __init__(self) -> None:

@@ -634,7 +634,7 @@ class DataPlane:
         """
         sent = self._ring.send(message)
         if sent and can_wait and self._taken < ROOMY * self.slots.slots:
-            self._bell.ring_unless_calm()
+            self._bell.ring_for_best_effort()
         else:
             self._bell.ring()
         return sent

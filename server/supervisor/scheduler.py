@@ -89,7 +89,7 @@ class SchedulerControl:
     def _begun(self) -> None:
         assert self._our_end is not None, "it has been launched"
         bell = self._memory.control.scheduler_bell
-        self._peer = AsyncPeer(slow.control_peer(self._our_end), self._heard, bell.ring_for_letter, self._overflows)
+        self._peer = AsyncPeer(slow.control_peer(self._our_end), self._heard, bell.ring_for_control, self._overflows)
         for spec in self._specs.values():
             self._send(spec)
         self._send(slow.Begin())

@@ -74,7 +74,7 @@ static void wait_until_empty(void) {
         collect();
         if (all_left()) return;
         if (random_below(2)) {
-            bell_wait_patiently(&scheduler_bell, seen, 10, PATIENCE_US);
+            bell_wait_skipping_completions(&scheduler_bell, seen, 10, PATIENCE_US);
         } else {
             uint32_t rung = bell_wait(&scheduler_bell, seen, 10, NOBODY_RINGS_S * UINT64_C(1000000));
             CHECK(rung != seen, "nobody rings");
@@ -82,9 +82,9 @@ static void wait_until_empty(void) {
         if (now_ns() - start_ns < HANG_S * UINT64_C(1000000000)) continue;
         for (uint32_t i = 0; i < gang_count; i++) {
             struct lease *lease = gangs[i].lease;
-            struct phase phase = phase_unpack(atomic_load(&lease->phase));
-            fprintf(stderr, "inside %lx present %lx page %u kind %u finished %u control %u aborted %u wanted %u\n", (long)gangs[i].inside,
-                    (long)lease->present, phase.number, phase.kind, lease->finished, lease->control, lease->aborted, lease->wanted);
+            struct phase_state state = phase_unpack(atomic_load(&lease->phase));
+            fprintf(stderr, "inside %lx present %lx phase %u kind %u finished %u control %u aborted %u wanted %u\n", (long)gangs[i].inside,
+                    (long)lease->present, state.number, state.kind, lease->finished, lease->control, lease->aborted, lease->wanted);
         }
         CHECK(false, "hangs");
     }
@@ -115,27 +115,27 @@ static void begin(struct gang *gang) {
 
 /* With some versions: fewer than layers, or more. A layer in its middle keeps its own. */
 static void resume(struct gang *gang) {
-    struct phase before = phase_unpack(atomic_load(&gang->lease->phase));
+    struct phase_state before = phase_unpack(atomic_load(&gang->lease->phase));
     uint8_t chosen[LAYERS];
     uint32_t chosen_count = program.whole ? 0 : random_below(LAYERS + 1);
-    uint32_t next = page_step(gang->lease, before.number), layer = page_layer(gang->lease, before.number), end;
+    uint32_t next = phase_step(gang->lease, before.number), layer = phase_layer(gang->lease, before.number), end;
     for (uint32_t i = 0; i < LAYERS; i++) chosen[i] = (uint8_t)random_below(VERSIONS);
     gang->wanted = 1 + random_below(worker_count);
     end = next + 1 + random_below(program.layer_count - next);
     uint32_t expected = gang->lease->versions[layer]; /* also of a layer in its middle, and one that the block has not as a step */
     if (before.kind == PHASE_STOPPED && layer >= next && layer < end) expected = layer - next < chosen_count ? chosen[layer - next] : 0;
     lease_resume(gang->lease, end, gang->wanted, chosen, chosen_count);
-    struct phase phase = phase_unpack(atomic_load(&gang->lease->phase));
+    struct phase_state state = phase_unpack(atomic_load(&gang->lease->phase));
     bool stopped = before.kind == PHASE_STOPPED;
-    CHECK(phase.kind == (stopped ? PHASE_OPEN : before.kind) && phase.version == expected, "kind %u version %u", phase.kind, phase.version);
-    packs += phase.kind == PHASE_PACK;
-    unpacks += phase.kind == PHASE_UNPACK;
+    CHECK(state.kind == (stopped ? PHASE_OPEN : before.kind) && state.version == expected, "kind %u version %u", state.kind, state.version);
+    packs += state.kind == PHASE_PACK;
+    unpacks += state.kind == PHASE_UNPACK;
     send_ranks(gang);
 }
 
 /* One random act of the scheduler upon a running lease. A stop in its last layer finds it before unpacking, if it has that. */
 static void disturb(struct gang *gang) {
-    bool last = page_step(gang->lease, phase_unpack(atomic_load(&gang->lease->phase)).number) + 1 == program.layer_count && gang->member_count > 1;
+    bool last = phase_step(gang->lease, phase_unpack(atomic_load(&gang->lease->phase)).number) + 1 == program.layer_count && gang->member_count > 1;
     switch (last && random_below(2) ? 0 : random_below(8)) {
         case 0:
             lease_set_control(gang->lease, !last && random_below(2) ? CONTROL_STOP : CONTROL_STOP_NOW);

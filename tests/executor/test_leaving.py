@@ -1,4 +1,4 @@
-"""Whom a rank wakes when it leaves: a patient scheduler not, if the query is answered."""
+"""Which wakeups a leaving rank spares: those for an answered query, while the scheduler skips completions."""
 
 import os
 import signal
@@ -45,29 +45,29 @@ def slot(harness):
     return slot
 
 
-@pytest.mark.parametrize("patient", [False, True])
-def test_only_who_is_not_patient_is_woken_by_ranks_of_an_answered_query(harness, slot, patient):
+@pytest.mark.parametrize("skips", [False, True])
+def test_only_who_is_not_patient_is_woken_by_ranks_of_an_answered_query(harness, slot, skips):
     executor, control = harness.executor, harness.executor.control
     bell = control.scheduler_bell
     seen = bell.seen()
-    scheduler = threading.Thread(target=bell.wait, args=(seen, 0, WAIT_US, patient))
+    scheduler = threading.Thread(target=bell.wait, args=(seen, 0, WAIT_US, skips))
     scheduler.start()
     wait_for(lambda: word(control, "sleeping") == 1)
-    assert word(control, "patient") == patient
+    assert word(control, "skip_completion_wakeups") == skips
     harness.orders()
     assert executor.slots.wait(slot, WAIT_US)
     wait_for(lambda: control.quiet(0))
     assert control.completion_rings[0].pending() == 1, "what is not rung for is there none the less"
-    assert bell.seen() - seen == (0 if patient else 1)
-    assert scheduler.is_alive() or not patient
+    assert bell.seen() - seen == (0 if skips else 1)
+    assert scheduler.is_alive() or not skips
     os.kill(executor.workers[1].pid, signal.SIGCONT)
     wait_for(lambda: control.quiet(1))
     assert control.completion_rings[1].pending() == 1
-    assert bell.seen() - seen == (0 if patient else 2)
+    assert bell.seen() - seen == (0 if skips else 2)
     bell.ring()
     scheduler.join(10)
     assert not scheduler.is_alive()
-    assert word(control, "patient") == 0, "patience ends with the wait"
+    assert word(control, "skip_completion_wakeups") == 0, "only as long as it waits"
 
 
 def test_a_rank_that_was_stopped_wakes_also_a_patient_scheduler(harness, slot):
@@ -76,7 +76,7 @@ def test_a_rank_that_was_stopped_wakes_also_a_patient_scheduler(harness, slot):
     seen = bell.seen()
     scheduler = threading.Thread(target=bell.wait, args=(seen, 0, WAIT_US, True))
     scheduler.start()
-    wait_for(lambda: word(control, "patient") == 1)
+    wait_for(lambda: word(control, "skip_completion_wakeups") == 1)
     harness.executor.lease(0).set_control(Control.STOP_NOW)
     harness.orders()
     scheduler.join(10)
@@ -86,7 +86,7 @@ def test_a_rank_that_was_stopped_wakes_also_a_patient_scheduler(harness, slot):
     os.kill(harness.executor.workers[1].pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("name", ["patient", "calm"])
+@pytest.mark.parametrize("name", ["skip_completion_wakeups", "skip_best_effort_wakeups"])
 def test_a_successor_is_not_as_patient_as_its_predecessor(harness, name):
     control = harness.executor.control
     at = control.layout.scheduler_bell + BELL.offset(name)

@@ -24,7 +24,7 @@ def test_each_rank_has_so_many_rows_at_a_time(pass_rows, rows, ranks, passes):
 
 def test_pages_can_be_numbered():
     layers = 1000
-    assert passes_for(layers, 1, 1 << 16, 1) * layers + _native.MAX_LAYERS <= _native.MAX_PAGES
+    assert passes_for(layers, 1, 1 << 16, 1) * layers + _native.MAX_LAYERS <= _native.MAX_PHASES
 
 
 @pytest.mark.parametrize("workers", [[0], [0, 1]])
@@ -50,8 +50,8 @@ def test_a_gang_stops_between_two_layers_of_a_pass(make_harness):
     harness.orders()
     assert LeftReason.STOPPED in reasons(harness, [0, 1])
     progress = lease.progress()
-    assert (progress.kind, progress.next_layer, progress.page) == (PhaseKind.STOPPED, 0, 1)
-    assert lease.layer_end_ns(0, 1) == [0], "two pages of its step are to come"
+    assert (progress.kind, progress.next_layer, progress.phase) == (PhaseKind.STOPPED, 0, 1)
+    assert lease.layer_end_ns(0, 1) == [0], "two phases of its step are to come"
     lease.resume(LAYERS, 2)
     for worker in (0, 1):
         harness.executor.join(0, worker, worker=worker)
@@ -63,10 +63,10 @@ def test_a_block_ends_after_its_steps(make_harness):
     harness = make_harness(layers=LAYERS)
     lease = harness.executor.lease(0)
     harness.start([0], rows=3, pass_layers=2, passes=3, end_layer=1)
-    for next_layer, page in ((1, 3), (2, 6), (3, 7), (4, 8)):
+    for next_layer, phase in ((1, 3), (2, 6), (3, 7), (4, 8)):
         assert reasons(harness, [0]) == {LeftReason.STOPPED}
         progress = lease.progress()
-        assert (progress.kind, progress.next_layer, progress.page) == (PhaseKind.STOPPED, next_layer, page)
+        assert (progress.kind, progress.next_layer, progress.phase) == (PhaseKind.STOPPED, next_layer, phase)
         lease.resume(next_layer + 1, 1)
         harness.executor.join(0, 0, worker=0)
     assert reasons(harness, [0]) == {LeftReason.DONE}

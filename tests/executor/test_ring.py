@@ -95,22 +95,24 @@ def test_nothing_is_lost_between_processes_that_sleep(segment):
     assert child.wait(10) == 0
 
 
-def test_who_is_calm_is_not_woken_for_what_can_wait(segment):
+def test_best_effort_requests_wake_nobody_who_skips_them(segment):
     bell = Bell(segment, 0)
-    words = {name: BELL.offset(name) for name in ("sleeping", "calm")}
+    words = {name: BELL.offset(name) for name in ("sleeping", "skip_best_effort_wakeups")}
     seen = bell.seen()
-    bell.ring_unless_calm()
-    assert bell.wait(seen, 0, 20_000_000, calm=True) == seen + 1, "it was rung before"
-    waiter = threading.Thread(target=bell.wait, args=(seen + 1, 0, 20_000_000), kwargs={"calm": True})
+    bell.ring_for_best_effort()
+    assert bell.wait(seen, 0, 20_000_000, skip_best_effort_wakeups=True) == seen + 1, "it was rung before"
+    waiter = threading.Thread(
+        target=bell.wait, args=(seen + 1, 0, 20_000_000), kwargs={"skip_best_effort_wakeups": True}
+    )
     waiter.start()
     while [struct.unpack_from("<I", segment.view, at) for at in words.values()] != [(1,)] * 2:
         time.sleep(0.001)
-    bell.ring_unless_calm()
+    bell.ring_for_best_effort()
     assert bell.seen() == seen + 1
     bell.ring()
     waiter.join(10)
     assert not waiter.is_alive()
-    assert struct.unpack_from("<I", segment.view, words["calm"]) == (0,), "only as long as it waits"
+    assert struct.unpack_from("<I", segment.view, words["skip_best_effort_wakeups"]) == (0,), "only as long as it waits"
 
 
 def test_wait_ends_with_the_time_and_releases_the_gil(segment):

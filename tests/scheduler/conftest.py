@@ -74,7 +74,7 @@ class Server:
 
     def tell(self, message: slow.ControlMessage) -> None:
         self.link.send(message)
-        self.memory.control.scheduler_bell.ring_for_letter()
+        self.memory.control.scheduler_bell.ring_for_control()
 
     def expect(self, kind: type[Any]) -> Any:
         """The next message of this kind from the scheduler."""
@@ -271,16 +271,16 @@ class ScriptedServer(Server):
         self._thread = threading.Thread(target=live.run)
         self._thread.start()
 
-    def is_asleep(self, patient: bool = False, calm: bool = False) -> bool:
+    def is_asleep(self, skips_completions: bool = False, skips_best_effort: bool = False) -> bool:
         """Whether the scheduler waits for its bell, and wants to be woken only for what cannot wait.
 
-        `patient`: with what workers say, `calm`: with requests that take no cores from others.
+        `skips_completions`: not woken for answered queries, `skips_best_effort`: nor for requests that preempt nobody.
         """
         control = self.memory.control
         at = control.layout.scheduler_bell
-        names = ("sleeping", "patient", "calm")
+        names = ("sleeping", "skip_completion_wakeups", "skip_best_effort_wakeups")
         words = [struct.unpack_from("<I", control.segment.view, at + BELL.offset(name))[0] for name in names]
-        return words == [1, patient, calm]
+        return words == [1, skips_completions, skips_best_effort]
 
     def ask(self) -> None:
         """Have the policy asked again, by a message that changes nothing."""

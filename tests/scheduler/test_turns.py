@@ -57,12 +57,12 @@ def on_first(snapshot):
 
 def test_patient_while_one_gang_works_and_nobody_waits(scripted):
     scripted.script.answer = on_both
-    scripted.until(lambda: scripted.is_asleep(patient=True))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     first = scripted.request(hang=1)
     scripted.await_gang(2)
-    scripted.until(lambda: scripted.is_asleep(patient=True))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     second = scripted.request()
-    scripted.until(lambda: scripted.is_asleep(patient=False))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=False))
     scripted.hurry(first)
     assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
 
@@ -73,7 +73,7 @@ def test_the_end_of_a_query_costs_no_turn_and_is_heard_at_the_next_arrival(scrip
     step = scripted.live.step
     request = scripted.request(hang=1)
     scripted.await_gang(2)
-    scripted.until(lambda: scripted.is_asleep(patient=True))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     scripted.live.step = lambda: (turns.append(1), step())
     scripted.hurry(request)
     assert scripted.outcome(request).status is SlotStatus.OK
@@ -94,19 +94,19 @@ def test_the_end_of_a_query_is_heard_by_the_clock(scripted, monkeypatch):
 
 def test_an_unload_does_not_wait_for_the_clock(scripted):
     request = hang_on_both(scripted)
-    scripted.until(lambda: scripted.is_asleep(patient=True))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     scripted.tell(slow.UnloadModel(7))
-    scripted.until(lambda: scripted.is_asleep(patient=False))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=False))
     scripted.hurry(request)
     assert scripted.expect(slow.ModelUnloaded).model_id == 7
 
 
-def run_two_beside_each_other(server, patient):
+def run_two_beside_each_other(server, skips_completions):
     server.script.answer = one_core_each
     requests = [server.request(hang=2) for _ in range(2)]
     for request in requests:
         server.await_running(request)
-    server.until(lambda: server.is_asleep(patient=patient))
+    server.until(lambda: server.is_asleep(skips_completions=skips_completions))
     for request in requests:
         server.hurry(request)
         assert server.outcome(request).status is SlotStatus.OK
@@ -115,23 +115,23 @@ def run_two_beside_each_other(server, patient):
 def test_gangs_that_cannot_grow_leave_the_scheduler_patient(tiny_model):
     server = ScriptedServer(*tiny_model, max_ranks=1)
     try:
-        run_two_beside_each_other(server, patient=True)
+        run_two_beside_each_other(server, skips_completions=True)
     finally:
         server.kill_all()
 
 
 def test_not_patient_while_another_gang_could_grow(scripted):
-    run_two_beside_each_other(scripted, patient=False)
+    run_two_beside_each_other(scripted, skips_completions=False)
 
 
 def test_while_no_core_is_free_newcomers_wait_for_the_next_decision(scripted, monkeypatch):
     monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
     monkeypatch.setattr(dispatch, "MOST_PATIENCE_US", 60e6)
     first = hang_on_both(scripted)
-    scripted.until(lambda: scripted.is_asleep(patient=True))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     decisions = len(scripted.script.seen)
     second = scripted.request(deadline_ns=LATE_NS)
-    scripted.until(lambda: scripted.is_asleep(patient=False))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=False))
     assert len(scripted.script.seen) == decisions
     scripted.hurry(first)
     assert [scripted.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
@@ -151,7 +151,7 @@ def decided_about(server, first, newcomer):
     """Return whether there is a decision about a newcomer before the one that has all cores has ended."""
     decisions = len(server.script.seen)
     second = server.request(**newcomer)
-    server.until(lambda: len(server.live.requests.queries) == 1 and server.is_asleep(patient=False))
+    server.until(lambda: len(server.live.requests.queries) == 1 and server.is_asleep(skips_completions=False))
     decided = len(server.script.seen) > decisions
     server.hurry(first)
     assert [server.outcome(request).status for request in (first, second)] == [SlotStatus.OK] * 2
@@ -174,7 +174,7 @@ def test_a_policy_that_knows_who_yields_is_asked_when_that_matters(
     monkeypatch.setattr(dispatch, "MOST_REST_US", 60e6)
     scripted.script.yields_in_us = yields_in_us
     first = hang_on_both(scripted)
-    scripted.until(lambda: scripted.is_asleep(patient=True))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     assert decided_about(scripted, first, newcomer) == decided
 
 
@@ -185,7 +185,7 @@ def test_who_takes_next_to_nothing_is_decided_about_at_once(scripted, monkeypatc
     scripted.script.brief_first = True
     scripted.script.yields_in_us = 60e6
     first = hang_on_both(scripted)
-    scripted.until(lambda: scripted.is_asleep(patient=True))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     assert decided_about(scripted, first, {"deadline_ns": LATE_NS})
 
 
@@ -205,10 +205,10 @@ def test_who_can_take_no_cores_from_others_waits_longer(scripted, monkeypatch, h
     monkeypatch.setattr(dispatch, "PATIENCE", 0.0)
     monkeypatch.setattr(dispatch, "CALM_US", 60e6)
     first = hang_on_both(scripted)
-    scripted.until(lambda: scripted.is_asleep(patient=True))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     decisions = len(scripted.script.seen)
     second = scripted.request()
-    scripted.until(lambda: scripted.is_asleep(calm=True))
+    scripted.until(lambda: scripted.is_asleep(skips_best_effort=True))
     assert len(scripted.script.seen) == decisions
     third = scripted.request(**hurried)
     scripted.await_snapshot(lambda snapshot: len(snapshot.waiting) == 2)
@@ -220,9 +220,9 @@ def calm(server, monkeypatch):
     """Return two requests: one has all cores, and the scheduler does not want to hear of others like the other one."""
     monkeypatch.setattr(dispatch, "CALM_US", 60e6)
     requests = [hang_on_both(server)]
-    server.until(lambda: server.is_asleep(patient=True))
+    server.until(lambda: server.is_asleep(skips_completions=True))
     requests.append(server.request())
-    server.until(lambda: server.is_asleep(calm=True))
+    server.until(lambda: server.is_asleep(skips_best_effort=True))
     return requests
 
 
@@ -232,7 +232,7 @@ def test_who_can_wait_wakes_nobody(scripted, monkeypatch):
     strokes = bell.seen()
     requests.append(scripted.request())
     assert bell.seen() == strokes
-    assert scripted.is_asleep(calm=True)
+    assert scripted.is_asleep(skips_best_effort=True)
     scripted.hurry(requests[0])
     assert [scripted.outcome(request).status for request in requests] == [SlotStatus.OK] * 3
 
@@ -250,7 +250,7 @@ def test_where_slots_run_out_nobody_waits(scripted, monkeypatch):
     requests = calm(scripted, monkeypatch)
     monkeypatch.setattr(data_plane, "ROOMY", 0.0)
     requests.append(scripted.request())
-    scripted.until(lambda: not scripted.is_asleep(calm=True) or len(scripted.live.requests.queries) == 2)
+    scripted.until(lambda: not scripted.is_asleep(skips_best_effort=True) or len(scripted.live.requests.queries) == 2)
     scripted.hurry(requests[0])
     assert [scripted.outcome(request).status for request in requests] == [SlotStatus.OK] * 3
 
@@ -260,7 +260,7 @@ def test_nobody_waits_behind_a_lower_class(scripted, monkeypatch):
     scripted.script.answer = on_both
     first = scripted.request(hang=1, priority=1)
     scripted.await_gang(2)
-    scripted.until(lambda: scripted.is_asleep(patient=True))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     second = scripted.request(priority=1)
     scripted.until(scripted.is_asleep)
     scripted.hurry(first)
@@ -288,7 +288,7 @@ def state(pid):
 
 def test_a_core_is_given_on_at_once_if_something_waits_for_it(scripted, stopped):
     waiting = scripted.request()
-    scripted.until(lambda: scripted.is_asleep(patient=False))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=False))
     scripted.hurry(stopped)
     assert scripted.outcome(waiting).status is SlotStatus.OK, "with the other rank still in the first one's lease"
     os.kill(scripted.workers[1].pid, signal.SIGCONT)
@@ -301,7 +301,7 @@ def test_a_core_that_nobody_waits_for_costs_no_turn(scripted, stopped):
     turns = []
     step = scripted.live.step
     scripted.live.step = lambda: (turns.append(1), step())
-    scripted.until(lambda: scripted.is_asleep(patient=True))
+    scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     scripted.hurry(stopped)
     assert scripted.outcome(stopped).status is SlotStatus.OK
     scripted.until(lambda: scripted.memory.control.quiet(0))

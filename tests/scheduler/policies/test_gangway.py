@@ -384,7 +384,7 @@ def test_a_part_of_a_batch_does_not_ask_for_more_although_it_would_be_late() -> 
 
 
 def test_a_lone_query_for_one_core_begins_on_the_first_free_one_whatever_else() -> None:
-    """What `walk_ins` says. Nobody else waits, and those at work cannot grow."""
+    """What `fast_path` says. Nobody else waits, and those at work cannot grow."""
     source = random.Random(1)
     for _ in range(2000):
         now_us, cores = source.uniform(0.0, 1e6), source.randint(1, 6)

@@ -11,9 +11,9 @@ from tests.scheduler.conftest import LAYERS, Script, ScriptedServer, Server
 
 
 class Host(Script):
-    """Lets requests walk in, and starts others on all free cores."""
+    """Lets requests take the fast path, and starts others on all free cores."""
 
-    walk_ins = True
+    fast_path = True
 
     def decide(self, snapshot):
         super().decide(snapshot)
@@ -26,8 +26,8 @@ class OpenServer(ScriptedServer):
     traced = False
 
     def await_open(self):
-        """Wait until requests may walk in: nothing else is under way then."""
-        self.until(lambda: self.live.walk_ins.models and self.is_asleep(patient=True))
+        """Wait until the fast path is open: nothing else is under way then."""
+        self.until(lambda: self.live.fast_path.models and self.is_asleep(skips_completions=True))
         self.script.seen.clear()
 
 
@@ -127,7 +127,7 @@ def test_a_front_end_is_quiet_when_they_have_ended(host):
     request = host.request(hang=2)
     host.await_running(request)
     host.tell(slow.FrontEndDied(1))
-    host.until(lambda: host.is_asleep(patient=False))
+    host.until(lambda: host.is_asleep(skips_completions=False))
     assert host.link.receive() is None
     host.hurry(request)
     assert host.expect(slow.FrontEndQuiet).front_end == 1

@@ -1,14 +1,14 @@
-/* The reception under a sanitizer: threads are front ends and workers, this one is the scheduler.
+/* The fast path under a sanitizer: threads are front ends and workers, this one is the scheduler.
  *
- *   reception SEED REQUESTS WORKERS
+ *   fast path SEED REQUESTS WORKERS
  *
- * Each front end keeps some requests under way, also such as are not for the reception: of a model that is not open, of two rows, cancelled,
- * and messages of requests that are over. The scheduler attends, for random times, with random desks; what it then finds under way it waits
- * for, and it answers the others itself. Each request must be computed once, with an arena of its own, or refused if it is one of the
+ * Each front end keeps some requests under way, also such as are not for the fast path: of a model that is not open, of two rows, cancelled,
+ * and messages of requests that are over. The scheduler polls, for random times, with random worker slots; what it then finds under way it
+ * waits for, and it answers the others itself. Each request must be computed once, with an arena of its own, or refused if it is one of the
  * others, and be told of exactly once. Arenas and tensors are plain memory on purpose. Prints "right" at the end. */
 #include <pthread.h>
 
-#include "../../executor/native/reception.h"
+#include "../../executor/native/fast_path.h"
 
 #include "../../executor/native/ring.h"
 #include "../../executor/native/slot.h"
@@ -16,7 +16,7 @@
 #include "../../executor/native/worker.h"
 #include "stress.h"
 
-enum { PLACES = 6, OPEN = 3, CLOSED = 4, DESK_COUNT = 2, ALL_LEASES = WORKERS * DESK_COUNT * 2, ROW_BYTES = 64, RING_ENTRIES = 256 };
+enum { PLACES = 6, OPEN = 3, CLOSED = 4, WORKER_SLOT_COUNT = 2, ALL_LEASES = WORKERS * WORKER_SLOT_COUNT * 2, ROW_BYTES = 64, RING_ENTRIES = 256 };
 enum { TABLE_BYTES = PLACES * 1024, SEGMENT_BYTES = TABLE_BYTES + PLACES * 2 * ROW_BYTES };
 
 static struct worker workers[WORKERS];
@@ -25,7 +25,7 @@ static struct bell bells[WORKERS], scheduler_bell;
 static struct ring *commands[WORKERS], *completions[WORKERS], *submits[FRONT_ENDS];
 static struct lease all_leases[ALL_LEASES];
 static char *segments[FRONT_ENDS], *arenas;
-static uint64_t arena_offsets[WORKERS * DESK_COUNT];
+static uint64_t arena_offsets[WORKERS * WORKER_SLOT_COUNT];
 static uint32_t worker_count, request_total;
 static _Atomic uint32_t finished;
 
@@ -132,29 +132,29 @@ static void *worker_thread(void *worker) {
 
 /* -- the scheduler */
 
-static struct reception reception;
+static struct fast_path path;
 static uint64_t told, refused, taken_over;
 
 /* Random leases, none twice; here and there a worker has none. */
-static void set_desks(void) {
+static void set_worker_slots(void) {
     uint32_t lease = random_below(ALL_LEASES);
     for (uint32_t i = 0; i < worker_count; i++) {
         bool closed = random_below(5) == 0;
-        for (uint32_t k = 0; k < DESK_COUNT; k++) {
-            reception.workers[i].desks[k] = (struct desk){.lease = closed ? NO_LEASE : lease++ % ALL_LEASES};
+        for (uint32_t k = 0; k < WORKER_SLOT_COUNT; k++) {
+            path.workers[i].worker_slots[k] = (struct worker_slot){.lease = closed ? NO_LEASE : lease++ % ALL_LEASES};
         }
     }
 }
 
 static void await_those_under_way(void) {
     for (uint32_t i = 0; i < worker_count; i++) {
-        for (uint32_t k = 0; k < DESK_COUNT; k++) {
-            struct desk *desk = &reception.workers[i].desks[k];
+        for (uint32_t k = 0; k < WORKER_SLOT_COUNT; k++) {
+            struct worker_slot *place = &path.workers[i].worker_slots[k];
             struct message left;
-            if (!desk->taken) continue;
+            if (!place->taken) continue;
             uint64_t end_ns = now_ns() + HANG_S * UINT64_C(1000000000);
             while (!ring_receive(completions[i], &left)) {
-                bell_wait(&scheduler_bell, bell_seen(&scheduler_bell), 10, 1000); /* it may have been patient when the rank left */
+                bell_wait(&scheduler_bell, bell_seen(&scheduler_bell), 10, 1000); /* the rank may have left while completions woke nobody */
                 CHECK(now_ns() < end_ns, "nobody leaves");
             }
             CHECK(left.kind == MESSAGE_LEFT && left.gang.reason == LEFT_DONE, "left for reason %u", left.gang.reason);
@@ -164,7 +164,7 @@ static void await_those_under_way(void) {
     }
 }
 
-/* Those that are not for the reception. */
+/* Those that are not for the fast path. */
 static void refuse(uint32_t front_end) {
     const struct message *message;
     while ((message = ring_peek(submits[front_end]))) {
@@ -178,22 +178,23 @@ static void refuse(uint32_t front_end) {
 }
 
 static void check_gone(void) {
-    for (uint32_t i = 0; i < reception.gone_count; i++) {
-        const struct walk_in *gone = &reception.gone[i];
-        CHECK(gone->model_id == OPEN && gone->arrival_ns <= gone->begun_ns && gone->begun_ns <= gone->joined_ns, "times");
-        CHECK(gone->joined_ns <= gone->end_ns && gone->end_ns <= now_ns(), "times");
+    for (uint32_t i = 0; i < path.completed_count; i++) {
+        const struct fast_request *completed = &path.completed[i];
+        CHECK(completed->model_id == OPEN && completed->arrival_ns <= completed->begun_ns, "times");
+        CHECK(completed->begun_ns <= completed->joined_ns, "times");
+        CHECK(completed->joined_ns <= completed->end_ns && completed->end_ns <= now_ns(), "times");
     }
-    told += reception.gone_count;
-    reception.gone_count = 0;
+    told += path.completed_count;
+    path.completed_count = 0;
 }
 
 static void schedule(uint64_t total) {
     while (told + refused < total) {
-        uint32_t letters = bell_letters(&scheduler_bell);
-        set_desks();
+        uint32_t control_seq = bell_control_seq(&scheduler_bell);
+        set_worker_slots();
         do {
-            struct attendance attendance = {letters, 5, random_below(3000), random_below(2000)};
-            reception_attend(&reception, &attendance);
+            struct poll_limits limits = {control_seq, 5, random_below(3000), random_below(2000)};
+            fast_path_poll(&path, &limits);
             check_gone();
         } while (random_below(2)); /* with what is under way */
         await_those_under_way();
@@ -203,10 +204,10 @@ static void schedule(uint64_t total) {
 
 static void open_memory(void) {
     static struct slot_table tables[FRONT_ENDS];
-    static struct receiving_worker receiving[WORKERS];
-    static struct walk_in gone[ENOUGH_GONE + WORKERS * DESK_COUNT];
-    arenas = aligned_alloc(64, WORKERS * DESK_COUNT * ROW_BYTES);
-    memset(arenas, 0, WORKERS * DESK_COUNT * ROW_BYTES);
+    static struct fast_worker receiving[WORKERS];
+    static struct fast_request completed[MAX_COMPLETED + WORKERS * WORKER_SLOT_COUNT];
+    arenas = aligned_alloc(64, WORKERS * WORKER_SLOT_COUNT * ROW_BYTES);
+    memset(arenas, 0, WORKERS * WORKER_SLOT_COUNT * ROW_BYTES);
     for (uint32_t i = 0; i < FRONT_ENDS; i++) {
         segments[i] = aligned_alloc(1024, (SEGMENT_BYTES + 1023) / 1024 * 1024);
         memset(segments[i], 0, SEGMENT_BYTES);
@@ -216,13 +217,14 @@ static void open_memory(void) {
     for (uint32_t i = 0; i < worker_count; i++) {
         commands[i] = make_ring();
         completions[i] = make_ring();
-        receiving[i] = (struct receiving_worker){.bell = &bells[i], .commands = commands[i], .completions = completions[i]};
+        receiving[i] = (struct fast_worker){.bell = &bells[i], .commands = commands[i], .completions = completions[i]};
     }
-    for (uint32_t i = 0; i < worker_count * DESK_COUNT; i++) arena_offsets[i] = i * ROW_BYTES;
-    reception = (struct reception){.bell = &scheduler_bell, .submits = submits, .tables = tables, .workers = receiving,
+    for (uint32_t i = 0; i < worker_count * WORKER_SLOT_COUNT; i++) arena_offsets[i] = i * ROW_BYTES;
+    path = (struct path){.bell = &scheduler_bell, .submits = submits, .tables = tables, .workers = receiving,
                                    .leases = all_leases, .front_end_count = FRONT_ENDS, .worker_count = worker_count,
-                                   .lease_count = ALL_LEASES, .desk_count = DESK_COUNT, .gone = gone, .lease_timeout_us = HANG_S * 2000000u};
-    reception.models[OPEN] = (struct open_model){.arena_stride = ROW_BYTES, .arenas = arena_offsets, .layers = 1, .expected_us = 5};
+                                   .lease_count = ALL_LEASES, .worker_slot_count = WORKER_SLOT_COUNT,
+                                   .completed = completed, .lease_timeout_us = HANG_S * 2000000u};
+    path.models[OPEN] = (struct open_model){.arena_stride = ROW_BYTES, .arenas = arena_offsets, .layers = 1, .expected_us = 5};
 }
 
 static void start_worker(uint32_t number, pthread_t *thread) {
@@ -230,14 +232,14 @@ static void start_worker(uint32_t number, pthread_t *thread) {
     *worker = (struct worker){.bell = &bells[number], .scheduler_bell = &scheduler_bell, .status = &statuses[number],
                               .commands = commands[number], .completions = completions[number], .leases = all_leases,
                               .lease_count = ALL_LEASES, .io_count = FRONT_ENDS, .spin_us = 5,
-                              .arena = {arenas, WORKERS * DESK_COUNT * ROW_BYTES},
+                              .arena = {arenas, WORKERS * WORKER_SLOT_COUNT * ROW_BYTES},
                               .io = {{segments[0], SEGMENT_BYTES}, {segments[1], SEGMENT_BYTES}}};
     worker->programs[OPEN] = worker->programs[CLOSED] = &copy;
     pthread_create(thread, NULL, worker_thread, worker);
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc == 4, "usage: reception SEED REQUESTS WORKERS");
+    CHECK(argc == 4, "usage: fast_path SEED REQUESTS WORKERS");
     uint64_t seed = strtoull(argv[1], NULL, 10);
     request_total = (uint32_t)atoi(argv[2]);
     worker_count = (uint32_t)atoi(argv[3]);

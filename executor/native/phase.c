@@ -1,4 +1,4 @@
-#include "page.h"
+#include "phase.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 
 #include "slot.h"
 
-enum { RANK_NS = 8000 }; /* what a rank should have to do in a layer: a page turn and a cold cache cost some of it */
+enum { RANK_NS = 8000 }; /* what a rank should have to do in a layer: an advance of the phase and a cold cache cost some of it */
 
 #ifndef RANK_COPY_BYTES /* tests with small rows have less */
 #define RANK_COPY_BYTES (128 << 10) /* the same of copying */
@@ -78,8 +78,8 @@ static char *address(const struct query *query, const struct piece *piece, const
 }
 
 /* The first row of a group: groups differ by one row at most. */
-static uint32_t first_row(const struct page *page, uint32_t group) {
-    return page->first_row + (page->batch ? (uint32_t)((uint64_t)group * page->rows / page->groups) : group);
+static uint32_t first_row(const struct phase *phase, uint32_t group) {
+    return phase->first_row + (phase->batch ? (uint32_t)((uint64_t)group * phase->rows / phase->groups) : group);
 }
 
 /* What the row's request is told: the text of the check, with the number in it. */
@@ -94,17 +94,17 @@ static void refuse(const struct piece *piece, const struct layer *layer, const i
 }
 
 /* One call: tasks [begin, end) of one group of rows, which is one row if the layer checks its numbers. */
-static void execute_group(const struct query *query, const struct page *page, uint32_t group, uint32_t begin, uint32_t end) {
-    const struct layer *layer = &query->program->layers[page->layer];
-    uint32_t count = layer->argument_count, row = first_row(page, group);
+static void execute_group(const struct query *query, const struct phase *phase, uint32_t group, uint32_t begin, uint32_t end) {
+    const struct layer *layer = &query->program->layers[phase->layer];
+    uint32_t count = layer->argument_count, row = first_row(phase, group);
     const struct piece *piece = piece_of(query, row);
     void *arguments[MAX_ARGUMENTS + 1];
-    uint64_t batch[MAX_ARGUMENTS + 1] = {first_row(page, group + 1) - row};
+    uint64_t batch[MAX_ARGUMENTS + 1] = {first_row(phase, group + 1) - row};
     for (uint32_t i = 0; i < count; i++) arguments[i] = address(query, piece, &layer->arguments[i], row, &batch[i + 1]);
     int64_t refused[2] = {0};
-    if (page->batch) arguments[count++] = batch;
+    if (phase->batch) arguments[count++] = batch;
     else if (layer->check_count) arguments[count++] = refused;
-    call(page->run, count, arguments, (int32_t)begin, (int32_t)end);
+    call(phase->run, count, arguments, (int32_t)begin, (int32_t)end);
     if (refused[0]) refuse(piece, layer, refused);
 }
 
@@ -122,17 +122,17 @@ static void copy_row(const struct query *query, enum phase_kind kind, uint32_t r
     }
 }
 
-void page_execute(struct query *query, const struct page *page, uint32_t begin, uint32_t end) {
+void phase_execute(struct query *query, const struct phase *phase, uint32_t begin, uint32_t end) {
     const struct program *program = query->program;
-    if (page->kind != PHASE_OPEN) {
-        for (uint32_t row = begin; row < end; row++) copy_row(query, page->kind, row);
-    } else if (program->whole) { /* the only task of the only page: who executes it also turns the page, and knows how it ended */
+    if (phase->kind != PHASE_OPEN) {
+        for (uint32_t row = begin; row < end; row++) copy_row(query, phase->kind, row);
+    } else if (program->whole) { /* the only task of the only phase: who executes it also advances the phase, and knows how it ended */
         program->whole(program->context, query);
     } else {
         while (begin < end) { /* task t belongs to group t / group_tasks */
-            uint32_t group = begin / page->group_tasks, first = group * page->group_tasks;
-            uint32_t stop = minimum(end, first + page->group_tasks);
-            execute_group(query, page, group, begin - first, stop - first);
+            uint32_t group = begin / phase->group_tasks, first = group * phase->group_tasks;
+            uint32_t stop = minimum(end, first + phase->group_tasks);
+            execute_group(query, phase, group, begin - first, stop - first);
             begin = stop;
         }
     }
@@ -147,60 +147,60 @@ bool query_copies(const struct query *query, enum phase_kind kind) {
 }
 
 /* One task for each row. */
-static struct page open_copies(const struct query *query, struct page page) {
-    uint64_t row_bytes = copied_bytes(query->program, page.kind);
-    page.tasks = query->rows;
-    page.chunk = row_bytes < COPY_BYTES ? (uint32_t)(COPY_BYTES / row_bytes) : 1;
-    return page;
+static struct phase open_copies(const struct query *query, struct phase phase) {
+    uint64_t row_bytes = copied_bytes(query->program, phase.kind);
+    phase.tasks = query->rows;
+    phase.chunk = row_bytes < COPY_BYTES ? (uint32_t)(COPY_BYTES / row_bytes) : 1;
+    return phase;
 }
 
-static struct page open_layer(const struct query *query, struct page page, uint32_t number) {
-    const struct layer *layer = &query->program->layers[page.layer];
+static struct phase open_layer(const struct query *query, struct phase phase, uint32_t number) {
+    const struct layer *layer = &query->program->layers[phase.layer];
     const struct version *version = &layer->versions[minimum(number, layer->version_count - 1)];
-    page.batch = is_batch(version, page.rows);
-    const struct implementation *chosen = page.batch ? &version->batch : &version->one;
-    page.groups = query->program->whole ? 1 : row_groups(version, page.rows);
-    page.group_tasks = chosen->tasks;
-    page.tasks = chosen->tasks * page.groups;
-    page.chunk = chosen->chunk;
-    page.run = chosen->run;
-    return page;
+    phase.batch = is_batch(version, phase.rows);
+    const struct implementation *chosen = phase.batch ? &version->batch : &version->one;
+    phase.groups = query->program->whole ? 1 : row_groups(version, phase.rows);
+    phase.group_tasks = chosen->tasks;
+    phase.tasks = chosen->tasks * phase.groups;
+    phase.chunk = chosen->chunk;
+    phase.run = chosen->run;
+    return phase;
 }
 
 /* Which rows: of the passes each has as many, but for one. */
-static void choose_rows(const struct lease *lease, const struct query *query, struct page *page) {
-    page->rows = query->rows;
-    if (page->number >= lease->pass_layers * lease->passes) return;
-    uint64_t pass = page->number / lease->pass_layers;
-    page->first_row = (uint32_t)(pass * query->rows / lease->passes);
-    page->rows = (uint32_t)((pass + 1) * query->rows / lease->passes) - page->first_row;
+static void choose_rows(const struct lease *lease, const struct query *query, struct phase *phase) {
+    phase->rows = query->rows;
+    if (phase->number >= lease->pass_layers * lease->passes) return;
+    uint64_t pass = phase->number / lease->pass_layers;
+    phase->first_row = (uint32_t)(pass * query->rows / lease->passes);
+    phase->rows = (uint32_t)((pass + 1) * query->rows / lease->passes) - phase->first_row;
 }
 
-struct page page_open(const struct lease *lease, const struct query *query, const struct phase *phase) {
-    struct page page = {
-        .kind = phase->kind,
-        .tag = phase->tag,
-        .number = phase->number,
-        .layer = page_layer(lease, phase->number),
-        .parts = phase->parts ? minimum(phase->parts, MAX_RANKS) : 1,
+struct phase phase_open(const struct lease *lease, const struct query *query, const struct phase_state *state) {
+    struct phase phase = {
+        .kind = state->kind,
+        .tag = state->tag,
+        .number = state->number,
+        .layer = phase_layer(lease, state->number),
+        .parts = state->parts ? minimum(state->parts, MAX_RANKS) : 1,
     };
-    bool copies = (page.kind == PHASE_PACK || page.kind == PHASE_UNPACK) && query_copies(query, page.kind);
-    if (copies) return open_copies(query, page);
-    page.kind = PHASE_OPEN;
-    choose_rows(lease, query, &page);
-    return open_layer(query, page, phase->version);
+    bool copies = (phase.kind == PHASE_PACK || phase.kind == PHASE_UNPACK) && query_copies(query, phase.kind);
+    if (copies) return open_copies(query, phase);
+    phase.kind = PHASE_OPEN;
+    choose_rows(lease, query, &phase);
+    return open_layer(query, phase, state->version);
 }
 
 /* A batch is worth more ranks than a row, once each has enough to do. */
-uint32_t page_most_ranks(const struct query *query, const struct page *page) {
+uint32_t phase_most_ranks(const struct query *query, const struct phase *phase) {
     uint64_t least = 1, worth;
-    if (page->kind == PHASE_OPEN) {
-        const struct layer *layer = &query->program->layers[page->layer];
+    if (phase->kind == PHASE_OPEN) {
+        const struct layer *layer = &query->program->layers[phase->layer];
         least = layer->max_ranks;
-        worth = page->rows > 1 ? (uint64_t)page->rows * layer->row_ns / RANK_NS : 0;
+        worth = phase->rows > 1 ? (uint64_t)phase->rows * layer->row_ns / RANK_NS : 0;
     } else {
-        worth = query->rows * copied_bytes(query->program, page->kind) / RANK_COPY_BYTES;
+        worth = query->rows * copied_bytes(query->program, phase->kind) / RANK_COPY_BYTES;
     }
     if (worth <= least) return (uint32_t)least;
-    return worth < page->tasks ? (uint32_t)worth : page->tasks;
+    return worth < phase->tasks ? (uint32_t)worth : phase->tasks;
 }

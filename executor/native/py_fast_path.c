@@ -1,0 +1,215 @@
+/* The Python type FastPath. */
+#include "python.h"
+
+#include "fast_path.h"
+
+struct fast_path_object {
+    PyObject_HEAD
+    struct fast_path path;
+    Py_buffer control, *io; /* one for each front end */
+};
+
+/* Calls `take` for each item of a sequence; the number of items, -1 after an error. */
+static Py_ssize_t each(PyObject *sequence, bool (*take)(struct fast_path_object *, PyObject *, Py_ssize_t), struct fast_path_object *self) {
+    Py_ssize_t count = PySequence_Size(sequence);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        bool taken = item && take(self, item, i);
+        Py_XDECREF(item);
+        if (!taken) return -1;
+    }
+    return count;
+}
+
+/* (io segment, slots, offset of its submit ring) */
+static bool take_front_end(struct fast_path_object *self, PyObject *item, Py_ssize_t i) {
+    Py_ssize_t submits;
+    struct slot_table *table = &self->path.tables[i];
+    if (!PyArg_ParseTuple(item, "w*In", &self->io[i], &table->count, &submits)) return false;
+    table->slots = locate(&self->io[i], 0, (size_t)table->count * sizeof *table->slots);
+    self->path.submits[i] = locate(&self->control, submits, sizeof(struct ring));
+    self->path.front_end_count++;
+    return table->slots && self->path.submits[i];
+}
+
+/* Offsets of (bell, command ring, completion ring). */
+static bool take_worker(struct fast_path_object *self, PyObject *item, Py_ssize_t i) {
+    Py_ssize_t bell, commands, completions;
+    struct fast_worker *worker = &self->path.workers[i];
+    if (!PyArg_ParseTuple(item, "nnn", &bell, &commands, &completions)) return false;
+    worker->bell = locate(&self->control, bell, sizeof *worker->bell);
+    worker->commands = locate(&self->control, commands, sizeof *worker->commands);
+    worker->completions = locate(&self->control, completions, sizeof *worker->completions);
+    self->path.worker_count++;
+    return worker->bell && worker->commands && worker->completions;
+}
+
+static int fast_path_init(PyObject *object, PyObject *arguments, PyObject *keywords) {
+    static char *names[] = {"control", "bell", "front_ends", "workers", "leases", "lease_count", "lease_timeout_us", "worker_slots", NULL};
+    struct fast_path_object *self = (struct fast_path_object *)object;
+    struct fast_path *path = &self->path;
+    Py_ssize_t bell, leases;
+    unsigned int lease_count;
+    PyObject *front_ends, *workers;
+    if (self->control.obj) return PyErr_SetString(PyExc_ValueError, "already initialised"), -1;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "w*nO!O!nIII", names, &self->control, &bell, &PyTuple_Type, &front_ends,
+                                     &PyTuple_Type, &workers, &leases, &lease_count, &path->lease_timeout_us,
+                                     &path->worker_slot_count)) {
+        return -1;
+    }
+    if (path->worker_slot_count < 1 || path->worker_slot_count > MAX_WORKER_SLOTS) {
+        return PyErr_Format(PyExc_ValueError, "a worker has 1 to %d worker_slots, not %u", MAX_WORKER_SLOTS, path->worker_slot_count), -1;
+    }
+    size_t front_end_count = (size_t)PyTuple_GET_SIZE(front_ends), worker_count = (size_t)PyTuple_GET_SIZE(workers);
+    path->lease_count = lease_count;
+    self->io = PyMem_Calloc(front_end_count + 1, sizeof *self->io);
+    path->tables = PyMem_Calloc(front_end_count + 1, sizeof *path->tables);
+    path->submits = PyMem_Calloc(front_end_count + 1, sizeof(struct ring *));
+    path->workers = PyMem_Calloc(worker_count + 1, sizeof *path->workers);
+    path->completed = PyMem_Calloc(MAX_COMPLETED + worker_count * path->worker_slot_count, sizeof *path->completed);
+    if (!self->io || !path->tables || !path->submits || !path->workers || !path->completed) return PyErr_NoMemory(), -1;
+    path->bell = locate(&self->control, bell, sizeof *path->bell);
+    path->leases = locate(&self->control, leases, (size_t)lease_count * sizeof *path->leases);
+    if (!path->bell || !path->leases) return -1;
+    return each(front_ends, take_front_end, self) < 0 || each(workers, take_worker, self) < 0 ? -1 : 0;
+}
+
+static struct open_model *find_model(PyObject *object, unsigned int model_id) {
+    if (model_id < MAX_MODELS) return &((struct fast_path_object *)object)->path.models[model_id];
+    return PyErr_Format(PyExc_ValueError, "model %u; at most %d models", model_id, MAX_MODELS), NULL;
+}
+
+static PyObject *fast_path_open(PyObject *object, PyObject *arguments) {
+    struct fast_path *path = &((struct fast_path_object *)object)->path;
+    unsigned int model_id, layers, expected_us;
+    unsigned long long stride;
+    PyObject *offsets;
+    if (!PyArg_ParseTuple(arguments, "IIIKO!", &model_id, &layers, &expected_us, &stride, &PyTuple_Type, &offsets)) return NULL;
+    struct open_model *model = find_model(object, model_id);
+    size_t count = (size_t)PyTuple_GET_SIZE(offsets);
+    if (!model) return NULL;
+    if (layers < 1 || layers > MAX_LAYERS || count != (size_t)path->worker_count * path->worker_slot_count) {
+        return PyErr_Format(PyExc_ValueError, "no such model: %u layers, %zu arenas", layers, count);
+    }
+    uint64_t *arenas = PyMem_Calloc(count + 1, sizeof *arenas);
+    if (!arenas) return PyErr_NoMemory();
+    for (size_t i = 0; i < count && !PyErr_Occurred(); i++) {
+        arenas[i] = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(offsets, (Py_ssize_t)i));
+    }
+    PyMem_Free(model->arenas);
+    *model = (struct open_model){.arena_stride = stride, .arenas = arenas, .layers = layers, .expected_us = expected_us};
+    if (!PyErr_Occurred()) Py_RETURN_NONE;
+    PyMem_Free(arenas);
+    model->arenas = NULL;
+    return NULL;
+}
+
+static PyObject *fast_path_close(PyObject *object, PyObject *argument) {
+    unsigned long model_id = PyLong_AsUnsignedLong(argument);
+    struct open_model *model = PyErr_Occurred() ? NULL : find_model(object, (unsigned int)model_id);
+    if (!model) return NULL;
+    PyMem_Free(model->arenas);
+    model->arenas = NULL;
+    Py_RETURN_NONE;
+}
+
+/* -- polling */
+
+/* A lease for each worker slot, -1: it shall not be used. None: all is as it was. */
+static bool set_worker_slots(struct fast_path *path, PyObject *leases) {
+    if (leases == Py_None) return true;
+    if (!PyTuple_Check(leases)) return PyErr_SetString(PyExc_TypeError, "leases are a tuple"), false;
+    if ((size_t)PyTuple_GET_SIZE(leases) != (size_t)path->worker_count * path->worker_slot_count) {
+        return PyErr_Format(PyExc_ValueError, "%zd leases", PyTuple_GET_SIZE(leases)), false;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(leases); i++) {
+        long lease = PyLong_AsLong(PyTuple_GET_ITEM(leases, i));
+        if (lease == -1 && PyErr_Occurred()) return false;
+        if (lease >= (long)path->lease_count) return PyErr_Format(PyExc_ValueError, "there is no lease %ld", lease), false;
+        struct worker_slot *place = &path->workers[i / path->worker_slot_count].worker_slots[i % path->worker_slot_count];
+        *place = (struct worker_slot){.lease = lease < 0 ? NO_LEASE : (uint32_t)lease};
+    }
+    return true;
+}
+
+/* See _native.pyi. */
+static PyObject *completed_item(const struct fast_request *completed) {
+    return Py_BuildValue("IiKKKK", completed->model_id, completed->priority, completed->arrival_ns, completed->deadline_ns,
+                         completed->joined_ns, completed->end_ns);
+}
+
+static PyObject *in_flight_item(const struct worker_slot *place, uint32_t worker, uint32_t number) {
+    const struct fast_request *request = &place->request;
+    return Py_BuildValue("IIIIIIIIiKKKKK", worker, number, place->lease, request->lease_generation, request->model_id, request->front_end,
+                         request->slot, request->slot_generation, request->priority, request->arrival_ns, request->deadline_ns,
+                         request->limit_ns, request->join_key, request->begun_ns);
+}
+
+static bool append(PyObject *list, PyObject *item) {
+    bool appended = item && PyList_Append(list, item) == 0;
+    Py_XDECREF(item);
+    return appended;
+}
+
+static bool add_all(const struct fast_path *path, PyObject *completed, PyObject *in_flight) {
+    bool added = completed && in_flight;
+    for (uint32_t i = 0; added && i < path->completed_count; i++) added = append(completed, completed_item(&path->completed[i]));
+    for (uint32_t i = 0; i < path->worker_count; i++) {
+        for (uint32_t k = 0; added && k < path->worker_slot_count; k++) {
+            const struct worker_slot *place = &path->workers[i].worker_slots[k];
+            if (place->taken) added = append(in_flight, in_flight_item(place, i, k));
+        }
+    }
+    return added;
+}
+
+static PyObject *py_fast_path_poll(PyObject *object, PyObject *arguments) {
+    struct fast_path *path = &((struct fast_path_object *)object)->path;
+    struct poll_limits limits;
+    PyObject *leases;
+    unsigned long long timeout_us, watch_us;
+    if (!PyArg_ParseTuple(arguments, "OIIKK", &leases, &limits.control_seq, &limits.spin_us, &timeout_us, &watch_us)) {
+        return NULL;
+    }
+    limits.timeout_us = timeout_us;
+    limits.watch_us = watch_us;
+    if (!set_worker_slots(path, leases)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    fast_path_poll(path, &limits);
+    Py_END_ALLOW_THREADS
+    PyObject *completed = PyList_New(0), *in_flight = PyList_New(0);
+    PyObject *result = add_all(path, completed, in_flight) ? PyTuple_Pack(2, completed, in_flight) : NULL;
+    Py_XDECREF(completed);
+    Py_XDECREF(in_flight);
+    return result;
+}
+
+static void fast_path_free(PyObject *object) {
+    struct fast_path_object *self = (struct fast_path_object *)object;
+    struct fast_path *path = &self->path;
+    PyTypeObject *type = Py_TYPE(object);
+    for (int i = 0; i < MAX_MODELS; i++) PyMem_Free(path->models[i].arenas);
+    for (uint32_t i = 0; i < path->front_end_count; i++) PyBuffer_Release(&self->io[i]);
+    PyBuffer_Release(&self->control);
+    PyMem_Free(path->tables);
+    PyMem_Free(path->submits);
+    PyMem_Free(path->workers);
+    PyMem_Free(path->completed);
+    PyMem_Free(self->io);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    {"open", fast_path_open, METH_VARARGS, NULL},
+    {"close", fast_path_close, METH_O, NULL},
+    {"poll", py_fast_path_poll, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+PyType_Spec fast_path_type_spec = {
+    .name = "gangway.executor._native.FastPath",
+    .basicsize = sizeof(struct fast_path_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = (PyType_Slot[]){{Py_tp_init, fast_path_init}, {Py_tp_dealloc, fast_path_free}, {Py_tp_methods, methods}, {0, NULL}},
+};
