@@ -58,7 +58,7 @@ static int fast_path_init(PyObject *object, PyObject *arguments, PyObject *keywo
         return -1;
     }
     if (path->worker_slot_count < 1 || path->worker_slot_count > MAX_WORKER_SLOTS) {
-        return PyErr_Format(PyExc_ValueError, "a worker has 1 to %d worker_slots, not %u", MAX_WORKER_SLOTS, path->worker_slot_count), -1;
+        return PyErr_Format(PyExc_ValueError, "a worker has 1 to %d slots, not %u", MAX_WORKER_SLOTS, path->worker_slot_count), -1;
     }
     size_t front_end_count = (size_t)PyTuple_GET_SIZE(front_ends), worker_count = (size_t)PyTuple_GET_SIZE(workers);
     path->lease_count = lease_count;

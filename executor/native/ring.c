@@ -53,8 +53,8 @@ void bell_ring(struct bell *bell) {
     if (atomic_load(&bell->sleeping)) futex_wake_all(&bell->strokes);
 }
 
-/* Both sides change such a word, so that there is an order: either the consumer becomes impatient first, and we ring, or it does so after
- * us, and finds our message when it looks at its rings, which it does after that. */
+/* Both sides change such a word, so that there is an order: either the consumer clears it first, and we ring, or it does so after us,
+ * and finds our message when it looks at its rings, which it does after that. */
 static void ring_unless(struct bell *bell, _Atomic uint32_t *word) {
     if (!atomic_fetch_or(word, 0)) bell_ring(bell);
 }

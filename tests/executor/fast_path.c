@@ -1,9 +1,9 @@
 /* The fast path under a sanitizer: threads are front ends and workers, this one is the scheduler.
  *
- *   fast path SEED REQUESTS WORKERS
+ *   fast_path SEED REQUESTS WORKERS
  *
- * Each front end keeps some requests under way, also such as are not for the fast path: of a model that is not open, of two rows, cancelled,
- * and messages of requests that are over. The scheduler polls, for random times, with random worker slots; what it then finds under way it
+ * Each front end keeps some requests under way, also such as are not for the fast path: of a model that is not open, of two rows,
+ * cancelled, and messages of requests that are over. The scheduler polls, for random times, with random worker slots; what it then finds under way it
  * waits for, and it answers the others itself. Each request must be computed once, with an arena of its own, or refused if it is one of the
  * others, and be told of exactly once. Arenas and tensors are plain memory on purpose. Prints "right" at the end. */
 #include <pthread.h>
@@ -177,7 +177,7 @@ static void refuse(uint32_t front_end) {
     }
 }
 
-static void check_gone(void) {
+static void check_completed(void) {
     for (uint32_t i = 0; i < path.completed_count; i++) {
         const struct fast_request *completed = &path.completed[i];
         CHECK(completed->model_id == OPEN && completed->arrival_ns <= completed->begun_ns, "times");
@@ -195,7 +195,7 @@ static void schedule(uint64_t total) {
         do {
             struct poll_limits limits = {control_seq, 5, random_below(3000), random_below(2000)};
             fast_path_poll(&path, &limits);
-            check_gone();
+            check_completed();
         } while (random_below(2)); /* with what is under way */
         await_those_under_way();
         for (uint32_t i = 0; i < FRONT_ENDS; i++) refuse(i);
@@ -220,10 +220,10 @@ static void open_memory(void) {
         receiving[i] = (struct fast_worker){.bell = &bells[i], .commands = commands[i], .completions = completions[i]};
     }
     for (uint32_t i = 0; i < worker_count * WORKER_SLOT_COUNT; i++) arena_offsets[i] = i * ROW_BYTES;
-    path = (struct path){.bell = &scheduler_bell, .submits = submits, .tables = tables, .workers = receiving,
-                                   .leases = all_leases, .front_end_count = FRONT_ENDS, .worker_count = worker_count,
-                                   .lease_count = ALL_LEASES, .worker_slot_count = WORKER_SLOT_COUNT,
-                                   .completed = completed, .lease_timeout_us = HANG_S * 2000000u};
+    path = (struct fast_path){.bell = &scheduler_bell, .submits = submits, .tables = tables, .workers = receiving,
+                              .leases = all_leases, .front_end_count = FRONT_ENDS, .worker_count = worker_count,
+                              .lease_count = ALL_LEASES, .worker_slot_count = WORKER_SLOT_COUNT,
+                              .completed = completed, .lease_timeout_us = HANG_S * 2000000u};
     path.models[OPEN] = (struct open_model){.arena_stride = ROW_BYTES, .arenas = arena_offsets, .layers = 1, .expected_us = 5};
 }
 

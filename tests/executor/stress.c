@@ -4,12 +4,13 @@
  *
  * Each round is one batch for a random model: the rows of some requests, one after the other, cut anywhere into up to three gangs, which
  * work at the same time. While they run the scheduler stops them (both ways), resumes, grows, shrinks and aborts them at random; a part of
- * a request may run twice. While it waits for all to leave it is patient or not: who leaves an answered request need ring only in the
- * second case. Afterwards every task of a gang must have been executed exactly once since its last abort, each layer after the whole of the one before, on the rows of the right requests, and each request must have its own outputs.
- * A gang may compute the first layers in passes: then a layer of a pass comes after the layer before of the same rows, and a pass after
- * the one before. Layers have versions, chosen anew with each block. Some have a batch kernel, which must be used for two rows and more, with groups
- * of rows that cover each row once, at one stride. Some programs are one call for all rows; it must be begun once, and what it says of
- * each request must become the answer.
+ * a request may run twice. While it waits for all to leave it skips wakeups by completions, or not: who leaves an answered request need
+ * ring only in the second case. Afterwards every task of a gang must have been executed exactly once since its last abort, each layer after
+ * the whole of the one before, on the rows of the right requests, and each request must have its own outputs. A gang may compute the
+ * first layers in passes: then a layer of a pass comes after the layer before of the same rows, and a pass after the one before. Layers
+ * have versions, chosen anew with each block. Some have a batch kernel, which must be used for two rows and more, with groups of rows that
+ * cover each row once, at one stride. Some programs are one call for all rows; it must be begun once, and what it says of each request must
+ * become the answer.
  * Cells and tensors are plain memory on purpose: ThreadSanitizer reports them if the protocol does not order their accesses. */
 #include <pthread.h>
 

@@ -42,7 +42,7 @@ def test_what_leads_outside_is_refused(path):
     with pytest.raises(ValueError, match="at most 1024 models"):
         path.open(1024, 1, 10, 64, [0] * path.worker_slots)
     with pytest.raises(ValueError, match="at most 1024 models"):
-        fast_path.close(1024)
+        path.close(1024)
     with pytest.raises(ValueError, match="no such model: 0 layers"):
         path.open(1, 0, 10, 64, [0] * path.worker_slots)
     with pytest.raises(ValueError, match="3 arenas"):

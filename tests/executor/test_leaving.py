@@ -46,7 +46,7 @@ def slot(harness):
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_only_who_is_not_patient_is_woken_by_ranks_of_an_answered_query(harness, slot, skips):
+def test_only_who_skips_nothing_is_woken_by_ranks_of_an_answered_query(harness, slot, skips):
     executor, control = harness.executor, harness.executor.control
     bell = control.scheduler_bell
     seen = bell.seen()
@@ -70,7 +70,7 @@ def test_only_who_is_not_patient_is_woken_by_ranks_of_an_answered_query(harness,
     assert word(control, "skip_completion_wakeups") == 0, "only as long as it waits"
 
 
-def test_a_rank_that_was_stopped_wakes_also_a_patient_scheduler(harness, slot):
+def test_a_rank_that_was_stopped_wakes_a_scheduler_that_skips_completions(harness, slot):
     control = harness.executor.control
     bell = control.scheduler_bell
     seen = bell.seen()
@@ -87,7 +87,7 @@ def test_a_rank_that_was_stopped_wakes_also_a_patient_scheduler(harness, slot):
 
 
 @pytest.mark.parametrize("name", ["skip_completion_wakeups", "skip_best_effort_wakeups"])
-def test_a_successor_is_not_as_patient_as_its_predecessor(harness, name):
+def test_a_successor_does_not_skip_what_its_predecessor_did(harness, name):
     control = harness.executor.control
     at = control.layout.scheduler_bell + BELL.offset(name)
     struct.pack_into("<I", control.segment.view, at, 1)
