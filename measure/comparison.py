@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.tuning import Search, TunedKernel, Tuning
-from gangway.server.repository.compile_jobs import CompileError
+from gangway.server.errors import CompileError
 
 KERNELS: Final = 4
 TRIALS: Final = 64

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gangway.artifact.tuning import Candidate
-from gangway.server.repository.compile_jobs import CompileError
+from gangway.server.errors import CompileError
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from gangway.measure.arguments import find_model, positive_integer
 from gangway.measure.profile_command import wholeness
 from gangway.scheduler.batching.planner import PlanTable, plan_table
 from gangway.scheduler.profiles import policy_profile
-from gangway.server.repository.compile_jobs import CompileError, Compiler
+from gangway.server.errors import CompileError
+from gangway.server.repository.compile_jobs import Compiler
 
 _INSTANCES = ("count", "cores", "rows")  # Packrat's <i, t, b>
 

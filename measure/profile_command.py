@@ -15,7 +15,8 @@ from gangway.artifact.profile import LayerProfile, Profile, encode_profile, writ
 from gangway.measure.arguments import model_and_cores, positive_number
 from gangway.measure.model_runner import RunError
 from gangway.measure.profiler import DEFAULT_SECONDS, profile_model
-from gangway.server.repository.compile_jobs import CompileError, Compiler
+from gangway.server.errors import CompileError
+from gangway.server.repository.compile_jobs import Compiler
 
 # A profile for people: a table of layers and a few lines about the whole.
 

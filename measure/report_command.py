@@ -13,7 +13,8 @@ from gangway.artifact.profile import ProfileError, profile_path, read_profile
 from gangway.artifact.tuning import find_tuning_by_result
 from gangway.measure.arguments import model_and_cores
 from gangway.measure.report_tables import SERIES, Evidence, Row
-from gangway.server.repository.compile_jobs import CompileError, Compiler
+from gangway.server.errors import CompileError
+from gangway.server.repository.compile_jobs import Compiler
 
 UNMEASURED = {
     "interference": "nothing was measured beside interference",

@@ -16,7 +16,7 @@ from gangway.measure.arguments import model_and_cores, positive_integer, positiv
 from gangway.measure.comparison import KERNELS, TRIALS, compare_searches
 from gangway.measure.model_runner import RunError
 from gangway.measure.tuner import STATIC, USUAL_QOS, TuneOptions, Tuner
-from gangway.server.repository.compile_jobs import CompileError
+from gangway.server.errors import CompileError
 
 # A tuning for people: a table of kernels and a few lines about the whole.
 

@@ -41,11 +41,6 @@ class Interference:
     because a core that the front end or the system took away for a while is no interference.
     """
 
-<<<<<<< HEAD
-    name = "the slowdown of finished batches"
-
-=======
->>>>>>> c919914 (Drop the proxy of interference by hardware counters)
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # (when, level)
         self._level: float | None = 0.0  # None: to be found again
@@ -87,88 +82,6 @@ def _isolated_us(unit: Unit) -> tuple[float, float]:
     return isolated_us * scale, (disturbed_us - isolated_us) * scale
 
 
-<<<<<<< HEAD
-# The level of interference from counters of the last-level cache: VELTAIR's way, where the machine has them.
-
-INTERVAL_US: Final = 5_000.0
-LOOKS_SHARE: Final = 1 / 200  # of the time: a look takes a microsecond a core, and forty in a virtual machine
-LEAST_EXPLAINED: Final = 0.5  # of the levels' variance: a line that explains less knows less than finished units do
-_log = logging.getLogger(__name__)
-
-
-class Rates(Protocol):
-    """Accesses and misses per thousand cycles of these cores since the last look; None if nothing is known."""
-
-    def look(self, cores: Sequence[int]) -> tuple[float, ...] | None:
-        """Look at them."""
-
-
-class CounterInterference:
-    """What the machine's proxy makes of the counters of all workers' cores.
-
-    They are looked at every 5 ms at most, and less often where looks take more than LOOKS_SHARE of the time.
-    """
-
-    name = "hardware counters of the last-level cache"
-
-    def __init__(
-        self,
-        proxy: InterferenceProxy,
-        rates: Rates,
-        cores: Sequence[int],
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._proxy = proxy
-        self._rates = rates
-        self._cores = cores
-        self._clock_ns = clock_ns
-        self._level = 0.0
-        self._next_us = 0.0
-
-    def finished(self, unit: Unit, now_us: float) -> None:
-        """Units say nothing here: counters are read instead."""
-
-    def level(self, now_us: float) -> float:
-        """Return the level in the last interval in which workers did something."""
-        if now_us >= self._next_us:
-            begin_ns = self._clock_ns()
-            rates = self._rates.look(self._cores)
-            look_us = (self._clock_ns() - begin_ns) / 1e3
-            self._next_us = now_us + max(INTERVAL_US, look_us / LOOKS_SHARE)
-            if rates is not None:
-                self._level = self._proxy.level(rates[0], rates[1])
-        return self._level
-
-
-def from_profiles(profiles: Path, machine_id: str, cores: Sequence[int]) -> CounterInterference | None:
-    """Return what the folder of profiles knows about this machine; None if that is nothing, or cannot be counted."""
-    path = proxy_path(profiles, machine_id)
-    events = cache_events()
-    if events is None or not path.exists():
-        return None
-    try:
-        proxy = read_proxy(path)
-    except ProfileError as error:
-        _log.warning(
-            "interference is measured by slowdown, because the fit of hardware counters cannot be read: %s",
-            error,
-        )
-        return None
-    if (events[0].name, events[1].name) != (proxy.accesses, proxy.misses):
-        return None
-    if proxy.r_squared < LEAST_EXPLAINED or proxy.per_miss_rate <= 0:  # misses that mean calm: a line through chance
-        _log.info(
-            "interference is measured by slowdown, because hardware counters explain only %.0f %% of it"
-            " (%+.3g for each miss per access)",
-            100 * proxy.r_squared,
-            proxy.per_miss_rate,
-        )
-        return None
-    return CounterInterference(proxy, CounterRates(events), cores)
-
-
-=======
->>>>>>> c919914 (Drop the proxy of interference by hardware counters)
 # By how much blocks take longer than predicted, for whatever reason: what deadlines have to be reckoned with.
 #
 # A profile is measured model by model on cores that do nothing else. In the server a model finds caches that others
@@ -236,18 +149,6 @@ class BlockTimes:
     def __init__(self) -> None:
         self.interference = Interference()
         self.stretches = Stretches()
-<<<<<<< HEAD
-        self._cores = cores
-
-    def use_counters(self, profiles: Path, machine_id: str) -> None:
-        """Take the level of interference from counters, if the folder of profiles says how and the machine can."""
-        if isinstance(self.interference, SlowdownInterference):
-            counters = from_profiles(profiles, machine_id, self._cores)
-            if counters is not None:
-                self.interference = counters
-                _log.info("interference between models is measured by %s from now on", counters.name)
-=======
->>>>>>> c919914 (Drop the proxy of interference by hardware counters)
 
     def finished(self, gang: Gang, profile: ModelProfile | None, end_layer: int, turned_ns: int) -> None:
         """Take into account the block that a gang ended before `end_layer` at that time, if it says something."""

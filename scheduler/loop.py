@@ -149,7 +149,6 @@ class LiveScheduler:
 
     def run(self) -> None:
         """Serve until Stop."""
-        _log.info("interference between models is measured by %s", self._execution.times.interference.name)
         bell = self.control.scheduler_bell
         seen = bell.seen()
         self.step()

@@ -128,9 +128,7 @@ def test_where_others_take_the_cores_rows_go_apart_unless_one_gang_gains_much(
 ) -> None:
     former = Former(spec(CLOSE, max_delay_us=0.0)).former
     waiting = [query(1, CLOSE), query(2, CLOSE)]
-    assert (
-        batches(former.form(queue(waiting), 1000.0, MODELS, CORES, CORES, prediction_errors={CLOSE: error})) == gangs
-    )
+    assert batches(former.form(queue(waiting), 1000.0, MODELS, CORES, CORES, prediction_errors={CLOSE: error})) == gangs
 
 
 def test_what_is_left_over_waits_while_others_can_take_all_cores() -> None:
