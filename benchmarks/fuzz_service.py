@@ -21,9 +21,10 @@ from gangway.server.front_end.protocol import Method
 from gangway.server.http.replies import HttpCall, HttpError, Reply
 from gangway.server.http.routes import Incoming, Service, route_of, verbs_of
 from gangway.server.messages import ModelReady
-from gangway.server.models.served import Models, item_bytes
+from gangway.server.models.served import Models
+from gangway.server.models.tensors import item_bytes
 from gangway.server.repository.completion import complete_config, max_rows
-from gangway.server.requests.validation import Plan, make_plan
+from gangway.server.requests.validation import RequestPlan, make_plan
 
 MAX_BODY_BYTES: Final = 1 << 20
 PATHS: Final = (
@@ -76,7 +77,7 @@ def models() -> Models:
     return known.updated(_announced(1, "text", texts[:1], texts[1:], Engine.ONNXRUNTIME))
 
 
-def checked_plan(header: bytes, raws: list[memoryview]) -> Plan:
+def checked_plan(header: bytes, raws: list[memoryview]) -> RequestPlan:
     """Return the plan of a request whose contents are right for it. Raises RequestError."""
     plan = make_plan(models(), header, bool(raws))
     if plan.regions:

@@ -23,7 +23,7 @@ from gangway.clients.inputs import infer_request
 from gangway.executor.process import take_precedence
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.grpc.server import channel_options
-from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.system import keep_freed_memory
 
 THREADS = 64

@@ -24,7 +24,7 @@ from gangway.scheduler import messages as slow
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, Stop, Wake
 from gangway.scheduler.timeline import Stretch, TimelineWriter
-from gangway.server.requests.data_plane import DataPlane, Request, TensorLayout
+from gangway.server.requests.data_plane import DataPlane, Submission, TensorLayout
 from gangway.server.supervisor.shared_memory import FRONT_END, SharedMemory
 
 LAYERS = 40
@@ -102,14 +102,14 @@ class Bench(Policy):
         """Let the measurement go on."""
         self._ended.release()
 
-    def submit(self, task_us: float, priority: int = 0) -> Request:
+    def submit(self, task_us: float, priority: int = 0) -> Submission:
         """Submit a query of two tasks per layer."""
         request = self.plane.open(TensorLayout(MODEL, (8,), (8,)), 1)
         struct.pack_into("<2i", request.inputs[0], 0, round(task_us * 1e3), round(task_us * 1e3))
         request.submit(priority=priority)
         return request
 
-    def finish(self, *requests: Request) -> None:
+    def finish(self, *requests: Submission) -> None:
         """Wait until these queries are answered and their gangs have left."""
         for request in requests:
             assert request.wait(time.monotonic_ns() + int(WAIT_S * 1e9)) is not None, "no answer"

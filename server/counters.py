@@ -1,14 +1,14 @@
 """Where the counters lie. One segment, made by the supervisor, inherited by every front end.
 
     0       one page: u32 magic, u32 version of this layout, u32 front ends, u32 models that there can be
-    4096    a stretch for each front end, which it alone writes and any process reads, without a lock:
+    4096    a section for each front end, which it alone writes and any process reads, without a lock:
 
       0     one page: u64 bytes of tensors of its requests in flight, u64 calls that it has refused unread
       4096  a row of 12 KiB (3 pages) for each model (`ModelReady.statistics_row`)
 
 A row has memory while it is in use: the supervisor takes it, all zeros, when a model (or an ensemble) is announced,
 and gives it back when its last request has ended (`rows.py`). So a model that is loaded anew begins at 0. A
-front end that is started in the place of a dead one goes on with its stretch. A row is 1536 little-endian 64-bit words:
+front end that is started in the place of a dead one goes on with its section. A row is 1536 little-endian 64-bit words:
 
     0      sequence: odd while its writer is at work
     1      time of the last answer, milliseconds since 1970; 0: none
@@ -43,7 +43,7 @@ ROW_BOUNDS = tuple(2**power for power in range(11))  # 1 to 1024
 MAGIC: Final = 0x43574721
 VERSION: Final = 3
 PAGE_BYTES: Final = 4096
-HEAP_BYTES: Final = 0  # words of a stretch's first page
+HEAP_BYTES: Final = 0  # words of a section's first page
 REFUSED_UNREAD: Final = 1
 WORD_BYTES: Final = 8
 MODELS: Final = _native.MAX_MODELS
@@ -83,19 +83,19 @@ OTHER_BATCHES: Final = BATCH_TABLE + MAX_BATCHES * BATCH_WORDS
 ROW_WORDS: Final = OTHER_BATCHES + BATCH_WORDS
 ROW_BYTES: Final = ROW_WORDS * WORD_BYTES
 
-STRETCH_BYTES: Final = PAGE_BYTES + MODELS * ROW_BYTES
+SECTION_BYTES: Final = PAGE_BYTES + MODELS * ROW_BYTES
 
 
-def stretch_offset(front_end: int) -> int:
-    """Return where the stretch of a front end begins (counted from 0)."""
-    return PAGE_BYTES + front_end * STRETCH_BYTES
+def section_offset(front_end: int) -> int:
+    """Return where the section of a front end begins (counted from 0)."""
+    return PAGE_BYTES + front_end * SECTION_BYTES
 
 
 def row_offset(front_end: int, row: int) -> int:
     """Return where a front end has a row. Raises ValueError for a number that no row has."""
     if not 0 <= row < MODELS:
         raise ValueError(f"there is no row {row}")
-    return stretch_offset(front_end) + PAGE_BYTES + row * ROW_BYTES
+    return section_offset(front_end) + PAGE_BYTES + row * ROW_BYTES
 
 
 def batch_offset(place: int) -> int:

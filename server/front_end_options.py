@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, field
 
 from gangway.server.json_dataclass import as_stdin
-from gangway.server.options.serve_options import ServeOptions
+from gangway.server.options.command_line import ServeOptions
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What is counted of a model since it was loaded: as Triton counts it, and ours beside.
 
 ModelStatistics, the metrics and the log are three views of the same counters. They lie in shared memory
-(`counting/layout.py`), so that they outlive the front end that counts and add up over several.
+(`counters.py`), so that they outlive the front end that counts and add up over several.
 """
 
 import math
@@ -20,7 +20,7 @@ import grpc
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server import counters as layout
+from gangway.server import counters
 from gangway.server.counters import (
     BATCH_ROWS,
     BATCHES,
@@ -183,7 +183,7 @@ class Totals:
 
 def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -> Figures:
     """Return the sum of what `Row.read` has returned, at least one."""
-    words = _sum_of([row[: layout.BATCH_TABLE] for row in rows])
+    words = _sum_of([row[: counters.BATCH_TABLE] for row in rows])
 
     def duration(place: int) -> Duration:
         return Duration(words[place], words[place + 1])
@@ -191,28 +191,28 @@ def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -
     def counts(place: int, size: int) -> tuple[int, ...]:
         return tuple(words[place : place + size])
 
-    own = dict(zip(OWN_KEYS, words[layout.OWN :], strict=False))
-    versions = counts(layout.VERSIONS, layout.VERSION_COUNT)
+    own = dict(zip(OWN_KEYS, words[counters.OWN :], strict=False))
+    versions = counts(counters.VERSIONS, counters.VERSION_COUNT)
     own |= {f"{VERSION_PREFIX}{number}": count for number, count in enumerate(versions) if count}
     return Figures(
-        success=duration(layout.SUCCESS),
-        fail=duration(layout.FAIL),
-        failures=dict(zip(REASONS, words[layout.FAILURES :], strict=False)),
-        queue=duration(layout.QUEUE),
-        cache_hit=duration(layout.CACHE_HIT),
-        cache_miss=duration(layout.CACHE_MISS),
-        executions=words[layout.EXECUTIONS],
-        inferences=words[layout.INFERENCES],
-        batch_rows=words[layout.BATCH_ROWS],
-        compute_ns=dict(zip(COMPUTE_PARTS, words[layout.COMPUTE :], strict=False)),
+        success=duration(counters.SUCCESS),
+        fail=duration(counters.FAIL),
+        failures=dict(zip(REASONS, words[counters.FAILURES :], strict=False)),
+        queue=duration(counters.QUEUE),
+        cache_hit=duration(counters.CACHE_HIT),
+        cache_miss=duration(counters.CACHE_MISS),
+        executions=words[counters.EXECUTIONS],
+        inferences=words[counters.INFERENCES],
+        batch_rows=words[counters.BATCH_ROWS],
+        compute_ns=dict(zip(COMPUTE_PARTS, words[counters.COMPUTE :], strict=False)),
         batches=_batches_of(rows),
-        row_counts=counts(layout.ROWS, layout.ROW_BUCKETS),
-        request_counts=counts(layout.REQUEST_TIMES, layout.TIME_BUCKETS),
-        queue_counts=counts(layout.QUEUE_TIMES, layout.TIME_BUCKETS),
-        compute_counts=counts(layout.COMPUTE_TIMES, layout.TIME_BUCKETS),
+        row_counts=counts(counters.ROWS, counters.ROW_BUCKETS),
+        request_counts=counts(counters.REQUEST_TIMES, counters.TIME_BUCKETS),
+        queue_counts=counts(counters.QUEUE_TIMES, counters.TIME_BUCKETS),
+        compute_counts=counts(counters.COMPUTE_TIMES, counters.TIME_BUCKETS),
         response_bounds_ns=response_bounds_ns,
-        response_counts=counts(layout.RESPONSE_TIMES, len(response_bounds_ns) + 1),
-        last_inference_ms=max(row[layout.LATEST] for row in rows),
+        response_counts=counts(counters.RESPONSE_TIMES, len(response_bounds_ns) + 1),
+        last_inference_ms=max(row[counters.LATEST] for row in rows),
         own=own,
     )
 
@@ -391,41 +391,41 @@ class StatisticsTable:
         self.segment = segment
         self.front_ends = front_ends
         self._pages = [
-            segment.view[offset : offset + layout.PAGE_BYTES].cast("Q")
-            for offset in map(layout.stretch_offset, range(front_ends))
+            segment.view[offset : offset + counters.PAGE_BYTES].cast("Q")
+            for offset in map(counters.section_offset, range(front_ends))
         ]
 
     @classmethod
     def create(cls, front_ends: int) -> "StatisticsTable":
         """Make the segment, without a row (the supervisor, once). Raises OSError."""
-        segment = Segment.create(layout.stretch_offset(front_ends), "statistics")
-        segment.allocate(0, layout.PAGE_BYTES)
+        segment = Segment.create(counters.section_offset(front_ends), "statistics")
+        segment.allocate(0, counters.PAGE_BYTES)
         for front_end in range(front_ends):
-            segment.allocate(layout.stretch_offset(front_end), layout.PAGE_BYTES)
-        _HEADER.pack_into(segment.view, 0, layout.MAGIC, layout.VERSION, front_ends, layout.MODELS)
+            segment.allocate(counters.section_offset(front_end), counters.PAGE_BYTES)
+        _HEADER.pack_into(segment.view, 0, counters.MAGIC, counters.VERSION, front_ends, counters.MODELS)
         return cls(segment, front_ends)
 
     @classmethod
     def attach(cls, fd: int) -> "StatisticsTable":
-        """Map an inherited segment. Raises ValueError if `fd` is none, or has another layout."""
+        """Map an inherited segment. Raises ValueError if `fd` is none, or has another counters."""
         segment = Segment.attach(fd)
         magic, version, front_ends, models = _HEADER.unpack_from(segment.view, 0)
-        if magic != layout.MAGIC or segment.size_bytes != layout.stretch_offset(front_ends):
+        if magic != counters.MAGIC or segment.size_bytes != counters.section_offset(front_ends):
             raise ValueError(f"file descriptor {fd} is not a segment of statistics")
-        if (version, models) != (layout.VERSION, layout.MODELS):
-            known = f"layout {layout.VERSION} of {layout.MODELS} models"
+        if (version, models) != (counters.VERSION, counters.MODELS):
+            known = f"layout {counters.VERSION} of {counters.MODELS} models"
             raise ValueError(f"statistics have layout {version} of {models} models, this program knows {known}")
         return cls(segment, front_ends)
 
     def begin(self, row: int) -> None:
         """Let a model have rows, all zeros (the supervisor). Raises OSError if there is no memory."""
         for offset in self._offsets(row):
-            self.segment.zero(offset, layout.ROW_BYTES)
+            self.segment.zero(offset, counters.ROW_BYTES)
 
     def end(self, row: int) -> None:
         """Give the memory of a model's rows back (the supervisor)."""
         for offset in self._offsets(row):
-            self.segment.punch(offset, layout.ROW_BYTES)
+            self.segment.punch(offset, counters.ROW_BYTES)
 
     def statistics(self, front_end: int, row: int, response_bounds_ns: tuple[int, ...]) -> Statistics:
         """Return the counters of a model that has rows, for this front end to count; what is read is that of all."""
@@ -439,22 +439,22 @@ class StatisticsTable:
 
     def set_heap_bytes(self, front_end: int, size_bytes: int) -> None:
         """Tell how many bytes of tensors the requests of a front end have."""
-        self._pages[front_end][layout.HEAP_BYTES] = size_bytes
+        self._pages[front_end][counters.HEAP_BYTES] = size_bytes
 
     def heap_bytes(self, front_end: int) -> int:
         """Return what a front end has told last, or was told of it."""
-        return self._pages[front_end][layout.HEAP_BYTES]
+        return self._pages[front_end][counters.HEAP_BYTES]
 
     def refused_unread_word(self, front_end: int) -> memoryview:
         """Return the word where a front end counts the calls that it refuses unread."""
-        return self._pages[front_end][layout.REFUSED_UNREAD : layout.REFUSED_UNREAD + 1]
+        return self._pages[front_end][counters.REFUSED_UNREAD : counters.REFUSED_UNREAD + 1]
 
     def refused_unread(self, front_end: int) -> int:
         """Return how many calls a front end has refused unread."""
-        return self._pages[front_end][layout.REFUSED_UNREAD]
+        return self._pages[front_end][counters.REFUSED_UNREAD]
 
     def _rows(self, row: int) -> Iterator[Row]:
         return (Row(self.segment.view, offset) for offset in self._offsets(row))
 
     def _offsets(self, row: int) -> list[int]:
-        return [layout.row_offset(front_end, row) for front_end in range(self.front_ends)]
+        return [counters.row_offset(front_end, row) for front_end in range(self.front_ends)]

@@ -48,6 +48,11 @@ class CountingPool(Executor):
                 raise NoThreadError
 
     @property
+    def submitted(self) -> int:
+        """How many tasks there were so far."""
+        return self._submitted
+
+    @property
     def busy(self) -> int:
         """How many tasks have not ended. Too many by a few for moments."""
         return self._submitted - self._ended

@@ -11,23 +11,24 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from types import TracebackType
 from typing import NamedTuple
 
 import grpc
 
 from gangway.artifact.format import ALIGNMENT_BYTES
-from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError
-from gangway.server.front_end.outcomes import RequestClock, failure, no_room
-from gangway.server.front_end.shape_watch import ShapeWatch
-from gangway.server.front_end.tracing import StepSpan
+from gangway.server.front_end.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
 from gangway.server.models.ensembles import Graph, Step, TensorName
 from gangway.server.models.served import ServedModel
 from gangway.server.models.settings import Terms
-from gangway.server.requests.calls import Content, Contents, copy_content
-from gangway.server.requests.data_plane import DataPlane, Layout, Placement, PoolExhaustedError, Request
-from gangway.server.requests.ensemble_calls import EnsembleCall, Result, Shape, StepWay
+from gangway.server.requests.codecs import copy_content
+from gangway.server.requests.data_plane import DataPlane, Layout, Placement, PoolExhaustedError, Submission
+from gangway.server.requests.ensemble_codecs import EnsembleCodec, Result, Shape, StepCodec
+from gangway.server.requests.regions import Content, Contents
+from gangway.server.statistics import Times
 
 # Stretches of the io segment that several requests use: one writes its outputs where the next ones find their inputs.
 #
@@ -47,7 +48,7 @@ class Block:
         self.holders = 1  # whoever has made it
 
 
-class SharedRequest(Request):
+class SharedSubmission(Submission):
     """A request whose tensors lie in blocks that others use, too."""
 
     def __init__(
@@ -93,7 +94,7 @@ class SharedMemoryPool:
 
     def open(
         self, layout: Layout, rows: int, inputs: Sequence[Place], outputs: Sequence[Place], blocks: Sequence[Block]
-    ) -> SharedRequest:
+    ) -> SharedSubmission:
         """Take a slot for a request whose tensors lie in these blocks, which it holds until it is over.
 
         Raises PoolExhaustedError, at once.
@@ -103,7 +104,7 @@ class SharedMemoryPool:
             slot = self._plane.take_slot()
             for block in blocks:
                 block.holders += 1
-            return SharedRequest(self._plane, layout, rows, slot, placement, blocks)
+            return SharedSubmission(self._plane, layout, rows, slot, placement, blocks)
 
 
 def places_within(block: Block, sizes_bytes: Sequence[int]) -> list[Place]:
@@ -232,12 +233,12 @@ class Output(NamedTuple):
 class Prepared:
     """A request that is ready to be handed over. `blocks` are held by whoever has it; the last one has the outputs."""
 
-    request: SharedRequest
+    submission: SharedSubmission
     blocks: Sequence[Block]
     places: Sequence[Place]  # of the outputs: of each, or of the frame of all
     compiled: bool
 
-    def outputs(self, model: ServedModel, way: StepWay) -> Mapping[str, Output] | None:
+    def outputs(self, model: ServedModel, codec: StepCodec) -> Mapping[str, Output] | None:
         """Return what a request has left that is DONE, by name; None if there was too little room.
 
         Raises RequestError if it cannot be used.
@@ -245,12 +246,12 @@ class Prepared:
         block = self.blocks[-1]
         if self.compiled:
             return {
-                name: Output(way.output_shapes[name], self.places[tensor.index], block)
+                name: Output(codec.output_shapes[name], self.places[tensor.index], block)
                 for name, tensor in model.outputs.items()
             }
-        (view,), ((begin, _),) = self.request.outputs, self.places
+        (view,), ((begin, _),) = self.submission.outputs, self.places
         try:
-            parts = way.frame.parts_in(view)
+            parts = codec.frame.parts_in(view)
         except ValueError as error:
             message = f"model '{model.name}' has left what is no answer: {error}"
             raise RequestError(grpc.StatusCode.INTERNAL, message) from error
@@ -264,18 +265,18 @@ class Prepared:
 
 
 def prepare_compiled(
-    pool: SharedMemoryPool, values: Values, model: ServedModel, way: StepWay, inputs: Mapping[str, Value]
+    pool: SharedMemoryPool, values: Values, model: ServedModel, codec: StepCodec, inputs: Mapping[str, Value]
 ) -> Prepared:
     """Prepare a step of a compiled model: it reads its inputs where they are, and has a block for its outputs.
 
     One without rows computes a row of zeros, and leaves outputs without contents. Raises PoolExhaustedError, and
     RequestError.
     """
-    assert way.compiled is not None, "so the caller says"
-    layout, rows = way.compiled.layout, way.shapes.rows
+    assert codec.compiled is not None, "so the caller says"
+    layout, rows = codec.compiled.layout, codec.shapes.rows
     places: list[Place] = [(0, 0)] * len(layout.input_bytes)
     blocks = []
-    for name, value in inputs.items() if not way.shapes.is_empty else ():
+    for name, value in inputs.items() if not codec.shapes.is_empty else ():
         index = model.inputs[name].index
         places[index], block = values.placed(value)
         blocks.append(block)
@@ -287,55 +288,65 @@ def prepare_compiled(
     taken = [pool.take(total_bytes(sizes))]
     try:
         outputs = places_within(taken[-1], sizes)
-        if way.shapes.is_empty:
+        if codec.shapes.is_empty:
             taken.insert(0, pool.take(total_bytes(layout.input_bytes)))
             places = places_within(taken[0], layout.input_bytes)
             for place in places:
                 pool.view(place)[:] = bytes(place[1])
-        request = pool.open(layout, rows, places, outputs, [*blocks, *taken])
+        submission = pool.open(layout, rows, places, outputs, [*blocks, *taken])
     except BaseException:
         for block in taken:
             pool.let_go(block)
         raise
-    left = [(at, 0) for at, _ in outputs] if way.shapes.is_empty else outputs
-    return Prepared(request, tuple(taken), left, compiled=True)
+    left = [(at, 0) for at, _ in outputs] if codec.shapes.is_empty else outputs
+    return Prepared(submission, tuple(taken), left, compiled=True)
 
 
-def prepare_frame(pool: SharedMemoryPool, way: StepWay, inputs: Sequence[Value]) -> Prepared:
+def prepare_frame(pool: SharedMemoryPool, codec: StepCodec, inputs: Sequence[Value]) -> Prepared:
     """Prepare a step for onnxruntime: its inputs are copied into one frame, which has to be in one piece.
 
     Raises PoolExhaustedError, and RequestError.
     """
     contents = [value.content for value in inputs]
-    layout = way.frame.layout(contents)
+    layout = codec.frame.layout(contents)
     taken: list[Block] = []
     try:
         places = []
         for size_bytes in layout.frame_bytes:
             taken.append(pool.take(size_bytes))
             places.append((taken[-1].offset, size_bytes))
-        request = pool.open(layout, way.shapes.rows, places[:1], places[1:], taken)
+        submission = pool.open(layout, codec.shapes.rows, places[:1], places[1:], taken)
         try:
-            way.frame.write(request, contents)
+            codec.frame.write(submission, contents)
         except BaseException:
-            request.close()
+            submission.close()
             raise
     except BaseException:
         for block in taken:
             pool.let_go(block)
         raise
-    return Prepared(request, tuple(taken), places[1:], compiled=False)
+    return Prepared(submission, tuple(taken), places[1:], compiled=False)
 
 
-@dataclass(eq=False)
-class _Running:
-    """A step that has been handed over, and the blocks that are held for it until its outputs have been taken."""
+class StepRun(ModelRun):
+    """A step that has been handed over. The blocks of `prepared` are held until its outputs have been taken."""
 
-    index: int
-    way: StepWay
-    prepared: Prepared
-    begin_ns: int
-    submitted_ns: int = 0
+    def __init__(
+        self,
+        index: int,
+        step: Step,
+        codec: StepCodec,
+        prepared: Prepared,
+        clock: RequestClock,
+        begin_ns: int,
+        watch: ShapeWatch,
+    ) -> None:
+        max_queue = step.model.policies.terms(0, 0, None).max_queue  # that is for its own queue policy to say
+        super().__init__(step.model, codec.shapes, max_queue, clock, begin_ns, watch)
+        self.index = index
+        self.step = step
+        self.codec = codec
+        self.prepared = prepared
 
 
 class EnsembleRun:
@@ -345,27 +356,27 @@ class EnsembleRun:
     """
 
     def __init__(
-        self, plane: DataPlane, watch: ShapeWatch, call: EnsembleCall, terms: Terms, clock: RequestClock
+        self, plane: DataPlane, watch: ShapeWatch, codec: EnsembleCodec, terms: Terms, clock: RequestClock
     ) -> None:
         self._plane = plane
         self._pool = SharedMemoryPool(plane)
         self._watch = watch
-        self._call = call
+        self._codec = codec
         self._terms = terms
         self._clock = clock
-        self._values = Values(self._pool, call.graph, call.wanted)
-        self._waits = list(call.graph.waits)
+        self._values = Values(self._pool, codec.graph, codec.wanted)
+        self._waits = list(codec.graph.waits)
         self._lock = threading.Lock()  # of the two below
-        self._running: list[_Running] = []
+        self._running: list[StepRun] = []
         self._cancelled = threading.Event()
-        self.spans: list[StepSpan] = []
+        self.ended: list[StepRun] = []
 
     def execute(self, contents: Contents) -> dict[TensorName, Result]:
         """Execute all steps; return the tensors that the answer is made of, valid until the run is left.
 
         Raises RequestError, which names the step.
         """
-        for (tensor, shape), content in zip(self._call.shapes.inputs, contents, strict=True):
+        for (tensor, shape), content in zip(self._codec.shapes.inputs, contents, strict=True):
             self._values.give((tensor.name,), tensor.datatype, shape, content)
         ready = deque(index for index, waits in enumerate(self._waits) if not waits)
         while ready or self._running:
@@ -379,9 +390,9 @@ class EnsembleRun:
         """Say that nobody waits for the answer any more."""
         with self._lock:
             self._cancelled.set()
-            requests = [running.prepared.request for running in self._running]
-        for request in requests:
-            request.cancel()
+            submissions = [running.prepared.submission for running in self._running]
+        for submission in submissions:
+            submission.cancel()
 
     def __enter__(self) -> "EnsembleRun":
         return self
@@ -389,12 +400,10 @@ class EnsembleRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        now_ns = time.monotonic_ns()
         with self._lock:
             left, self._running = self._running, []
         for running in left:
-            model = self._call.graph.steps[running.index].model
-            model.statistics.failed(now_ns - running.begin_ns, grpc.StatusCode.CANCELLED, had_target=False)
+            running.failed(failure(running.model.name, SlotStatus.CANCELLED, running.max_queue), had_target=False)
             self._close(running.prepared)
         self._values.clear()
 
@@ -402,85 +411,80 @@ class EnsembleRun:
 
     def _start(self, index: int, again_since_ns: int = 0, whole: bool = False) -> None:
         """Hand a step over. `again_since_ns`: it was begun before; `whole`: by onnxruntime, whatever is compiled."""
-        step, begin_ns = self._call.graph.steps[index], again_since_ns or time.monotonic_ns()
+        step, begin_ns = self._codec.graph.steps[index], again_since_ns or time.monotonic_ns()
         try:
             inputs = self._values.of(step.inputs)
             kinds = {name: (value.datatype, value.shape) for name, value in inputs.items()}
-            way = self._call.ways.of(index, step, kinds)
-            if way.compiled is None or whole:
-                prepared = prepare_frame(self._pool, way, list(inputs.values()))
+            codec = self._codec.steps.of(index, step, kinds)
+            if codec.compiled is None or whole:
+                prepared = prepare_frame(self._pool, codec, list(inputs.values()))
             else:
-                prepared = prepare_compiled(self._pool, self._values, step.model, way, inputs)
-            self._submit(_Running(index, way, prepared, begin_ns))
+                prepared = prepare_compiled(self._pool, self._values, step.model, codec, inputs)
+            self._submit(StepRun(index, step, codec, prepared, self._clock, begin_ns, self._watch))
         except PoolExhaustedError as error:
             raise self._failed(step, begin_ns, no_room(error)) from error
         except RequestError as error:
             raise self._failed(step, begin_ns, error) from error
 
-    def _submit(self, running: _Running) -> None:
-        clock, terms = self._clock, self._terms
-        step = self._call.graph.steps[running.index]
+    def _submit(self, running: StepRun) -> None:
+        clock, terms, submission = self._clock, self._terms, running.prepared.submission
         deadline_ns = clock.deadline_ns
         if deadline_ns:  # what comes after needs its time, too
-            deadline_ns = max(1, deadline_ns - int(self._call.graph.remaining_us[running.index] * 1000))
+            deadline_ns = max(1, deadline_ns - int(self._codec.graph.remaining_us[running.index] * 1000))
         try:
             with self._lock:
                 if self._cancelled.is_set():
                     gone = clock.status_of(SlotStatus.CANCELLED, time.monotonic_ns())
                     raise failure(self._name, gone, 0)
                 self._running.append(running)
-            running.submitted_ns = time.monotonic_ns()
-            running.prepared.request.submit(
-                deadline_ns, terms.priority, clock.arrival_ns, clock.limit_ns, terms.rejects_late, _max_queue(step)
-            )
-            if self._cancelled.is_set():  # just before the request could be
-                running.prepared.request.cancel()
+            running.hand_over(submission, deadline_ns, terms.priority, terms.rejects_late)
+            if self._cancelled.is_set():  # just before the submission could be
+                submission.cancel()
         except BaseException:
             self._remove(running)
             self._close(running.prepared)
             raise
 
-    def _ended(self) -> list[_Running]:
+    def _ended(self) -> list[StepRun]:
         """Wait until a step has ended; return those that have."""
         slots, clock = self._plane.slots, self._clock
         begin_ns = time.monotonic_ns()
-        lone = self._running[0].prepared.request.layout.model_id if len(self._running) == 1 else None
+        lone = self._running[0].prepared.submission.layout.model_id if len(self._running) == 1 else None
         spin_us = self._plane.spin_for(lone) if lone is not None else 0
-        numbers = [running.prepared.request.slot for running in self._running]
+        numbers = [running.prepared.submission.slot for running in self._running]
         if not slots.wait_any(numbers, max(0, clock.end_ns - begin_ns) // 1000, spin_us):
-            step = self._call.graph.steps[self._running[0].index]
-            raise self._within(step, failure(self._name, clock.status_at_end, 0))
+            raise self._within(self._running[0].step, failure(self._name, clock.status_at_end, 0))
         if lone is not None:
             self._plane.last_wait_ns[lone] = time.monotonic_ns() - begin_ns
-        return [running for running in self._running if slots.is_done(running.prepared.request.slot)]
+        return [running for running in self._running if slots.is_done(running.prepared.submission.slot)]
 
-    def _finish(self, running: _Running) -> Sequence[int]:
+    def _finish(self, running: StepRun) -> Sequence[int]:
         """Take what a step has left; return the steps that can begin now."""
-        step = self._call.graph.steps[running.index]
-        finished_ns = time.monotonic_ns()
-        outcome = running.prepared.request.outcome()
+        step = running.step
+        running.finished_ns = time.monotonic_ns()
+        outcome = running.prepared.submission.outcome()
         self._remove(running)
         try:
             if outcome.status is SlotStatus.UNAVAILABLE and step.model.symbols and running.prepared.compiled:
                 self._start(running.index, running.begin_ns, whole=True)  # the variant has been unloaded meanwhile
                 return ()
             if outcome.status is not SlotStatus.OK:
-                status = self._clock.status_of(outcome.status, finished_ns)
-                error = failure(step.model.name, status, _max_queue(step), outcome.reason)
-                raise self._failed(step, running.begin_ns, error)
-            if not self._take(step, running):
+                raise self._failed(step, running.begin_ns, running.failure(outcome))
+            if not self._take(running):
                 self._start(running.index, running.begin_ns, whole=True)  # there was too little room for the answer
                 return ()
         finally:
             self._close(running.prepared)
         self._values.read(step.inputs)
-        self._note(step, running, outcome, finished_ns)
+        running.succeeded(outcome)
+        self.ended.append(running)
         return self._freed(step)
 
-    def _take(self, step: Step, running: _Running) -> bool:
+    def _take(self, running: StepRun) -> bool:
         """Take a step's outputs over; False if there was too little room for them."""
+        step = running.step
         try:
-            outputs = running.prepared.outputs(step.model, running.way)
+            outputs = running.prepared.outputs(step.model, running.codec)
         except RequestError as error:
             raise self._failed(step, running.begin_ns, error) from error
         if outputs is None:
@@ -490,42 +494,23 @@ class EnsembleRun:
             self._values.write(tensor, step.model.outputs[name].datatype, output.shape, output.place, output.block)
         return True
 
-    def _note(self, step: Step, running: _Running, outcome: SlotOutcome, finished_ns: int) -> None:
-        model, shapes = step.model, running.way.shapes
-        start_ns = self._clock.arrival_ns + round(outcome.queue_us * 1000)
-        span = StepSpan(
-            step,
-            shapes.rows,
-            running.begin_ns,
-            running.submitted_ns,
-            start_ns,
-            start_ns + round(outcome.compute_us * 1000),
-            finished_ns,
-            time.monotonic_ns(),
-            outcome,
-        )
-        self.spans.append(span)
-        model.statistics.succeeded(shapes.rows, span.times, None, outcome.counts, outcome.batch_rows, outcome.leads)
-        if model.symbols:
-            self._watch.used(model, model.key_of(shapes.sizes))
-
     def _freed(self, step: Step) -> Sequence[int]:
         """Return the steps that have waited for this one alone."""
         freed = []
         for tensor in set(step.outputs.values()):
-            for reader in self._call.graph.readers.get(tensor, ()):
+            for reader in self._codec.graph.readers.get(tensor, ()):
                 self._waits[reader] -= 1
                 if not self._waits[reader]:
                     freed.append(reader)
         return freed
 
-    def _remove(self, running: _Running) -> None:
+    def _remove(self, running: StepRun) -> None:
         with self._lock:
             if running in self._running:
                 self._running.remove(running)
 
     def _close(self, prepared: Prepared) -> None:
-        prepared.request.close()
+        prepared.submission.close()
         for block in prepared.blocks:
             self._pool.let_go(block)
 
@@ -533,7 +518,7 @@ class EnsembleRun:
 
     @property
     def _name(self) -> str:
-        return self._call.graph.model.name
+        return self._codec.graph.model.name
 
     def _failed(self, step: Step, begin_ns: int, error: RequestError) -> RequestError:
         """Count a failure in the statistics of the step's model; return what the client is told."""
@@ -544,6 +529,53 @@ class EnsembleRun:
         return RequestError(error.code, f"in ensemble '{self._name}', {step.title}: {error.message}")
 
 
-def _max_queue(step: Step) -> int:
-    """Return how many requests may wait for a step's model: that is for its own queue policy to say."""
-    return step.model.policies.terms(0, 0, None).max_queue
+# What the steps that have ended make of the whole.
+
+
+def times_of(steps: Sequence[StepRun], total_ns: int) -> Times:
+    """Return what Triton counts of an ensemble: the sums over its steps, and no queue, since it has none."""
+    each = [step.times_of(step.outcome) for step in steps if step.outcome is not None]
+    return Times(
+        total=total_ns,
+        queue=0,
+        compute_input=sum(times.compute_input for times in each),
+        compute_infer=sum(times.compute_infer for times in each),
+        compute_output=sum(times.compute_output for times in each),
+    )
+
+
+def outcome_of(steps: Sequence[StepRun], arrival_ns: int) -> SlotOutcome:
+    """Return how the whole went: from the first task of any step to the last one of any, steps' counts together."""
+    start_ns, end_ns = min(step.start_ns for step in steps), max(step.computed_ns for step in steps)
+    outcomes = _outcomes(steps)
+    return SlotOutcome(
+        SlotStatus.OK,
+        queue_us=(start_ns - arrival_ns) / 1e3,
+        compute_us=(end_ns - start_ns) / 1e3,
+        ranks=max(outcome.ranks for outcome in outcomes),
+        attempts=max(outcome.attempts for outcome in outcomes),
+        counts=reduce(_both, (outcome.counts for outcome in outcomes)),
+    )
+
+
+def count_inner(graph: Graph, steps: Sequence[StepRun]) -> None:
+    """Count the request in the statistics of the ensembles that are steps."""
+    for place, model in enumerate(graph.inner):
+        own = [run for run in steps if place in run.step.ensembles]
+        if own:  # else no output of it was asked for
+            total_ns = max(run.end_ns for run in own) - min(run.begin_ns for run in own)
+            counts = reduce(_both, (outcome.counts for outcome in _outcomes(own)))
+            model.statistics.succeeded(max(run.shapes.rows for run in own), times_of(own, total_ns), None, counts)
+
+
+def _outcomes(steps: Sequence[StepRun]) -> list[SlotOutcome]:
+    return [step.outcome for step in steps if step.outcome is not None]
+
+
+def _both(one: SlotCounts, other: SlotCounts) -> SlotCounts:
+    return SlotCounts(
+        one.blocks + other.blocks,
+        one.conflicts + other.conflicts,
+        one.preemptions + other.preemptions,
+        one.versions | other.versions,
+    )

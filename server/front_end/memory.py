@@ -73,13 +73,13 @@ class MemoryGuard:
             return_freed_memory()
             self._returned_s = time.monotonic()
             room_bytes = self._budget.room_bytes()
-        door, is_full = self._plane.door, room_bytes < -self._budget.reserve_bytes // 2
-        if is_full and not door.full_reason:
+        admission, is_full = self._plane.admission, room_bytes < -self._budget.reserve_bytes // 2
+        if is_full and not admission.full_reason:
             left_bytes = max(0, room_bytes + self._budget.reserve_bytes)
             _log.warning(
                 "memory is full, so new requests are refused: of %s %d bytes are left", self._budget.limit, left_bytes
             )
-        door.full_reason = self._reason if is_full else ""
+        admission.full_reason = self._reason if is_full else ""
         self._is_short = self._tell(self._reason, is_full)
         return room_bytes
 

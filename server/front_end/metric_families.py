@@ -18,7 +18,7 @@ from gangway.server.front_end.metrics_reading import (
     single,
 )
 from gangway.server.models.settings import FIRST_RESPONSE
-from gangway.server.options.metrics import MetricsOptions
+from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.statistics import REASONS, VERSION_PREFIX, Figures
 
 # Triton's metrics: its names, its labels, its meanings, so that dashboards made for it show a Gangway, too.
@@ -340,7 +340,7 @@ def _of_server(reading: Reading) -> Iterator[str]:
 
 # A scrape's answer, in the text format of Prometheus, which is the one that Triton serves.
 
-STRETCH_SECONDS = 0.0005  # so long at a time the interpreter is kept from requests, about
+MAX_HELD_SECONDS = 0.0005  # so long at a time the interpreter is kept from requests, about
 PAUSE_SECONDS = 0.0002
 
 
@@ -366,7 +366,7 @@ def _with_pauses(families: Iterable[str]) -> str:
     begin_s = time.monotonic()
     for text in families:
         texts.append(text)
-        if time.monotonic() - begin_s > STRETCH_SECONDS:
+        if time.monotonic() - begin_s > MAX_HELD_SECONDS:
             time.sleep(PAUSE_SECONDS)
             begin_s = time.monotonic()
     return "".join(texts)

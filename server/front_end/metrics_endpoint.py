@@ -20,7 +20,7 @@ from gangway.server.front_end.metric_families import Exposition
 from gangway.server.front_end.metrics_reading import CONTENT_TYPE, Machine, Source
 from gangway.server.front_end.shared import Peers
 from gangway.server.models.served import Models
-from gangway.server.options.metrics import MetricsOptions
+from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.requests.data_plane import DataPlane
 
 PATH = "/metrics"
@@ -110,7 +110,7 @@ class _Server6(_Server):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = IO_TIMEOUT_SECONDS
     server_version = "gangway"
     sys_version = ""

@@ -210,7 +210,7 @@ class Source:
             slots_in_use=requests,
             heap_bytes=usage.heap_bytes + self._peers.heap_bytes,
             heap_capacity_bytes=self._plane.heap.capacity_bytes * front_ends,
-            refused_unread=self._plane.door.refused + self._peers.refused_unread,
+            refused_unread=self._plane.admission.refused + self._peers.refused_unread,
             machine=None if self._machine is None else self._machine.read(),
         )
 

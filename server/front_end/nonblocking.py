@@ -1,30 +1,26 @@
 """ModelInfer in two halves: a request is handed to the scheduler at once, and answered by another thread.
 
 For plain requests only: small ones, of a form that has been seen before. Their tensors are in the messages, or in the
-clients' shared memory. What else there is, and whatever is wrong, goes the ordinary way (`Inference.infer`), with a
+clients' shared memory. What else there is, and whatever is wrong, goes the blocking way (`Inference.infer`), with a
 thread that may wait.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Final, Protocol, cast
 
 import grpc
 
 from gangway.executor.logs import OFTEN
-from gangway.executor.slots import SlotStatus
 from gangway.server.errors import RequestError
-from gangway.server.front_end.inference import COMPUTED, Call, Inference
-from gangway.server.front_end.outcomes import RequestClock, failure
+from gangway.server.front_end.model_run import ClientCall
+from gangway.server.front_end.request import ClientRequest, Resources
 from gangway.server.grpc.gate import FOLLOWED_BYTES
-from gangway.server.requests.calls import Contents, TensorCall
-from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, PoolExhaustedError, Request
-from gangway.server.requests.regions import NO_REGIONS, Region
-from gangway.server.requests.validation import Plan
-from gangway.server.requests.wire import MalformedRequestError, SplitRequest, split_request
+from gangway.server.requests.data_plane import DataPlane
+from gangway.server.requests.validation import RequestPlan
+from gangway.server.requests.wire import MalformedRequestError, split_request
 from gangway.server.thread_pool import NO_THREAD
 
 # One thread that waits for the answers of many requests, and has each dealt with as it comes.
@@ -34,35 +30,20 @@ LOOK_NS = 10**9  # how often requests are looked for that nobody shall wait for 
 _log = logging.getLogger(__name__)
 
 
-class Waiting(Protocol):
-    """What must be known of a request."""
-
-    @property
-    def model_id(self) -> int:
-        """Of the model that it is for."""
-
-    @property
-    def until_ns(self) -> int:
-        """When waiting ends at the latest, CLOCK_MONOTONIC."""
-
-
-WaitingT = TypeVar("WaitingT", bound=Waiting)
-
-
-class Answering(Generic[WaitingT]):
+class Answering:
     """Calls `ended` with each request that has ended, and `given_up` with those whose time is over; in its thread.
 
     The requests are in slots of `plane`, and their answers are told by its bell.
     """
 
     def __init__(
-        self, plane: DataPlane, ended: Callable[[WaitingT], None], given_up: Callable[[WaitingT], None]
+        self, plane: DataPlane, ended: Callable[[ClientRequest], None], given_up: Callable[[ClientRequest], None]
     ) -> None:
         self._plane = plane
         self._ended = ended
         self._given_up = given_up
         # By slot. Single operations on it are atomic, so requests need no lock here.
-        self._waiting: dict[int, WaitingT] = {}
+        self._waiting: dict[int, ClientRequest] = {}
         self._look_ns = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
@@ -78,7 +59,7 @@ class Answering(Generic[WaitingT]):
         if self._thread.is_alive():
             self._thread.join()
 
-    def add(self, slot: int, request: WaitingT) -> None:
+    def add(self, slot: int, request: ClientRequest) -> None:
         """Wait for this slot's answer, too. To be called before it is submitted."""
         self._waiting[slot] = request
 
@@ -102,14 +83,14 @@ class Answering(Generic[WaitingT]):
     def _spin_us(self) -> int:
         """Return how long to wait awake: see `DataPlane.spin_for`."""
         waiting = list(self._waiting.values())
-        return self._plane.spin_for(waiting[0].model_id) if len(waiting) == 1 else 0
+        return self._plane.spin_for(waiting[0].model.model_id) if len(waiting) == 1 else 0
 
     def _give_up(self, now_ns: int) -> None:
         for slot, request in list(self._waiting.items()):
-            if request.until_ns < now_ns:
+            if request.clock.end_ns < now_ns:
                 self._deal_with(slot, self._given_up)
 
-    def _deal_with(self, slot: int, how: Callable[[WaitingT], None]) -> None:
+    def _deal_with(self, slot: int, how: Callable[[ClientRequest], None]) -> None:
         request = self._waiting.pop(slot, None)
         if request is not None:
             try:
@@ -123,195 +104,127 @@ MAX_MESSAGE_BYTES = 1 << 20  # all other calls wait while gRPC's thread copies a
 _INTERNAL: Final = RequestError(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
 
 
-class AnsweredCall(Call, Protocol):
+class NonBlockingCall(ClientCall, Protocol):
     """A remote call that waits for its answer without a thread."""
 
     def answer(self, result: bytes | RequestError) -> None:
         """Send the answer, or why there is none; once, from any thread."""
 
 
-@dataclass(slots=True)
-class Pending:
-    """A request that the scheduler has, or is about to have."""
+class NonBlockingInference:
+    """Safe for threads. `take_plain`: `Inference.take_plain`."""
 
-    plan: Plan
-    way: TensorCall
-    parts: SplitRequest
-    request: Request
-    clock: RequestClock
-    call: AnsweredCall
-    regions: Mapping[str, Region]  # held until it is answered
-    submitted_ns: int = 0
-
-    @property
-    def model_id(self) -> int:
-        """Of the model that it is for."""
-        return self.plan.model.model_id
-
-    @property
-    def until_ns(self) -> int:
-        """When waiting ends at the latest, CLOCK_MONOTONIC."""
-        return self.clock.end_ns
-
-
-class ThreadlessInference:
-    """Safe for threads."""
-
-    def __init__(self, inference: Inference) -> None:
-        self._inference = inference
-        self._execution = inference.execution
-        self._answering: Answering[Pending] = Answering(inference.execution.plane, self._ended, self._given_up)
+    def __init__(self, resources: Resources, take_plain: Callable[[bytes, bool], RequestPlan | None]) -> None:
+        self._resources = resources
+        self._take_plain = take_plain
+        self._answering = Answering(resources.plane, self._ended, self._expired)
         self.start, self.stop = self._answering.start, self._answering.stop
 
-    def begin(self, message: bytes, call: AnsweredCall) -> bool:
+    def begin(self, message: bytes, call: NonBlockingCall) -> bool:
         """Hand a request to the scheduler; `call.answer` is called later, by another thread, with what the client gets.
 
-        False: nothing has been done, the request is one for the ordinary way.
+        False: nothing has been done, the request is one for the blocking way.
         """
         arrival_ns = time.monotonic_ns()
         if len(message) > MAX_MESSAGE_BYTES:
             return False
         try:
-            parts = split_request(message)
+            header, request_id, raws = split_request(message)
         except MalformedRequestError:
             return False
-        plan = self._inference.take_plain(parts.header, bool(parts.raws))
+        plan = self._take_plain(header, bool(raws))
         if plan is None:
             return False
         begun = False
+        request = ClientRequest(self._resources, plan, request_id, call, arrival_ns)
         try:
-            begin = self._begin_in_regions if plan.regions else self._begin
-            begun = begin(plan, parts, call, arrival_ns)
-        except (RequestError, PoolExhaustedError):
-            pass  # the ordinary way finds the same, and says so
+            begun = self._begin(request, raws)
+        except RequestError:
+            pass  # the blocking way finds the same, and says so
         finally:
             if not begun:
-                plan.model.uses.end()
+                request.close()
         return begun
 
-    def _begin(self, plan: Plan, parts: SplitRequest, call: AnsweredCall, arrival_ns: int) -> bool:
-        way, rows = plan.plain_call, plan.shapes.rows
-        if way is None or way.answer_bytes(rows) >= FOLLOWED_BYTES:
-            return False  # the gate sees to it that such answers are taken
-        if tuple(map(len, parts.raws)) != plan.input_sizes:
-            return False
-        clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
-        request = self._execution.plane.open(way.memory, rows)
-        return self._submit(Pending(plan, way, parts, request, clock, call, NO_REGIONS), parts.raws)
-
-    def _begin_in_regions(self, plan: Plan, parts: SplitRequest, call: AnsweredCall, arrival_ns: int) -> bool:
-        """Do the same with a request that has tensors in the clients' shared memory."""
-        way, rows, begun = plan.plain_call, plan.shapes.rows, False
-        if way is None or way.answer_bytes(rows) >= FOLLOWED_BYTES:
-            return False
-        regions = self._inference.regions.hold(plan.regions)
-        try:
-            contents = plan.contents(parts.raws, regions)
-            placed = self._execution.choose(plan, contents, regions)
-            copied = [
-                size for place, size in zip(way.places, plan.input_sizes, strict=True) if place not in placed.inputs
-            ]
-            if sum(copied) > MAX_MESSAGE_BYTES:
-                placed.let_go()
-                return False
-            clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
-            try:
-                request = self._execution.plane.open(way.memory, rows, placed)
-            except PoolExhaustedError:
-                placed.let_go()
-                raise
-            begun = self._submit(Pending(plan, way, parts, request, clock, call, regions), contents)
-        finally:
-            if not begun:
-                self._inference.regions.release(regions)
-        return begun
-
-    def _submit(self, pending: Pending, contents: Contents) -> bool:
+    def _begin(self, request: ClientRequest, raws: list[memoryview]) -> bool:
         """Copy the contents and hand the request over. Raises RequestError, and nothing is left of it then."""
-        request = pending.request
-        self._answering.add(request.slot, pending)
+        plan = request.plan
+        codec, sizes = plan.plain_codec, plan.input_sizes
+        if codec is None or codec.answer_bytes(plan.shapes.rows) >= FOLLOWED_BYTES:
+            return False  # the gate sees to it that such answers are taken
+        if plan.regions:
+            request.contents = contents = request.contents_of(raws)
+        elif tuple(map(len, raws)) == sizes:
+            contents = raws  # which the request does not keep: many that wait would hold their tensors twice
+        else:
+            return False
+        submission = request.open(contents)
+        if plan.regions:
+            mapped = submission.external.inputs
+            copied = sum(size for place, size in zip(codec.places, sizes, strict=True) if place not in mapped)
+            if copied > MAX_MESSAGE_BYTES:
+                submission.close()
+                return False
+        self._answering.add(submission.slot, request)
         try:
-            pending.way.write(request, contents)
-            if not pending.regions:
-                pending.parts = pending.parts._replace(raws=[])  # has been copied; many that wait would hold it twice
-            pending.submitted_ns = time.monotonic_ns()
-            self._execution.submit(pending.plan, request, pending.call, pending.clock, by_bell=True)
+            request.submit(contents, by_bell=True)
         except Exception:
-            if not self._answering.discard(request.slot):
+            if not self._answering.discard(submission.slot):
                 return True  # it is being answered: UNAVAILABLE
-            request.close()
+            submission.close()
             raise
         return True
 
-    def _ended(self, pending: Pending) -> None:
+    def _ended(self, request: ClientRequest) -> None:
         """Answer a request that has ended; in the thread for that."""
+        assert request.submission is not None, "opened"
         try:
-            response = self._response(pending)
+            outcome = request.submission.outcome()
+            wait_ns = time.monotonic_ns() - request.submitted_ns
+            self._resources.plane.last_wait_ns[request.model.model_id] = wait_ns
+            response = request.finish(outcome)
         except RequestError as error:
-            self._fail(pending, error)
+            self._fail(request, error)
         except Exception:
             _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
-            self._fail(pending, _INTERNAL)
+            self._fail(request, _INTERNAL)
         else:
-            self._let_go(pending)
             if response is None:
-                self._start_again(pending)
+                self._start_again(request)
             else:
-                pending.call.answer(response)
+                request.close()
+                _call_of(request).answer(response)
 
-    def _response(self, pending: Pending) -> bytes | None:
-        """Return the answer and count it; None if memory of a region was missing. Raises RequestError."""
-        plan, clock, finished_ns = pending.plan, pending.clock, time.monotonic_ns()
-        response = None
-        with pending.request as request:
-            outcome = request.outcome()
-            self._execution.plane.last_wait_ns[pending.model_id] = finished_ns - pending.submitted_ns
-            if request.elsewhere is not NO_EXTERNAL and outcome.status in COMPUTED and request.elsewhere.spoiled():
-                return None
-            if outcome.status is SlotStatus.OK:
-                response = pending.way.answer(pending.parts.request_id, request, pending.regions)
-        if response is None:
-            status = clock.status_of(outcome.status, finished_ns)
-            raise failure(plan.model.name, status, plan.terms.max_queue, outcome.reason)
-        request_id, submitted_ns = pending.parts.request_id, pending.submitted_ns
-        # Without the contents: what is traced with its tensors goes the ordinary way.
-        self._execution.note(plan, request_id, (), pending.call, clock, submitted_ns, finished_ns, outcome, response)
-        return response
-
-    def _start_again(self, pending: Pending) -> None:
+    def _start_again(self, request: ClientRequest) -> None:
         try:
-            threading.Thread(target=self._again, args=(pending,), name="again", daemon=True).start()
+            threading.Thread(target=self._again, args=(request,), name="again", daemon=True).start()
         except RuntimeError:
-            pending.call.answer(RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
+            self._fail(request, RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
 
-    def _again(self, pending: Pending) -> None:
-        """Carry a request out in the ordinary way, in a thread of its own: it finds out what is wrong with a region."""
-        header, request_id, raws = pending.parts
+    def _again(self, request: ClientRequest) -> None:
+        """Go on in the blocking way, in a thread of its own: it finds out what is wrong with a region."""
         try:
-            arrival_ns = pending.clock.arrival_ns
-            result: bytes | RequestError = self._inference.infer_parts(
-                header, request_id, raws, pending.call, arrival_ns
-            )
+            response = request.answer(request.contents)
         except RequestError as error:
-            result = error
+            self._fail(request, error)
         except Exception:
             _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
-            result = _INTERNAL
-        pending.call.answer(result)
+            self._fail(request, _INTERNAL)
+        else:
+            request.close()
+            _call_of(request).answer(response)
 
-    def _given_up(self, pending: Pending) -> None:
+    def _expired(self, request: ClientRequest) -> None:
         """Answer a request that has not ended in its time; what it holds follows later."""
-        pending.request.close()
-        plan = pending.plan
-        self._fail(pending, failure(plan.model.name, pending.clock.status_at_end, plan.terms.max_queue))
+        assert request.submission is not None, "opened"
+        request.submission.close()
+        self._fail(request, request.expired())
 
-    def _fail(self, pending: Pending, error: RequestError) -> None:
-        request_id, arrival_ns = pending.parts.request_id, pending.clock.arrival_ns
-        self._inference.note_failure(pending.plan, request_id, pending.call, arrival_ns, error)
-        self._let_go(pending)
-        pending.call.answer(error)
+    def _fail(self, request: ClientRequest, error: RequestError) -> None:
+        request.fail(error)
+        request.close()
+        _call_of(request).answer(error)
 
-    def _let_go(self, pending: Pending) -> None:
-        pending.plan.model.uses.end()
-        if pending.regions:
-            self._inference.regions.release(pending.regions)
+
+def _call_of(request: ClientRequest) -> NonBlockingCall:
+    return cast("NonBlockingCall", request.call)

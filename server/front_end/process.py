@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,22 +24,24 @@ from gangway.executor.process import die_with_parent, take_short_turns
 from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
-from gangway.server import json_dataclass
+from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.addresses import TlsError, forget, is_taken, why_not_listening
 from gangway.server.errors import RequestError
 from gangway.server.front_end.inference import Inference, ResponseCache
 from gangway.server.front_end.memory import MemoryGuard
 from gangway.server.front_end.metrics_reading import memory_bytes
-from gangway.server.front_end.nonblocking import ThreadlessInference
-from gangway.server.front_end.protocol import MAX_WATCHERS, Answers, Health, RegionMethods, methods_of
+from gangway.server.front_end.model_run import ShapeWatch
+from gangway.server.front_end.nonblocking import NonBlockingInference
+from gangway.server.front_end.protocol import MAX_WATCHERS, AnyMethod, Health, Method, RegionMethods, ServerMethods
+from gangway.server.front_end.request import Resources
 from gangway.server.front_end.sequences import Sequences
-from gangway.server.front_end.shape_watch import ShapeWatch
-from gangway.server.front_end.shared import Peers, Shared
-from gangway.server.front_end.supervisor_calls import Changes, LogAnswers, RepositoryCalls, TraceAnswers
+from gangway.server.front_end.shared import Peers, SharedStatistics
+from gangway.server.front_end.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
 from gangway.server.front_end.tracing import Tracer
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc.server import GrpcFrontEnd
 from gangway.server.grpc.streams import StreamLimits, Streams
+from gangway.server.json_dataclass import from_stdin
 from gangway.server.log_settings import LogSettings
 from gangway.server.messages import (
     Agreed,
@@ -63,8 +65,8 @@ from gangway.server.messages import (
     front_end_peer,
 )
 from gangway.server.models.served import MakeStatistics, Models, own_statistics
-from gangway.server.options.metrics import MetricsOptions
-from gangway.server.options.serve_options import ServeOptions
+from gangway.server.options.command_line import ServeOptions
+from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.mapped_tensors import Mappings
 from gangway.server.requests.regions import Regions
@@ -76,59 +78,17 @@ if TYPE_CHECKING:
     from gangway.server.http.server import HttpFrontEnd
 
 
-# Where clients come in: opened when all is known that they may ask for.
-#
-# gRPC comes first. What HTTP and metrics import takes as long as the whole rest of a front end's start, so a thread
-# opens them while gRPC answers already: after a crash every tenth of a second counts.
-
 TELL_AGAIN_SECONDS = 0.01
-Open = Callable[[], str]  # returns "host:port", the port as bound; empty: nobody can come in there
-
-
-class CannotListenError(Exception):
-    """An address cannot be had; the message says why."""
-
-
-class Listeners:
-    """`grpc`, `http` and `metrics` open a door each; they raise CannotListenError or OSError. `tell`: see FrontEnd."""
-
-    def __init__(self, grpc: Open, http: Open, metrics: Open, tell: Callable[[FrontEndMessage], bool]) -> None:
-        self._grpc = grpc
-        self._http = http
-        self._metrics = metrics
-        self._tell = tell
-        self.grpc_address = ""  # as soon as there is one
-
-    def open(self) -> bool:
-        """Return when gRPC has been opened; the others follow. False if that cannot be, which the supervisor knows."""
-        try:
-            self.grpc_address = self._grpc()
-        except (CannotListenError, OSError) as error:
-            self._say(BindFailed(str(error)))
-            return False
-        threading.Thread(target=self._open_others, name="doors", daemon=True).start()
-        return True
-
-    def _open_others(self) -> None:
-        try:
-            metrics_address = self._metrics()
-            http_address = self._http()
-        except (CannotListenError, OSError) as error:
-            self._say(BindFailed(str(error)))
-            os._exit(1)
-        self._say(Listening(self.grpc_address, metrics_address, http_address))
-
-    def _say(self, message: FrontEndMessage) -> None:
-        while not self._tell(message):
-            time.sleep(TELL_AGAIN_SECONDS)
-
-
 IDLE_POLL_SECONDS = 0.005
 DRAIN_TRACES_SECONDS = 1.0
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
 STOPPING = "the server is stopping"
 
 _log = logging.getLogger(__name__)
+
+
+class CannotListenError(Exception):
+    """An address cannot be had; the message says why."""
 
 
 class FrontEnd:
@@ -147,35 +107,41 @@ class FrontEnd:
         mappings: Mappings | None = None,
         make_statistics: MakeStatistics = own_statistics,
         thread_share: float = 1.0,
+        control: ControlSegment | None = None,
     ) -> None:
         regions = Regions(mappings)
         cache_bytes = options.models.cache_bytes
         cache = ResponseCache(cache_bytes) if cache_bytes else None
-        self._tracer = tracer or Tracer(options.traces)
+        self.tracer = tracer or Tracer(options.traces)
         self.sequences = Sequences(plane)
-        self._inference = Inference(plane, ShapeWatch(tell), regions, self._tracer, cache, mappings, self.sequences)
+        resources = Resources(plane, regions, ShapeWatch(tell), self.tracer, mappings)
+        self.inference = Inference(resources, self.sequences, cache)
         limits = stream_limits or StreamLimits(message_bytes=options.grpc.max_message_bytes)
         limits = replace(limits, streams=scaled(limits.streams, thread_share))
         slots = plane.slots.slots
         in_threads = scaled(slots, thread_share)
-        self.streams = Streams(self._inference.infer_parts, self._inference.order_of, in_threads, limits)
-        self._answers = Answers(options.general.id)
+        self.streams = Streams(self.inference.infer_parts, self.inference.order_of, in_threads, limits)
+        self._answers = ServerMethods(options.general.id)
+        if control is not None:  # other processes write there what models hold, and whether they get on
+            memory_of = partial(memory_bytes, control=control)
+            self._answers = ServerMethods(options.general.id, memory_of, control.heartbeats.all_fresh)
         self._tell = tell
         self._make_statistics = make_statistics
-        self.repository = RepositoryCalls(ask)
-        self.changes = Changes(self._apply, propose)
+        self.repository = RepositoryMethods(ask)
+        self.changes = SharedChanges(self._apply, propose)
         self._regions = RegionMethods(regions, self.changes.make)
-        self._logs = LogAnswers(options.logs, log, self.changes.make)
-        traces = TraceAnswers(self._tracer, lambda: self.models, self.changes.make)
+        self._logs = LogMethods(options.logs, log, self.changes.make)
+        traces = TraceMethods(self.tracer, lambda: self.models, self.changes.make)
         methods = methods_of(self._answers, self._regions, self.repository, traces, self._logs)
         self.server = GrpcFrontEnd(
-            self._inference,
+            self.inference.infer,
             self.streams,
             methods,
             Health(self._answers, scaled(MAX_WATCHERS, thread_share)),
             slots,
             options.grpc,
-            ThreadlessInference(self._inference),
+            NonBlockingInference(resources, self.inference.take_plain),
+            plane.admission,
             thread_share,
         )
         self._methods = methods
@@ -185,13 +151,13 @@ class FrontEnd:
 
     @property
     def http(self) -> "HttpFrontEnd":
-        """The HTTP server, made when it is first asked for: what it imports takes long (`front_ends/doors.py`)."""
+        """The HTTP server, made when it is first asked for: what it imports takes long, see `Listeners`."""
         if self._http is None:
             from gangway.server.http.server import HttpFrontEnd  # noqa: PLC0415 - see above
 
             options = self._options.http
             self._http = HttpFrontEnd(
-                self._inference, self._methods, lambda: self.models, self._max_http_threads, options
+                self.inference.infer_parts, self._methods, lambda: self.models, self._max_http_threads, options
             )
         return self._http
 
@@ -203,12 +169,7 @@ class FrontEnd:
     @models.setter
     def models(self, models: Models) -> None:
         self._answers.models = models
-        self._inference.serve(models)
-
-    def look_at(self, control: ControlSegment) -> None:
-        """Have answers say what the other processes write into the control segment: what models hold, who gets on."""
-        self._answers.memory_bytes = lambda model: memory_bytes(model, control)
-        self._answers.is_served = control.heartbeats.all_fresh
+        self.inference.serve(models)
 
     def listen(self, target: str) -> str:
         """Serve gRPC at "host:port" or "unix:PATH", and return it with the port it has; do nothing for "".
@@ -260,13 +221,13 @@ class FrontEnd:
             case RepositoryAnswer():
                 self.repository.answered(message)
             case Drain():
-                self._inference.refuse(STOPPING)
+                self.inference.refuse(STOPPING)
                 self.streams.refuse(STOPPING)
                 self.repository.refuse(STOPPING)
                 self.changes.refuse(STOPPING)
                 self._answers.ready = False  # whoever sees it knows that nothing is accepted any more
                 self._await_idle()
-                self._tracer.finish(DRAIN_TRACES_SECONDS)
+                self.tracer.finish(DRAIN_TRACES_SECONDS)
             case _:
                 raise ValueError(f"{message} is not for a front end")
 
@@ -285,7 +246,7 @@ class FrontEnd:
             case RegionChange():
                 self._regions.apply(change)
             case TraceOverrides():
-                self._tracer.override(change, change.restarts)
+                self.tracer.override(change, change.restarts)
             case LogSettings():
                 self._logs.apply(change)
 
@@ -296,7 +257,84 @@ class FrontEnd:
             time.sleep(IDLE_POLL_SECONDS)
 
     def _is_idle(self) -> bool:
-        return self._inference.idle and self.streams.idle and (self._http is None or self._http.idle)
+        return self.inference.idle and self.streams.idle and (self._http is None or self._http.idle)
+
+
+def methods_of(
+    answers: ServerMethods,
+    regions: RegionMethods,
+    repository: RepositoryMethods,
+    traces: TraceMethods,
+    logs: LogMethods,
+) -> Mapping[str, AnyMethod]:
+    """Return what is served besides inference, by the name that it has in the service."""
+
+    def index(request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        repository.refresh()
+        return answers.repository_index(request)
+
+    return {
+        "ServerLive": Method(pb.ServerLiveRequest, answers.server_live),
+        "ServerReady": Method(pb.ServerReadyRequest, answers.server_ready),
+        "ModelReady": Method(pb.ModelReadyRequest, answers.model_ready),
+        "ServerMetadata": Method(pb.ServerMetadataRequest, answers.server_metadata),
+        "ModelMetadata": Method(pb.ModelMetadataRequest, answers.model_metadata),
+        "ModelConfig": Method(pb.ModelConfigRequest, answers.model_config),
+        "ModelStatistics": Method(pb.ModelStatisticsRequest, answers.model_statistics),
+        "RepositoryIndex": Method(pb.RepositoryIndexRequest, index),
+        "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, repository.load),
+        "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, repository.unload),
+        "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, regions.system_status),
+        "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, regions.system_register),
+        "SystemSharedMemoryUnregister": Method(pb.SystemSharedMemoryUnregisterRequest, regions.system_unregister),
+        "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, regions.cuda_status),
+        "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, regions.cuda_register),
+        "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, regions.cuda_unregister),
+        "TraceSetting": Method(pb.TraceSettingRequest, traces.trace_setting),
+        "LogSettings": Method(pb.LogSettingsRequest, logs.log_settings),
+    }
+
+
+# The listeners are opened when all is known that clients may ask for.
+#
+# gRPC comes first. What HTTP and metrics import takes as long as the whole rest of a front end's start, so a thread
+# opens them while gRPC answers already: after a crash every tenth of a second counts.
+
+Open = Callable[[], str]  # returns "host:port", the port as bound; empty: nobody can come in there
+
+
+class Listeners:
+    """`grpc`, `http` and `metrics` begin to listen; they raise CannotListenError or OSError. `tell`: see FrontEnd."""
+
+    def __init__(self, grpc: Open, http: Open, metrics: Open, tell: Callable[[FrontEndMessage], bool]) -> None:
+        self._grpc = grpc
+        self._http = http
+        self._metrics = metrics
+        self._tell = tell
+        self.grpc_address = ""  # as soon as there is one
+
+    def open(self) -> bool:
+        """Return when gRPC has been opened; the others follow. False if that cannot be, which the supervisor knows."""
+        try:
+            self.grpc_address = self._grpc()
+        except (CannotListenError, OSError) as error:
+            self._say(BindFailed(str(error)))
+            return False
+        threading.Thread(target=self._open_others, name="listeners", daemon=True).start()
+        return True
+
+    def _open_others(self) -> None:
+        try:
+            metrics_address = self._metrics()
+            http_address = self._http()
+        except (CannotListenError, OSError) as error:
+            self._say(BindFailed(str(error)))
+            os._exit(1)
+        self._say(Listening(self.grpc_address, metrics_address, http_address))
+
+    def _say(self, message: FrontEndMessage) -> None:
+        while not self._tell(message):
+            time.sleep(TELL_AGAIN_SECONDS)
 
 
 def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPlane:
@@ -319,7 +357,7 @@ def open_metrics(
     options: MetricsOptions, front_end: FrontEnd, plane: DataPlane, control: ControlSegment, peers: Peers
 ) -> str:
     """Serve the metrics of all front ends; return where. Raises OSError."""
-    from gangway.server.front_end.metrics_endpoint import serve_metrics  # noqa: PLC0415 - see front_ends/doors.py
+    from gangway.server.front_end.metrics_endpoint import serve_metrics  # noqa: PLC0415 - see Listeners
 
     return serve_metrics(options, lambda: front_end.models, plane, control, peers)
 
@@ -338,7 +376,7 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
     plane = make_data_plane(options, control)
 
     say = supervisor.try_send
-    shared = Shared(options, plane)
+    shared = SharedStatistics(options.index, options.statistics_fd, options.other_io_fds, plane)
     tracer = Tracer(options.serve.traces, socket.socket(fileno=options.trace_fd)) if options.trace_fd >= 0 else None
     try:
         mappings = make_mappings(options, control)
@@ -353,13 +391,13 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             mappings=mappings,
             make_statistics=shared.make_statistics,
             thread_share=options.thread_share,
+            control=control,
         )
     except (TlsError, OSError, NoThreadError) as error:
         supervisor.send(BindFailed(str(error)), wait=True)
         return 1
-    front_end.look_at(control)
     memory = MemoryGuard(shared.heap_bytes, plane, memory_budget(), front_end.watch_memory)
-    doors = Listeners(
+    listeners = Listeners(
         partial(front_end.listen, options.address),
         lambda: front_end.http.listen(options.serve.http.target),
         lambda: open_metrics(options.serve.metrics, front_end, plane, control, shared.peers),
@@ -375,12 +413,12 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
         except EOFError:
             break
         if isinstance(message, AllKnown):
-            if not doors.open():
+            if not listeners.open():
                 return 1
             continue
         front_end.handle(message)
         if isinstance(message, Drain):
-            forget(doors.grpc_address)
+            forget(listeners.grpc_address)
             # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
             log.finish()
             os._exit(0)
@@ -402,15 +440,15 @@ def main() -> int:
     """Run the process."""
     die_with_parent()
     take_short_turns()
-    options = json_dataclass.from_stdin(FrontEndOptions)
+    options = from_stdin(FrontEndOptions)
     options = replace(options, serve=within_memory(options.serve))
     log = ProcessLog(options.serve.logs.levels)
     keep_freed_memory()
     allow_many_descriptors()
     try:
         return run(options, log)
-    except Exception:
-        sys.excepthook(*sys.exc_info())
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         log.finish()
         os._exit(1)  # at once, whatever other threads are at: only then is there a successor
 

@@ -1,11 +1,11 @@
 """The protocol's methods with one message in and one out: what gRPC and HTTP both answer, each in its own spelling.
 
-A further method is added to `methods_of`, and every front end serves it.
+A further method is added to `process.methods_of`, and gRPC and HTTP both serve it.
 """
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -16,11 +16,10 @@ from google.protobuf.message import DecodeError, Message
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.errors import RequestError, invalid, unsupported
-from gangway.server.front_end.supervisor_calls import LogAnswers, RepositoryCalls, TraceAnswers
 from gangway.server.messages import WHOLE_MODEL, RegionChange
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.tensors import Tensor
-from gangway.server.options.general import SERVER_NAME
+from gangway.server.options.server import SERVER_NAME
 from gangway.server.requests.regions import MAX_NAME_BYTES, Regions, Registration, file_of
 
 # What the protocol asks apart from inference: health, metadata, configuration, statistics, the repository's index.
@@ -40,7 +39,7 @@ EXTENSIONS = (  # only what works
 HEALTH_SERVICES = ("", "inference.GRPCInferenceService")
 
 
-class Answers:
+class ServerMethods:
     """Methods are named as the remote procedures. Each takes the request's message and returns the response's.
 
     `models` is replaced by the front end; `ready` says whether the initial load is over and the server is not stopping;
@@ -48,13 +47,18 @@ class Answers:
     `memory_bytes` says what a model holds, 0 if that is not known; `is_served` whether the other processes get on.
     """
 
-    def __init__(self, name: str = SERVER_NAME) -> None:
+    def __init__(
+        self,
+        name: str = SERVER_NAME,
+        memory_bytes: Callable[[ServedModel], int] = lambda model: 0,
+        is_served: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.models = Models()
-        self._name = name
         self.ready = False
-        self.memory_bytes: Callable[[ServedModel], int] = lambda model: 0
         self.strict_readiness = True
-        self.is_served: Callable[[], bool] = lambda: True
+        self._name = name
+        self._memory_bytes = memory_bytes
+        self._is_served = is_served
         self._version = version("gangway-serve")
 
     def server_live(self, _request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
@@ -73,7 +77,7 @@ class Answers:
             if error.code == grpc.StatusCode.INVALID_ARGUMENT:
                 raise
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=self.is_served())
+        return pb.ModelReadyResponse(ready=self._is_served())
 
     def server_metadata(self, _request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Return name, version and the extensions that work."""
@@ -96,7 +100,7 @@ class Answers:
         """Return the counters of one version, of one model, or of all."""
         return pb.ModelStatisticsResponse(
             model_stats=[
-                model.statistics.message(model.name, model.version, self.memory_bytes(model))
+                model.statistics.message(model.name, model.version, self._memory_bytes(model))
                 for model in self._selected(request)
             ]
         )
@@ -124,7 +128,7 @@ class Answers:
         return health_pb2.HealthCheckResponse(status=statuses.SERVING if self._all_ready() else statuses.NOT_SERVING)
 
     def _all_ready(self) -> bool:
-        return self.ready and self.is_served() and (self.models.all_ready or not self.strict_readiness)
+        return self.ready and self._is_served() and (self.models.all_ready or not self.strict_readiness)
 
     def _selected(self, request: pb.ModelStatisticsRequest) -> list[ServedModel]:
         if not request.name:
@@ -219,54 +223,18 @@ def _file_number(key: str) -> int:
         return 0
 
 
-Request = TypeVar("Request", bound=Message)
+RequestT = TypeVar("RequestT", bound=Message)
 
 
 @dataclass(frozen=True)
-class Method(Generic[Request]):
+class Method(Generic[RequestT]):
     """The request's type, and what answers it. `answer` may raise RequestError, and may be called by any thread."""
 
-    request: type[Request]
-    answer: Callable[[Request], Message]
+    request: type[RequestT]
+    answer: Callable[[RequestT], Message]
 
 
 AnyMethod: TypeAlias = Method[Any]
-
-
-def methods_of(
-    answers: Answers, regions: RegionMethods, repository: RepositoryCalls, traces: TraceAnswers, logs: LogAnswers
-) -> Mapping[str, AnyMethod]:
-    """Return what is served besides inference, by the name that it has in the service."""
-
-    def index(request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        repository.refresh()
-        return answers.repository_index(request)
-
-    return {
-        "ServerLive": Method(pb.ServerLiveRequest, answers.server_live),
-        "ServerReady": Method(pb.ServerReadyRequest, answers.server_ready),
-        "ModelReady": Method(pb.ModelReadyRequest, answers.model_ready),
-        "ServerMetadata": Method(pb.ServerMetadataRequest, answers.server_metadata),
-        "ModelMetadata": Method(pb.ModelMetadataRequest, answers.model_metadata),
-        "ModelConfig": Method(pb.ModelConfigRequest, answers.model_config),
-        "ModelStatistics": Method(pb.ModelStatisticsRequest, answers.model_statistics),
-        "RepositoryIndex": Method(pb.RepositoryIndexRequest, index),
-        "RepositoryModelLoad": Method(pb.RepositoryModelLoadRequest, repository.load),
-        "RepositoryModelUnload": Method(pb.RepositoryModelUnloadRequest, repository.unload),
-        "SystemSharedMemoryStatus": Method(pb.SystemSharedMemoryStatusRequest, regions.system_status),
-        "SystemSharedMemoryRegister": Method(pb.SystemSharedMemoryRegisterRequest, regions.system_register),
-        "SystemSharedMemoryUnregister": Method(pb.SystemSharedMemoryUnregisterRequest, regions.system_unregister),
-        "CudaSharedMemoryStatus": Method(pb.CudaSharedMemoryStatusRequest, regions.cuda_status),
-        "CudaSharedMemoryRegister": Method(pb.CudaSharedMemoryRegisterRequest, regions.cuda_register),
-        "CudaSharedMemoryUnregister": Method(pb.CudaSharedMemoryUnregisterRequest, regions.cuda_unregister),
-        "TraceSetting": Method(pb.TraceSettingRequest, traces.trace_setting),
-        "LogSettings": Method(pb.LogSettingsRequest, logs.log_settings),
-    }
-
-
-def health_check_of(answers: Answers) -> AnyMethod:
-    """Return the method Check of gRPC's own health service."""
-    return Method(health_pb2.HealthCheckRequest, answers.health_check)
 
 
 # gRPC's own health service: Check answers at once, Watch now and at every change.
@@ -280,11 +248,11 @@ _Status = health_pb2.HealthCheckResponse.ServingStatus
 class Health:
     """`check` is a method like the others; `watch` is a behaviour for gRPC, of bytes."""
 
-    def __init__(self, answers: Answers, max_watchers: int = MAX_WATCHERS) -> None:
+    def __init__(self, answers: ServerMethods, max_watchers: int = MAX_WATCHERS) -> None:
         self._answers = answers
         self._max_watchers = max_watchers
         self._watchers = threading.BoundedSemaphore(max_watchers)
-        self.check: AnyMethod = health_check_of(answers)
+        self.check: AnyMethod = Method(health_pb2.HealthCheckRequest, answers.health_check)
 
     def watch(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Yield the status of a service whenever it has changed, until the call ends."""

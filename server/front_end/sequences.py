@@ -1,34 +1,36 @@
-"""All sequences of one front end: the locks, waits and the clock around `batcher.py`."""
+"""All sequences of one front end: which of their requests may be executed, and the others' waits."""
 
 import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import grpc
 
 from gangway.executor.logs import OFTEN
+from gangway.executor.slots import SlotStatus
 from gangway.server.errors import RequestError, invalid, unavailable
-from gangway.server.models.sequences import SequenceStep, SequenceTensors
+from gangway.server.front_end.model_run import LIMIT_SLACK_NS, MAX_WAIT_NS, ClientCall, failure
+from gangway.server.models.sequences import SequencePosition, SequenceTensors
 from gangway.server.models.served import ServedModel
-from gangway.server.requests.calls import Room
+from gangway.server.requests.codecs import Room
 from gangway.server.requests.data_plane import DataPlane
-from gangway.server.requests.ensemble_calls import EnsembleCall
-from gangway.server.requests.sequence_calls import (
-    Budget,
+from gangway.server.requests.ensemble_codecs import EnsembleCodec
+from gangway.server.requests.sequence_codecs import (
     CopiedStates,
     HeldPlaces,
     HeldStates,
-    SequencedCall,
+    SequencedCodec,
+    StateBudget,
     StateMemory,
     controls,
     sequenced,
 )
-from gangway.server.requests.validation import Plan
+from gangway.server.requests.validation import RequestPlan
 
 # Which requests of one model's sequences may be executed. Deterministic: the clock is passed in, nobody waits here.
 #
@@ -69,7 +71,7 @@ class Sequence(Generic[AnyTicket]):
 
 
 @dataclass(frozen=True)
-class Changes(Generic[AnyTicket]):
+class TurnChanges(Generic[AnyTicket]):
     """What is to be done now: requests that begin, requests that will never begin, sequences that are over."""
 
     begin: list[AnyTicket] = field(default_factory=list)
@@ -83,7 +85,7 @@ class Entered(Generic[AnyTicket]):
 
     sequence: Sequence[AnyTicket]
     conflict: bool
-    changes: Changes[AnyTicket]
+    changes: TurnChanges[AnyTicket]
 
 
 class SequenceBatcher(Generic[AnyTicket]):
@@ -123,23 +125,23 @@ class SequenceBatcher(Generic[AnyTicket]):
         self.waiting += 1
         if end:
             self._close_to_others(sequence)
-        changes: Changes[AnyTicket] = Changes()
+        changes: TurnChanges[AnyTicket] = TurnChanges()
         self._advance(sequence, now_us, changes)
         return Entered(sequence, conflict, changes)
 
-    def leave(self, sequence: Sequence[AnyTicket], now_us: int) -> Changes[AnyTicket]:
+    def leave(self, sequence: Sequence[AnyTicket], now_us: int) -> TurnChanges[AnyTicket]:
         """The sequence's running request has been executed, or has failed: both are the same to its order."""
-        changes: Changes[AnyTicket] = Changes()
+        changes: TurnChanges[AnyTicket] = TurnChanges()
         sequence.running = None
         self._advance(sequence, now_us, changes)
         return changes
 
-    def withdraw(self, sequence: Sequence[AnyTicket], ticket: AnyTicket, now_us: int) -> Changes[AnyTicket]:
+    def withdraw(self, sequence: Sequence[AnyTicket], ticket: AnyTicket, now_us: int) -> TurnChanges[AnyTicket]:
         """End a sequence because a request of it, which has not begun, is given up.
 
         What came before it is executed, if the sequence has a slot; all else is refused, but for `ticket` itself.
         """
-        changes: Changes[AnyTicket] = Changes()
+        changes: TurnChanges[AnyTicket] = TurnChanges()
         kept = sequence.waiting.index(ticket) if sequence.has_slot else 0
         dropped = [sequence.waiting.pop() for _ in range(len(sequence.waiting) - kept)]
         self.waiting -= len(dropped)
@@ -156,9 +158,9 @@ class SequenceBatcher(Generic[AnyTicket]):
         """Whether it waits for a slot."""
         return sequence in self._backlog
 
-    def end_idle(self, now_us: int) -> Changes[AnyTicket]:
+    def end_idle(self, now_us: int) -> TurnChanges[AnyTicket]:
         """End the sequences for which nothing has happened for too long."""
-        changes: Changes[AnyTicket] = Changes()
+        changes: TurnChanges[AnyTicket] = TurnChanges()
         while (next_us := self.next_idle_us()) is not None and next_us <= now_us:
             sequence, _ = self._idle.popitem(last=False)
             self._close_to_others(sequence)
@@ -169,9 +171,9 @@ class SequenceBatcher(Generic[AnyTicket]):
         """Return when the next sequence will have been idle for too long, unless something happens; None: never."""
         return next(iter(self._idle.values())) + self._idle_us if self._idle else None
 
-    def refuse_backlog(self) -> Changes[AnyTicket]:
+    def refuse_backlog(self) -> TurnChanges[AnyTicket]:
         """Let no sequence get a slot any more that has none."""
-        changes: Changes[AnyTicket] = Changes()
+        changes: TurnChanges[AnyTicket] = TurnChanges()
         while self._backlog:
             sequence, _ = self._backlog.popitem(last=False)
             changes.refused.extend(sequence.waiting)
@@ -181,7 +183,7 @@ class SequenceBatcher(Generic[AnyTicket]):
             self._forget(sequence, changes)
         return changes
 
-    def close(self, now_us: int) -> Changes[AnyTicket]:
+    def close(self, now_us: int) -> TurnChanges[AnyTicket]:
         """End all sequences. Requests of those that have a slot are still executed."""
         self._closed = True
         changes = self.refuse_backlog()
@@ -207,7 +209,7 @@ class SequenceBatcher(Generic[AnyTicket]):
         if self._open.get(sequence.identity) is sequence:
             del self._open[sequence.identity]
 
-    def _advance(self, sequence: Sequence[AnyTicket], now_us: int, changes: Changes[AnyTicket]) -> None:
+    def _advance(self, sequence: Sequence[AnyTicket], now_us: int, changes: TurnChanges[AnyTicket]) -> None:
         """Have the sequence's next request executed, if there is one and none is; else it is idle, or over."""
         if sequence.is_busy:
             return
@@ -221,11 +223,11 @@ class SequenceBatcher(Generic[AnyTicket]):
             self._forget(sequence, changes)
             self._give_slot(sequence, now_us, changes)
 
-    def _forget(self, sequence: Sequence[AnyTicket], changes: Changes[AnyTicket]) -> None:
+    def _forget(self, sequence: Sequence[AnyTicket], changes: TurnChanges[AnyTicket]) -> None:
         self.sequences -= 1
         changes.over.append(sequence)
 
-    def _give_slot(self, sequence: Sequence[AnyTicket], now_us: int, changes: Changes[AnyTicket]) -> None:
+    def _give_slot(self, sequence: Sequence[AnyTicket], now_us: int, changes: TurnChanges[AnyTicket]) -> None:
         """Give the slot of a sequence that is over to the one that has waited for the longest time."""
         sequence.has_slot = False
         if not self._backlog:
@@ -238,26 +240,14 @@ class SequenceBatcher(Generic[AnyTicket]):
 
 # One request of a sequence while it waits for its turn, and what becomes of one that waits for too long.
 
-MAX_WAIT_NS: Final = 600 * 10**9  # every wait ends
-DEADLINE_SLACK_S: Final = 0.02  # the client's clock started earlier than ours
 NEVER_NS: Final = 1 << 62
 
 
-class EndingCall(Protocol):
-    """What is asked of a remote call; `inference.Call` says more."""
-
-    def time_remaining(self) -> float | None:
-        """Return the seconds until the client's deadline; None or a huge number without one."""
-
-    def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Have `callback` called when the call ends; False if it has ended."""
-
-
 @dataclass(eq=False)
-class Ticket:
+class SequenceTicket:
     """`begun`: it may be executed. `refusal`: it never will be. `gone`: nobody waits for the answer any more."""
 
-    sequence: "Sequence[Ticket]" = field(init=False)
+    sequence: "Sequence[SequenceTicket]" = field(init=False)
     begun: bool = False
     refusal: RequestError | None = None
     gone: bool = False
@@ -280,7 +270,7 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class Patience:
+class WaitLimits:
     """How long a request waits: for a slot, for its turn, at all. Instants are CLOCK_MONOTONIC."""
 
     model: str
@@ -289,7 +279,7 @@ class Patience:
     end_ns: int
 
     @classmethod
-    def of(cls, plan: Plan, arrival_ns: int) -> "Patience":
+    def of(cls, plan: RequestPlan, arrival_ns: int) -> "WaitLimits":
         """Return what a request's parameters and its model's queue policy say."""
         timeout_us = plan.sequence.timeout_us if plan.sequence else 0
         late_us = plan.terms.target_us if plan.refuses_late else 0
@@ -308,21 +298,16 @@ class Patience:
         """Return what the client is told now; None: to wait on."""
         if in_backlog and now_ns >= self.slot_ns:
             message = f"timeout of the corresponding sequence has been expired for model '{self.model}'"
-        elif now_ns >= self.late_ns:
-            message = f"Request timeout expired for model '{self.model}'"
-        elif now_ns >= self.end_ns:
-            message = f"the request for model '{self.model}' could not be executed now; it may be sent again"
-        else:
-            return None
-        return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+            return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        if now_ns >= self.late_ns:
+            return failure(self.model, SlotStatus.LATE, 0)
+        return failure(self.model, SlotStatus.UNAVAILABLE, 0) if now_ns >= self.end_ns else None
 
-    def given_up(self, call: EndingCall) -> RequestError:
+    def given_up(self, call: ClientCall) -> RequestError:
         """Return how a request ends whose call has ended before it began."""
         remaining_s = call.time_remaining()
-        if remaining_s is not None and remaining_s <= DEADLINE_SLACK_S:
-            message = f"the call's deadline passed before model '{self.model}' had answered"
-            return RequestError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
-        return RequestError(grpc.StatusCode.CANCELLED, f"the request for model '{self.model}' was cancelled")
+        is_late = remaining_s is not None and remaining_s * 1e9 <= LIMIT_SLACK_NS
+        return failure(self.model, SlotStatus.DEADLINE if is_late else SlotStatus.CANCELLED, 0)
 
     def ended_with_it(self) -> RequestError:
         """Return what those are told that wait behind a request that was given up."""
@@ -342,10 +327,10 @@ class _Model:
     """The sequences of one loaded model. `places`: None if its states are copied, or there are none."""
 
     name: str
-    batcher: SequenceBatcher[Ticket]
+    batcher: SequenceBatcher[SequenceTicket]
     states: "_States"
     room: Room = field(default_factory=lambda: Room(0))
-    memories: dict[Sequence[Ticket], StateMemory] = field(default_factory=dict)
+    memories: dict[Sequence[SequenceTicket], StateMemory] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -360,7 +345,7 @@ class _States:
         compiled = model.compiled.get(())
         return cls(tensors, HeldPlaces.of(compiled.layout, tensors.states) if compiled and tensors.states else None)
 
-    def memory(self, plane: DataPlane, budget: Budget) -> StateMemory:
+    def memory(self, plane: DataPlane, budget: StateBudget) -> StateMemory:
         """Return that of one sequence, which has not begun."""
         if self.places is not None:
             return HeldStates(plane, budget, self.places)
@@ -377,7 +362,7 @@ class Sequences:
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
         self._max_waiting = plane.slots.slots // WAITING_SHARE
-        self._budget = Budget(plane.heap.capacity_bytes // STATE_SHARE)
+        self._budget = StateBudget(plane.heap.capacity_bytes // STATE_SHARE)
         self._lock = threading.Lock()
         self._earlier = threading.Condition(self._lock)  # there is something to do earlier than was thought
         self._wake_us: int | None = None  # when the clock is looked at next
@@ -386,9 +371,9 @@ class Sequences:
         self._requests = 0
 
     @property
-    def idle(self) -> bool:
-        """Whether no request of a sequence waits or is executed."""
-        return not self._requests
+    def requests(self) -> int:
+        """How many requests of sequences wait or are executed."""
+        return self._requests
 
     @property
     def open(self) -> int:
@@ -402,7 +387,7 @@ class Sequences:
         return self._budget.taken_bytes
 
     @contextmanager
-    def turn(self, plan: Plan, call: EndingCall, arrival_ns: int) -> Iterator[Plan]:
+    def turn(self, plan: RequestPlan, call: ClientCall, arrival_ns: int) -> Iterator[RequestPlan]:
         """Wait until a request may be executed; yield its plan with what its sequence adds to it.
 
         Raises RequestError: INVALID_ARGUMENT for a sequence that has not been started or has ended, UNAVAILABLE where
@@ -414,11 +399,11 @@ class Sequences:
         model, ticket = self._enter(plan, step, tensors)
         try:
             if not ticket.begun:
-                self._await(model, ticket, Patience.of(plan, arrival_ns), call)
+                self._await(model, ticket, WaitLimits.of(plan, arrival_ns), call)
             waited_ns = time.monotonic_ns() - begin_ns
             try:
                 own = self._call(model, ticket.sequence, plan, step)
-                yield replace(plan, call=own, spare=None, waited_ns=waited_ns)
+                yield replace(plan, codec=own, spare=None, waited_ns=waited_ns)
             finally:
                 self._leave(model, ticket)
         finally:
@@ -455,15 +440,17 @@ class Sequences:
 
     # -- what follows is called by the threads of requests
 
-    def _enter(self, plan: Plan, step: SequenceStep, tensors: SequenceTensors) -> tuple[_Model, Ticket]:
+    def _enter(
+        self, plan: RequestPlan, step: SequencePosition, tensors: SequenceTensors
+    ) -> tuple[_Model, SequenceTicket]:
         """Add a request to its sequence. Raises RequestError."""
         name = plan.model.name
         with self._lock:
+            model = self._model(plan.model, tensors)
             try:
-                model = self._model(plan.model, tensors)
                 now_us = _now_us()
                 self._apply(model, model.batcher.end_idle(now_us))
-                ticket = Ticket()
+                ticket = SequenceTicket()
                 room = self._room(model, plan.terms.max_queue)
                 entered = model.batcher.enter(ticket, step.identity, step.start, step.end, now_us, room)
             except NotStartedError:
@@ -488,7 +475,7 @@ class Sequences:
             )
         return model, ticket
 
-    def _await(self, model: _Model, ticket: Ticket, patience: Patience, call: EndingCall) -> None:
+    def _await(self, model: _Model, ticket: SequenceTicket, patience: WaitLimits, call: ClientCall) -> None:
         """Return when a request may be executed. Raises RequestError when it never will be."""
         if not call.add_callback(ticket.give_up):
             ticket.give_up()
@@ -511,10 +498,12 @@ class Sequences:
                     self._apply(model, changes, others)
                     raise refusal
 
-    def _call(self, model: _Model, sequence: Sequence[Ticket], plan: Plan, step: SequenceStep) -> SequencedCall:
+    def _call(
+        self, model: _Model, sequence: Sequence[SequenceTicket], plan: RequestPlan, step: SequencePosition
+    ) -> SequencedCodec:
         """Return how the request is carried out. Only while it is the sequence's running one. Raises RequestError."""
         tensors = model.states.tensors
-        assert not isinstance(plan.call, EnsembleCall), "a model of its own"
+        assert not isinstance(plan.codec, EnsembleCodec), "a model of its own"
         hidden = controls(tensors, step)
         memory: StateMemory | None = None
         if tensors.states:
@@ -524,9 +513,9 @@ class Sequences:
             if step.start or not memory.has_begun:
                 memory.begin()
             hidden += memory.inputs()
-        return sequenced(plan.call, hidden, model.room, memory)
+        return sequenced(plan.codec, hidden, model.room, memory)
 
-    def _leave(self, model: _Model, ticket: Ticket) -> None:
+    def _leave(self, model: _Model, ticket: SequenceTicket) -> None:
         """A request has been executed, or has failed."""
         with self._lock:
             self._apply(model, model.batcher.leave(ticket.sequence, _now_us()))
@@ -538,12 +527,12 @@ class Sequences:
     # -- the caller of what follows holds the lock
 
     def _model(self, model: ServedModel, tensors: SequenceTensors) -> _Model:
-        """Return a loaded model's sequences. Raises ClosedError."""
+        """Return a loaded model's sequences. Raises RequestError."""
         if model.load not in self._loads:
-            raise ClosedError
+            raise _replaced(model.name)
         found = self._models.get(model.load)
         if found is None:
-            batcher: SequenceBatcher[Ticket] = SequenceBatcher(tensors.settings.slots, tensors.settings.idle_us)
+            batcher: SequenceBatcher[SequenceTicket] = SequenceBatcher(tensors.settings.slots, tensors.settings.idle_us)
             found = self._models[model.load] = _Model(model.name, batcher, _States.of(model, tensors))
         return found
 
@@ -559,7 +548,7 @@ class Sequences:
             self._apply(model, model.batcher.end_idle(now_us))
         return now_us
 
-    def _apply(self, model: _Model, changes: Changes[Ticket], refusal: RequestError | None = None) -> None:
+    def _apply(self, model: _Model, changes: TurnChanges[SequenceTicket], refusal: RequestError | None = None) -> None:
         for ticket in changes.begin:
             ticket.begin()
         for ticket in changes.refused:

@@ -1,4 +1,7 @@
-"""What threads of a front end ask the supervisor: each question has a number, and its thread waits for that answer."""
+"""Methods that the supervisor answers, or has all front ends answer: repository, settings of log and traces.
+
+Each question has a number, and its thread waits for that answer.
+"""
 
 import contextlib
 import itertools
@@ -42,6 +45,135 @@ from gangway.server.tracing.settings import (
     with_level,
 )
 
+
+class Answer(Protocol):
+    """What the supervisor says to a question. `code` is the name of a gRPC status."""
+
+    @property
+    def number(self) -> int:
+        """That of the question."""
+        ...
+
+    @property
+    def code(self) -> str:
+        """OK, or why not."""
+        ...
+
+    @property
+    def message(self) -> str:
+        """The same in words."""
+        ...
+
+
+@dataclass
+class _Waiting:
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: Answer | None = None
+
+
+class Questions:
+    """Those without an answer, `most` at a time: beyond that clients are told `too_many`. Safe for threads."""
+
+    def __init__(self, most: int, too_many: str) -> None:
+        self._most = most
+        self._too_many = too_many
+        self._lock = threading.Lock()
+        self._waiting: dict[int, _Waiting] = {}
+        self._refusal = ""
+        self._numbers = itertools.count(time.monotonic_ns())  # no number that was a predecessor's
+
+    def ask(self, send: Callable[[int], bool], seconds: float, not_now: str, unanswered: str) -> None:
+        """Send a question with the number given; return when it has been answered by OK.
+
+        `send` says whether the supervisor could be told. Raises RequestError: with what was answered, or UNAVAILABLE
+        with `not_now` if it could not be told, with `unanswered` if it has said nothing for so long.
+        """
+        number, waiting = next(self._numbers), _Waiting()
+        with self._lock:
+            if self._refusal:
+                unavailable(self._refusal)
+            if len(self._waiting) >= self._most:
+                unavailable(self._too_many)
+            self._waiting[number] = waiting
+        try:
+            if not send(number):
+                unavailable(not_now)
+            waiting.done.wait(seconds)
+        finally:
+            with self._lock:
+                del self._waiting[number]
+        if waiting.answer is None:
+            unavailable(self._refusal or unanswered)
+        if waiting.answer.code != OK:
+            raise RequestError(grpc.StatusCode[waiting.answer.code], waiting.answer.message)
+
+    def answered(self, answer: Answer) -> None:
+        """The supervisor has answered."""
+        with self._lock:
+            waiting = self._waiting.get(answer.number)
+            if waiting is not None:  # else it was a predecessor's question, or its thread has waited too long
+                waiting.answer = answer
+                waiting.done.set()
+
+    def refuse(self, reason: str) -> None:
+        """Answer everything with UNAVAILABLE from now on, also what waits."""
+        with self._lock:
+            self._refusal = reason
+            for waiting in self._waiting.values():
+                waiting.done.set()
+
+
+# What a client changes for all front ends, as the front end sees it that the client has asked.
+
+MAX_WAITING_CHANGES = 64  # each has a thread
+WAIT_SECONDS = 10.0  # every wait ends; the others are told nevertheless
+NOT_NOW = "this cannot be changed now; it may be tried again"
+_log = logging.getLogger(__name__)
+
+
+class SharedChanges:
+    """`apply` makes a change in this process, and may raise RequestError. Safe for threads.
+
+    `ask` says whether the supervisor could be told; None: there are no other processes to agree with.
+    """
+
+    def __init__(self, apply: Callable[[Change], None], ask: Callable[[FrontEndMessage], bool] | None = None) -> None:
+        self._apply = apply
+        self._ask = ask
+        self._questions = Questions(MAX_WAITING_CHANGES, NOT_NOW)
+
+    def make(self, change: Change) -> None:
+        """Return when every front end has made the change. Raises RequestError: then none has made it."""
+        ask = self._ask
+        if ask is None:
+            self._apply(change)
+            return
+        unanswered = f"not known to all front ends within {WAIT_SECONDS:.0f} seconds"
+        self._questions.ask(lambda number: ask(Proposed(number, change)), WAIT_SECONDS, NOT_NOW, unanswered)
+
+    def agreed(self, message: Agreed) -> Applied | None:
+        """Make a change that goes to all front ends; return what the supervisor is to be told, if anything."""
+        answer = Applied(message.number)
+        try:
+            if message.change is not None:
+                self._apply(message.change)
+        except RequestError as error:
+            answer = Applied(message.number, error.code.name, error.message)
+            if not message.number:
+                _log.warning(
+                    "a setting or memory region that other front ends have is not in this one: %s", error.message
+                )
+        return answer if message.number else None
+
+    def settled(self, message: Settled) -> None:
+        """All front ends have answered to what was asked of them."""
+        self._questions.answered(message)
+
+    def refuse(self, reason: str) -> None:
+        """Answer everything with UNAVAILABLE from now on, also what waits."""
+        self._questions.refuse(reason)
+
+
 # The protocol's LogSettings: a change is made by all front ends; the supervisor tells the other processes.
 
 _SettingValue = pb.LogSettingsRequest.SettingValue
@@ -55,7 +187,7 @@ _SETTINGS = {
 }
 
 
-class LogAnswers:
+class LogMethods:
     """`settings` hold at the start. `log` is this process's, if it has one. `make` has all front ends `apply` a change,
     or raises RequestError.
     """
@@ -98,7 +230,7 @@ def _log_change(name: str, value: _SettingValue) -> tuple[str, Any]:
     new = getattr(value, choice)
     if field == "format" and new not in FORMATS:
         invalid(f"invalid argument for log_format, got: {new}")
-    if field == "verbose_level" and new > MAX_VERBOSE:
+    if field == "verbose_level" and int(new) > MAX_VERBOSE:
         invalid(f"expect int32 for '{name}'")
     return field, new
 
@@ -116,7 +248,7 @@ _FIXED = {
 }
 
 
-class TraceAnswers:
+class TraceMethods:
     """`make` returns when the tracers of all front ends have new settings, or raises RequestError."""
 
     def __init__(self, tracer: Tracer, models: Callable[[], Models], make: Callable[[TraceOverrides], None]) -> None:
@@ -206,131 +338,6 @@ def _opentelemetry_of(config: TraceConfig) -> dict[str, list[str]]:
     return shown
 
 
-class Answer(Protocol):
-    """What the supervisor says to a question. `code` is the name of a gRPC status."""
-
-    @property
-    def number(self) -> int:
-        """That of the question."""
-
-    @property
-    def code(self) -> str:
-        """OK, or why not."""
-
-    @property
-    def message(self) -> str:
-        """The same in words."""
-
-
-@dataclass
-class _Waiting:
-    done: threading.Event = field(default_factory=threading.Event)
-    answer: Answer | None = None
-
-
-class Questions:
-    """Those without an answer, `most` at a time: beyond that clients are told `too_many`. Safe for threads."""
-
-    def __init__(self, most: int, too_many: str) -> None:
-        self._most = most
-        self._too_many = too_many
-        self._lock = threading.Lock()
-        self._waiting: dict[int, _Waiting] = {}
-        self._refusal = ""
-        self._numbers = itertools.count(time.monotonic_ns())  # no number that was a predecessor's
-
-    def ask(self, send: Callable[[int], bool], seconds: float, not_now: str, unanswered: str) -> None:
-        """Send a question with the number given; return when it has been answered by OK.
-
-        `send` says whether the supervisor could be told. Raises RequestError: with what was answered, or UNAVAILABLE
-        with `not_now` if it could not be told, with `unanswered` if it has said nothing for so long.
-        """
-        number, waiting = next(self._numbers), _Waiting()
-        with self._lock:
-            if self._refusal:
-                unavailable(self._refusal)
-            if len(self._waiting) >= self._most:
-                unavailable(self._too_many)
-            self._waiting[number] = waiting
-        try:
-            if not send(number):
-                unavailable(not_now)
-            waiting.done.wait(seconds)
-        finally:
-            with self._lock:
-                del self._waiting[number]
-        if waiting.answer is None:
-            unavailable(self._refusal or unanswered)
-        if waiting.answer.code != OK:
-            raise RequestError(grpc.StatusCode[waiting.answer.code], waiting.answer.message)
-
-    def answered(self, answer: Answer) -> None:
-        """The supervisor has answered."""
-        with self._lock:
-            waiting = self._waiting.get(answer.number)
-            if waiting is not None:  # else it was a predecessor's question, or its thread has waited too long
-                waiting.answer = answer
-                waiting.done.set()
-
-    def refuse(self, reason: str) -> None:
-        """Answer everything with UNAVAILABLE from now on, also what waits."""
-        with self._lock:
-            self._refusal = reason
-            for waiting in self._waiting.values():
-                waiting.done.set()
-
-
-# What a client changes for all front ends, as the front end sees it that the client has asked.
-
-MAX_WAITING_CHANGES = 64  # each has a thread
-WAIT_SECONDS = 10.0  # every wait ends; the others are told nevertheless
-NOT_NOW = "this cannot be changed now; it may be tried again"
-_log = logging.getLogger(__name__)
-
-
-class Changes:
-    """`apply` makes a change in this process, and may raise RequestError. Safe for threads.
-
-    `ask` says whether the supervisor could be told; None: there are no other processes to agree with.
-    """
-
-    def __init__(self, apply: Callable[[Change], None], ask: Callable[[FrontEndMessage], bool] | None = None) -> None:
-        self._apply = apply
-        self._ask = ask
-        self._questions = Questions(MAX_WAITING_CHANGES, NOT_NOW)
-
-    def make(self, change: Change) -> None:
-        """Return when every front end has made the change. Raises RequestError: then none has made it."""
-        ask = self._ask
-        if ask is None:
-            self._apply(change)
-            return
-        unanswered = f"not known to all front ends within {WAIT_SECONDS:.0f} seconds"
-        self._questions.ask(lambda number: ask(Proposed(number, change)), WAIT_SECONDS, NOT_NOW, unanswered)
-
-    def agreed(self, message: Agreed) -> Applied | None:
-        """Make a change that goes to all front ends; return what the supervisor is to be told, if anything."""
-        answer = Applied(message.number)
-        try:
-            if message.change is not None:
-                self._apply(message.change)
-        except RequestError as error:
-            answer = Applied(message.number, error.code.name, error.message)
-            if not message.number:
-                _log.warning(
-                    "a setting or memory region that other front ends have is not in this one: %s", error.message
-                )
-        return answer if message.number else None
-
-    def settled(self, message: Settled) -> None:
-        """All front ends have answered to what was asked of them."""
-        self._questions.answered(message)
-
-    def refuse(self, reason: str) -> None:
-        """Answer everything with UNAVAILABLE from now on, also what waits."""
-        self._questions.refuse(reason)
-
-
 # What clients ask of the model repository, on its way to the supervisor, which alone loads and unloads models.
 #
 # A call has a number; its thread waits until the supervisor has answered that number. What comes with a load (a
@@ -342,7 +349,7 @@ INDEX_SECONDS = 5.0
 MAX_NAME_BYTES = 1024
 
 
-class RepositoryCalls:
+class RepositoryMethods:
     """Safe for threads. `ask` says whether the supervisor could be told."""
 
     def __init__(self, ask: Callable[[RepositoryCall], bool]) -> None:

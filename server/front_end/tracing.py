@@ -11,94 +11,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
+from gangway.executor.slots import SlotOutcome
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, unavailable
-from gangway.server.models.ensembles import Graph, Step
-from gangway.server.requests.calls import Contents
-from gangway.server.requests.validation import Plan
-from gangway.server.statistics import Times
+from gangway.server.front_end.model_run import ClientCall, ModelRun
+from gangway.server.models.served import ServedModel
+from gangway.server.models.tensors import Shapes
+from gangway.server.requests.regions import Contents
 from gangway.server.thread_pool import NO_THREAD
 from gangway.server.tracing.record import GRPC, StepRecord, TensorRecord, TraceRecord
 from gangway.server.tracing.settings import Sampler, TraceConfig, TraceOverrides, TraceSettings
-
-# What is known of the steps of a request when they have been executed, and what that makes of the whole.
-
-
-@dataclass(frozen=True)
-class StepSpan:
-    """One step that was answered. Instants are CLOCK_MONOTONIC in nanoseconds."""
-
-    step: Step
-    rows: int
-    begin_ns: int  # its last input was there
-    submitted_ns: int
-    start_ns: int  # of the first task
-    computed_ns: int  # end of the last task
-    finished_ns: int  # the front end knows it
-    end_ns: int  # the next steps can begin
-    outcome: SlotOutcome
-
-    @property
-    def times(self) -> Times:
-        """What the model's statistics count."""
-        infer_ns = self.computed_ns - self.start_ns
-        return Times(
-            total=self.end_ns - self.begin_ns,
-            queue=max(0, self.finished_ns - self.submitted_ns - infer_ns),
-            compute_input=self.submitted_ns - self.begin_ns,
-            compute_infer=infer_ns,
-            compute_output=self.end_ns - self.finished_ns,
-        )
-
-
-def times_of(spans: Sequence[StepSpan], total_ns: int) -> Times:
-    """Return what Triton counts of an ensemble: the sums over its steps, and no queue, since it has none."""
-    each = [span.times for span in spans]
-    return Times(
-        total=total_ns,
-        queue=0,
-        compute_input=sum(times.compute_input for times in each),
-        compute_infer=sum(times.compute_infer for times in each),
-        compute_output=sum(times.compute_output for times in each),
-    )
-
-
-def outcome_of(spans: Sequence[StepSpan], arrival_ns: int) -> SlotOutcome:
-    """Return how the whole went: from the first task of any step to the last one of any, steps' counts together."""
-    start_ns, end_ns = min(span.start_ns for span in spans), max(span.computed_ns for span in spans)
-    return SlotOutcome(
-        SlotStatus.OK,
-        queue_us=(start_ns - arrival_ns) / 1e3,
-        compute_us=(end_ns - start_ns) / 1e3,
-        ranks=max(span.outcome.ranks for span in spans),
-        attempts=max(span.outcome.attempts for span in spans),
-        counts=reduce(_both, (span.outcome.counts for span in spans)),
-    )
-
-
-def count_inner(graph: Graph, spans: Sequence[StepSpan]) -> None:
-    """Count the request in the statistics of the ensembles that are steps."""
-    for place, model in enumerate(graph.inner):
-        own = [span for span in spans if place in span.step.ensembles]
-        if own:  # else no output of it was asked for
-            total_ns = max(span.end_ns for span in own) - min(span.begin_ns for span in own)
-            counts = reduce(_both, (span.outcome.counts for span in own))
-            model.statistics.succeeded(max(span.rows for span in own), times_of(own, total_ns), None, counts)
-
-
-def _both(one: SlotCounts, other: SlotCounts) -> SlotCounts:
-    return SlotCounts(
-        one.blocks + other.blocks,
-        one.conflicts + other.conflicts,
-        one.preemptions + other.preemptions,
-        one.versions | other.versions,
-    )
-
 
 # A request that was picked, as it waits for the thread that sends it on: references, and little work.
 
@@ -116,52 +40,69 @@ class Parent(NamedTuple):
     sampled: bool
 
 
-class Instants(NamedTuple):
-    """Of a request that was answered; CLOCK_MONOTONIC, nanoseconds."""
+class Traced(Protocol):
+    """A request that is answered, or not, as `ClientRequest` has it. Instants are CLOCK_MONOTONIC in nanoseconds."""
 
-    arrival_ns: int
+    model: ServedModel
+    shapes: Shapes
+    request_id: bytes
+    call: ClientCall
+    begin_ns: int
     submitted_ns: int
-    finished_ns: int  # the front end knows that it is computed
     end_ns: int
+
+    @property
+    def outcome(self) -> SlotOutcome | None:
+        """How it was computed; None: it was not."""
+        ...
+
+    @property
+    def target_us(self) -> float:
+        """The latency target, 0: none."""
+        ...
 
 
 class Sampled(NamedTuple):
     """One request. `outcome` None: it failed with `error`, or its answer was in the cache."""
 
-    plan: Plan
+    model: ServedModel
+    shapes: Shapes
+    target_us: float
     request_id: bytes
     front_end: str
     parent: Parent | None
     sampler: Sampler
-    instants: Instants
-    outcome: SlotOutcome | None
-    error: RequestError | None
-    inputs: tuple[bytes, ...] | None  # None: not wanted, or too large
-    response: bytes | None
-    steps: Sequence[StepSpan] = ()  # of an ensemble
+    arrival_ns: int
+    submitted_ns: int
+    end_ns: int
+    outcome: SlotOutcome | None = None
+    error: RequestError | None = None
+    inputs: tuple[bytes, ...] | None = None  # None: not wanted, or too large
+    response: bytes | None = None
+    steps: Sequence[ModelRun] = ()  # of an ensemble
 
     def record(self) -> TraceRecord:
         """Return what the exporter gets."""
-        plan, outcome, error, instants = self.plan, self.outcome, self.error, self.instants
+        outcome, error = self.outcome, self.error
         parent = self.parent or Parent("", "", False)
-        start_ns = instants.arrival_ns + round(outcome.queue_us * 1000) if outcome else 0
+        start_ns = self.arrival_ns + round(outcome.queue_us * 1000) if outcome else 0
         return TraceRecord(
-            model=plan.model.name,
-            version=plan.model.version,
+            model=self.model.name,
+            version=self.model.version,
             request_id=self.request_id[:MAX_TEXT_CHARACTERS].decode(errors="replace"),
             front_end=self.front_end,
             parent=parent.traceparent,
             tracestate=parent.tracestate,
-            arrival_ns=instants.arrival_ns,
-            submitted_ns=instants.submitted_ns,
+            arrival_ns=self.arrival_ns,
+            submitted_ns=self.submitted_ns,
             start_ns=start_ns,
             computed_ns=start_ns + round(outcome.compute_us * 1000) if outcome else 0,
-            end_ns=instants.end_ns,
+            end_ns=self.end_ns,
             status=error.code.name if error else "OK",
             message=error.message[:MAX_TEXT_CHARACTERS] if error else "",
-            rows=plan.shapes.rows,
+            rows=self.shapes.rows,
             batch_rows=outcome.batch_rows if outcome else 0,
-            target_us=plan.terms.target_us,
+            target_us=self.target_us,
             ranks=outcome.ranks if outcome else 0,
             attempts=outcome.attempts if outcome else 0,
             blocks=outcome.counts.blocks if outcome else 0,
@@ -171,13 +112,13 @@ class Sampled(NamedTuple):
             log_frequency=self.sampler.setting.log_frequency,
             timestamps="TIMESTAMPS" in self.sampler.setting.level,
             tensors=self._tensors(),
-            steps=[_step_record(span) for span in self.steps],
+            steps=[_step_record(step) for step in self.steps],
         )
 
     def _tensors(self) -> list[TensorRecord]:
         tensors = []
         if self.inputs is not None:
-            for (tensor, shape), data in zip(self.plan.shapes.inputs, self.inputs, strict=False):
+            for (tensor, shape), data in zip(self.shapes.inputs, self.inputs, strict=False):
                 tensors.append(TensorRecord.of("TENSOR_QUEUE_INPUT", tensor.name, tensor.datatype, shape, data))
         if self.response is not None:
             message = pb.ModelInferResponse.FromString(self.response)
@@ -188,10 +129,24 @@ class Sampled(NamedTuple):
         return tensors
 
 
-def _step_record(span: StepSpan) -> StepRecord:
-    model = span.step.model
-    instants = span.begin_ns, span.submitted_ns, span.start_ns, span.computed_ns, span.end_ns
-    return StepRecord(model.name, model.version, *instants)
+def _step_record(step: ModelRun) -> StepRecord:
+    instants = step.begin_ns, step.submitted_ns, step.start_ns, step.computed_ns, step.end_ns
+    return StepRecord(step.model.name, step.model.version, *instants)
+
+
+def _known(request: Traced, sampler: Sampler, parent: Parent | None) -> Sampled:
+    return Sampled(
+        request.model,
+        request.shapes,
+        request.target_us,
+        request.request_id,
+        front_end_of(request.call),
+        parent,
+        sampler,
+        request.begin_ns,
+        request.submitted_ns,
+        request.end_ns,
+    )
 
 
 def front_end_of(call: object) -> str:
@@ -279,43 +234,28 @@ class Tracer:
 
     # -- requests, by any thread
 
-    def answered(
-        self,
-        plan: Plan,
-        request_id: bytes,
-        call: object,
-        instants: Instants,
-        outcome: SlotOutcome,
-        contents: Contents,
-        response: bytes,
-        steps: Sequence[StepSpan] = (),
-    ) -> None:
+    def answered(self, request: Traced, contents: Contents, response: bytes, steps: Sequence[ModelRun] = ()) -> None:
         """Note a request that was answered, if it is one to trace. `steps`: of an ensemble."""
-        picked, sampler, parent = self._pick(plan, call)
+        picked, sampler, parent = self._pick(request)
         if picked:
             inputs = small_copies(contents) if sampler.tensors else None
             outputs = response if sampler.tensors and len(response) <= MAX_TENSORS_BYTES else None
-            front_end = front_end_of(call)
-            self._put(
-                Sampled(plan, request_id, front_end, parent, sampler, instants, outcome, None, inputs, outputs, steps)
-            )
+            known = _known(request, sampler, parent)
+            self._put(known._replace(outcome=request.outcome, inputs=inputs, response=outputs, steps=steps))
 
-    def not_executed(
-        self, plan: Plan, request_id: bytes, call: object, arrival_ns: int, error: RequestError | None = None
-    ) -> None:
+    def not_executed(self, request: Traced, error: RequestError | None = None) -> None:
         """Note a request that failed, or whose answer was in the cache, if it is one to trace."""
-        picked, sampler, parent = self._pick(plan, call)
+        picked, sampler, parent = self._pick(request)
         if picked:
-            instants = Instants(arrival_ns, 0, 0, time.monotonic_ns())
-            front_end = front_end_of(call)
-            self._put(Sampled(plan, request_id, front_end, parent, sampler, instants, None, error, None, None))
+            known = _known(request, sampler, parent)
+            self._put(known._replace(submitted_ns=0, end_ns=time.monotonic_ns(), error=error))
 
-    def _pick(self, plan: Plan, call: object) -> tuple[bool, Sampler, Parent | None]:
+    def _pick(self, request: Traced) -> tuple[bool, Sampler, Parent | None]:
         """Say whether to trace. Who came with a context has decided that already; others are sampled."""
-        sampler = self.settings.sampler(plan.model.name)
+        sampler = self.settings.sampler(request.model.name)
         if sampler.off:
             return False, sampler, None
-        parent = parent_of(call) if self.settings.propagates else None
+        parent = parent_of(request.call) if self.settings.propagates else None
         return (sampler.take() if parent is None else parent.sampled), sampler, parent
 
     def _put(self, sampled: Sampled) -> None:

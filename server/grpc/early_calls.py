@@ -6,8 +6,8 @@ to the pool. This saves two changes of threads for each request, which with one 
 waits for a client. It also does without what grpcio keeps for each call: a condition, a context, a Future, and a lock
 that all calls share.
 
-grpcio has no public way to this. What is used of its inside is named here and in `early_call.py`, and where another
-version lacks it, calls go the ordinary way.
+grpcio has no public way to this. What is used of its inside is named here, and where another version lacks it, each
+call has a thread.
 """
 
 import logging
@@ -15,11 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 from grpc import _server
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
+from grpc._cython import cygrpc as _cygrpc  # type: ignore[attr-defined]
 
 from gangway.executor.logs import OFTEN
 from gangway.executor.memory_budget import SMALL_BYTES, MemoryBudget
@@ -28,16 +28,13 @@ from gangway.server.grpc.gate import StalledCalls
 from gangway.server.requests.admission import AdmissionController
 from gangway.server.thread_pool import NO_THREAD, CountingPool
 
-if TYPE_CHECKING:
-    pass
-
-
-# One call to a method whose messages are received early (`grpc_calls.py`), from its headers to its end.
+# One call to a method whose messages are received early (`EarlyCalls`), from its headers to its end.
 #
 # gRPC's core is asked for three things: the message, news of the call's end, and to send the answer. It tells of each
 # by calling a method here, in gRPC's own thread, one after the other; only `answer` is for any thread.
 
 inside: Any = _server  # has no types
+cygrpc: Any = _cygrpc
 Behaviour: TypeAlias = Callable[[bytes, grpc.ServicerContext], bytes]
 Returned: TypeAlias = tuple[Any, Sequence[Callable[[], None]]]  # what gRPC is to forget, and what to call then
 _FLAGS = 0
@@ -51,6 +48,7 @@ class Begin(Protocol):
 
     def __call__(self, message: bytes, call: "EarlyCall") -> bool:
         """Say whether it has."""
+        ...
 
 
 class EarlyCall:
@@ -119,7 +117,7 @@ class EarlyCall:
     def _leave(self, answered: bool) -> None:
         """There is an answer, or nobody who waits for it: a client that does not take it keeps nobody out."""
         if self._entered:
-            self._calls.door.leave(answered)
+            self._calls.admission.leave(answered)
 
     def _arrived(self, received: Any) -> Returned:
         self._calls.arriving.leave(self)
@@ -133,7 +131,7 @@ class EarlyCall:
             return self._ended()
         if not self._unanswered.locked():
             self._entered = True
-            self._calls.door.enter()
+            self._calls.admission.enter()
         if self._has_begun(message):
             return self._ended()
         if not self._calls.has_thread():
@@ -179,11 +177,11 @@ class EarlyCall:
 # with the client, but for the first 64 KiB. A client that takes long holds a place no longer than others need one.
 
 COPIES: Final = 4  # pieces, all of them joined while that grows, and what Python gets
-SLOW_S: Final = 0.5  # after so long a call's place is another's; what it takes is watched (`memory_keeper.py`)
+SLOW_S: Final = 0.5  # after so long a call's place is another's; what it takes is watched (`front_end/memory.py`)
 PATIENCE_S: Final = 1.0  # so long a call waits for its place
 
 
-class WaitingCall(Protocol):
+class ArrivingCall(Protocol):
     """The part of an early call that is used."""
 
     def ask(self) -> None:
@@ -200,10 +198,10 @@ class Arrivals:
         self._budget = budget
         self._place_bytes = COPIES * message_bytes
         self._lock = threading.Lock()
-        self._begun: dict[WaitingCall, float] = {}  # calls that have a place, since when
-        self._waiting: deque[tuple[WaitingCall, float]] = deque()
+        self._begun: dict[ArrivingCall, float] = {}  # calls that have a place, since when
+        self._waiting: deque[tuple[ArrivingCall, float]] = deque()
 
-    def enter(self, call: WaitingCall) -> None:
+    def enter(self, call: ArrivingCall) -> None:
         """Have a call ask for its message as soon as there is room."""
         with self._lock:
             if self._waiting or not self._has_place():
@@ -212,7 +210,7 @@ class Arrivals:
             self._begun[call] = time.monotonic()
         call.ask()
 
-    def leave(self, call: WaitingCall, message_bytes: int) -> None:
+    def leave(self, call: ArrivingCall, message_bytes: int) -> None:
         """The message has come, or there is none (0 bytes)."""
         if message_bytes > SMALL_BYTES:
             self._budget.note(message_bytes)
@@ -248,7 +246,7 @@ class Arrivals:
         """Whether there is room for one more. For the first one the reserve is enough."""
         return self._budget.fits((len(self._begun) + 1) * self._place_bytes if self._begun else 0)
 
-    def _next(self) -> list[WaitingCall]:
+    def _next(self) -> list[ArrivingCall]:
         """Give places to those who wait, as far as there are any; return them. The caller holds the lock."""
         called = []
         while self._waiting and self._has_place():
@@ -270,7 +268,7 @@ class EarlyCalls:
     """All calls of one method of a server that has not been started. What else has the method's name gets none of them.
 
     `path`: "/SERVICE/METHOD". `begin` deals with messages; `behaviour` with those that it does not want, in a thread of
-    `pool`. `arriving`: calls whose message has not come. `door`: says who is received at all, `arrivals`: when.
+    `pool`. `arriving`: calls whose message has not come. `admission`: says who is received at all, `arrivals`: when.
     `reserved_calls`: as many are taken above the server's limit. `has_thread`: see CountingPool.
     """
 
@@ -282,11 +280,11 @@ class EarlyCalls:
         behaviour: Behaviour,
         pool: CountingPool,
         arriving: StalledCalls,
-        door: AdmissionController,
+        admission: AdmissionController,
         reserved_calls: int = 0,
         arrivals: Arrivals | None = None,
     ) -> None:
-        self.path, self.begin, self.arriving, self.door, self.arrivals = path, begin, arriving, door, arrivals
+        self.path, self.begin, self.arriving, self.admission, self.arrivals = path, begin, arriving, admission, arrivals
         self._behaviour = behaviour
         self._pool = pool
         self.has_thread = pool.has_thread
@@ -317,8 +315,8 @@ class EarlyCalls:
             limit = server.maximum_concurrent_rpcs
             if limit is not None and len(server.rpc_states) >= limit + self._reserved_calls:
                 self._reject(event, cygrpc.StatusCode.resource_exhausted, b"Concurrent RPC limit exceeded!")
-            elif not self.door.admits():
-                self._reject(event, cygrpc.StatusCode.unavailable, self.door.refusal.encode())
+            elif not self.admission.admits():
+                self._reject(event, cygrpc.StatusCode.unavailable, self.admission.refusal.encode())
             else:
                 call = EarlyCall(self, event)
                 server.rpc_states.add(call)
@@ -358,4 +356,4 @@ class EarlyCalls:
             answered = True
             return response
         finally:
-            self.door.leave(answered)
+            self.admission.leave(answered)

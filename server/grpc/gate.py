@@ -3,7 +3,7 @@
 A gate makes of a handler another one that does all this first, in two forms. The plain one leaves waiting for the
 message to gRPC, which holds a thread until it has come, however long that takes. When many threads are held, calls get
 the other: it reads the message itself, so that a call whose message does not come can be found and ended
-(`stalled_calls.py`). That was measured at up to a tenth of the CPU of a small request, so it is not for everyone.
+(`StalledCalls`). That was measured at up to a tenth of the CPU of a small request, so it is not for everyone.
 """
 
 import logging
@@ -31,7 +31,7 @@ PERIOD_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Call(Protocol):
+class StalledCall(Protocol):
     """The part of grpc.ServicerContext that is used."""
 
     def cancel(self) -> object:
@@ -54,13 +54,18 @@ class StalledCalls:
         self._max_bytes = max_bytes
         self._patience_s = patience_s
         # In the order of their coming. Single operations on it are atomic, so requests need no lock here.
-        self._calls: dict[Call, tuple[float, int]] = {}
+        self._calls: dict[StalledCall, tuple[float, int]] = {}
 
-    def enter(self, call: Call, held_bytes: int = 0) -> None:
+    @property
+    def count(self) -> int:
+        """How many calls wait now."""
+        return len(self._calls)
+
+    def enter(self, call: StalledCall, held_bytes: int = 0) -> None:
         """Note that a call waits from now on, and how much memory it holds."""
         self._calls[call] = (time.monotonic(), held_bytes)
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: StalledCall) -> None:
         """Note that it does not wait any more."""
         self._calls.pop(call, None)
 
@@ -89,22 +94,23 @@ class StalledCalls:
         return len(calls)
 
 
-class Kind(Protocol):
-    """What a watchman looks after."""
+class Cleanable(Protocol):
+    """What a PeriodicCleaner looks after."""
 
     def look(self) -> int:
         """End what there is too much of; return how many were ended."""
+        ...
 
 
-class Watchman:
+class PeriodicCleaner:
     """A thread that looks after stalled calls, and the like, while a server runs."""
 
-    def __init__(self, *kinds: Kind) -> None:
+    def __init__(self, *kinds: Cleanable) -> None:
         self._kinds = kinds
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stalled calls", daemon=True)
 
-    def watch(self, kind: Kind) -> None:
+    def watch(self, kind: Cleanable) -> None:
         """Look after these, too; before the start."""
         self._kinds = (*self._kinds, kind)
 
@@ -141,7 +147,7 @@ Context: TypeAlias = grpc.ServicerContext
 Behaviour: TypeAlias = Callable[[Any, Context], Any]  # message or messages to answer or answers
 
 
-class Called(Protocol):
+class CallMetadata(Protocol):
     """The part of a call that says who calls."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
@@ -150,7 +156,7 @@ class Called(Protocol):
 
 class Gate:
     """For one server. `patience_s`: see StalledCalls. `thread_share`: of the calls that may hold a thread, see
-    `thread_share.py`. `arriving`: calls whose message has not come. `refusal`: handles calls that get no thread.
+    `system.thread_share`. `arriving`: calls whose message has not come. `refusal`: handles calls that get no thread.
     """
 
     def __init__(self, restrictions: Restrictions, patience_s: float = PATIENCE_S, thread_share: float = 1.0) -> None:
@@ -159,7 +165,7 @@ class Gate:
         self.max_plain = scaled(MAX_PLAIN, thread_share)
         self.arriving = StalledCalls(scaled(MAX_ARRIVING, thread_share), 0, patience_s)
         self._unread = StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, patience_s)
-        self.watchman = Watchman(self.arriving, self._unread)
+        self.cleaner = PeriodicCleaner(self.arriving, self._unread)
 
     def plain(self, method: str, handler: MethodHandler) -> MethodHandler:
         """Return the handler of a method (by its name in the service) with the gate before it."""
@@ -264,7 +270,7 @@ def _refusal() -> MethodHandler:
     return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def admit(restriction: Restriction, call: Called) -> None:
+def admit(restriction: Restriction, call: CallMetadata) -> None:
     """Return if the caller has sent what the restriction asks for. Raises RequestError, as Triton words it."""
     key = GRPC_KEY_PREFIX + restriction.key
     if not restriction.admits(value for name, value in call.invocation_metadata() or () if name == key):

@@ -2,7 +2,7 @@
 
 Synchronous grpcio with a thread pool: measured, it needs 1.6 times less CPU per request than its asyncio sibling.
 Handlers get and return bytes, so that ModelInfer can leave the tensors where they are. What comes before them is in
-`grpc_gate.py`. Small requests of a known form do without a thread of the pool (`threadless/`).
+`gate.py`. Small requests of a known form need no thread of the pool (`front_end/nonblocking.py`).
 """
 
 import logging
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final, NoReturn, TypeAlias, cast
+from typing import Final, NoReturn, Protocol, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -24,13 +24,11 @@ from gangway.executor.memory_budget import memory_budget
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.addresses import UNIX, TlsError, TlsFiles, check_files, port_of, stamp
 from gangway.server.errors import RequestError, invalid
-from gangway.server.front_end.inference import Inference
-from gangway.server.front_end.nonblocking import ThreadlessInference
 from gangway.server.front_end.protocol import MAX_WATCHERS, AnyMethod, Health
 from gangway.server.grpc.early_calls import AVAILABLE, Arrivals, Begin, EarlyCall, EarlyCalls
 from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN, Gate, GatedService, MethodHandler, admit
 from gangway.server.grpc.streams import Streams
-from gangway.server.options.grpc import Compression, GrpcOptions
+from gangway.server.options.endpoints import Compression, GrpcOptions
 from gangway.server.requests.admission import AdmissionController
 from gangway.server.system import max_connections, scaled
 from gangway.server.thread_pool import CountingPool
@@ -54,7 +52,7 @@ def channel_options(options: GrpcOptions, max_connections: int | None = None) ->
         # Also of a message after decompression: core (1.85) stops inflating there.
         "grpc.max_receive_message_length": options.max_message_bytes,
         "grpc.max_send_message_length": options.max_message_bytes,
-        # Without it a client sends no more than 64 KiB of a message before it is asked for (`threadless/arrivals.py`).
+        # Without it a client sends no more than 64 KiB of a message before it is asked for (`early_calls.Arrivals`).
         # A large one is then a round trip more, which costs the front end a twentieth of its CPU.
         "grpc.http2.bdp_probe": memory_budget().limit.size_bytes >= AMPLE_BYTES,
         "grpc.max_metadata_size": MAX_METADATA_BYTES,
@@ -193,23 +191,39 @@ StreamHandler = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes
 Handlers: TypeAlias = dict[str, MethodHandler]
 
 
+class NonBlocking(Protocol):
+    """`NonBlockingInference`."""
+
+    def start(self) -> None:
+        """Begin to answer."""
+
+    def stop(self) -> None:
+        """End, whatever still waits."""
+
+    def begin(self, message: bytes, call: EarlyCall) -> bool:
+        """Hand a request to the scheduler, which is answered later; False: a thread has to see to it."""
+        ...
+
+
 class GrpcFrontEnd:
     """Serves one address. `max_in_flight` requests may wait in a thread each; the data plane refuses further ones."""
 
     def __init__(
         self,
-        inference: Inference,
+        infer: Handler,
         streams: Streams,
         methods: Mapping[str, AnyMethod],
         health: Health,
         max_in_flight: int,
         options: GrpcOptions,
-        threadless: ThreadlessInference | None = None,
+        non_blocking: NonBlocking | None = None,
+        admission: AdmissionController | None = None,
         thread_share: float = 1.0,
     ) -> None:
         """Make a server that does not listen yet. Raises TlsError or OSError if its certificates cannot be used.
 
-        `threadless`: what answers requests that need no thread; None: each has one. `thread_share`: see there.
+        `infer`: answers ModelInfer in the caller's thread. `non_blocking`: answers requests that need no thread, whose
+        calls `admission` lets in; None: each has a thread. `thread_share`: see there.
         """
         self._certificates = Certificates(options.tls) if options.tls else None
         self._gate = Gate(options.restrictions, thread_share=thread_share)
@@ -220,17 +234,17 @@ class GrpcFrontEnd:
         pool = cast("ThreadPoolExecutor", self._pool)  # grpcio asks for nothing but `submit`
         limit = max_connections()
         self._connections = SilentConnections(limit)
-        self._gate.watchman.watch(self._connections)
+        self._gate.cleaner.watch(self._connections)
         self._server = grpc.server(pool, options=channel_options(options, limit), maximum_concurrent_rpcs=MAX_CALLS)
         handlers = _unimplemented_handlers() | {name: _message_handler(method) for name, method in methods.items()}
-        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_guarded(inference.infer))
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(_guarded(infer))
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(_guarded_stream(streams.serve))
         self._add(INFERENCE_SERVICE, handlers)
-        self._threadless = threadless if AVAILABLE else None
+        self._non_blocking = non_blocking if AVAILABLE else None
         self._arrivals = Arrivals(memory_budget(), options.max_message_bytes)
         watch: MethodHandler = grpc.unary_stream_rpc_method_handler(health.watch)
         self._add(HEALTH_SERVICE, {"Check": _message_handler(health.check), "Watch": watch})
-        self._early = self._early_inference(handlers["ModelInfer"], inference)
+        self._early = self._early_inference(handlers["ModelInfer"], admission)
         if AVAILABLE:
             self._early += [
                 self._early_health(INFERENCE_SERVICE, name, methods[name]) for name in HEALTH if name in methods
@@ -251,11 +265,21 @@ class GrpcFrontEnd:
         self._connections.port = port
         return port_of(target, port)
 
+    @property
+    def calls_in_threads(self) -> int:
+        """How many calls a thread was given so far."""
+        return self._pool.submitted
+
+    @property
+    def arriving_calls(self) -> int:
+        """How many calls there are whose message has not come."""
+        return self._gate.arriving.count
+
     def start(self) -> None:
         """Answer requests from now on."""
-        self._gate.watchman.start()
-        if self._threadless is not None:
-            self._threadless.start()
+        self._gate.cleaner.start()
+        if self._non_blocking is not None:
+            self._non_blocking.start()
         self._server.start()
         for early in self._early:
             early.start()
@@ -275,19 +299,19 @@ class GrpcFrontEnd:
     def stop(self, grace_seconds: float) -> None:
         """Accept nothing new, return when the running requests have ended, or cancel them after the grace time."""
         self._server.stop(grace_seconds).wait(grace_seconds + 1.0)
-        self._gate.watchman.stop()
-        if self._threadless is not None:
-            self._threadless.stop()
+        self._gate.cleaner.stop()
+        if self._non_blocking is not None:
+            self._non_blocking.stop()
 
     def _add(self, name: str, handlers: Handlers) -> None:
         self._server.add_generic_rpc_handlers((GatedService(name, handlers, self._gate, self._pool),))
 
-    def _early_inference(self, handler: MethodHandler, inference: Inference) -> list[EarlyCalls]:
+    def _early_inference(self, handler: MethodHandler, admission: AdmissionController | None) -> list[EarlyCalls]:
         """Have ModelInfer's messages received early, unless who may call it is restricted."""
-        if self._threadless is None or not self._gate.lets_all_in("ModelInfer"):
+        if self._non_blocking is None or admission is None or not self._gate.lets_all_in("ModelInfer"):
             return []
-        path, door = f"/{INFERENCE_SERVICE}/ModelInfer", inference.execution.plane.door
-        return [self._early_calls(path, handler, self._threadless.begin, door, arrivals=self._arrivals)]
+        path, begin = f"/{INFERENCE_SERVICE}/ModelInfer", self._non_blocking.begin
+        return [self._early_calls(path, handler, begin, admission, arrivals=self._arrivals)]
 
     def _early_health(self, service: str, name: str, method: AnyMethod) -> EarlyCalls:
         """Have questions about health answered by gRPC's own thread: whatever is taken, they need nothing of it."""
@@ -310,14 +334,16 @@ class GrpcFrontEnd:
         path: str,
         handler: MethodHandler,
         begin: Begin,
-        door: AdmissionController,
+        admission: AdmissionController,
         reserved_calls: int = 0,
         arrivals: Arrivals | None = None,
     ) -> EarlyCalls:
         behaviour = self._gate.plain(path.rpartition("/")[2], handler).unary_unary
         assert behaviour is not None, "one message in, one out"
         arriving = self._gate.arriving
-        return EarlyCalls(self._server, path, begin, behaviour, self._pool, arriving, door, reserved_calls, arrivals)
+        return EarlyCalls(
+            self._server, path, begin, behaviour, self._pool, arriving, admission, reserved_calls, arrivals
+        )
 
 
 def _message_handler(method: AnyMethod) -> MethodHandler:

@@ -33,6 +33,7 @@ class StreamContext(Protocol):
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
         """Have `callback` called when the stream ends, for whatever reason; False if it has ended."""
+        ...
 
     def cancel(self) -> object:
         """End the stream."""
@@ -128,7 +129,7 @@ class SequenceQueues(Generic[Item]):
 
 
 @dataclass(eq=False)
-class Ticket(Generic[Answer]):
+class OrderTicket(Generic[Answer]):
     """The place of a request in each of its lines; `answer` is there when it is known."""
 
     lines: Sequence[str]
@@ -143,16 +144,16 @@ class AnswerOrder(Generic[Answer]):
     """
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[Ticket[Answer]]] = {}
+        self._lines: dict[str, deque[OrderTicket[Answer]]] = {}
 
-    def ticket(self, lines: Sequence[str]) -> Ticket[Answer]:
+    def ticket(self, lines: Sequence[str]) -> OrderTicket[Answer]:
         """Let a further request stand in these lines."""
-        ticket: Ticket[Answer] = Ticket(lines)
+        ticket: OrderTicket[Answer] = OrderTicket(lines)
         for line in lines:
             self._lines.setdefault(line, deque()).append(ticket)
         return ticket
 
-    def put(self, ticket: Ticket[Answer], answer: Answer) -> list[Answer]:
+    def put(self, ticket: OrderTicket[Answer], answer: Answer) -> list[Answer]:
         """Return what can be sent now, in order."""
         ticket.answer = answer
         ready: list[Answer] = []
@@ -168,10 +169,10 @@ class AnswerOrder(Generic[Answer]):
         """Forget what is kept."""
         self._lines.clear()
 
-    def _is_first(self, ticket: Ticket[Answer]) -> bool:
+    def _is_first(self, ticket: OrderTicket[Answer]) -> bool:
         return all(line in self._lines and self._lines[line][0] is ticket for line in ticket.lines)
 
-    def _leave(self, ticket: Ticket[Answer]) -> list[Ticket[Answer]]:
+    def _leave(self, ticket: OrderTicket[Answer]) -> list[OrderTicket[Answer]]:
         """Take a ticket out of its lines, return those that are the first of one now."""
         followers = []
         for line in ticket.lines:
@@ -273,6 +274,7 @@ class Infer(Protocol):
 
     def __call__(self, header: bytes, request_id: bytes, raws: Raws, call: StreamedCall, arrival_ns: int) -> bytes:
         """Return the serialised ModelInferResponse. Raises RequestError."""
+        ...
 
 
 OrderOf = Callable[[bytes], str | None]  # `Inference.order_of`
@@ -298,13 +300,13 @@ class StreamLimits:
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
+class _Pending:
     """A request that has been read. `ticket`: where it stands among those whose answers are kept in order."""
 
     request: StreamedRequest
     arrival_ns: int
     call: StreamedCall
-    ticket: Ticket["_Answer"]
+    ticket: OrderTicket["_Answer"]
 
     @property
     def sequence(self) -> SequenceKey | None:
@@ -342,7 +344,7 @@ class Stream:
         self._errors_end_it = STATUS_HEADER in tuple(context.invocation_metadata() or ())
         self._changed = threading.Condition(threading.Lock())  # guards what follows; only the sender waits on it
         self._calls: set[StreamedCall] = set()  # of requests that were read and whose answers are not sent
-        self._sequences: SequenceQueues[_Work] = SequenceQueues()
+        self._sequences: SequenceQueues[_Pending] = SequenceQueues()
         self._order: AnswerOrder[_Answer] = AnswerOrder()
         self._ready: deque[_Answer] = deque()
         self.held_bytes = 0
@@ -457,7 +459,7 @@ class Stream:
             self._reading = False
             if self._ended:
                 return
-            work = _Work(request, arrival_ns, call, self._order.ticket(lines))
+            work = _Pending(request, arrival_ns, call, self._order.ticket(lines))
             self._calls.add(call)
             self.held_bytes += request.size_bytes
             begins = self._sequences.enter(work)
@@ -487,15 +489,15 @@ class Stream:
             self.refuse(RequestError(grpc.StatusCode.INTERNAL, "internal error, see the server's log"))
             return None
 
-    def _work_off(self, work: _Work) -> None:
+    def _work_off(self, work: _Pending) -> None:
         """Execute a request, and then those of its sequence that have come meanwhile."""
-        following: _Work | None = work
+        following: _Pending | None = work
         while following is not None:
             self._put(following, self._execute(following))
             with self._changed:
                 following = self._sequences.leave(following)
 
-    def _execute(self, work: _Work) -> _Answer:
+    def _execute(self, work: _Pending) -> _Answer:
         request = work.request
         try:
             response = self._infer(request.header, request.request_id, request.raws, work.call, work.arrival_ns)
@@ -511,7 +513,7 @@ class Stream:
             return _refused(work, RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message))
         return answer
 
-    def _put(self, work: _Work, answer: _Answer) -> None:
+    def _put(self, work: _Pending, answer: _Answer) -> None:
         """Have an answer sent, when it is its turn."""
         with self._changed:
             if self._ended:
@@ -522,7 +524,7 @@ class Stream:
             self._changed.notify_all()
 
 
-def _refused(work: _Work, error: RequestError) -> _Answer:
+def _refused(work: _Pending, error: RequestError) -> _Answer:
     return _Answer(failure(error.message, work.request.request_id), work.call, error)
 
 
@@ -563,6 +565,16 @@ class Streams:
             streams = list(self._streams)
         for stream in streams:
             stream.refuse(RequestError(grpc.StatusCode.UNAVAILABLE, reason))
+
+    @property
+    def count(self) -> int:
+        """How many streams are open."""
+        return len(self._streams)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes of answers of all streams wait to be sent."""
+        return sum(stream.unsent_bytes for stream in self._snapshot())
 
     @property
     def idle(self) -> bool:

@@ -239,7 +239,8 @@ class BoundedConnection(HttpToolsProtocol):
             try:
                 memory_budget().take(len(body))
             except MemoryFullError as error:
-                self.cycle.scope["state"][MEMORY_FULL] = str(error)
+                scope: Any = self.cycle.scope
+                scope["state"][MEMORY_FULL] = str(error)
                 self.cycle.message_event.set()
                 return
             self.cycle.body += body

@@ -32,8 +32,8 @@ from gangway.server.http.json_text import (
     utf8,
 )
 from gangway.server.http.replies import BINARY, EVENTS, JSON, Reply
-from gangway.server.models.served import ServedModel, item_bytes
-from gangway.server.models.tensors import Tensor
+from gangway.server.models.served import ServedModel
+from gangway.server.models.tensors import Tensor, item_bytes
 from gangway.server.requests.wire import MAX_ID_BYTES, Raws
 
 MAX_CACHED_REQUESTS: Final = 1024

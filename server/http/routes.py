@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from google.protobuf.message import Message
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unsupported
-from gangway.server.front_end.inference import Inference
 from gangway.server.front_end.protocol import AnyMethod
 from gangway.server.http.infer import (
     JsonRequest,
@@ -48,6 +47,7 @@ from gangway.server.http.replies import (
     refusal,
 )
 from gangway.server.models.served import Models
+from gangway.server.requests.wire import Raws
 
 MAX_PATH_BYTES = 4096
 
@@ -168,7 +168,7 @@ def _memory_route(rest: list[str], actions: dict[str, OperationName]) -> Route |
 
 # The protocol's methods in HTTP's spelling: JSON to the request's message, the response's message to a reply.
 #
-# Which methods are served is for `server/methods.py` to say; what is here and not there is answered with 501.
+# Which methods are served is for `front_end/process.py` to say; what is here and not there is answered with 501.
 
 Content = Mapping[str, Any]  # the request's JSON object
 MAX_UINT32: Final = 2**32 - 1
@@ -400,17 +400,25 @@ def method_of(route: Route, verb: str) -> str:
     return "ModelInfer" if route.operation in INFERENCES else OPERATIONS[route.operation][verb].method
 
 
+class Infer(Protocol):
+    """`Inference.infer_parts`."""
+
+    def __call__(self, header: bytes, request_id: bytes, raws: Raws, call: HttpCall, arrival_ns: int) -> bytes:
+        """Return the serialised ModelInferResponse. Raises RequestError."""
+        ...
+
+
 class Service:
     """Translates to and from the methods of the service. Safe for threads."""
 
     def __init__(
         self,
-        inference: Inference,
+        infer: Infer,
         methods: Mapping[str, AnyMethod],
         models: Callable[[], Models],
         max_body_bytes: int,
     ) -> None:
-        self._inference = inference
+        self._infer = infer
         self._methods = methods
         self._models = models
         self._max_body_bytes = max_body_bytes
@@ -437,7 +445,7 @@ class Service:
             body = inflate(body, encoding, self._most_bytes(incoming.route))
         match incoming.route.operation:
             case "infer":
-                return self._infer(incoming, memoryview(body))
+                return self._infer_reply(incoming, memoryview(body))
             case "generate" | "generate_stream":
                 return self._generate(incoming, body)
             case operation:
@@ -457,7 +465,7 @@ class Service:
             unsupported(f"{operation.method} is not supported by this server")
         return operation.reply(method.answer(operation.request(incoming.route, content)))
 
-    def _infer(self, incoming: Incoming, body: memoryview) -> Reply:
+    def _infer_reply(self, incoming: Incoming, body: memoryview) -> Reply:
         route = incoming.route
         json_bytes = _json_bytes(incoming.headers, len(body))
         if json_bytes or HEADER_LENGTH not in incoming.headers:
@@ -475,7 +483,7 @@ class Service:
 
     def _run(self, incoming: Incoming, request: JsonRequest, binary: memoryview) -> bytes:
         raws = request.raws(incoming.route.model, binary)
-        return self._inference.infer_parts(request.header, request.request_id, raws, incoming.call, incoming.arrival_ns)
+        return self._infer(request.header, request.request_id, raws, incoming.call, incoming.arrival_ns)
 
 
 def _compressed(reply: Reply, headers: Mapping[bytes, bytes]) -> Reply:

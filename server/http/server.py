@@ -16,13 +16,12 @@ from uvicorn.server import ServerState
 
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.addresses import port_of, socket_address
-from gangway.server.front_end.inference import Inference
 from gangway.server.front_end.protocol import AnyMethod
 from gangway.server.http.connection import IDLE_SECONDS, MEMORY_FULL, BoundedConnection, ConnectionLimit
 from gangway.server.http.replies import HttpCall, HttpError, Reply, error_text
-from gangway.server.http.routes import HEALTH, Incoming, Route, Service, method_of, route_of, verbs_of
+from gangway.server.http.routes import HEALTH, Incoming, Infer, Route, Service, method_of, route_of, verbs_of
 from gangway.server.models.served import Models
-from gangway.server.options.http import HttpOptions
+from gangway.server.options.endpoints import HttpOptions
 from gangway.server.restriction import CATEGORY_OF_METHOD, Restrictions
 from gangway.server.system import max_connections
 from gangway.server.thread_pool import CountingPool, NoThreadError
@@ -236,7 +235,7 @@ class HttpFrontEnd:
 
     def __init__(
         self,
-        inference: Inference,
+        infer: Infer,
         methods: Mapping[str, AnyMethod],
         models: Callable[[], Models],
         max_in_flight: int,
@@ -244,7 +243,7 @@ class HttpFrontEnd:
     ) -> None:
         threads = CountingPool(max_in_flight + SPARE_THREADS, "http", READY_THREADS)
         self._threads = threads
-        service = Service(inference, methods, models, options.max_body_bytes)
+        service = Service(infer, methods, models, options.max_body_bytes)
         self._app = App(service, threads, options.max_body_bytes, options.restrictions)
         self._reuse_port = options.reuse_port
         self._state = ServerState()

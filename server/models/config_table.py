@@ -1,4 +1,4 @@
-"""What becomes of every field of a model's configuration. Nothing but data: `config_check.py` acts on it.
+"""What becomes of every field of a model's configuration. Nothing but data: `config.py` acts on it.
 
 A field is named after its message, as in model_config.proto. What stands for a field that holds a message and is
 refused or accepted as a whole stands for everything within it.
@@ -39,6 +39,10 @@ def _accepted(note: str) -> Entry:
 def _refused(note: str) -> Entry:
     return Entry(Fate.REFUSED, note)
 
+
+BATCHING_PARAMETER = "batching"  # whether requests are joined to batches, and batches split
+
+BATCHING_OFF = "off"
 
 _NO_GPU = "there is no GPU"
 _TENSORRT = "only TensorRT has it"
@@ -236,7 +240,7 @@ PARAMETERS: Mapping[str, Entry] = {
 }
 
 
-# The tables of docs/config.md, from `config_table.py`: `python -m gangway.server.config_docs docs/config.md`.
+# The tables of docs/config.md, from `config_table.py`: `python -m gangway.server.models.config_table docs/config.md`.
 
 _TABLE = "<!-- {name}: written by python -m gangway.server.models.config_table -->\n"
 _END = "<!-- end -->"

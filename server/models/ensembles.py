@@ -12,7 +12,7 @@ from typing import TypeAlias
 import grpc
 
 from gangway.server.errors import RequestError
-from gangway.server.models.ensemble_config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
+from gangway.server.models.config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
 from gangway.server.models.served import Models, ServedModel
 
 TensorName: TypeAlias = tuple[str, ...]

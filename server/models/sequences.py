@@ -15,8 +15,7 @@ from gangway.executor.frames import join_strings, split_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
 from gangway.server.errors import ConfigError, invalid, shortened
-from gangway.server.models.config import datatype_name
-from gangway.server.models.tensors import Tensor
+from gangway.server.models.tensors import Tensor, datatype_name
 
 DEFAULT_IDLE_US: Final = 1_000_000
 DEFAULT_INSTANCES: Final = 2  # as many as Triton has of an ONNX model on a CPU
@@ -398,7 +397,7 @@ _CORRID_FORMS: Final = {"UINT64": "<Q", "INT64": "<q", "UINT32": "<I", "INT32": 
 
 
 @dataclass(frozen=True)
-class SequenceStep:
+class SequencePosition:
     """A request's place in its sequence. `timeout_us`: it waits no longer for a slot; 0: as long as it takes."""
 
     identity: int | str  # 0 and "" are none
@@ -412,12 +411,12 @@ class SequenceStep:
         return self.start or self.end
 
 
-def step_of(request: pb.ModelInferRequest, timeout_us: int) -> SequenceStep:
+def position_of(request: pb.ModelInferRequest, timeout_us: int) -> SequencePosition:
     """Read a request's parameters. Raises RequestError (INVALID_ARGUMENT)."""
-    return SequenceStep(_identity(request), _flag(request, START), _flag(request, END), timeout_us)
+    return SequencePosition(_identity(request), _flag(request, START), _flag(request, END), timeout_us)
 
 
-def check_step(step: SequenceStep, settings: SequenceSettings, rows: int, model: str) -> None:
+def check_position(step: SequencePosition, settings: SequenceSettings, rows: int, model: str) -> None:
     """Raise RequestError (INVALID_ARGUMENT) if a model with sequences cannot execute such a request."""
     if rows > 1:
         invalid(
@@ -430,7 +429,7 @@ def check_step(step: SequenceStep, settings: SequenceSettings, rows: int, model:
             _check_corrid(step.identity, control, model)
 
 
-def control_contents(settings: SequenceSettings, step: SequenceStep) -> Iterator[bytes]:
+def control_contents(settings: SequenceSettings, step: SequencePosition) -> Iterator[bytes]:
     """Yield the contents of each control input, in the order of the settings'."""
     said = {ControlKind.START: step.start, ControlKind.END: step.end, ControlKind.READY: True}
     for control in settings.controls:

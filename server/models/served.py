@@ -1,7 +1,6 @@
 """The models a front end serves: what it was told by the supervisor, ready for looking up and for checking requests."""
 
 import base64
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -9,7 +8,6 @@ from itertools import count
 import grpc
 
 from gangway.artifact.format import Engine, TensorSpec
-from gangway.artifact.item_bytes import ITEM_BYTES
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.messages import (
@@ -22,54 +20,13 @@ from gangway.server.messages import (
     VariantGone,
     VariantReady,
 )
-from gangway.server.models.config import is_batching_off
-from gangway.server.models.ensemble_config import is_ensemble
+from gangway.server.models.config import is_batching_off, is_ensemble
+from gangway.server.models.ref_count import RefCount
 from gangway.server.models.sequences import SequenceTensors
 from gangway.server.models.settings import QueuePolicies, labels_of, response_bounds_ns
-from gangway.server.models.tensors import Tensor
+from gangway.server.models.tensors import Shapes, Tensor
 from gangway.server.requests.data_plane import TensorLayout
 from gangway.server.statistics import Statistics
-
-# How many requests use a model at this moment, so that it can go when the last of them has ended.
-
-
-class RefCount:
-    """Counts the requests of one loaded model. Safe for threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._when_unused: Callable[[], None] | None = None
-
-    @property
-    def count(self) -> int:
-        """How many there are at this moment."""
-        return self._count
-
-    def begin(self) -> bool:
-        """Count one more; False, and nothing is counted, when the model has been replaced meanwhile."""
-        with self._lock:
-            if self._when_unused is not None:
-                return False
-            self._count += 1
-            return True
-
-    def end(self) -> None:
-        """Count one less."""
-        with self._lock:
-            self._count -= 1
-            when_unused = None if self._count else self._when_unused
-        if when_unused is not None:
-            when_unused()
-
-    def close(self, when_unused: Callable[[], None]) -> None:
-        """Let nobody begin any more; `when_unused` is called once, as soon as all have ended, by whichever thread."""
-        with self._lock:
-            self._when_unused = when_unused
-            unused = not self._count
-        if unused:
-            when_unused()
-
 
 MakeStatistics = Callable[[int, tuple[int, ...]], Statistics]  # of a row of counters, and the bounds of response times
 
@@ -77,19 +34,6 @@ MakeStatistics = Callable[[int, tuple[int, ...]], Statistics]  # of a row of cou
 def own_statistics(_row: int, response_bounds_ns: tuple[int, ...]) -> Statistics:
     """Return counters that no other process sees."""
     return Statistics(response_bounds_ns)
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """The shapes of one request: rows of the batch, each input's as the client has it, sizes of named dimensions.
-
-    `is_empty`: it has no row; `rows` is 1 even so, for what counts and computes them.
-    """
-
-    rows: int
-    inputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
-    sizes: Mapping[str, int]
-    is_empty: bool = False
 
 
 @dataclass(frozen=True)
@@ -192,11 +136,6 @@ class ServedModel:
     def key_of(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the sizes of the model's symbols, in their order; -1 where only an input has it that was left out."""
         return tuple(sizes.get(symbol, -1) for symbol in self.symbols)
-
-
-def item_bytes(datatype: str) -> int:
-    """Return the size of one element, 0 for strings."""
-    return ITEM_BYTES[datatype]
 
 
 def _tensors(

@@ -1,11 +1,27 @@
-"""An input or output of a model, as clients see it."""
+"""Inputs and outputs of a model as clients see them: types, shapes, and the shapes of one request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from gangway.artifact.format import TensorSpec
-from gangway.protos.model_config_pb2 import ModelInput, ModelOutput
-from gangway.server.models.config import datatype_name
+from gangway.artifact.item_bytes import ITEM_BYTES
+from gangway.protos.model_config_pb2 import DataType, ModelInput, ModelOutput
+
+
+def datatype_name(data_type: int) -> str:
+    """Return the protocol's name of an element type: TYPE_FP32 is "FP32"."""
+    return "BYTES" if data_type == DataType.TYPE_STRING else DataType.Name(data_type).removeprefix("TYPE_")
+
+
+def datatype_value(name: str) -> DataType:
+    """Return the config's element type for the protocol's name."""
+    return cast("DataType", DataType.Value("TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"))
+
+
+def item_bytes(datatype: str) -> int:
+    """Return the size of one element, 0 for strings."""
+    return ITEM_BYTES[datatype]
 
 
 @dataclass(frozen=True)
@@ -55,3 +71,16 @@ class Tensor:
 
 def _with_rows(shape: tuple[int, ...], other: Sequence[int]) -> tuple[int, ...]:
     return (other[0], *shape[1:]) if shape[:1] == (-1,) else shape
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of one request: rows of the batch, each input's as the client has it, sizes of named dimensions.
+
+    `is_empty`: it has no row; `rows` is 1 even so, for what counts and computes them.
+    """
+
+    rows: int
+    inputs: tuple[tuple[Tensor, tuple[int, ...]], ...]
+    sizes: Mapping[str, int]
+    is_empty: bool = False

@@ -1,13 +1,74 @@
-"""The parser of `gangway serve`, made of the groups."""
+"""The command line of `gangway serve`: its parser, and all of its values by group."""
 
 import argparse
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from gangway.server.addresses import UNIX
-from gangway.server.options import compatibility, general, grpc, http, logs, metrics, models, repository, traces
-from gangway.server.options.serve_options import ServeOptions
-from gangway.server.options.values import OptionError
+from gangway.server.log_settings import LogSettings
+from gangway.server.options.compatibility import (
+    COMPATIBILITY,
+    REFUSED_TITLE,
+    CompatibilityOptions,
+    add_refused_flags,
+)
+from gangway.server.options.endpoints import GRPC, HTTP, METRICS, GrpcOptions, HttpOptions, MetricsOptions
+from gangway.server.options.server import (
+    GENERAL,
+    LOGS,
+    MODELS,
+    REPOSITORY,
+    TRACES,
+    GeneralOptions,
+    ModelOptions,
+    RepositoryOptions,
+)
+from gangway.server.options.values import FlagGroup, OptionError
+from gangway.server.tracing.settings import TraceConfig
+
+_VISIBLE = "every user of this machine can read the key in the list of processes; @FILE has it read from a file"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the command line said. Every value has a default, so that a test names only what it is about."""
+
+    general: GeneralOptions = field(default_factory=GeneralOptions)
+    repository: RepositoryOptions = field(default_factory=RepositoryOptions)
+    models: ModelOptions = field(default_factory=ModelOptions)
+    grpc: GrpcOptions = field(default_factory=GrpcOptions)
+    http: HttpOptions = field(default_factory=HttpOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    traces: TraceConfig = field(default_factory=TraceConfig)
+    logs: LogSettings = field(default_factory=LogSettings)
+    compatibility: CompatibilityOptions = field(default_factory=CompatibilityOptions)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the log shall say once: flags that have no effect, what is left open, secrets that others can read."""
+        given = (*self.compatibility.warnings, *self.models.warnings, *self.grpc.warnings)
+        return (*given, *self._open_elsewhere(), *self._visible())
+
+    def _open_elsewhere(self) -> Iterator[str]:
+        """Yield a sentence for each protocol that leaves open what the other one restricts."""
+        kinds = (
+            (self.grpc.allowed, self.grpc.restrictions, "gRPC", "--grpc-restricted-protocol"),
+            (self.http.allowed, self.http.restrictions, "HTTP", "--http-restricted-api"),
+        )
+        for (_, restricted, _, flag), (served, others, protocol, other) in (kinds, kinds[::-1]):
+            if served and (left := restricted.categories - others.categories):
+                names = ", ".join(sorted(left))
+                yield f"{flag} restricts {names}, which {protocol} leaves open to everyone: {other} restricts it"
+
+    def _visible(self) -> Iterator[str]:
+        """Yield a sentence for each flag whose value on the command line is a secret."""
+        given = {"--grpc-restricted-protocol": self.grpc.restrictions, "--http-restricted-api": self.http.restrictions}
+        for flag, restrictions in given.items():
+            if restrictions.is_visible:
+                yield f"{flag}: {_VISIBLE}"
+
 
 DESCRIPTION = """
 Serve every model of a repository over Triton's gRPC and HTTP protocols.
@@ -25,7 +86,18 @@ SIGTERM and SIGINT refuse new requests, finish the running ones and exit with 0.
 """
 
 USAGE = "gangway serve --model-repository DIR [OPTIONS]"
-GROUPS = (repository, models, general, grpc, http, metrics, traces, logs, compatibility)  # in the order of the help
+# By their fields in ServeOptions, in the order of the help.
+GROUPS: Mapping[str, FlagGroup] = {
+    "repository": REPOSITORY,
+    "models": MODELS,
+    "general": GENERAL,
+    "grpc": GRPC,
+    "http": HTTP,
+    "metrics": METRICS,
+    "traces": TRACES,
+    "logs": LOGS,
+    "compatibility": COMPATIBILITY,
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,9 +119,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for group in GROUPS:
-        group.add_flags(parser.add_argument_group(group.TITLE))
-    compatibility.add_refused_flags(parser.add_argument_group(compatibility.REFUSED_TITLE))
+    for group in GROUPS.values():
+        group.add(parser.add_argument_group(group.title))
+    add_refused_flags(parser.add_argument_group(REFUSED_TITLE))
     return parser
 
 
@@ -58,17 +130,7 @@ def parse_options(argv: list[str]) -> ServeOptions:
     parser = make_parser()
     arguments = parser.parse_args(argv)
     try:
-        options = ServeOptions(
-            general=general.read(arguments),
-            repository=repository.read(arguments),
-            models=models.read(arguments),
-            grpc=grpc.read(arguments),
-            http=http.read(arguments),
-            metrics=metrics.read(arguments),
-            traces=traces.read(arguments),
-            logs=logs.read(arguments),
-            compatibility=compatibility.read(arguments),
-        )
+        options = ServeOptions(**{name: group.read(arguments) for name, group in GROUPS.items()})
         check_front_ends(options)
     except OptionError as error:
         parser.error(f"argument {error.flag}: {error}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from gangway.server.options.values import boolean, integer
+from gangway.server.options.values import FlagGroup, boolean, integer
 
 TITLE = "accepted for compatibility, without effect"
 REFUSED_TITLE = "flags of tritonserver that are refused"
@@ -134,3 +134,6 @@ def read(arguments: argparse.Namespace) -> CompatibilityOptions:
     """Return the values."""
     reasons = {flag.name: flag.reason for flag in ACCEPTED}
     return CompatibilityOptions(tuple(f"{name} has no effect: {reasons[name]}" for name in arguments.without_effect))
+
+
+COMPATIBILITY = FlagGroup(TITLE, add_flags, read)

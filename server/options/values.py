@@ -4,11 +4,14 @@ These are types for argparse, which puts the flag's name before whatever is said
 not a port".
 """
 
+import argparse
 import math
 import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gangway.server.restriction import Restriction, Restrictions, parse_restriction
 
@@ -16,6 +19,18 @@ INT32_MAX = (1 << 31) - 1
 FROM_FILE = "@"  # no category begins so
 _TRUE = ("true", "1")
 _FALSE = ("false", "0")
+
+
+@dataclass(frozen=True)
+class FlagGroup:
+    """Flags that stand together in the help: `add` defines them, `read` makes a dataclass of what argparse has found.
+
+    `read` raises OptionError if flags do not fit together. What is wrong with one flag is said by its type.
+    """
+
+    title: str
+    add: Callable[[argparse._ArgumentGroup], None]
+    read: Callable[[argparse.Namespace], Any]
 
 
 class OptionError(ValueError):

@@ -21,12 +21,11 @@ from gangway.server.models.config import (
     MAX_CONFIG_BYTES,
     PLATFORM,
     check_supported,
-    datatype_name,
-    datatype_value,
 )
 from gangway.server.models.sequences import DEFAULT_IDLE_US, check_hidden, hidden_inputs, hidden_outputs
 from gangway.server.models.settings import response_bounds_ns
-from gangway.server.options.models import DEFAULT_MAX_BATCH_SIZE
+from gangway.server.models.tensors import datatype_name, datatype_value
+from gangway.server.options.server import DEFAULT_MAX_BATCH_SIZE
 
 MOST_ROWS: Final = (1 << 31) - 1
 

@@ -17,8 +17,8 @@ import grpc
 from gangway.scheduler.pauses import Pauses
 from gangway.server.errors import LOAD_ERRORS, RequestError
 from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, ModelRemoved, ModelUnavailable
-from gangway.server.models.ensemble_config import MAX_DEPTH
-from gangway.server.options.repository import ALL_MODELS, RepositoryOptions
+from gangway.server.models.config import MAX_DEPTH
+from gangway.server.options.server import ALL_MODELS, RepositoryOptions
 from gangway.server.repository.ensembles import EnsembleControl, in_order, with_members
 from gangway.server.repository.entries import BrokenModel, Entry, ModelVersion, Override
 from gangway.server.repository.loaded import LoadedModel

@@ -13,16 +13,17 @@ from gangway.executor.peer import MAX_MESSAGE_BYTES
 from gangway.protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from gangway.server.errors import ConfigError, shortened
 from gangway.server.messages import UNLOADED, ModelReady, to_json
-from gangway.server.models.config import datatype_name, log_without_effect
-from gangway.server.models.ensemble_config import (
+from gangway.server.models.config import (
     LATEST,
     MAX_DEPTH,
     MAX_STEPS,
     StepConfig,
     composing_models,
+    log_without_effect,
     longest_after,
 )
 from gangway.server.models.settings import label_files, response_bounds_ns
+from gangway.server.models.tensors import datatype_name
 from gangway.server.repository.entries import BrokenModel, Entry, ModelVersion
 from gangway.server.repository.loaded import Isolated, LoadedModel, config_of, resolve_qos_us, warn_of_target
 

@@ -6,8 +6,7 @@ from typing import TypeAlias
 
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.messages import WHOLE_MODEL
-from gangway.server.models.config import Qos
-from gangway.server.models.ensemble_config import is_ensemble
+from gangway.server.models.config import Qos, is_ensemble
 
 Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]  # path within the model's folder, bytes, mtime in ns, inode
 

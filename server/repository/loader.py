@@ -21,14 +21,8 @@ from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.profiles import estimated_layer_us
 from gangway.server.errors import LOAD_ERRORS, CompileError, ConfigError, ModelLoadError
 from gangway.server.messages import ModelReady, ShapeWanted, open_symbols, to_json
-from gangway.server.models.config import (
-    BATCHING_OFF,
-    BATCHING_PARAMETER,
-    BUCKETS_PARAMETER,
-    buckets_of,
-    log_without_effect,
-    require_complete,
-)
+from gangway.server.models.config import BUCKETS_PARAMETER, buckets_of, log_without_effect, require_complete
+from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER
 from gangway.server.models.sequences import initial_state_files
 from gangway.server.models.settings import (
     ModelBatching,
@@ -37,7 +31,7 @@ from gangway.server.models.settings import (
     show_dynamic_batching,
     tell_batching,
 )
-from gangway.server.options.serve_options import ServeOptions
+from gangway.server.options.command_line import ServeOptions
 from gangway.server.repository.compile_jobs import Compiler
 from gangway.server.repository.completion import (
     complete_config,

@@ -17,9 +17,9 @@ from gangway.executor.frames import join_strings, split_strings
 from gangway.server.errors import ModelLoadError
 from gangway.server.models.served import ServedModel
 from gangway.server.repository.trial_runs import Sizes, TrialError, run_once, trial_shapes
-from gangway.server.requests.calls import Contents, FrameCall, frame_call_of
-from gangway.server.requests.data_plane import DataPlane, Layout, Request
-from gangway.server.requests.regions import NO_REGIONS, Region
+from gangway.server.requests.codecs import FrameCodec, frame_codec_of
+from gangway.server.requests.data_plane import DataPlane, Layout, Submission
+from gangway.server.requests.regions import NO_REGIONS, Contents, Region
 
 INTEGERS: Final = ((0, 1), (1, 2), (0, 0))  # from, to: flags or first entries of a table; divisors; what is never wrong
 SCALES: Final = (1.0, 4.0, 0.25, 0.0)  # of numbers in each row: what depends on the range of all must show
@@ -85,32 +85,34 @@ class _Test:
         states = self.model.sequence.states if self.model.sequence else ()
         kinds = [(tensor.index, tensor.datatype) for tensor in self.model.outputs.values()]
         kinds += [(state.output, state.tensor.datatype) for state in states]
-        call = _RecordedCall(frame_call_of(self.model, shapes, list(self.model.outputs.values())), kinds)
+        codec = _RecordingCodec(frame_codec_of(self.model, shapes, list(self.model.outputs.values())), kinds)
         contents = [_contents(np.concatenate(arrays)) for arrays in zip(*rows, strict=True)]
-        run_once(self.plane, call, contents, self.stop, len(rows))
-        return call.outputs
+        run_once(self.plane, codec, contents, self.stop, len(rows))
+        return codec.outputs
 
 
 @dataclass(frozen=True)
-class _RecordedCall:
-    """A call that keeps the outputs as arrays. `kinds`: place in the model and data type of each."""
+class _RecordingCodec:
+    """A codec that keeps the outputs as arrays. `kinds`: place in the model and data type of each."""
 
-    call: FrameCall
+    codec: FrameCodec
     kinds: Sequence[tuple[int, str]]
     outputs: list[Any] = field(default_factory=list)
 
     def layout(self, contents: Contents) -> Layout:
-        """Return that of the call."""
-        return self.call.layout(contents)
+        """Return that of the other codec."""
+        return self.codec.layout(contents)
 
-    def write(self, request: Request, contents: Contents) -> None:
-        """Write what the call does."""
-        self.call.write(request, contents)
+    def write(self, submission: Submission, contents: Contents) -> None:
+        """Write what the other codec does."""
+        self.codec.write(submission, contents)
 
-    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes | None:
+    def answer(
+        self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS
+    ) -> bytes | None:
         """Keep the outputs; None if there was too little room."""
-        (view,) = request.outputs
-        parts = self.call.parts_in(view)
+        (view,) = submission.outputs
+        parts = self.codec.parts_in(view)
         if parts is None:
             return None
         for place, datatype in self.kinds:

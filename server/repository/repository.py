@@ -25,11 +25,11 @@ from gangway.server.models.config import (
     PLATFORM,
     check_supported,
     foreign_engine,
+    is_ensemble,
     qos_of,
     read_config,
     without_effect,
 )
-from gangway.server.models.ensemble_config import is_ensemble
 from gangway.server.models.sequences import SequenceSettings
 from gangway.server.models.settings import QueuePolicies
 from gangway.server.repository.entries import BrokenModel, Entry, ModelVersion, Override, Stamp

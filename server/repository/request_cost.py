@@ -19,7 +19,7 @@ from h2.events import StreamEnded, StreamReset
 from h2.exceptions import ProtocolError
 
 from gangway.server.addresses import UNIX, socket_address
-from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.endpoints import GrpcOptions
 
 USUAL_US: Final = 400.0  # where none can be made; `gangway perf` with `mlp`: 0.42-0.55 ms alone (2 cores, 2026-11-25)
 WARM_UP_CALLS: Final = 8

@@ -16,7 +16,7 @@ from gangway.server.messages import (
     RepositoryAnswer,
     RepositoryCall,
 )
-from gangway.server.options.repository import RepositoryOptions
+from gangway.server.options.server import RepositoryOptions
 from gangway.server.repository.entries import Override
 from gangway.server.repository.repository import OverrideStore, find_models
 from gangway.server.supervisor.announcements import Announcements

@@ -15,13 +15,15 @@ from gangway.executor.frames import example_bytes
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.errors import ModelLoadError, RequestError
-from gangway.server.models.served import ServedModel, Shapes, item_bytes
+from gangway.server.models.served import ServedModel
+from gangway.server.models.tensors import Shapes, item_bytes
 from gangway.server.repository.loaded import Isolated
-from gangway.server.requests.calls import Call, Contents, TensorCall, call_of
-from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Request
+from gangway.server.requests.codecs import Codec, TensorCodec, codec_of
+from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Submission
+from gangway.server.requests.regions import Contents
 
 Sizes: TypeAlias = Mapping[str, int]  # of symbolic dimensions, by their names
-Trial: TypeAlias = tuple[Call, Contents, int]  # and its rows
+Trial: TypeAlias = tuple[Codec, Contents, int]  # and its rows
 ResultT = TypeVar("ResultT")
 
 
@@ -76,7 +78,7 @@ def trial_of(model: ServedModel, sizes: Sizes) -> Trial:
     """
     shapes = trial_shapes(model, sizes)
     contents = [example_bytes(tensor.datatype, shape, item_bytes(tensor.datatype)) for tensor, shape in shapes.inputs]
-    return call_of(model, shapes, list(model.outputs.values())), contents, shapes.rows
+    return codec_of(model, shapes, list(model.outputs.values())), contents, shapes.rows
 
 
 # Measures how long a model takes when it is alone: by ordinary requests through the supervisor's own io segment.
@@ -127,7 +129,7 @@ def _warmed_up(plane: DataPlane, trial: Trial, stop: threading.Event) -> Trial:
     return trial
 
 
-def run_once(plane: DataPlane, call: Call, contents: Contents, stop: threading.Event, rows: int = 1) -> SlotOutcome:
+def run_once(plane: DataPlane, call: Codec, contents: Contents, stop: threading.Event, rows: int = 1) -> SlotOutcome:
     """Have a model compute once; return how it went. Blocks, until `stop` is set at most.
 
     Raises TrialError when the model cannot do with these contents, ModelLoadError when it fails in another way.
@@ -144,7 +146,7 @@ def run_once(plane: DataPlane, call: Call, contents: Contents, stop: threading.E
 
 
 def _run(
-    plane: DataPlane, call: Call, contents: Contents, stop: threading.Event, rows: int, priority: int, seconds: float
+    plane: DataPlane, call: Codec, contents: Contents, stop: threading.Event, rows: int, priority: int, seconds: float
 ) -> SlotOutcome | None:
     """Return None if the run did not end in this time."""
     while True:
@@ -154,7 +156,7 @@ def _run(
             outcome = _await(request, stop, seconds)
             if outcome is None:
                 return None
-            if outcome.status is SlotStatus.INVALID and isinstance(call, TensorCall):
+            if outcome.status is SlotStatus.INVALID and isinstance(call, TensorCodec):
                 return outcome  # kernels refuse a number, but compute to the end
             if outcome.status in (SlotStatus.INTERNAL, SlotStatus.INVALID) and outcome.attempts <= 1:
                 why = f": {outcome.reason}" if outcome.reason else ""
@@ -170,7 +172,7 @@ def _run(
                 raise TrialError(error.message) from error
 
 
-def _await(request: Request, stop: threading.Event, seconds: float) -> SlotOutcome | None:
+def _await(request: Submission, stop: threading.Event, seconds: float) -> SlotOutcome | None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and not stop.is_set():
         outcome = request.wait(time.monotonic_ns() + WAIT_STEP_NS)

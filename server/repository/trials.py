@@ -21,18 +21,18 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelWarmup
 from gangway.server.errors import ConfigError, ModelLoadError, RequestError
 from gangway.server.messages import ModelReady
-from gangway.server.models.config import datatype_name
 from gangway.server.models.sequences import END, ID, START
-from gangway.server.models.served import Models, ServedModel, item_bytes
+from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import ModelBatching
-from gangway.server.options.grpc import GrpcOptions
+from gangway.server.models.tensors import datatype_name, item_bytes
+from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.repository.loaded import Isolated, Tried
 from gangway.server.repository.request_cost import measure_request_cost_us
 from gangway.server.repository.trial_runs import Sizes, TrialError, measure_isolated, run_once, trial_sizes
 from gangway.server.requests.data_plane import DataPlane
-from gangway.server.requests.ensemble_calls import EnsembleCall
-from gangway.server.requests.sequence_calls import alone
-from gangway.server.requests.validation import Planner
+from gangway.server.requests.ensemble_codecs import EnsembleCodec
+from gangway.server.requests.sequence_codecs import alone
+from gangway.server.requests.validation import RequestPlanner
 
 FOLDER: Final = "warmup"  # in the model's folder: what `input_data_file` names
 MAX_RUNS: Final = 10_000  # of all samples together
@@ -147,14 +147,14 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
 
     Blocks until it has, or `stop` is set. Raises ModelLoadError.
     """
-    planner = Planner(Models().updated(ready))
+    planner = RequestPlanner(Models().updated(ready))
     sizes = []
     for sample in samples:
         try:
             plan = planner.plan(sample.header, has_raws=True)
-            assert not isinstance(plan.call, EnsembleCall), "an ensemble with samples is refused"
+            assert not isinstance(plan.codec, EnsembleCodec), "an ensemble with samples is refused"
             contents = plan.contents([memoryview(content) for content in sample.contents])
-            call, tensors = plan.call, plan.model.sequence
+            call, tensors = plan.codec, plan.model.sequence
             if plan.sequence is not None and tensors is not None:
                 call = alone(call, tensors, plan.sequence)
             for _ in range(sample.count):

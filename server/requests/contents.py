@@ -14,10 +14,8 @@ from gangway.executor.frames import join_strings, split_strings
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable
-from gangway.server.models.served import item_bytes
-from gangway.server.models.tensors import Tensor
-from gangway.server.requests.calls import Content, Contents
-from gangway.server.requests.regions import REGION, Region, RegionPart, RegionRange
+from gangway.server.models.tensors import Tensor, item_bytes
+from gangway.server.requests.regions import REGION, Content, Contents, Region, RegionPart, RegionRange
 from gangway.server.requests.wire import (
     LENGTH_DELIMITED,
     MalformedRequestError,
@@ -64,7 +62,7 @@ def to_bytes(contents: pb.InferTensorContents, name: str, datatype: str, element
         invalid(f"input '{name}' for model '{model}': expected {elements} elements in {expected}, got {len(values)}")
     if datatype == "BYTES":
         return join_strings(values)
-    import numpy as np  # noqa: PLC0415 - a front end need not wait for it: see front_ends/doors.py
+    import numpy as np  # noqa: PLC0415 - a front end need not wait for it: see `process.Listeners`
 
     try:
         return np.array(values, dtype=dtype).tobytes()
@@ -198,7 +196,7 @@ def _check_large_count(count: float, expected: int, field: str, where: str) -> N
 
 
 def _read_varints(packed: memoryview, dtype: str, field: str, expected: int, where: str) -> bytearray:
-    import numpy as np  # noqa: PLC0415 - a front end need not wait for it: see front_ends/doors.py
+    import numpy as np  # noqa: PLC0415 - a front end need not wait for it: see `process.Listeners`
 
     everything = np.frombuffer(packed, np.uint8)
     parts = [everything[at : at + SLICE_BYTES] for at in range(0, len(packed), SLICE_BYTES)]

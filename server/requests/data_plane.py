@@ -190,7 +190,7 @@ def _align(value: int, step: int) -> int:
 
 
 class ExternalTensors:
-    """Which tensors are elsewhere, and what the slot says of them: by their place in the model. This one has none."""
+    """Which tensors are external, and what the slot says of them: by their place in the model. This one has none."""
 
     def __init__(self) -> None:
         self.inputs: dict[int, int] = {}
@@ -246,21 +246,21 @@ class TensorLayout:
     def _partial_placements(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], "Placement"]:
         return {}
 
-    def place(self, rows: int, elsewhere: ExternalTensors = NO_EXTERNAL) -> "Placement":
-        """Return where the tensors of a request of so many rows lie within one block, but for those elsewhere."""
-        if elsewhere is not NO_EXTERNAL:
-            return self._place_without(rows, elsewhere)
+    def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
+        """Return where the tensors of a request of so many rows lie within one block, but for those external."""
+        if external is not NO_EXTERNAL:
+            return self._place_without(rows, external)
         placement = self._placements.get(rows)
         if placement is None:
             placement = self._placements[rows] = Placement.of(self.input_bytes, self.output_bytes, rows)
         return placement
 
-    def _place_without(self, rows: int, elsewhere: ExternalTensors) -> "Placement":
-        key = (rows, tuple(elsewhere.inputs), tuple(elsewhere.outputs))
+    def _place_without(self, rows: int, external: ExternalTensors) -> "Placement":
+        key = (rows, tuple(external.inputs), tuple(external.outputs))
         placement = self._partial_placements.get(key)
         if placement is None:
-            inputs = [0 if i in elsewhere.inputs else size for i, size in enumerate(self.input_bytes)]
-            outputs = [0 if i in elsewhere.outputs else size for i, size in enumerate(self.output_bytes)]
+            inputs = [0 if i in external.inputs else size for i, size in enumerate(self.input_bytes)]
+            outputs = [0 if i in external.outputs else size for i, size in enumerate(self.output_bytes)]
             placement = self._partial_placements[key] = Placement.of(inputs, outputs, rows)
         return placement
 
@@ -289,7 +289,7 @@ class FrameLayout:
             return NEVER_JOINED
         return _key_of(tuple([None if is_absent(part) else part.shape[1:] for part in self.inputs.parts]))
 
-    def place(self, rows: int, elsewhere: ExternalTensors = NO_EXTERNAL) -> "Placement":
+    def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
         """Return where the two blocks lie within one."""
         return Placement.of((self.inputs.size_bytes,), (self.output_bytes,), 1)
 
@@ -331,9 +331,9 @@ class HeldLayout:
         """Rows of all requests are alike, so any of them may be joined."""
         return 0
 
-    def place(self, rows: int, elsewhere: ExternalTensors = NO_EXTERNAL) -> "Placement":
+    def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
         """Return where all other tensors lie within one block."""
-        return self.base.place(rows, elsewhere)
+        return self.base.place(rows, external)
 
     def placed(self, others: "Placement", block: int) -> "Placement":
         """Return where all tensors lie, seen from the block where the others are."""
@@ -388,11 +388,11 @@ class PoolExhaustedError(Exception):
         self.for_good = for_good
 
 
-class Request:
+class Submission:
     """One inference. A context manager: leaving it closes the request.
 
     `inputs[i]` and `outputs[i]` are views of shared memory, in the manifest's order, valid until `close`; empty ones of
-    tensors that are elsewhere.
+    tensors that are external.
     """
 
     def __init__(
@@ -403,12 +403,12 @@ class Request:
         slot: int,
         block: int,
         placement: "Placement",
-        elsewhere: ExternalTensors = NO_EXTERNAL,
+        external: ExternalTensors = NO_EXTERNAL,
     ) -> None:
         view = plane.io.view
         self._plane = plane
         self.layout = layout
-        self.elsewhere = elsewhere
+        self.external = external
         self._rows = rows
         self._slot = slot
         self._block = block
@@ -436,15 +436,15 @@ class Request:
         not for a request whose answer is told by the bell (`DataPlane.answered`). `alone`: it is not joined to others.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
-        self._plane.door.see(priority)
+        self._plane.admission.see(priority)
         block, placement, slots = self._block, self._placement, self._plane.slots
         slots.fill(
             self._slot,
             SlotRequest(
                 self.layout.model_id,
                 self._rows,
-                _offsets(block, placement.inputs, self.elsewhere.inputs),
-                _offsets(block, placement.outputs, self.elsewhere.outputs),
+                _offsets(block, placement.inputs, self.external.inputs),
+                _offsets(block, placement.outputs, self.external.outputs),
                 priority,
                 arrival_ns,
                 deadline_ns,
@@ -481,7 +481,7 @@ class Request:
         """Return how the request ended, which must be DONE."""
         outcome = self._plane.slots.outcome(self._slot)
         if outcome.status is SlotStatus.CROWDED:
-            self._plane.door.turned_away()
+            self._plane.admission.turned_away()
         return outcome
 
     def cancel(self) -> None:
@@ -515,12 +515,12 @@ class Request:
         if not self._plane.give_slot(self._slot):
             return False
         self._plane.heap.free(self._block)
-        self.elsewhere.let_go()
+        self.external.let_go()
         if isinstance(self.layout, HeldLayout):
             self._plane.unuse(self.layout.blocks)
         return True
 
-    def __enter__(self) -> "Request":
+    def __enter__(self) -> "Submission":
         return self
 
     def __exit__(
@@ -547,21 +547,21 @@ class DataPlane:
         self.slots = slots
         self.spin_us = spin_us
         self.lock = threading.Lock()
-        self.door = AdmissionController(slots.slots)
+        self.admission = AdmissionController(slots.slots)
         self.last_wait_ns: dict[int, int] = {}  # by model
         kept_bytes = memory_budget().share_bytes(KEPT_SHARE, KEPT_BYTES)
         self.heap = Heap(slots.size_bytes, io.size_bytes, io.allocate, io.punch, kept_bytes)
         self._ring = submit_ring
         self._bell = scheduler_bell
-        self._aside: list[Request] = []  # closed by us, not yet let go by the executor
+        self._aside: list[Submission] = []  # closed by us, not yet let go by the executor
         self._taken = 0  # slots
 
-    def open(self, layout: Layout, rows: int, elsewhere: ExternalTensors = NO_EXTERNAL) -> Request:
+    def open(self, layout: Layout, rows: int, external: ExternalTensors = NO_EXTERNAL) -> Submission:
         """Take a slot and buffers. Raises PoolExhaustedError, at once.
 
-        From then on it is the request that lets go of what is elsewhere, which has no buffers.
+        From then on it is the request that lets go of what is external, which has no buffers.
         """
-        placement = layout.place(rows, elsewhere)
+        placement = layout.place(rows, external)
         with self.lock:
             slot = self.take_slot()
             try:
@@ -573,7 +573,7 @@ class DataPlane:
                 placement = layout.placed(placement, block)
                 for held in layout.blocks:
                     held.uses += 1
-            return Request(self, layout, rows, slot, block, placement, elsewhere)
+            return Submission(self, layout, rows, slot, block, placement, external)
 
     def take_slot(self) -> int:
         """Take a slot. The caller holds the lock. Raises PoolExhaustedError, at once."""
@@ -658,7 +658,7 @@ class DataPlane:
         quick = self.last_wait_ns.get(model_id, self.spin_us * 1000) < self.spin_us * 1000
         return self.spin_us if quick and self._taken == 1 else 0
 
-    def keep_aside(self, request: Request) -> None:
+    def keep_aside(self, request: Submission) -> None:
         """Take over a closed request whose memory is still in use. The caller holds the lock."""
         self._aside.append(request)
 
@@ -686,7 +686,7 @@ class DataPlane:
             raise PoolExhaustedError(str(error)) from error
 
 
-def _offsets(block: int, places: Sequence[tuple[int, int]], elsewhere: Mapping[int, int]) -> tuple[int, ...]:
-    if not elsewhere:
+def _offsets(block: int, places: Sequence[tuple[int, int]], external: Mapping[int, int]) -> tuple[int, ...]:
+    if not external:
         return tuple([block + at for at, _ in places])
-    return tuple([elsewhere.get(index, block + at) for index, (at, _) in enumerate(places)])
+    return tuple([external.get(index, block + at) for index, (at, _) in enumerate(places)])

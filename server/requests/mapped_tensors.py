@@ -21,11 +21,10 @@ from gangway.executor.control import LostRegions
 from gangway.executor.peer import Peer
 from gangway.executor.regions import OfferRegion, RegionMapped, RegionMessage, WithdrawRegion
 from gangway.executor.slots import place_in_region
-from gangway.server.models.served import Shapes
-from gangway.server.models.tensors import Tensor
-from gangway.server.requests.calls import Call, Contents, Sinks, TensorCall
+from gangway.server.models.tensors import Shapes, Tensor
+from gangway.server.requests.codecs import Codec, Sinks, TensorCodec
 from gangway.server.requests.data_plane import NO_EXTERNAL, ExternalTensors
-from gangway.server.requests.regions import MappedRegion, Region, RegionPart, RegionRange
+from gangway.server.requests.regions import Contents, MappedRegion, Region, RegionPart, RegionRange
 
 # A front end's part in mapping regions: it offers them to the supervisor, uses those that are mapped, withdraws them.
 #
@@ -140,12 +139,12 @@ class Candidates:
 
 
 def candidates_of(
-    call: Call, shapes: Shapes, sources: Sequence[RegionRange | None], outputs: Mapping[str, Tensor]
+    codec: Codec, shapes: Shapes, sources: Sequence[RegionRange | None], outputs: Mapping[str, Tensor]
 ) -> Candidates | None:
     """Return what of a request can be in place; None if nothing can, or it is not worth it."""
-    if not isinstance(call, TensorCall):
+    if not isinstance(codec, TensorCodec):
         return None
-    memory, rows, total_bytes = call.memory, shapes.rows, 0
+    memory, rows, total_bytes = codec.memory, shapes.rows, 0
     inputs = []
     for index, (source, (tensor, _)) in enumerate(zip(sources, shapes.inputs, strict=False)):
         size_bytes = rows * memory.input_bytes[tensor.index]
@@ -155,10 +154,10 @@ def candidates_of(
     found = []
     for tensor in outputs.values():
         size_bytes = rows * memory.output_bytes[tensor.index]
-        sink = call.sinks.get(tensor.index)
+        sink = codec.sinks.get(tensor.index)
         if sink is not None and _may_be(tensor, size_bytes):
             exact = RegionRange(sink.region, sink.offset, size_bytes)
-            if not _shares(tensor.index, exact, sources, call.sinks):
+            if not _shares(tensor.index, exact, sources, codec.sinks):
                 found.append((tensor.index, exact, _alignment(tensor)))
                 total_bytes += size_bytes
     return Candidates(tuple(inputs), tuple(found)) if total_bytes >= LEAST_BYTES else None

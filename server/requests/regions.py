@@ -3,13 +3,13 @@
 A client may shrink its segment at any time, and touching a mapping behind the end of a file is a SIGBUS, which kills a
 process that is not prepared for it. So regions are never mapped here: the kernel copies from and to their descriptors,
 and a segment that has become too small is an error of that request. Workers are prepared, and may use large tensors in
-place (`in_place/`).
+place (`mapped_tensors.py`).
 """
 
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ import grpc
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, internal, invalid
-from gangway.server.models.served import RefCount
+from gangway.server.models.ref_count import RefCount
 
 # A region that all workers have mapped, as a front end sees it.
 
@@ -321,6 +321,10 @@ class RegionPart:
     def write(self, content: memoryview) -> None:
         """Copy `content`, which may be shorter, to the place's beginning. Raises RequestError."""
         self.region.write(self.offset, content)
+
+
+Content = bytes | memoryview | RegionPart  # of an input, wherever it is
+Contents = Sequence[Content]
 
 
 def _number(tensor: AnyTensor, name: str) -> int:

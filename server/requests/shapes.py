@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
-from gangway.server.models.served import ServedModel, Shapes
-from gangway.server.models.tensors import Tensor
+from gangway.server.models.served import ServedModel
+from gangway.server.models.tensors import Shapes, Tensor
 
 InputTensor = pb.ModelInferRequest.InferInputTensor
 

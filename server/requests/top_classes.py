@@ -1,4 +1,4 @@
-"""The largest elements of a tensor, as text. Apart from classification.py because of numpy."""
+"""The largest elements of a tensor, as text. Apart from codecs.py because of numpy."""
 
 from collections.abc import Sequence
 

@@ -13,17 +13,26 @@ from google.protobuf.message import DecodeError
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
 from gangway.server.models.ensembles import Graphs
-from gangway.server.models.sequences import SequenceStep, check_step, step_of
-from gangway.server.models.served import Models, ServedModel, Shapes, item_bytes
+from gangway.server.models.sequences import SequencePosition, check_position, position_of
+from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import Terms
-from gangway.server.models.tensors import Tensor
-from gangway.server.requests.calls import Call, Contents, FrameCall, Sinks, TensorCall, call_of, frame_call_of
-from gangway.server.requests.classification import PARAMETER as CLASSIFICATION
-from gangway.server.requests.classification import Classes, ClassifyingCall, wanted_classes
+from gangway.server.models.tensors import Shapes, Tensor, item_bytes
+from gangway.server.requests.codecs import PARAMETER as CLASSIFICATION
+from gangway.server.requests.codecs import (
+    Classes,
+    ClassifyingCodec,
+    Codec,
+    FrameCodec,
+    Sinks,
+    TensorCodec,
+    codec_of,
+    frame_codec_of,
+    wanted_classes,
+)
 from gangway.server.requests.contents import check_contents, check_sources, mixed_contents, raw_contents, to_bytes
-from gangway.server.requests.ensemble_calls import EnsembleCall
+from gangway.server.requests.ensemble_codecs import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Candidates, candidates_of
-from gangway.server.requests.regions import NO_REGIONS, REGION, Region, RegionRange
+from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region, RegionRange
 from gangway.server.requests.shapes import InputTensor, shapes_of
 
 MAX_CACHED_PLANS = 1024
@@ -39,7 +48,7 @@ OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
 
 
 @dataclass(frozen=True)
-class Plan:
+class RequestPlan:
     """A checked request. `typed` are the contents, if these came in the header.
 
     `spare` is another way, for a compiled variant of a model that may be unloaded at any time. `sources` says which
@@ -52,15 +61,15 @@ class Plan:
     model: ServedModel
     shapes: Shapes
     typed: tuple[bytes, ...] | None
-    call: Call | EnsembleCall
+    codec: Codec | EnsembleCodec
     terms: Terms
-    spare: Call | None = None
+    spare: Codec | None = None
     wants_report: bool = False
     sources: tuple[RegionRange | None, ...] = ()
     sinks: Sinks = field(default_factory=dict)
     may_be_cached: bool = False
     members: tuple[ServedModel, ...] = ()
-    sequence: SequenceStep | None = None
+    sequence: SequencePosition | None = None
     waited_ns: int = 0
 
     @cached_property
@@ -72,11 +81,11 @@ class Plan:
         return frozenset(place.region for place in (*sources, *self.sinks.values()))
 
     @cached_property
-    def in_place(self) -> Candidates | None:
+    def mappable(self) -> Candidates | None:
         """The tensors that workers may use where the client has them. A request that changes state is not run twice."""
-        if self.model.config.HasField("sequence_batching") or isinstance(self.call, EnsembleCall):
+        if self.model.config.HasField("sequence_batching") or isinstance(self.codec, EnsembleCodec):
             return None
-        return candidates_of(self.call, self.shapes, self.sources, self.model.outputs)
+        return candidates_of(self.codec, self.shapes, self.sources, self.model.outputs)
 
     @property
     def refuses_late(self) -> bool:
@@ -94,12 +103,12 @@ class Plan:
         return self.may_be_cached and not self.regions
 
     @cached_property
-    def plain_call(self) -> TensorCall | None:
+    def plain_codec(self) -> TensorCodec | None:
         """How it is carried out, if it is compiled, one attempt answers it, and its header has no contents."""
         if self.typed or self.may_be_cached or self.wants_report:
             return None
         ordered = self.model.config.HasField("sequence_batching")
-        return self.call if type(self.call) is TensorCall and self.spare is None and not ordered else None
+        return self.codec if type(self.codec) is TensorCodec and self.spare is None and not ordered else None
 
     @cached_property
     def input_sizes(self) -> tuple[int, ...]:
@@ -116,19 +125,19 @@ class Plan:
         return raw_contents(inputs, raws, name) if self.typed is None else self.typed
 
 
-class Planner:
+class RequestPlanner:
     """Plans for one set of models. Equal headers (a client's requests differ only in id and tensors) are read once."""
 
     def __init__(self, models: Models) -> None:
         self.models = models
-        self._plans: dict[tuple[bytes, bool], Plan] = {}
+        self._plans: dict[tuple[bytes, bool], RequestPlan] = {}
         self._graphs = Graphs(models)
 
-    def known(self, header: bytes, has_raws: bool) -> Plan | None:
+    def known(self, header: bytes, has_raws: bool) -> RequestPlan | None:
         """Return the plan of an equal header, None if none is kept."""
         return self._plans.get((header, has_raws))
 
-    def plan(self, header: bytes, has_raws: bool) -> Plan:
+    def plan(self, header: bytes, has_raws: bool) -> RequestPlan:
         """Return what the header asks for. Raises RequestError."""
         plan = self._plans.get((header, has_raws))
         if plan is None:
@@ -141,7 +150,7 @@ class Planner:
         return plan
 
 
-def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | None = None) -> Plan:
+def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | None = None) -> RequestPlan:
     """Check a header. `has_raws`: the request has raw_input_contents, so typed contents are refused.
 
     `graphs`: those of the same models that are known already.
@@ -158,7 +167,7 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
     inputs = _named_inputs(request, model)
     shapes = shapes_of(inputs, model)
     if step is not None and model.sequence is not None:
-        check_step(step, model.sequence.settings, shapes.rows, model.name)
+        check_position(step, model.sequence.settings, shapes.rows, model.name)
     sources = _sources(inputs, model)
     typed = None if has_raws else _typed(inputs, model)
     if has_raws and any(given.HasField("contents") for given, _ in inputs):
@@ -168,24 +177,26 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
         )
     outputs, sinks = _requested_outputs(request, model)
     classes = _classes(request, model)
-    call: Call | EnsembleCall
-    spare: Call | None = None
+    codec: Codec | EnsembleCodec
+    spare: Codec | None = None
     members: tuple[ServedModel, ...] = ()
     if model.is_ensemble:
         graph = (graphs or Graphs(models)).of(model).needed([tensor.name for tensor in outputs])
-        call, members = EnsembleCall(graph, shapes, tuple(outputs), sinks, classes), graph.members
+        codec, members = EnsembleCodec(graph, shapes, tuple(outputs), sinks, classes), graph.members
     else:
-        call, spare = _calls(model, shapes, outputs, sinks, classes)
+        codec, spare = _calls(model, shapes, outputs, sinks, classes)
     terms = model.policies.terms(timeout_us, priority, model.qos_us)
     wants_report = _flag(request, REPORT_PARAMETER, model)
     may_be_cached = model.config.response_cache.enable and not wants_report
-    return Plan(model, shapes, typed, call, terms, spare, wants_report, sources, sinks, may_be_cached, members, step)
+    return RequestPlan(
+        model, shapes, typed, codec, terms, spare, wants_report, sources, sinks, may_be_cached, members, step
+    )
 
 
-def _step(request: pb.ModelInferRequest, timeout_us: int, model: ServedModel) -> SequenceStep | None:
+def _step(request: pb.ModelInferRequest, timeout_us: int, model: ServedModel) -> SequencePosition | None:
     """Return a request's place in its sequence; None if the model has none, which the request must not ask for then."""
     if model.sequence is not None:
-        return step_of(request, timeout_us)
+        return position_of(request, timeout_us)
     for parameter in SEQUENCE_PARAMETERS:
         if parameter in request.parameters:
             invalid(f"model '{model.name}' keeps no state between requests: parameter '{parameter}' is not supported")
@@ -194,15 +205,15 @@ def _step(request: pb.ModelInferRequest, timeout_us: int, model: ServedModel) ->
 
 def _calls(
     model: ServedModel, shapes: Shapes, outputs: list[Tensor], sinks: Sinks, classes: Mapping[str, Classes]
-) -> tuple[Call, Call | None]:
+) -> tuple[Codec, Codec | None]:
     """Return how a model answers, and another way if that one may go."""
-    call = call_of(model, shapes, outputs, sinks)
-    may_go = model.symbols and not isinstance(call, FrameCall)
-    spare: Call | None = frame_call_of(model, shapes, outputs, sinks) if may_go else None
+    codec = codec_of(model, shapes, outputs, sinks)
+    may_go = model.symbols and not isinstance(codec, FrameCodec)
+    spare: Codec | None = frame_codec_of(model, shapes, outputs, sinks) if may_go else None
     if classes:
-        call = ClassifyingCall(call, classes, model.max_batch_size > 0)
-        spare = spare and ClassifyingCall(spare, classes, model.max_batch_size > 0)
-    return call, spare
+        codec = ClassifyingCodec(codec, classes, model.max_batch_size > 0)
+        spare = spare and ClassifyingCodec(spare, classes, model.max_batch_size > 0)
+    return codec, spare
 
 
 def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:

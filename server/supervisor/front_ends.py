@@ -34,8 +34,8 @@ from gangway.server.messages import (
     ShapeWanted,
     front_end_peer,
 )
-from gangway.server.options.grpc import GrpcOptions
-from gangway.server.options.serve_options import ServeOptions
+from gangway.server.options.command_line import ServeOptions
+from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.log import ServerLog

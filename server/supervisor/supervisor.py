@@ -16,7 +16,7 @@ from gangway.executor.process import take_precedence_alone
 from gangway.server.log_settings import LogSettings
 from gangway.server.messages import DUPLICATE
 from gangway.server.models.settings import Terms, in_words
-from gangway.server.options.serve_options import ServeOptions
+from gangway.server.options.command_line import ServeOptions
 from gangway.server.repository.compile_jobs import Compiler
 from gangway.server.repository.control import ModelControl, RepositoryPoller
 from gangway.server.repository.entries import BrokenModel

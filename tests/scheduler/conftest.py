@@ -27,7 +27,7 @@ from gangway.scheduler.observability import TraceWriter
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.scheduler.timeline import TimelineWriter
-from gangway.server.requests.data_plane import DataPlane, Request, TensorLayout
+from gangway.server.requests.data_plane import DataPlane, Submission, TensorLayout
 from gangway.server.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 from gangway.server.supervisor.workers import CRASHES
 from tests.tiny_model import TASKS, make_artifact
@@ -89,7 +89,7 @@ class Server:
 
     def request(
         self, task_us: float = 0, crash: int = 0, hang: int = 0, rows: int = 1, model_id: int = 7, **fields: int
-    ) -> Request:
+    ) -> Submission:
         """Submit a query whose tasks last so long; `crash` and `hang`: 1 + the task of layer 0 that does it."""
         request = self.open(rows, model_id)
         for row in range(rows):
@@ -97,32 +97,32 @@ class Server:
         request.submit(**fields)
         return request
 
-    def open(self, rows: int = 1, model_id: int = 7) -> Request:
+    def open(self, rows: int = 1, model_id: int = 7) -> Submission:
         """Return a request that has not been submitted, whose tasks take no time."""
         request = self.plane.open(TensorLayout(model_id, (64,), (LAYERS * TASKS * 4,)), rows)
         for tensor in (request.inputs[0], request.outputs[0]):
             tensor[:] = bytes(len(tensor))
         return request
 
-    def order(self, request: Request, row: int, task_us: float = 0, crash: int = 0, hang: int = 0) -> None:
+    def order(self, request: Submission, row: int, task_us: float = 0, crash: int = 0, hang: int = 0) -> None:
         """Say what the tasks of one row do."""
         struct.pack_into("<4i", request.inputs[0], row * 64, int(task_us * 1000), hang, crash, 0)
 
-    def outcome(self, request: Request) -> SlotOutcome:
+    def outcome(self, request: Submission) -> SlotOutcome:
         """Wait for the end of a request."""
         outcome = request.wait(time.monotonic_ns() + int(TIMEOUT_SECONDS * 1e9))
         assert outcome is not None, "no answer"
         return outcome
 
-    def counters(self, request: Request) -> set[int]:
+    def counters(self, request: Submission) -> set[int]:
         """Distinct values of the counters of all tasks; {1}: each was executed exactly once."""
         return set(request.outputs[0].cast("i"))
 
-    def executed(self, request: Request) -> int:
+    def executed(self, request: Submission) -> int:
         """How many tasks have been executed so far."""
         return sum(request.outputs[0].cast("i"))
 
-    def await_running(self, request: Request) -> None:
+    def await_running(self, request: Submission) -> None:
         """Wait until a first task of the query has been executed."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not any(request.outputs[0]):
@@ -141,7 +141,7 @@ class Server:
         """Wait until so many ranks are in one lease."""
         self.await_lease(lambda progress: progress.present.bit_count() == ranks)
 
-    def hurry(self, request: Request) -> None:
+    def hurry(self, request: Submission) -> None:
         """From now on no task of a request hangs or takes any time."""
         for at in range(0, len(request.inputs[0]), 64):
             request.inputs[0][at : at + 16] = bytes(16)

@@ -30,9 +30,8 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.front_end.process import FrontEnd
 from gangway.server.grpc.streams import StreamLimits
 from gangway.server.messages import InitialLoadDone, ModelReady
-from gangway.server.options.grpc import GrpcOptions
-from gangway.server.options.http import HttpOptions
-from gangway.server.options.serve_options import ServeOptions
+from gangway.server.options.command_line import ServeOptions
+from gangway.server.options.endpoints import GrpcOptions, HttpOptions
 from gangway.server.repository.completion import complete_config, max_rows
 from gangway.server.requests.data_plane import DataPlane, Usage
 from gangway.server.restriction import Restrictions, parse_restriction

@@ -9,7 +9,7 @@ import pytest
 
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError, RequestError
-from gangway.server.front_end.supervisor_calls import MAX_WAITING_CHANGES, Changes
+from gangway.server.front_end.supervisor_calls import MAX_WAITING_CHANGES, SharedChanges
 from gangway.server.log_settings import LogSettings
 from gangway.server.messages import Agreed, Applied, Change, FrontEndMessage, Proposed, RegionChange, Settled
 from gangway.server.repository.loader import require_one_front_end
@@ -115,7 +115,7 @@ def test_settings_are_kept_for_successors() -> None:
     assert scene.holding == list(changes)
 
 
-def proposing(answer: Callable[[Proposed], Settled | None]) -> Changes:
+def proposing(answer: Callable[[Proposed], Settled | None]) -> SharedChanges:
     """A front end whose supervisor answers like this; None: never."""
 
     def ask(message: FrontEndMessage) -> bool:
@@ -124,7 +124,7 @@ def proposing(answer: Callable[[Proposed], Settled | None]) -> Changes:
             changes.settled(settled)
         return True
 
-    changes = Changes(lambda change: None, ask)
+    changes = SharedChanges(lambda change: None, ask)
     return changes
 
 

@@ -13,7 +13,7 @@ import pytest
 from gangway.executor import _native
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts
-from gangway.server import counters as layout
+from gangway.server import counters
 from gangway.server.counters import TIME_BOUNDS_NS
 from gangway.server.requests.admission import AdmissionController
 from gangway.server.statistics import Statistics, StatisticsTable, Times
@@ -108,13 +108,13 @@ def test_a_successor_goes_on_where_its_predecessor_was_killed(table: StatisticsT
 def test_a_writer_that_died_in_the_middle(table: StatisticsTable) -> None:
     """Its row says that it is being written, and perhaps a batch size has been written that does not count yet."""
     counted(statistics_of(table, 1), rows=8)
-    offset = layout.row_offset(1, MODEL)
-    words = table.segment.view[offset : offset + layout.ROW_BYTES].cast("Q")
-    words[layout.SEQUENCE] |= 1
-    words[layout.batch_offset(1)] = 77
+    offset = counters.row_offset(1, MODEL)
+    words = table.segment.view[offset : offset + counters.ROW_BYTES].cast("Q")
+    words[counters.SEQUENCE] |= 1
+    words[counters.batch_offset(1)] = 77
     assert table.figures(MODEL).success.count == 1
     counted(statistics_of(table, 1), rows=16)
-    assert not words[layout.SEQUENCE] & 1
+    assert not words[counters.SEQUENCE] & 1
     assert {rows: batch.compute_infer.count for rows, batch in table.figures(MODEL).batches.items()} == {8: 1, 16: 1}
 
 
@@ -123,22 +123,22 @@ def test_rows_begin_at_zero_and_give_their_memory_back(table: StatisticsTable) -
     table.begin(MODEL + 1)
     blocks = os.fstat(table.segment.fd).st_blocks
     table.end(MODEL)
-    assert (blocks - os.fstat(table.segment.fd).st_blocks) * 512 == 2 * layout.ROW_BYTES
+    assert (blocks - os.fstat(table.segment.fd).st_blocks) * 512 == 2 * counters.ROW_BYTES
     table.begin(MODEL)
     assert os.fstat(table.segment.fd).st_blocks == blocks
     figures = table.figures(MODEL)
     assert (figures.success.count, figures.last_inference_ms, figures.batches) == (0, 0, {})
-    assert layout.row_offset(0, MODEL) % layout.PAGE_BYTES == 0
+    assert counters.row_offset(0, MODEL) % counters.PAGE_BYTES == 0
 
 
 def test_more_batch_sizes_than_there_is_room_for(table: StatisticsTable) -> None:
     statistics = statistics_of(table, 0)
-    for rows in range(1, layout.MAX_BATCHES + 11):
+    for rows in range(1, counters.MAX_BATCHES + 11):
         counted(statistics, rows, times=2)
     figures = table.figures(MODEL)
-    assert list(figures.batches) == list(range(1, layout.MAX_BATCHES + 1))
-    assert figures.executions == sum(figures.row_counts) == 2 * (layout.MAX_BATCHES + 10)
-    assert figures.inferences == 2 * sum(range(1, layout.MAX_BATCHES + 11))
+    assert list(figures.batches) == list(range(1, counters.MAX_BATCHES + 1))
+    assert figures.executions == sum(figures.row_counts) == 2 * (counters.MAX_BATCHES + 10)
+    assert figures.inferences == 2 * sum(range(1, counters.MAX_BATCHES + 11))
     assert figures.compute("compute_input").ns == figures.executions * TIMES.compute_input
 
 
@@ -175,10 +175,10 @@ def test_versions_of_kernels() -> None:
 
 def test_another_layout_is_refused(table: StatisticsTable) -> None:
     table.segment.view[4] += 1
-    with pytest.raises(ValueError, match=f"statistics have layout {layout.VERSION + 1} of {layout.MODELS} models"):
+    with pytest.raises(ValueError, match=f"statistics have layout {counters.VERSION + 1} of {counters.MODELS} models"):
         StatisticsTable.attach(os.dup(table.segment.fd))
     with pytest.raises(ValueError, match="is not a segment of statistics"):
-        StatisticsTable.attach(os.dup(Segment.create(layout.PAGE_BYTES, "test-other").fd))
+        StatisticsTable.attach(os.dup(Segment.create(counters.PAGE_BYTES, "test-other").fd))
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (1, 1), (16, 1), (-1, 1), (2,), (2, "x")])
@@ -203,11 +203,11 @@ def test_the_heap_of_each_front_end(table: StatisticsTable) -> None:
 
 def test_who_is_refused_unread_is_counted_for_all_front_ends_and_on_after_a_death(table: StatisticsTable) -> None:
     for front_end in (0, 1, 1):
-        door = AdmissionController(1, lambda: 1.0, lambda: 1.0)
-        door.count_in(table.refused_unread_word(front_end))
-        door.enter()
-        assert not door.admits()
+        admission = AdmissionController(1, lambda: 1.0, lambda: 1.0)
+        admission.count_in(table.refused_unread_word(front_end))
+        admission.enter()
+        assert not admission.admits()
     other = StatisticsTable.attach(os.dup(table.segment.fd))
     assert [other.refused_unread(front_end) for front_end in range(2)] == [1, 2]
-    assert door.refused == 2
+    assert admission.refused == 2
     assert [table.heap_bytes(front_end) for front_end in range(2)] == [0, 0]

@@ -8,8 +8,7 @@ from google.protobuf import text_format
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.messages import WHOLE_MODEL
-from gangway.server.models.config import check_supported
-from gangway.server.models.ensemble_config import check_ensemble, is_ensemble, longest_after
+from gangway.server.models.config import check_ensemble, check_supported, is_ensemble, longest_after
 from gangway.server.repository.ensembles import check_members, load_order
 from gangway.server.repository.entries import BrokenModel, ModelVersion
 from gangway.server.repository.repository import read_model

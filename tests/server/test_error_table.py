@@ -18,7 +18,7 @@ from gangway.server.errors import RequestError
 from gangway.server.http.json_text import set_parameters
 from gangway.server.http.replies import STATUSES
 from gangway.server.messages import Drain
-from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.endpoints import GrpcOptions
 from tests.server.conftest import ask_http
 from tests.server.streaming import RawStream
 

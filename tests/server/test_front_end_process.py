@@ -34,9 +34,8 @@ from gangway.server.messages import (
     from_json,
     to_json,
 )
-from gangway.server.options.http import HttpOptions
-from gangway.server.options.metrics import MetricsOptions
-from gangway.server.options.serve_options import ServeOptions
+from gangway.server.options.command_line import ServeOptions
+from gangway.server.options.endpoints import HttpOptions, MetricsOptions
 
 SLOTS = 4
 LISTEN = "0A"  # in /proc/net/tcp

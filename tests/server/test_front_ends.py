@@ -28,11 +28,8 @@ from benchmarks.live_server import LiveServer, live_server
 from benchmarks.load import EAGER
 from benchmarks.processes import shm_names
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.options.command_line import parse_options
-from gangway.server.options.grpc import GrpcOptions
-from gangway.server.options.http import HttpOptions
-from gangway.server.options.metrics import MetricsOptions
-from gangway.server.options.serve_options import ServeOptions
+from gangway.server.options.command_line import ServeOptions, parse_options
+from gangway.server.options.endpoints import GrpcOptions, HttpOptions, MetricsOptions
 from gangway.server.supervisor.front_ends import BindError, share_ports
 
 TIMEOUT_S = 20

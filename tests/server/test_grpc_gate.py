@@ -35,9 +35,9 @@ def gated_server() -> Iterator[str]:
     server.add_generic_rpc_handlers((GatedService(SERVICE.strip("/"), handlers, gate, pool),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    gate.watchman.start()
+    gate.cleaner.start()
     yield f"127.0.0.1:{port}"
-    gate.watchman.stop()
+    gate.cleaner.stop()
     server.stop(None).wait(5)
 
 

@@ -22,7 +22,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
 from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN
 from gangway.server.messages import ModelUnavailable
-from gangway.server.options.grpc import Compression, GrpcOptions
+from gangway.server.options.endpoints import Compression, GrpcOptions
 from gangway.server.restriction import CATEGORY_OF_METHOD, Category, Restrictions, parse_restriction
 
 Inputs = Callable[..., list[triton.InferInput]]

@@ -21,7 +21,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.http import connection as connection_limit
 from gangway.server.http import connection as connections
 from gangway.server.http import server as http_server
-from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.endpoints import GrpcOptions
 from tests.server.conftest import no_more_threads
 
 Ask = Callable[..., Any]

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.executor.slots import SlotCounts, SlotRequest, SlotStatus
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.endpoints import GrpcOptions
 
 Inputs = Callable[..., list[triton.InferInput]]
 EXPECTED_SUM = np.arange(16, dtype=np.int32) + 1
@@ -233,10 +233,10 @@ def test_an_overloaded_server_says_so_and_lets_all_in_again(
     with pytest.raises(InferenceServerException, match="queue size: the server is overloaded") as caught:
         server.client.infer("simple", simple_inputs())
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
-    assert server.plane.door.is_crowded
+    assert server.plane.admission.is_crowded
     server.scheduler.status = SlotStatus.OK
     until_s = time.monotonic() + 10
-    while server.plane.door.is_crowded and time.monotonic() < until_s:
+    while server.plane.admission.is_crowded and time.monotonic() < until_s:
         with suppress(InferenceServerException):
             server.client.infer("simple", simple_inputs())
     server.client.infer("simple", simple_inputs())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gangway.server.options.command_line import parse_options
-from gangway.server.options.metrics import MetricsOptions
+from gangway.server.options.endpoints import MetricsOptions
 
 
 def metrics(*flags: str) -> MetricsOptions:

@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 from benchmarks.live_server import live_server
 from benchmarks.repository import GANGWAY
 from gangway.server.options.command_line import parse_options
-from gangway.server.options.repository import RepositoryOptions
+from gangway.server.options.server import RepositoryOptions
 from tests.server.adders import Controlled, fill_cache, flags, replace, write
 
 DUPLICATE = "model appears in two or more repositories"

@@ -71,14 +71,14 @@ def test_many_threads() -> None:
 @pytest.fixture
 def caching(server: Any) -> Iterator[Any]:
     """The server, whose model `simple` may be answered from a cache."""
-    before, inference = server.front_end.models, server.front_end._inference
+    before, inference = server.front_end.models, server.front_end.inference
     config = before.find("simple", "").config
     config.response_cache.enable = True
-    inference._cache = ResponseCache(SIZE_BYTES)
+    inference.cache = ResponseCache(SIZE_BYTES)
     inference.serve(before)
     yield server
     config.response_cache.enable = False
-    inference._cache = None
+    inference.cache = None
     inference.serve(before)
 
 
@@ -119,11 +119,11 @@ def test_what_is_not_kept(caching: Any, simple_inputs: Inputs) -> None:
 
 def test_loaded_again_it_is_another_model(caching: Any, simple_inputs: Inputs, announced: Any) -> None:
     caching.client.infer("simple", simple_inputs())
-    inference = caching.front_end._inference
-    assert inference._cache.used_bytes
+    inference = caching.front_end.inference
+    assert inference.cache.used_bytes
     models = caching.front_end.models
     old = models.find("simple", "")
     again = ServedModel.of(announced.message)
     assert again.load != old.load
     inference.serve(Models({**models.entries, ("simple", 1): again}))
-    assert not inference._cache.used_bytes
+    assert not inference.cache.used_bytes

@@ -7,11 +7,11 @@ import pytest
 
 from gangway.server.front_end.sequences import (
     BacklogFullError,
-    Changes,
     ClosedError,
     NotStartedError,
     Sequence,
     SequenceBatcher,
+    TurnChanges,
 )
 
 IDLE_US = 1000
@@ -46,7 +46,7 @@ class Bench:
     def withdraw(self, ticket: str) -> None:
         self.apply(self.batcher.withdraw(self.of[ticket], ticket, self.now_us))
 
-    def apply(self, changes: Changes[str]) -> None:
+    def apply(self, changes: TurnChanges[str]) -> None:
         self.begun += changes.begin
         self.refused += changes.refused
         self.over += [sequence.identity for sequence in changes.over]

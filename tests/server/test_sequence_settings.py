@@ -11,8 +11,8 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.sequences import (
     ControlKind,
+    SequencePosition,
     SequenceSettings,
-    SequenceStep,
     SequenceTensors,
     control_contents,
     initial_state_files,
@@ -65,7 +65,7 @@ def test_slots(text: str, more: str, slots: int) -> None:
 def test_control_contents() -> None:
     settings = settings_of(START + CORRID)
     assert [control.kind for control in settings.controls] == [ControlKind.START, ControlKind.CORRID]
-    first, later = SequenceStep(7, True, False), SequenceStep(2**32 - 1, False, True)
+    first, later = SequencePosition(7, True, False), SequencePosition(2**32 - 1, False, True)
     assert list(control_contents(settings, first)) == [struct.pack("<f", 2.5), struct.pack("<I", 7)]
     assert list(control_contents(settings, later)) == [struct.pack("<f", -1), b"\xff" * 4]
 

@@ -21,8 +21,8 @@ from gangway.server.front_end.sequences import Sequences
 from gangway.server.messages import ModelReady
 from gangway.server.models.served import Models
 from gangway.server.repository.completion import complete_config
-from gangway.server.requests.data_plane import DataPlane, Request, Usage
-from gangway.server.requests.validation import Plan, make_plan
+from gangway.server.requests.data_plane import DataPlane, Submission, Usage
+from gangway.server.requests.validation import RequestPlan, make_plan
 from tests.server.test_data_plane import Bench
 
 STATE = 'state { input_name: "sum_in" output_name: "sum_out" data_type: TYPE_INT32 dims: [1] }'
@@ -73,7 +73,7 @@ class Front:
         self.models = Models().updated(message)
         self.sequences.keep({model.load for model in self.models.served()})
 
-    def plan(self, identity: int | str, start: bool = False, end: bool = False, timeout_us: int = 0) -> Plan:
+    def plan(self, identity: int | str, start: bool = False, end: bool = False, timeout_us: int = 0) -> RequestPlan:
         request = pb.ModelInferRequest(model_name="sums")
         request.inputs.add(name="x", datatype="INT32", shape=[1, 1])
         kind = "int64_param" if isinstance(identity, int) else "string_param"
@@ -84,23 +84,25 @@ class Front:
         return make_plan(self.models, request.SerializeToString(), has_raws=True)
 
     @contextmanager
-    def turn(self, identity: int | str, start: bool = False, end: bool = False, timeout_us: int = 0) -> Iterator[Plan]:
+    def turn(
+        self, identity: int | str, start: bool = False, end: bool = False, timeout_us: int = 0
+    ) -> Iterator[RequestPlan]:
         plan = self.plan(identity, start, end, timeout_us)
         with self.sequences.turn(plan, Caller(), time.monotonic_ns()) as own:
             yield own
 
     @contextmanager
-    def opened(self, plan: Plan, value: int) -> Iterator[Request]:
+    def opened(self, plan: RequestPlan, value: int) -> Iterator[Submission]:
         contents = [struct.pack("<i", value)]
-        with self.plane.open(plan.call.layout(contents), 1) as request:
-            plan.call.write(request, contents)
+        with self.plane.open(plan.codec.layout(contents), 1) as request:
+            plan.codec.write(request, contents)
             yield request
 
     def add(self, identity: int | str, value: int, start: bool = False, end: bool = False) -> int:
         """Execute a request as a worker would."""
         with self.turn(identity, start, end) as plan, self.opened(plan, value) as request:
             compute(request)
-            response = plan.call.answer(b"", request)
+            response = plan.codec.answer(b"", request)
             assert response is not None
             return number(pb.ModelInferResponse.FromString(response).raw_output_contents[0])
 
@@ -114,7 +116,7 @@ def number(content: bytes | memoryview) -> int:
     return int(struct.unpack("<i", content)[0])
 
 
-def compute(request: Request) -> None:
+def compute(request: Submission) -> None:
     total = struct.pack("<i", number(request.inputs[0]) + number(request.inputs[1]))
     request.outputs[0][:] = request.outputs[1][:] = total
 
@@ -144,7 +146,7 @@ def test_two_buffers_take_turns(front: Front) -> None:
             assert not (seen.input_offsets[1] | seen.output_offsets[1]) % 64
             compute(request)
             front.bench.finish(message)
-            plan.call.answer(b"", request)
+            plan.codec.answer(b"", request)
     (first, second) = places
     assert first == second[::-1]
     assert front.plane.usage().requests == 0 and front.plane.usage().heap_bytes == front.sequences.state_bytes > 0
@@ -169,7 +171,7 @@ def test_a_buffer_that_may_still_be_written_is_not_used(front: Front) -> None:
     with front.turn(5) as plan, front.opened(plan, 10) as request:
         front.bench.io.view[abandoned : abandoned + 4] = b"\xff" * 4  # a rank writes late
         compute(request)
-        plan.call.answer(b"", request)
+        plan.codec.answer(b"", request)
     assert front.add(5, 1, end=True) == 14
     assert front.sequences.state_bytes == 0 and front.plane.usage().requests == 1
     front.bench.finish(message, SlotStatus.CANCELLED)
@@ -184,7 +186,7 @@ def test_states_have_bounded_memory(engine: Engine) -> None:
         while begun < 10_000:
             begun += 1
             with front.turn(begun, start=True) as plan:
-                plan.call.layout([bytes(4)])
+                plan.codec.layout([bytes(4)])
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
     assert "the states of sequences may have 16384 bytes in all" in caught.value.message
     assert front.sequences.state_bytes <= 16384
@@ -197,7 +199,7 @@ def test_ten_thousand_sequences_leave_nothing() -> None:
     for identity in range(1, 10_001):
         with front.turn(identity, start=True, end=True) as plan, front.opened(plan, 1):
             pass
-    assert front.sequences.open == front.sequences.state_bytes == 0 and front.sequences.idle
+    assert front.sequences.open == front.sequences.state_bytes == front.sequences.requests == 0
     assert front.plane.usage() == Usage(0, 0)
 
 
@@ -238,18 +240,18 @@ def test_late_requests_are_refused_where_the_model_says_so() -> None:
 class Waiting:
     """A request in a thread of its own, which has to wait."""
 
-    def __init__(self, front: Front, plan: Plan) -> None:
+    def __init__(self, front: Front, plan: RequestPlan) -> None:
         self.front = front
         self.caller = Caller()
         self.error: RequestError | None = None
         self.begun = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(plan,))
-        waiting = front.sequences._requests
+        waiting = front.sequences.requests
         self._thread.start()
-        while front.sequences._requests == waiting or not self.caller.callbacks:
+        while front.sequences.requests == waiting or not self.caller.callbacks:
             time.sleep(0.0005)
 
-    def _run(self, plan: Plan) -> None:
+    def _run(self, plan: RequestPlan) -> None:
         try:
             with self.front.sequences.turn(plan, self.caller, time.monotonic_ns()):
                 self.begun.set()
@@ -267,7 +269,7 @@ def test_the_next_one_begins_when_a_slot_is_free(front: Front) -> None:
     front.add(1, 1, start=True)
     first = Waiting(front, front.plan(2, start=True))
     later = Waiting(front, front.plan(3, start=True))
-    assert not (first.begun.is_set() or later.begun.is_set() or front.sequences.idle)
+    assert not (first.begun.is_set() or later.begun.is_set() or not front.sequences.requests)
     front.add(1, 1, end=True)
     assert first.result() == (True, "")
     assert not later.begun.is_set()

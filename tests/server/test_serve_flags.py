@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gangway.server.options.command_line import make_parser, parse_options
+from gangway.server.options.command_line import ServeOptions, make_parser, parse_options
 from gangway.server.options.compatibility import ACCEPTED, REFUSED, REFUSED_TITLE, TITLE
-from gangway.server.options.grpc import Compression, GrpcOptions, KeepaliveOptions
-from gangway.server.options.serve_options import ServeOptions
+from gangway.server.options.endpoints import Compression, GrpcOptions, KeepaliveOptions
 from gangway.server.restriction import Category
 
 NEEDED = "--model-repository=."

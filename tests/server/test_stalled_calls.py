@@ -2,7 +2,7 @@
 
 import time
 
-from gangway.server.grpc.gate import StalledCalls, Watchman
+from gangway.server.grpc.gate import PeriodicCleaner, StalledCalls
 
 
 class Call:
@@ -56,11 +56,11 @@ def test_who_does_not_wait_any_more_does_not_count() -> None:
 
 def test_somebody_looks() -> None:
     stalled = StalledCalls(max_calls=0, max_bytes=0, patience_s=0.0)
-    watchman = Watchman(stalled)
-    watchman.start()
+    cleaner = PeriodicCleaner(stalled)
+    cleaner.start()
     (call,) = entered(stalled, 1)
     deadline = time.monotonic() + 10
     while not call.ended and time.monotonic() < deadline:
         time.sleep(0.01)
-    watchman.stop()
+    cleaner.stop()
     assert call.ended

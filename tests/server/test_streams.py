@@ -18,11 +18,11 @@ from gangway.executor.messages import Submit
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import RequestError
-from gangway.server.front_end.protocol import Answers, Health
+from gangway.server.front_end.protocol import Health, ServerMethods
 from gangway.server.grpc.server import GrpcFrontEnd
 from gangway.server.grpc.streams import READY_THREADS, StreamedCall, StreamLimits, Streams, sequence_of
 from gangway.server.messages import ModelRemoved
-from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.endpoints import GrpcOptions
 from tests.server.conftest import no_more_threads
 from tests.server.streaming import RawStream, simple_request
 
@@ -217,7 +217,7 @@ def test_too_many_streams_are_refused_and_hold_nobody(server: Any, simple_inputs
         streams[0].half_close()
         with pytest.raises(StopIteration):
             streams[0].receive()
-        await_true(lambda: len(server.front_end.streams._streams) < limit)
+        await_true(lambda: server.front_end.streams.count < limit)
         with RawStream(server.address) as another:
             another.send(simple_request("again"))
             assert another.receive().infer_response.id == "again"
@@ -231,7 +231,7 @@ def test_a_client_that_takes_no_answers_holds_nobody(
     for number in range(MANY):
         stream.send(image_request(str(number)))
     unsent = 602112 * (streams.limits.in_flight - 1)  # and perhaps the one that is being sent
-    await_true(lambda: sum(stream.unsent_bytes for stream in streams._snapshot()) > unsent)
+    await_true(lambda: streams.unsent_bytes > unsent)
     await_true(lambda: server.plane.usage().requests == 0)
     server.client.infer("simple", simple_inputs())
     await_true(streams.end_stalled)
@@ -244,7 +244,7 @@ def test_too_many_unsent_answers_end_the_stream_that_has_most(server: Any, strea
     streams = server.front_end.streams
     for number in range(MANY):
         stream.send(image_request(str(number)))
-    await_true(lambda: sum(stream.unsent_bytes for stream in streams._snapshot()) > 2 * 602112)
+    await_true(lambda: streams.unsent_bytes > 2 * 602112)
     with RawStream(server.address) as modest:
         modest.send(image_request("modest"))
         await_true(streams.bound_unsent)
@@ -274,11 +274,8 @@ def test_requests_of_a_sequence_are_executed_one_after_the_other() -> None:
             raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, "not this one")
         return pb.ModelInferResponse(id=identity.decode()).SerializeToString()
 
-    class OnlyStreams:
-        infer = None
-
     streams = Streams(infer, lambda header: None, 8, StreamLimits())
-    front_end = GrpcFrontEnd(OnlyStreams(), streams, {}, Health(Answers()), 8, GrpcOptions())  # type: ignore[arg-type]
+    front_end = GrpcFrontEnd(lambda message, context: b"", streams, {}, Health(ServerMethods()), 8, GrpcOptions())
     address = front_end.bind("127.0.0.1:0")
     front_end.start()
     with RawStream(address) as stream:

@@ -11,7 +11,7 @@ from gangway.artifact.format import TensorSpec
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.messages import ModelReady
 from gangway.server.models.config import Qos, parse_qos
-from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.repository.loaded import Isolated, profile_message, resolve_qos_us, warn_of_target
 from gangway.server.repository.request_cost import USUAL_US, measure_request_cost_us
 

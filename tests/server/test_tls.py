@@ -22,7 +22,7 @@ from gangway.clients.perf import command as perf_command
 from gangway.server.addresses import TlsError, TlsFiles
 from gangway.server.grpc.server import Certificates
 from gangway.server.options.command_line import parse_options
-from gangway.server.options.grpc import GrpcOptions
+from gangway.server.options.endpoints import GrpcOptions
 from tests.certificates import Authority, Identity
 
 Inputs = Callable[..., list[triton.InferInput]]

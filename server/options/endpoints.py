@@ -1,13 +1,15 @@
-"""Flags of the gRPC server."""
+"""Flags of what clients connect to: the gRPC server, the HTTP server, the port of the metrics."""
 
 import argparse
 import os
+from argparse import ArgumentTypeError
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from gangway.server.addresses import UNIX, TlsError, TlsFiles, check_files, listen_target
 from gangway.server.options.values import (
+    FlagGroup,
     OptionError,
     boolean,
     integer,
@@ -18,7 +20,8 @@ from gangway.server.options.values import (
 )
 from gangway.server.restriction import Category, Restrictions
 
-TITLE = "gRPC"
+# Flags of the gRPC server.
+
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # 445 float images of 3x224x224; Triton's own clients allow 2 GiB
 MIN_MESSAGE_BYTES = 1024
 MAX_UNIX_PATH_BYTES = 107
@@ -72,7 +75,7 @@ class GrpcOptions:
         return listen_target(self.address, self.port)
 
 
-def add_flags(parser: argparse._ArgumentGroup) -> None:
+def add_grpc_flags(parser: argparse._ArgumentGroup) -> None:
     """Define the flags."""
     add = parser.add_argument
     add("--allow-grpc", type=boolean, default=True, metavar="BOOL", help="serve gRPC (true)")
@@ -94,7 +97,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
     _add_keepalive_flags(parser)
 
 
-def read(arguments: argparse.Namespace) -> GrpcOptions:
+def read_grpc(arguments: argparse.Namespace) -> GrpcOptions:
     """Return the values. Raises OptionError."""
     address = arguments.grpc_address
     if address.startswith(UNIX) and not 0 < len(os.fsencode(address.removeprefix(UNIX))) <= MAX_UNIX_PATH_BYTES:
@@ -186,3 +189,141 @@ def _compression(text: str) -> Compression:
         return Compression(text.lower())
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(Compression)}") from None
+
+
+GRPC = FlagGroup("gRPC", add_grpc_flags, read_grpc)
+
+
+# Flags of the HTTP server.
+
+MAX_BODY_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """Whether to serve HTTP, where to listen (port 0: any free one), the longest body, and who may ask for what.
+
+    `reuse_port`: other servers may listen on the same port.
+    """
+
+    allowed: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8000
+    reuse_port: bool = False
+    max_body_bytes: int = MAX_BODY_BYTES
+    restrictions: Restrictions = field(default_factory=Restrictions)
+
+    @property
+    def target(self) -> str:
+        """What HTTP listens on: "host:port"; empty if it is not served."""
+        return listen_target(self.address, self.port) if self.allowed else ""
+
+
+def add_http_flags(parser: argparse._ArgumentGroup) -> None:
+    """Define the flags."""
+    add = parser.add_argument
+    add("--allow-http", type=boolean, default=HttpOptions.allowed, metavar="BOOL", help="serve HTTP (true)")
+    add("--http-port", type=port, default=HttpOptions.port, metavar="PORT",
+        help="port to listen on, 0 for any free one (%(default)s)")  # fmt: skip
+    add("--http-address", default=HttpOptions.address, metavar="HOST", help="address to listen on (%(default)s)")
+    add("--reuse-http-port", type=boolean, default=False, metavar="BOOL",
+        help="let several servers listen on the same port; the kernel shares out the connections (false)")  # fmt: skip
+    add("--http-max-input-size", type=integer(1), default=MAX_BODY_BYTES, metavar="BYTES",
+        help="longest body of a request, also when it is inflated (%(default)s)")  # fmt: skip
+    add("--http-restricted-api", type=restriction, action="append", default=[],
+        metavar="CATEGORY,...:KEY=VALUE|@FILE",
+        help="serve these routes only to who sends the header KEY: VALUE; may be given several times, or be lines of a "
+        f"file; categories: {', '.join(Category)}")  # fmt: skip
+
+
+def read_http(arguments: argparse.Namespace) -> HttpOptions:
+    """Return the values. Raises OptionError."""
+    return HttpOptions(
+        allowed=arguments.allow_http,
+        address=arguments.http_address,
+        port=arguments.http_port,
+        reuse_port=arguments.reuse_http_port,
+        max_body_bytes=arguments.http_max_input_size,
+        restrictions=restrictions("--http-restricted-api", arguments.http_restricted_api),
+    )
+
+
+HTTP = FlagGroup("HTTP", add_http_flags, read_http)
+
+
+# Flags of the metrics' port.
+
+COUNTERS, HISTOGRAMS = "counter_latencies", "histogram_latencies"
+_SUMMARIES = ("summary_latencies", "summary_quantiles")
+_NO_SUMMARIES = "summaries are not served: use the histograms gangway_*_duration_seconds, which add up over servers"
+
+
+@dataclass(frozen=True)
+class MetricsOptions:
+    """Whether metrics are served, where (port 0: any free one), and which.
+
+    `interval_ms`: over so long at least the machine's CPU utilization is a mean. `cpu`: the machine's metrics.
+    `counters`: Triton's sums of latencies. `histograms`: Triton's histogram of the time to the first response.
+    `reuse_port`: several front ends have the port.
+    """
+
+    allow: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8002
+    interval_ms: int = 2000
+    cpu: bool = True
+    counters: bool = True
+    histograms: bool = False
+    reuse_port: bool = False
+
+    @property
+    def target(self) -> str:
+        """Where metrics are served: "host:port"; empty if nowhere."""
+        return listen_target(self.address, self.port) if self.allow else ""
+
+
+def add_metrics_flags(parser: argparse._ArgumentGroup) -> None:
+    """Define the flags."""
+    add = parser.add_argument
+    add("--allow-metrics", type=boolean, default=MetricsOptions.allow, metavar="BOOL",
+        help="serve Prometheus metrics (true)")  # fmt: skip
+    add("--metrics-port", type=port, default=MetricsOptions.port, metavar="PORT",
+        help="port of /metrics, 0 for any free one (%(default)s)")  # fmt: skip
+    add("--metrics-address", default="", metavar="HOST", help="address of /metrics (that of HTTP)")
+    add("--metrics-interval-ms", type=integer(1), default=MetricsOptions.interval_ms, metavar="MS",
+        help="shortest time that nv_cpu_utilization is a mean of (%(default)s)")  # fmt: skip
+    add("--allow-cpu-metrics", type=boolean, default=MetricsOptions.cpu, metavar="BOOL",
+        help="serve CPU and memory of the machine (true)")  # fmt: skip
+    add("--metrics-config", type=_setting, action="append", default=[], metavar="KEY=VALUE",
+        help=f"{COUNTERS}=false: no sums of latencies; {HISTOGRAMS}=true: Triton's histogram, too")  # fmt: skip
+
+
+def read_metrics(arguments: argparse.Namespace) -> MetricsOptions:
+    """Return the values."""
+    settings = dict(arguments.metrics_config)
+    return MetricsOptions(
+        allow=arguments.allow_metrics,
+        address=arguments.metrics_address or arguments.http_address,
+        port=arguments.metrics_port,
+        interval_ms=arguments.metrics_interval_ms,
+        cpu=arguments.allow_cpu_metrics,
+        counters=settings.get(COUNTERS, MetricsOptions.counters),
+        histograms=settings.get(HISTOGRAMS, MetricsOptions.histograms),
+    )
+
+
+def _setting(text: str) -> tuple[str, bool]:
+    """Return a setting of --metrics-config and its value."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    if key in _SUMMARIES:
+        if value.lower() == "false":
+            return key, False
+        raise ArgumentTypeError(f"{key}: {_NO_SUMMARIES}")
+    if key not in (COUNTERS, HISTOGRAMS):
+        raise ArgumentTypeError(f"unknown setting {key!r}: expected {COUNTERS} or {HISTOGRAMS}")
+    return key, boolean(value)
+
+
+METRICS = FlagGroup("metrics", add_metrics_flags, read_metrics)

@@ -7,14 +7,24 @@ from typing import Final, NamedTuple, Protocol
 
 import grpc
 
-from gangway.executor.frames import Part, needed_bytes, plan_frame, read_frame, write_header
+from gangway.executor.frames import Part, join_strings, needed_bytes, plan_frame, read_frame, write_header
 from gangway.executor.slots import SlotOutcome
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.errors import RequestError
-from gangway.server.models.served import ServedModel, Shapes, item_bytes
-from gangway.server.models.tensors import Tensor
-from gangway.server.requests.data_plane import FrameLayout, Layout, Request, TensorLayout
-from gangway.server.requests.regions import NO_REGIONS, OFFSET, REGION, SIZE, Region, RegionPart, RegionRange
+from gangway.server.errors import RequestError, invalid
+from gangway.server.models.served import ServedModel
+from gangway.server.models.tensors import Shapes, Tensor, item_bytes
+from gangway.server.requests.data_plane import FrameLayout, Layout, Submission, TensorLayout
+from gangway.server.requests.regions import (
+    NO_REGIONS,
+    OFFSET,
+    REGION,
+    SIZE,
+    Content,
+    Contents,
+    Region,
+    RegionPart,
+    RegionRange,
+)
 from gangway.server.requests.wire import REQUEST_ID, length_prefix
 from gangway.server.statistics import versions_of
 
@@ -65,7 +75,7 @@ class ResponseTemplate:
     """The response of a model for certain outputs of certain shapes."""
 
     header: bytes  # serialised ModelInferResponse without id and tensors
-    # Place in the model, and what stands before the contents. Without a place they are elsewhere, and empty here:
+    # Place in the model, and what stands before the contents. Without a place they are external, and empty here:
     # clients look for the contents of the n-th output at the n-th place.
     outputs: tuple[tuple[int | None, bytes], ...]
 
@@ -102,8 +112,6 @@ def _say_where(output: pb.ModelInferResponse.InferOutputTensor, sink: RegionRang
     output.parameters[SIZE].int64_param = size_bytes
 
 
-Content = bytes | memoryview | RegionPart  # of an input, wherever it is
-Contents = Sequence[Content]
 Sinks = Mapping[int, RegionRange]  # of outputs that are not to be in the answer, by their place in the model
 NO_SINKS: Final[Sinks] = {}
 
@@ -112,16 +120,19 @@ STRING_BYTES = 32  # of one element, where nothing better is known
 _SPARE_RANK = 4  # of an output whose rank may be unknown
 
 
-class Call(Protocol):
+class Codec(Protocol):
     """One way to have a model compute. Safe for threads: equal requests share it."""
 
     def layout(self, contents: Contents) -> Layout:
         """Return what memory a request with these contents needs, which are in the request's order."""
+        ...
 
-    def write(self, request: Request, contents: Contents) -> None:
+    def write(self, submission: Submission, contents: Contents) -> None:
         """Copy the contents into the request's memory."""
 
-    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes | None:
+    def answer(
+        self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS
+    ) -> bytes | None:
         """Return the serialised response; None if there was too little room, which another attempt will have.
 
         Outputs that belong to regions are written there. Raises RequestError if they cannot be.
@@ -129,7 +140,7 @@ class Call(Protocol):
 
 
 @dataclass(frozen=True)
-class TensorCall:
+class TensorCodec:
     """A compiled model: every tensor has a place of its own, and a size that is known."""
 
     memory: TensorLayout
@@ -145,22 +156,22 @@ class TensorCall:
         """Return the model's layout, always the same one."""
         return self.memory
 
-    def write(self, request: Request, contents: Contents) -> None:
+    def write(self, submission: Submission, contents: Contents) -> None:
         """Copy each input to its place, but those that workers use where they are."""
         for place, content in zip(self.places, contents, strict=True):
-            if place not in request.elsewhere.inputs:
-                copy_content(content, request.inputs[place])
+            if place not in submission.external.inputs:
+                copy_content(content, submission.inputs[place])
 
-    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
+    def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response."""
         for place, sink in self.sinks.items():
-            if place not in request.elsewhere.outputs:
-                sink.within(regions).write(request.outputs[place])
-        return self.response.fill(request_id, request.outputs)
+            if place not in submission.external.outputs:
+                sink.within(regions).write(submission.outputs[place])
+        return self.response.fill(request_id, submission.outputs)
 
 
 @dataclass(frozen=True)
-class EmptyCall:
+class EmptyCodec:
     """A request without rows to a compiled model: a row of zeros is computed, so it waits and counts like others."""
 
     memory: TensorLayout
@@ -170,14 +181,14 @@ class EmptyCall:
         """Return the model's layout."""
         return self.memory
 
-    def write(self, request: Request, contents: Contents) -> None:
+    def write(self, submission: Submission, contents: Contents) -> None:
         """Write the zeros."""
-        for view in request.inputs:
+        for view in submission.inputs:
             view[:] = bytes(len(view))
 
-    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
+    def answer(self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS) -> bytes:
         """Return the response, whose tensors have no contents."""
-        return self.response.fill(request_id, [view[:0] for view in request.outputs])
+        return self.response.fill(request_id, [view[:0] for view in submission.outputs])
 
 
 @dataclass
@@ -188,7 +199,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class FrameCall:
+class FrameCodec:
     """A model for onnxruntime: inputs of any shape in one block, outputs in another (`executor/frames.py`)."""
 
     model: ServedModel
@@ -205,15 +216,15 @@ class FrameCall:
             tensors[tensor.index] = (shape, len(content))
         return FrameLayout(self.model.model_id, plan_frame(tensors), self.room.size_bytes, self.model.joins)
 
-    def write(self, request: Request, contents: Contents) -> None:
+    def write(self, submission: Submission, contents: Contents) -> None:
         """Write the frame of the inputs."""
-        assert isinstance(request.layout, FrameLayout), "made by this call"
-        (view,), frame = request.inputs, request.layout.inputs
+        assert isinstance(submission.layout, FrameLayout), "made by this codec"
+        (view,), frame = submission.inputs, submission.layout.inputs
         write_header(view, frame)
         for tensor, content in zip(self.inputs, contents, strict=True):
             part = frame.parts[tensor.index]
             copy_content(content, view[part.offset : part.offset + part.size_bytes])
-        request.outputs[0][:8] = bytes(8)  # nobody shall read what another request has left there
+        submission.outputs[0][:8] = bytes(8)  # nobody shall read what another request has left there
 
     def parts_in(self, view: memoryview) -> Sequence[Part] | None:
         """Return where the outputs lie in the block of the answer; None if there was too little room.
@@ -229,12 +240,14 @@ class FrameCall:
         self.room.size_bytes = min(needed + needed // 8, MAX_ANSWER_BYTES)  # other requests may need a bit more
         return None
 
-    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes | None:
+    def answer(
+        self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS
+    ) -> bytes | None:
         """Return the response, with the shapes that the tensors have got.
 
         Raises RequestError if it would be too large to be sent, or for the regions where outputs shall be.
         """
-        (view,) = request.outputs
+        (view,) = submission.outputs
         parts = self.parts_in(view)
         if parts is None:
             return None
@@ -249,21 +262,23 @@ class FrameCall:
         return ResponseTemplate.of(self.model, answered).fill(request_id, tensors)
 
 
-def frame_call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> FrameCall:
+def frame_codec_of(
+    model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS
+) -> FrameCodec:
     """Return how onnxruntime answers a request with inputs of these shapes."""
     own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
     inputs = tuple(tensor for tensor, _ in shapes.inputs)
-    return FrameCall(model, inputs, own, tuple(outputs), Room(_expected_bytes(model, shapes)), sinks)
+    return FrameCodec(model, inputs, own, tuple(outputs), Room(_expected_bytes(model, shapes)), sinks)
 
 
-def call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> Call:
+def codec_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> Codec:
     """Return how the model answers a request with inputs of these shapes: compiled, if it is for them.
 
     Raises RequestError (INTERNAL, as Triton does) if an output has no room where it shall be.
     """
     compiled = model.compiled_for(shapes)
     if compiled is None:
-        return frame_call_of(model, shapes, outputs, sinks)
+        return frame_codec_of(model, shapes, outputs, sinks)
     rows = 0 if shapes.is_empty else shapes.rows
     answered = []
     for tensor in outputs:
@@ -275,9 +290,9 @@ def call_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks
         answered.append(Answered(tensor, tensor.client_shape(shape), size_bytes, sink))
     response = ResponseTemplate.of(model, answered)
     if shapes.is_empty:
-        return EmptyCall(compiled.layout, response)
+        return EmptyCodec(compiled.layout, response)
     places = tuple(tensor.index for tensor, _ in shapes.inputs)
-    return TensorCall(compiled.layout, places, response, sinks)
+    return TensorCodec(compiled.layout, places, response, sinks)
 
 
 def _expected_bytes(model: ServedModel, shapes: Shapes) -> int:
@@ -301,3 +316,83 @@ def copy_content(content: Content, view: memoryview) -> None:
         content.read_into(view)
     else:
         view[:] = content
+
+
+# The classification extension: instead of an output's elements the largest of them, as "value:index:label".
+#
+# It works on finished responses, so that it does not matter how the model was executed or where the request came from.
+
+PARAMETER = "classification"
+UNSUPPORTED = ("BYTES", "BOOL", "FP16", "BF16")
+MAX_CLASSES = 2**31 - 1
+
+OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
+
+
+@dataclass(frozen=True)
+class Classes:
+    """How many classes are wanted of an output, and what they are called, if they have names."""
+
+    count: int
+    labels: Sequence[str] = ()
+
+
+def wanted_classes(output: OutputTensor, tensor: Tensor, model: ServedModel) -> Classes | None:
+    """Return the classes that a requested output asks for; None if it asks for its elements. Raises RequestError."""
+    if PARAMETER not in output.parameters:
+        return None
+    where = f"output '{tensor.name}' for model '{model.name}'"
+    choice = output.parameters[PARAMETER].WhichOneof("parameter_choice")
+    if choice not in ("int64_param", "uint64_param"):
+        invalid(f"{where}: parameter '{PARAMETER}': expected int64_param, got {choice}")
+    count = int(getattr(output.parameters[PARAMETER], choice))
+    if not 0 <= count <= MAX_CLASSES:
+        invalid(f"{where}: parameter '{PARAMETER}': expected 0 to {MAX_CLASSES}, got {count}")
+    if not count:
+        return None
+    if tensor.datatype in UNSUPPORTED:
+        invalid(f"class result not available for output due to unsupported type '{tensor.datatype}': {where}")
+    if REGION in output.parameters:
+        invalid(f"{where}: a classification cannot be written to shared memory")
+    return Classes(count, model.labels.get(tensor.name, ()))
+
+
+@dataclass(frozen=True)
+class ClassifyingCodec:
+    """Another codec, with some outputs of its response classified. `batched`: the first dimension counts rows."""
+
+    codec: Codec
+    classes: Mapping[str, Classes]  # by output
+    batched: bool
+
+    def layout(self, contents: Contents) -> Layout:
+        """Return what the other codec needs."""
+        return self.codec.layout(contents)
+
+    def write(self, submission: Submission, contents: Contents) -> None:
+        """Do as the other codec."""
+        self.codec.write(submission, contents)
+
+    def answer(
+        self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS
+    ) -> bytes | None:
+        """Return the response with classes; None if there was too little room."""
+        response = self.codec.answer(request_id, submission, regions)
+        return None if response is None else classified(response, self.classes, self.batched)
+
+
+def classified(response: bytes, classes: Mapping[str, Classes], batched: bool) -> bytes:
+    """Return a serialised ModelInferResponse with these outputs classified."""
+    from gangway.server.requests.top_classes import texts_of  # noqa: PLC0415 - numpy, which a front end need not wait for
+
+    message = pb.ModelInferResponse.FromString(response)
+    for index, output in enumerate(message.outputs):
+        if output.name in classes:
+            rows = output.shape[0] if batched else 1
+            elements = math.prod(output.shape[batched:])
+            wanted, content = classes[output.name], message.raw_output_contents[index]
+            texts = texts_of(content, output.datatype, (rows, elements), wanted.count, wanted.labels)
+            message.raw_output_contents[index] = join_strings([text for row in texts for text in row])
+            output.datatype = "BYTES"
+            output.shape[:] = [rows] * batched + [min(wanted.count, elements)]
+    return message.SerializeToString()

@@ -8,23 +8,31 @@ import grpc
 
 from gangway.server.errors import RequestError, invalid
 from gangway.server.models.ensembles import Graph, Step, TensorName
-from gangway.server.models.served import Compiled, Shapes
-from gangway.server.models.tensors import Tensor
-from gangway.server.requests.calls import MAX_ANSWER_BYTES, Answered, FrameCall, ResponseTemplate, Sinks, frame_call_of
-from gangway.server.requests.classification import Classes, classified
+from gangway.server.models.served import Compiled
+from gangway.server.models.tensors import Shapes, Tensor
+from gangway.server.requests.codecs import (
+    MAX_ANSWER_BYTES,
+    Answered,
+    Classes,
+    FrameCodec,
+    ResponseTemplate,
+    Sinks,
+    classified,
+    frame_codec_of,
+)
 from gangway.server.requests.regions import Region
 from gangway.server.requests.shapes import InputTensor, fits, shapes_of
 
 # How one step of an ensemble is executed with inputs of certain types and shapes.
 
-MAX_WAYS = 256  # that are remembered; those of a few requests with other shapes
+MAX_STEP_CODECS = 256  # that are remembered; those of a few requests with other shapes
 
 Shape = tuple[int, ...]
 Kind = tuple[str, Shape]  # of a tensor: its type and shape
 
 
 @dataclass(frozen=True)
-class StepWay:
+class StepCodec:
     """`compiled` is what answers, if it is compiled for these sizes; else, or if that has gone, `frame` does.
 
     `output_shapes` are those of the compiled model's outputs by name, as clients get them.
@@ -32,28 +40,28 @@ class StepWay:
 
     shapes: Shapes
     compiled: Compiled | None
-    frame: FrameCall
+    frame: FrameCodec
     output_shapes: Mapping[str, Shape]
 
 
 @dataclass(frozen=True)
-class Ways:
+class StepCodecs:
     """Remembers the ways of one graph's steps. Safe for threads: at worst one is made twice."""
 
-    _known: dict[tuple[int, tuple[tuple[str, Kind], ...]], StepWay] = field(default_factory=dict)
+    _known: dict[tuple[int, tuple[tuple[str, Kind], ...]], StepCodec] = field(default_factory=dict)
 
-    def of(self, index: int, step: Step, inputs: Mapping[str, Kind]) -> StepWay:
+    def of(self, index: int, step: Step, inputs: Mapping[str, Kind]) -> StepCodec:
         """Return the way of a step with these inputs, by their names in the model. Raises RequestError."""
         key = index, tuple(inputs.items())
-        way = self._known.get(key)
-        if way is None:
-            if len(self._known) >= MAX_WAYS:
+        codec = self._known.get(key)
+        if codec is None:
+            if len(self._known) >= MAX_STEP_CODECS:
                 self._known.clear()
-            way = self._known[key] = way_of(step, inputs)
-        return way
+            codec = self._known[key] = step_codec_of(step, inputs)
+        return codec
 
 
-def way_of(step: Step, inputs: Mapping[str, Kind]) -> StepWay:
+def step_codec_of(step: Step, inputs: Mapping[str, Kind]) -> StepCodec:
     """Check the inputs of a step as those of a client are checked. Raises RequestError."""
     model = step.model
     missing = [name for name, tensor in model.inputs.items() if not (tensor.optional or name in inputs)]
@@ -70,7 +78,7 @@ def way_of(step: Step, inputs: Mapping[str, Kind]) -> StepWay:
         for name, tensor in model.outputs.items():
             own = compiled.outputs[tensor.index].shape
             output_shapes[name] = tensor.client_shape((rows, *own[1:]) if model.batched else own)
-    return StepWay(shapes, compiled, frame_call_of(model, shapes, list(model.outputs.values())), output_shapes)
+    return StepCodec(shapes, compiled, frame_codec_of(model, shapes, list(model.outputs.values())), output_shapes)
 
 
 def fitted(shape: Shape, tensor: Tensor, least_rows: int) -> Shape:
@@ -88,7 +96,7 @@ _NOTHING: Final = memoryview(b"")
 
 
 @dataclass(frozen=True)
-class EnsembleCall:
+class EnsembleCodec:
     """Equal requests share it. `graph` has the steps that the wanted `outputs` need, and no others.
 
     `classes`: outputs that are to be classified.
@@ -99,7 +107,7 @@ class EnsembleCall:
     outputs: tuple[Tensor, ...]
     sinks: Sinks
     classes: Mapping[str, Classes]
-    ways: Ways = field(default_factory=Ways)
+    steps: StepCodecs = field(default_factory=StepCodecs)
     _templates: dict[tuple[tuple[Shape, int], ...], ResponseTemplate] = field(default_factory=dict)
 
     @property

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from gangway.server.models.served import Shapes
-from gangway.server.models.tensors import Tensor
-from gangway.server.requests.calls import FrameCall, ResponseTemplate, Room, TensorCall
+from gangway.server.models.tensors import Shapes, Tensor
+from gangway.server.requests.codecs import FrameCodec, ResponseTemplate, Room, TensorCodec
 from gangway.server.requests.data_plane import TensorLayout
 from gangway.server.requests.mapped_tensors import LEAST_BYTES, Candidates, candidates_of
 from gangway.server.requests.regions import RegionRange
@@ -23,7 +22,7 @@ def candidates(
     results = {f"y{index}": Tensor(f"y{index}", kind, (-1, 4), index) for index, (kind, _, _) in enumerate(outputs)}
     layout = TensorLayout(1, tuple(size for _, size, _ in inputs), tuple(size for _, size, _ in outputs))
     sinks = {index: sink for index, (_, _, sink) in enumerate(outputs) if sink is not None}
-    call = TensorCall(layout, tuple(range(len(inputs))), ResponseTemplate(b"", ()), sinks)
+    call = TensorCodec(layout, tuple(range(len(inputs))), ResponseTemplate(b"", ()), sinks)
     shapes = Shapes(ROWS, tuple((tensor, (ROWS, 4)) for tensor in tensors), {})
     return candidates_of(call, shapes, tuple(source for _, _, source in inputs), results)
 
@@ -82,5 +81,5 @@ def test_neighbours_are_not_over_each_other() -> None:
 
 
 def test_not_by_onnxruntime() -> None:
-    call = FrameCall(None, (), (), (), Room(0), {0: within("a")})  # type: ignore[arg-type]
+    call = FrameCodec(None, (), (), (), Room(0), {0: within("a")})  # type: ignore[arg-type]
     assert candidates_of(call, Shapes(1, (), {}), (), {}) is None

@@ -25,11 +25,11 @@ keep_freed_memory()
 pairs = [(b"1" * 600_000, b"1" * 5_000) for _ in range(600)]
 held, pins = [list(column) for column in zip(*pairs)]  # pins stay, so that freeing the others does not shorten the heap
 del pairs
-keeper = MemoryGuard(lambda: 600_000 * len(held), None, memory_budget())
-assert not keeper.look()
+guard = MemoryGuard(lambda: 600_000 * len(held), None, memory_budget())
+assert not guard.look()
 held.clear()
 before = resident_bytes()
-assert keeper.look()
+assert guard.look()
 assert resident_bytes() < before - 200_000_000, (before, resident_bytes())
 """
 
@@ -45,28 +45,28 @@ def plane() -> DataPlane:
 
 def test_it_is_returned_once_and_only_if_it_is_much(plane: DataPlane) -> None:
     in_flight = 0
-    keeper = MemoryGuard(lambda: in_flight, plane, memory_budget())
+    guard = MemoryGuard(lambda: in_flight, plane, memory_budget())
     in_flight = WORTH_BYTES - 1
-    assert not keeper.look()
+    assert not guard.look()
     in_flight = 0
-    assert not keeper.look()
+    assert not guard.look()
     in_flight = 2 * WORTH_BYTES
-    assert not keeper.look()
+    assert not guard.look()
     in_flight = WORTH_BYTES
-    assert not keeper.look()
+    assert not guard.look()
     in_flight = 0
-    assert [keeper.look(), keeper.look()] == [True, False]
+    assert [guard.look(), guard.look()] == [True, False]
 
 
 def test_nobody_is_let_in_while_memory_is_full(plane: DataPlane) -> None:
     free_bytes, told = 1 << 30, []
     budget = MemoryBudget(MemoryLimit(1 << 30, "a test's"), lambda: free_bytes)
-    keeper = MemoryGuard(lambda: 0, plane, budget, lambda reason, is_full: bool(told.append(is_full)))
+    guard = MemoryGuard(lambda: 0, plane, budget, lambda reason, is_full: bool(told.append(is_full)))
     kept = plane.hold(1 << 20)
     plane.drop(kept)
     for is_full in (False, True, False):
         free_bytes = budget.reserve_bytes // 4 if is_full else 1 << 30
-        keeper.watch()
-        assert plane.door.admits() is not is_full
-        assert ("1024 MiB of memory (a test's)" in plane.door.refusal) is is_full
+        guard.watch()
+        assert plane.admission.admits() is not is_full
+        assert ("1024 MiB of memory (a test's)" in plane.admission.refusal) is is_full
     assert told == [False, True, False]

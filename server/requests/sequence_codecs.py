@@ -8,20 +8,19 @@ from typing import Protocol
 from gangway.artifact.format import ALIGNMENT_BYTES
 from gangway.executor.frames import read_frame
 from gangway.server.errors import unavailable
-from gangway.server.models.sequences import SequenceStep, SequenceTensors, StateTensor, control_contents
+from gangway.server.models.sequences import SequencePosition, SequenceTensors, StateTensor, control_contents
 from gangway.server.models.tensors import Tensor
-from gangway.server.requests.calls import Call, Contents, FrameCall, Room, TensorCall
-from gangway.server.requests.classification import ClassifyingCall
+from gangway.server.requests.codecs import ClassifyingCodec, Codec, FrameCodec, Room, TensorCodec
 from gangway.server.requests.data_plane import (
     DataPlane,
     HeldBlock,
     HeldLayout,
     Layout,
     PoolExhaustedError,
-    Request,
+    Submission,
     TensorLayout,
 )
-from gangway.server.requests.regions import NO_REGIONS, Region
+from gangway.server.requests.regions import NO_REGIONS, Contents, Region
 
 # The states of one sequence, from one request to the next. They change only when a request has been answered.
 #
@@ -39,24 +38,27 @@ class StateMemory(Protocol):
     @property
     def has_begun(self) -> bool:
         """Whether there is a state; not if the last `begin` has failed."""
+        ...
 
     def begin(self) -> None:
         """Take the initial state, in place of any other. Raises RequestError (UNAVAILABLE) where there is no memory."""
 
     def inputs(self) -> Sequence[Sent]:
         """Return the states that go with the request as other inputs do."""
+        ...
 
     def layout(self, layout: Layout) -> Layout:
         """Return the layout of the request with the states in their own memory. Raises PoolExhaustedError."""
+        ...
 
-    def keep(self, request: Request) -> None:
+    def keep(self, submission: Submission) -> None:
         """Take the states that an answered request has left. Raises RequestError (UNAVAILABLE) for lack of memory."""
 
     def close(self) -> None:
         """Give the memory back."""
 
 
-class Budget:
+class StateBudget:
     """How many bytes all states may have. Safe for threads."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -105,7 +107,7 @@ class HeldPlaces:
 class HeldStates:
     """Those of a compiled model."""
 
-    def __init__(self, plane: DataPlane, budget: Budget, places: HeldPlaces) -> None:
+    def __init__(self, plane: DataPlane, budget: StateBudget, places: HeldPlaces) -> None:
         self._plane = plane
         self._budget = budget
         self._places = places
@@ -151,7 +153,7 @@ class HeldStates:
         }
         return HeldLayout(places.base, sources, results, (self._current, self._other))
 
-    def keep(self, request: Request) -> None:
+    def keep(self, submission: Submission) -> None:
         """What was written is read next."""
         self._current, self._other = self._other, self._current
 
@@ -184,7 +186,7 @@ class HeldStates:
 class CopiedStates:
     """Those of a model that onnxruntime executes: shapes and sizes may differ from request to request."""
 
-    def __init__(self, budget: Budget, states: tuple[StateTensor, ...]) -> None:
+    def __init__(self, budget: StateBudget, states: tuple[StateTensor, ...]) -> None:
         self._budget = budget
         self._states = states
         self._values: list[tuple[tuple[int, ...], bytes]] = []
@@ -210,9 +212,9 @@ class CopiedStates:
         """Return the same: states are within the frames."""
         return layout
 
-    def keep(self, request: Request) -> None:
+    def keep(self, submission: Submission) -> None:
         """Copy the states out of the answer's frame."""
-        (view,) = request.outputs
+        (view,) = submission.outputs
         parts = read_frame(view).parts
         found = [parts[state.output] for state in self._states]
         self._replace([(part.shape, bytes(view[part.offset : part.offset + part.size_bytes])) for part in found])
@@ -238,50 +240,52 @@ def _initial(state: StateTensor) -> bytes:
 
 
 @dataclass(frozen=True)
-class SequencedCall:
-    """One request's. `call` knows the hidden inputs; `hidden` are their contents, behind those of the client."""
+class SequencedCodec:
+    """One request's. `codec` knows the hidden inputs; `hidden` are their contents, behind those of the client."""
 
-    call: Call
+    codec: Codec
     hidden: tuple[bytes, ...]
     memory: StateMemory | None = None
 
     def layout(self, contents: Contents) -> Layout:
-        """Return what the other call needs, with states in memory of their own. Raises PoolExhaustedError."""
-        layout = self.call.layout((*contents, *self.hidden))
+        """Return what the other codec needs, with states in memory of their own. Raises PoolExhaustedError."""
+        layout = self.codec.layout((*contents, *self.hidden))
         return layout if self.memory is None else self.memory.layout(layout)
 
-    def write(self, request: Request, contents: Contents) -> None:
+    def write(self, submission: Submission, contents: Contents) -> None:
         """Write all inputs."""
-        self.call.write(request, (*contents, *self.hidden))
+        self.codec.write(submission, (*contents, *self.hidden))
 
-    def answer(self, request_id: bytes, request: Request, regions: Mapping[str, Region] = NO_REGIONS) -> bytes | None:
+    def answer(
+        self, request_id: bytes, submission: Submission, regions: Mapping[str, Region] = NO_REGIONS
+    ) -> bytes | None:
         """Return the response and keep the states; None if there was too little room."""
-        response = self.call.answer(request_id, request, regions)
+        response = self.codec.answer(request_id, submission, regions)
         if response is not None and self.memory is not None:
-            self.memory.keep(request)
+            self.memory.keep(submission)
         return response
 
 
-def sequenced(call: Call, hidden: Sequence[Sent], room: Room, memory: StateMemory | None = None) -> SequencedCall:
-    """Return a plan's call with more inputs. `room`: that of the model's answers, if onnxruntime gives them."""
-    return SequencedCall(_with_inputs(call, hidden, room), tuple(content for _, _, content in hidden), memory)
+def sequenced(codec: Codec, hidden: Sequence[Sent], room: Room, memory: StateMemory | None = None) -> SequencedCodec:
+    """Return a plan's codec with more inputs. `room`: that of the model's answers, if onnxruntime gives them."""
+    return SequencedCodec(_with_inputs(codec, hidden, room), tuple(content for _, _, content in hidden), memory)
 
 
-def _with_inputs(call: Call, hidden: Sequence[Sent], room: Room) -> Call:
-    match call:
-        case ClassifyingCall():
-            return replace(call, call=_with_inputs(call.call, hidden, room))
-        case TensorCall():
-            return replace(call, places=(*call.places, *(tensor.index for tensor, _, _ in hidden)))
-        case FrameCall():
-            room.size_bytes = max(room.size_bytes, call.room.size_bytes)
-            inputs = (*call.inputs, *(tensor for tensor, _, _ in hidden))
-            return replace(call, inputs=inputs, shapes=(*call.shapes, *(shape for _, shape, _ in hidden)), room=room)
+def _with_inputs(codec: Codec, hidden: Sequence[Sent], room: Room) -> Codec:
+    match codec:
+        case ClassifyingCodec():
+            return replace(codec, codec=_with_inputs(codec.codec, hidden, room))
+        case TensorCodec():
+            return replace(codec, places=(*codec.places, *(tensor.index for tensor, _, _ in hidden)))
+        case FrameCodec():
+            room.size_bytes = max(room.size_bytes, codec.room.size_bytes)
+            inputs = (*codec.inputs, *(tensor for tensor, _, _ in hidden))
+            return replace(codec, inputs=inputs, shapes=(*codec.shapes, *(shape for _, shape, _ in hidden)), room=room)
         case _:
-            raise TypeError(f"{type(call).__name__} takes no further inputs")
+            raise TypeError(f"{type(codec).__name__} takes no further inputs")
 
 
-def controls(tensors: SequenceTensors, step: SequenceStep) -> list[Sent]:
+def controls(tensors: SequenceTensors, step: SequencePosition) -> list[Sent]:
     """Return the control inputs of a request."""
     contents = control_contents(tensors.settings, step)
     return [
@@ -289,8 +293,8 @@ def controls(tensors: SequenceTensors, step: SequenceStep) -> list[Sent]:
     ]
 
 
-def alone(call: Call, tensors: SequenceTensors, step: SequenceStep) -> SequencedCall:
-    """Return the call of a request that is no part of any sequence: it begins with the initial state, and keeps none.
+def alone(codec: Codec, tensors: SequenceTensors, step: SequencePosition) -> SequencedCodec:
+    """Return the codec of a request that is no part of any sequence: it begins with the initial state, and keeps none.
 
     Raises ValueError if there is no such state.
     """
@@ -299,4 +303,4 @@ def alone(call: Call, tensors: SequenceTensors, step: SequenceStep) -> Sequenced
         if state.initial is None:
             raise ValueError(f"the file with the initial state of '{state.tensor.name}' cannot be read")
         hidden.append((state.tensor, state.shape, state.initial))
-    return sequenced(call, hidden, Room(0))
+    return sequenced(codec, hidden, Room(0))

@@ -14,8 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.raw_connection import RawConnection
 from gangway.executor.slots import SlotStatus
-from gangway.server.front_end import nonblocking as answering
-from gangway.server.front_end import outcomes as request_clock
+from gangway.server.front_end import model_run, nonblocking
 from gangway.server.tracing.settings import TraceOverrides
 from tests.server.segments import A, B, Segments, inputs_in, outputs_in, values_in
 
@@ -26,7 +25,7 @@ STALLED = 40
 
 def tasks(server: Any) -> int:
     """How many calls a thread of the server was given so far."""
-    return int(server.front_end.server._pool._submitted)
+    return int(server.front_end.server.calls_in_threads)
 
 
 def success_count(server: Any) -> int:
@@ -75,7 +74,7 @@ def test_tensors_in_regions(known: Any, segments: Segments) -> None:
 def test_traces_cost_threads_only_where_they_have_tensors(
     known: Any, simple_inputs: Inputs, level: str, threads: int
 ) -> None:
-    tracer = known.front_end._tracer
+    tracer = known.front_end.tracer
     before = tasks(known)
     tracer.override(TraceOverrides("", (level,), rate=2))
     for _ in range(3):
@@ -129,8 +128,8 @@ def test_a_refusal_is_told(known: Any, simple_inputs: Inputs) -> None:
 
 
 def test_waiting_ends_if_nobody_answers(known: Any, simple_inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_clock, "MAX_WAIT_NS", 50_000_000)
-    monkeypatch.setattr(answering, "LOOK_NS", 20_000_000)
+    monkeypatch.setattr(model_run, "MAX_WAIT_NS", 50_000_000)
+    monkeypatch.setattr(nonblocking, "LOOK_NS", 20_000_000)
     known.client.infer("simple", simple_inputs())  # its answer has the thread look at the new period
     known.scheduler.holding = True
     with pytest.raises(InferenceServerException, match="could not be executed now") as caught:
@@ -164,6 +163,6 @@ def test_calls_whose_message_does_not_come_hold_no_thread(known: Any, simple_inp
         known.client.infer("simple", simple_inputs())
         assert tasks(known) == before
     deadline = time.monotonic() + 10  # the server hears that the connection is gone, and gives up all of them
-    while len(known.front_end.server._gate.arriving._calls) and time.monotonic() < deadline:
+    while known.front_end.server.arriving_calls and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert not known.front_end.server._gate.arriving._calls
+    assert not known.front_end.server.arriving_calls

@@ -16,48 +16,48 @@ class Clocks:
     now_s = 100.0
     cpu_s = 100.0
 
-    def door(self, room: int = ROOM) -> AdmissionController:
+    def admission(self, room: int = ROOM) -> AdmissionController:
         return AdmissionController(room, lambda: self.now_s, lambda: self.cpu_s)
 
 
 def crowded(room: int = ROOM) -> AdmissionController:
-    door = Clocks().door(room)
+    admission = Clocks().admission(room)
     for _ in range(room * 7 // 8):
-        come(door)
-    assert door.is_crowded
-    return door
+        come(admission)
+    assert admission.is_crowded
+    return admission
 
 
-def come(door: AdmissionController) -> bool:
-    admitted = door.admits()
+def come(admission: AdmissionController) -> bool:
+    admitted = admission.admits()
     if admitted:
-        door.enter()
+        admission.enter()
     return admitted
 
 
 def test_who_comes_to_a_full_server_is_refused() -> None:
-    door = crowded()
-    assert not door.admits() and not door.admits()
-    assert door.refused == 2
+    admission = crowded()
+    assert not admission.admits() and not admission.admits()
+    assert admission.refused == 2
 
 
 def test_fewer_are_let_in_than_are_answered() -> None:
-    door, answers, admitted = crowded(), 0, 0
-    while door.is_crowded:
-        door.leave(answered=True)
+    admission, answers, admitted = crowded(), 0, 0
+    while admission.is_crowded:
+        admission.leave(answered=True)
         answers += 1
-        admitted += come(door)
+        admitted += come(admission)
     assert 0.8 < admitted / answers < 0.95
 
 
 def test_answers_in_time_let_in_more_than_late_ones() -> None:
     def admitted(share_in_time: float) -> int:
-        door, admitted = crowded(1024), 0
+        admission, admitted = crowded(1024), 0
         for turn in range(100):
             if turn < 100 * share_in_time:
-                door.in_time()
-            door.leave(answered=True)
-            admitted += come(door) + come(door) + come(door) + come(door)
+                admission.in_time()
+            admission.leave(answered=True)
+            admitted += come(admission) + come(admission) + come(admission) + come(admission)
         return admitted
 
     assert admitted(0.0) == pytest.approx(90, abs=2)
@@ -65,86 +65,86 @@ def test_answers_in_time_let_in_more_than_late_ones() -> None:
 
 
 def test_whoever_leaves_without_an_answer_lets_nobody_in() -> None:
-    door = crowded()
-    door.leave(answered=False)
-    assert not door.admits()
+    admission = crowded()
+    admission.leave(answered=False)
+    assert not admission.admits()
 
 
 def test_many_answers_at_once_do_not_let_a_crowd_in() -> None:
-    door = crowded(1024)
+    admission = crowded(1024)
     for _ in range(100):
-        door.leave(answered=True)
-    assert sum(come(door) for _ in range(100)) == 8
+        admission.leave(answered=True)
+    assert sum(come(admission) for _ in range(100)) == 8
 
 
 def test_all_are_let_in_again_when_there_is_room() -> None:
-    door = crowded()
+    admission = crowded()
     for _ in range(8):
-        door.leave(answered=False)
-    assert not door.is_crowded
-    assert all(come(door) for _ in range(8))
-    assert not come(door)
+        admission.leave(answered=False)
+    assert not admission.is_crowded
+    assert all(come(admission) for _ in range(8))
+    assert not come(admission)
 
 
 def test_the_door_closes_when_the_scheduler_turns_one_away_and_opens_a_second_after_the_last() -> None:
     clocks = Clocks()
-    door = clocks.door()
+    admission = clocks.admission()
     clocks.cpu_s += 1.0  # there is no more to spend
-    door.turned_away()
+    admission.turned_away()
     clocks.now_s += TURNED_AWAY_S / 2
     clocks.cpu_s += 1.0
-    door.turned_away()
+    admission.turned_away()
     for _ in range(2):
-        assert not door.admits()
+        assert not admission.admits()
         clocks.now_s += TURNED_AWAY_S * 0.4
         clocks.cpu_s += 1.0
-    door.leave(answered=False)
-    assert door.is_crowded
+    admission.leave(answered=False)
+    assert admission.is_crowded
     clocks.now_s += TURNED_AWAY_S * 0.4
-    assert door.admits() and not door.is_crowded
+    assert admission.admits() and not admission.is_crowded
 
 
 def test_whoever_sends_no_message_takes_nobodys_place() -> None:
-    door = Clocks().door()
-    assert all(door.admits() for _ in range(10 * ROOM))
-    assert not door.is_crowded
+    admission = Clocks().admission()
+    assert all(admission.admits() for _ in range(10 * ROOM))
+    assert not admission.is_crowded
 
 
 @pytest.mark.parametrize(("seconds", "let_in"), [(ONE_CLASS_S - 1, True), (ONE_CLASS_S + 1, False)])
 def test_nobody_is_refused_unseen_while_there_are_several_priorities(seconds: float, let_in: bool) -> None:
     clocks = Clocks()
-    door = clocks.door()
-    door.see(1)
-    assert all(come(door) for _ in range(FULL))
+    admission = clocks.admission()
+    admission.see(1)
+    assert all(come(admission) for _ in range(FULL))
     clocks.now_s += seconds
     clocks.cpu_s += seconds
-    assert come(door) is let_in
+    assert come(admission) is let_in
 
 
 @pytest.mark.parametrize(("cpu_s", "let_in"), [(0.15, 60), (0.5, 0)])
 def test_as_many_are_let_in_as_can_be_read_in_a_fifth_of_a_core(cpu_s: float, let_in: int) -> None:
     clocks = Clocks()
-    door = clocks.door(1024)
-    while not door.is_crowded:
-        come(door)
+    admission = clocks.admission(1024)
+    while not admission.is_crowded:
+        come(admission)
     clocks.cpu_s += 0.1  # what was saved is spent
-    door.admits()
+    admission.admits()
     admitted = 0
     for _ in range(100):
         clocks.now_s += 0.01
         clocks.cpu_s += cpu_s * 0.01
-        admitted += door.admits()
+        admitted += admission.admits()
     assert admitted == pytest.approx(let_in, abs=2)
 
 
 def test_under_three_times_the_load_the_queue_stays_full_and_two_of_three_are_refused() -> None:
     rng = random.Random(1)
-    door, inside, fullest = Clocks().door(), 0, 0
+    admission, inside, fullest = Clocks().admission(), 0, 0
     for _ in range(10_000):
-        inside += come(door)
+        inside += come(admission)
         if rng.random() < 1 / 3 and inside:
-            door.leave(answered=True)
+            admission.leave(answered=True)
             inside -= 1
         fullest = max(fullest, inside)
     assert FULL <= fullest <= FULL + 8
-    assert door.refused == pytest.approx(10_000 * 2 / 3, rel=0.05)
+    assert admission.refused == pytest.approx(10_000 * 2 / 3, rel=0.05)

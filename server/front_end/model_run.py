@@ -1,0 +1,248 @@
+"""One run of a model, for a client's request or for a step of an ensemble: its deadline, how it ends, how it counts."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import grpc
+
+from gangway.executor.memory_budget import memory_budget
+from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.server.errors import RequestError
+from gangway.server.messages import ShapeWanted
+from gangway.server.models.served import ServedModel
+from gangway.server.models.tensors import Shapes
+from gangway.server.requests.admission import OVERLOADED
+from gangway.server.requests.data_plane import PoolExhaustedError, Submission
+from gangway.server.statistics import Times
+
+# When a request has come, when it is to be answered, and when nobody waits for it any more.
+
+MAX_WAIT_NS = 600 * 10**9  # every wait ends; a later deadline counts as none
+LIMIT_SLACK_NS = 20 * 10**6  # the client's clock started earlier than ours
+
+
+class RequestClock(NamedTuple):
+    """Instants of one request, CLOCK_MONOTONIC; 0 is none.
+
+    `deadline_ns` is a target: what happens to a request that misses it is for its queue policy to say. After `limit_ns`
+    the client is gone. A limit without a target makes none: whoever wants an answer by some time says so by `timeout`.
+    """
+
+    arrival_ns: int  # of the bytes at the front end
+    deadline_ns: int
+    limit_ns: int
+
+    @classmethod
+    def of(cls, target_us: float, remaining_seconds: float | None, arrival_ns: int) -> "RequestClock":
+        """Return the clock of a request with this target (0: none), whose client waits so long (None: for ever)."""
+        limited = remaining_seconds is not None and remaining_seconds * 1e9 < MAX_WAIT_NS
+        limit_ns = time.monotonic_ns() + max(0, int((remaining_seconds or 0) * 1e9)) if limited else 0
+        target_ns = min(int(target_us * 1000), MAX_WAIT_NS)
+        deadline_ns = arrival_ns + target_ns if target_ns else 0
+        return cls(arrival_ns, min(deadline_ns, limit_ns) if limit_ns else deadline_ns, limit_ns)
+
+    @property
+    def end_ns(self) -> int:
+        """When to stop waiting."""
+        return self.limit_ns or self.arrival_ns + MAX_WAIT_NS
+
+    def is_met(self, end_ns: int) -> bool | None:
+        """Return whether an answer at `end_ns` meets the target; None if there is none."""
+        return end_ns <= self.deadline_ns if self.deadline_ns else None
+
+    def status_of(self, status: SlotStatus, end_ns: int) -> SlotStatus:
+        """Return how a request ended that ended with `status` at `end_ns`.
+
+        gRPC ends a call at its deadline as if the client had cancelled it.
+        """
+        timed_out = self.limit_ns and end_ns > self.limit_ns - LIMIT_SLACK_NS
+        return SlotStatus.DEADLINE if timed_out and status is SlotStatus.CANCELLED else status
+
+    @property
+    def status_at_end(self) -> SlotStatus:
+        """How a request ended that was not answered by then."""
+        return SlotStatus.DEADLINE if self.limit_ns else SlotStatus.UNAVAILABLE
+
+
+# What a client is told of a request that was handed over and has not been answered.
+
+
+def no_room(error: PoolExhaustedError) -> RequestError:
+    """Return the error for a request that found no slot or no memory."""
+    if error.for_good:
+        return RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{error}: send fewer rows")
+    return RequestError(grpc.StatusCode.UNAVAILABLE, f"Exceeds maximum queue size: {error}")
+
+
+def failure(name: str, status: SlotStatus, max_queue: int, reason: str = "") -> RequestError:
+    """Return the error for a request to model `name` that ended with this status.
+
+    `max_queue`: of its queue policy. `reason`: what the worker says about it, one line.
+    """
+    match status:
+        case SlotStatus.DEADLINE:
+            message = f"the call's deadline passed before model '{name}' had answered"
+            return RequestError(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+        case SlotStatus.LATE:
+            return RequestError(grpc.StatusCode.UNAVAILABLE, f"Request timeout expired for model '{name}'")
+        case SlotStatus.QUEUE_FULL:
+            message = f"Exceeds maximum queue size: {max_queue} requests wait for model '{name}'"
+            return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        case SlotStatus.CROWDED:
+            return RequestError(grpc.StatusCode.UNAVAILABLE, OVERLOADED)
+        case SlotStatus.CANCELLED:
+            return RequestError(grpc.StatusCode.CANCELLED, f"the request for model '{name}' was cancelled")
+        case SlotStatus.UNAVAILABLE:
+            message = f"the request for model '{name}' could not be executed now; it may be sent again"
+            return RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        case SlotStatus.INVALID:
+            return RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"model '{name}': {reason}")
+        case SlotStatus.CRASHED:
+            message = f"model '{name}' ended the worker processes that executed it; this request is given up"
+            return RequestError(grpc.StatusCode.INTERNAL, message)
+        case SlotStatus.NO_MEMORY:
+            needs = f"the request for model '{name}' needs more than {memory_budget().limit} leave room for"
+            return RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{needs}: send fewer rows")
+        case _:
+            why = f": {reason}" if reason else ""
+            return RequestError(grpc.StatusCode.INTERNAL, f"the execution of model '{name}' failed{why}")
+
+
+# Which sizes of symbolic dimensions a front end sees, and what it tells the supervisor about them.
+
+Sizes = tuple[int, ...]
+
+ASK_AGAIN_S = 60.0  # the supervisor may have had too much to do
+MAX_REMEMBERED = 1024
+
+
+class ShapeWatch:
+    """Asks for each size once, and again after a while. `tell` says whether the supervisor could be told."""
+
+    def __init__(self, tell: Callable[[ShapeWanted], bool]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._asked: OrderedDict[tuple[str, int, Sizes], float] = OrderedDict()
+        self._used: dict[tuple[str, int, Sizes], float] = {}
+
+    def used(self, model: ServedModel, sizes: Sizes) -> None:
+        """A request of these sizes has been answered. Safe for threads."""
+        now = time.monotonic()
+        key = (model.name, model.version, sizes)
+        if sizes in model.compiled:
+            self._used[key] = now
+            return
+        with self._lock:
+            if now - self._asked.get(key, -ASK_AGAIN_S) < ASK_AGAIN_S:
+                return
+            self._asked[key] = now
+            if len(self._asked) > MAX_REMEMBERED:
+                self._asked.popitem(last=False)
+            oldest = sorted(model.compiled, key=lambda other: self._used.get((model.name, model.version, other), 0.0))
+            self._used = {
+                known: at for known, at in list(self._used.items()) if known[:2] != key[:2] or known[2] in oldest
+            }
+            if not self._tell(ShapeWanted(model.name, model.version, sizes, tuple(oldest))):
+                del self._asked[key]
+
+
+class ClientCall(Protocol):
+    """What must be known of a remote call (the part of grpc.ServicerContext that is used).
+
+    A call may have more, which is only asked for when the request is traced (`tracing.py`): a method
+    `invocation_metadata` that returns headers as pairs of text, names in small letters; and `front_end`, "GRPC" or
+    "HTTP".
+    """
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the client's deadline; None or a huge number without one."""
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Have `callback` called when the call ends, for instance because the client cancels; False if it has ended."""
+        ...
+
+
+class ModelRun:
+    """A model computes one request. Not safe for threads.
+
+    Instants are CLOCK_MONOTONIC in nanoseconds, 0 until they are known. `begin_ns`: the request has come, or the last
+    input of a step is there. `submitted_ns`: the scheduler has it. `finished_ns`: the front end knows that it is
+    computed. `end_ns`: the answer is made, or the next steps can begin. `max_queue`: of its queue policy.
+    """
+
+    submitted_ns = finished_ns = end_ns = 0
+    outcome: SlotOutcome | None = None
+
+    def __init__(
+        self, model: ServedModel, shapes: Shapes, max_queue: int, clock: RequestClock, begin_ns: int, watch: ShapeWatch
+    ) -> None:
+        self.model = model
+        self.shapes = shapes
+        self.max_queue = max_queue
+        self.clock = clock
+        self.begin_ns = begin_ns
+        self.watch = watch
+
+    def hand_over(
+        self, submission: Submission, deadline_ns: int, priority: int, rejects_late: bool, by_bell: bool = False
+    ) -> None:
+        """Hand it to the scheduler. Raises RequestError (UNAVAILABLE)."""
+        clock = self.clock
+        self.submitted_ns = time.monotonic_ns()
+        try:
+            submission.submit(
+                deadline_ns, priority, clock.arrival_ns, clock.limit_ns, rejects_late, self.max_queue, by_bell
+            )
+        except PoolExhaustedError as error:
+            raise no_room(error) from error
+
+    def failure(self, outcome: SlotOutcome) -> RequestError:
+        """Return the error for an outcome that is not OK."""
+        status = self.clock.status_of(outcome.status, self.finished_ns)
+        return failure(self.model.name, status, self.max_queue, outcome.reason)
+
+    def expired(self) -> RequestError:
+        """Return the error for a run that has not ended by `clock.end_ns`."""
+        return failure(self.model.name, self.clock.status_at_end, self.max_queue)
+
+    def succeeded(self, outcome: SlotOutcome) -> None:
+        """Count a run that has ended well, now."""
+        model, rows = self.model, self.shapes.rows
+        self.outcome, self.end_ns = outcome, time.monotonic_ns()
+        times, in_time = self.times_of(outcome), self.is_in_time()
+        model.statistics.succeeded(rows, times, in_time, outcome.counts, outcome.batch_rows, outcome.leads)
+        if model.symbols and model.sequence is None:
+            self.watch.used(model, model.key_of(self.shapes.sizes))
+
+    def failed(self, error: RequestError, had_target: bool) -> None:
+        """Count a run that has failed, now."""
+        self.model.statistics.failed(time.monotonic_ns() - self.begin_ns, error.code, had_target)
+
+    def is_in_time(self) -> bool | None:
+        """Whether `end_ns` meets a target of its own; None: there is none."""
+        return None
+
+    @property
+    def start_ns(self) -> int:
+        """When the first task began; 0 if none did."""
+        return self.clock.arrival_ns + round(self.outcome.queue_us * 1000) if self.outcome else 0
+
+    @property
+    def computed_ns(self) -> int:
+        """When the last task ended; 0 if none did."""
+        return self.start_ns + round(self.outcome.compute_us * 1000) if self.outcome else 0
+
+    def times_of(self, outcome: SlotOutcome) -> Times:
+        """Return what the model's statistics count of this outcome."""
+        begin_ns, submitted_ns, finished_ns, end_ns = self.begin_ns, self.submitted_ns, self.finished_ns, self.end_ns
+        infer_ns = int(outcome.compute_us * 1000)
+        return Times(
+            total=end_ns - begin_ns,
+            queue=max(0, finished_ns - submitted_ns - infer_ns),
+            compute_input=submitted_ns - begin_ns,
+            compute_infer=infer_ns,
+            compute_output=end_ns - finished_ns,
+        )

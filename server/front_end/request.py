@@ -1,0 +1,239 @@
+"""A client's request, from its arrival to its answer: what all requests have in common stands here, once.
+
+A thread that may wait calls `answer`: it begins an attempt, waits for it and finishes it, until there is a response.
+The non-blocking way (`nonblocking.py`) calls the parts: `open` and `submit` in the thread that has received the
+message, `finish` in the one that waits for all of them. Each step of an ensemble is a `ModelRun` of its own
+(`ensembles.py`).
+
+One copy of each input into shared memory, one copy of each output out of it; or none, where workers use the client's.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+from gangway.executor.slots import SlotOutcome, SlotStatus
+from gangway.server.errors import RequestError
+from gangway.server.front_end.ensembles import EnsembleRun, count_inner, outcome_of, times_of
+from gangway.server.front_end.model_run import ClientCall, ModelRun, RequestClock, ShapeWatch, no_room
+from gangway.server.front_end.tracing import Tracer
+from gangway.server.requests.codecs import Codec, report_of
+from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, ExternalTensors, PoolExhaustedError, Submission
+from gangway.server.requests.ensemble_codecs import EnsembleCodec
+from gangway.server.requests.mapped_tensors import Mappings, choose
+from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
+from gangway.server.requests.validation import RequestPlan
+
+COMPUTED: Final = frozenset({SlotStatus.OK, SlotStatus.INTERNAL, SlotStatus.INVALID})  # or it was tried
+
+
+class Cancellable(Protocol):
+    """What runs for a call."""
+
+    def cancel(self) -> None:
+        """Say that nobody waits for the answer any more. From any thread, at any time, repeatedly."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What all requests of a front end share. Safe for threads. `mappings`: None if workers map no regions."""
+
+    plane: DataPlane
+    regions: Regions
+    watch: ShapeWatch
+    tracer: Tracer
+    mappings: Mappings | None = None
+    _running: set[Cancellable] = field(default_factory=set)  # until the last byte of the answer has been sent
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being executed and no answer to one is still on its way."""
+        return not self._running and not self.plane.usage().requests
+
+    def cancel_with(self, call: ClientCall, running: Cancellable) -> None:
+        """Cancel what runs for a call when that is over: answered, or given up by the client."""
+        self._running.add(running)
+        if not call.add_callback(lambda: self._ended(running)):
+            self._ended(running)
+
+    def _ended(self, running: Cancellable) -> None:
+        self._running.discard(running)
+        running.cancel()
+
+
+class ClientRequest(ModelRun):
+    """A request whose plan is known. Whoever makes it calls `close`, and `fail` before if it was refused or failed.
+
+    The model and those of an ensemble are in use until then (`uses`). `contents`: of the inputs, for a further attempt;
+    empty while none can follow. `response_id`: stands in the response.
+    """
+
+    regions: Mapping[str, Region] = NO_REGIONS
+    contents: Contents = ()
+    submission: Submission | None = None
+    _maps = True  # workers may use tensors where the client has them
+
+    def __init__(
+        self, resources: Resources, plan: RequestPlan, request_id: bytes, call: ClientCall, arrival_ns: int
+    ) -> None:
+        """Make it. `arrival_ns`: CLOCK_MONOTONIC."""
+        clock = RequestClock.of(plan.terms.target_us, call.time_remaining(), arrival_ns)
+        super().__init__(plan.model, plan.shapes, plan.terms.max_queue, clock, arrival_ns, resources.watch)
+        self._resources = resources
+        self.plan = plan
+        self.request_id = self.response_id = request_id
+        self.call = call
+        self._codec: Codec = plan.codec  # type: ignore[assignment] # but of an ensemble
+
+    def take_turn(self, plan: RequestPlan) -> None:
+        """Go on with the plan that the request's sequence has made of its own."""
+        self.plan = plan
+        self._codec = plan.codec  # type: ignore[assignment] # of a model of its own
+
+    def contents_of(self, raws: list[memoryview]) -> Contents:
+        """Hold the regions that the request names; return the contents of its inputs, checked. Raises RequestError."""
+        if not self.plan.regions:
+            return self.plan.contents(raws)
+        self.regions = self._resources.regions.hold(self.plan.regions)
+        return self.plan.contents(raws, self.regions)
+
+    def answer(self, contents: Contents) -> bytes:
+        """Return the serialised response. Blocks. Raises RequestError."""
+        if isinstance(self.plan.codec, EnsembleCodec):
+            return self._answer_ensemble(self.plan.codec, contents)
+        self.contents = contents
+        response = None
+        while response is None:
+            submission = self.open(contents)
+            try:
+                self.submit(contents)
+                outcome = submission.wait(self.clock.end_ns)
+                if outcome is None:
+                    raise self.expired()
+            except BaseException:
+                submission.close()
+                raise
+            response = self.finish(outcome)
+        return response
+
+    # -- one attempt
+
+    def open(self, contents: Contents) -> Submission:
+        """Take a slot and memory for an attempt, which `finish` gives back. Raises RequestError."""
+        external = self._external(contents)
+        try:
+            self.submission = self._resources.plane.open(self._codec.layout(contents), self.shapes.rows, external)
+        except PoolExhaustedError as error:
+            external.let_go()
+            raise no_room(error) from error
+        return self.submission
+
+    def submit(self, contents: Contents, by_bell: bool = False) -> None:
+        """Copy the contents, hand the attempt to the scheduler, and cancel it when the call is over.
+
+        `by_bell`: as in `Submission.submit`. Raises RequestError.
+        """
+        plan, submission = self.plan, self.submission
+        assert submission is not None, "opened"
+        self._codec.write(submission, contents)
+        self.hand_over(submission, self.clock.deadline_ns, plan.terms.priority, plan.refuses_late, by_bell)
+        # Only from here on is there something to cancel; a call that has ended meanwhile takes no callback any more.
+        self._resources.cancel_with(self.call, submission)
+
+    def finish(self, outcome: SlotOutcome) -> bytes | None:
+        """Give the attempt's memory back and return the serialised response, counted and traced.
+
+        None: another attempt must follow. The answer had too little room (the next attempt has what it needed); memory
+        of a region was missing (copying finds out what is wrong with it); or the compiled variant has been unloaded.
+        Raises RequestError.
+        """
+        self.finished_ns = time.monotonic_ns()
+        response, plan = None, self.plan
+        assert self.submission is not None, "opened"
+        with self.submission as submission:
+            external = submission.external
+            if external is not NO_EXTERNAL and outcome.status in COMPUTED and external.spoiled():
+                self._maps = False
+            elif outcome.status is SlotStatus.OK:
+                response = self._codec.answer(self.response_id, submission, self.regions)
+            elif outcome.status is SlotStatus.UNAVAILABLE and plan.spare is not None and self._codec is not plan.spare:
+                self._codec, self._maps = plan.spare, False
+            else:
+                raise self.failure(outcome)
+        if response is None:
+            return None
+        self.submitted_ns -= plan.waited_ns  # waiting for its turn in a sequence is waiting
+        self.succeeded(outcome)
+        if self._resources.tracer.active:
+            self._resources.tracer.answered(self, self.contents, response)
+        if plan.wants_report:
+            response += report_of(outcome, self.shapes.rows, plan.terms.target_us, external.count)
+        return response
+
+    def _external(self, contents: Contents) -> ExternalTensors:
+        """Return what of the request the workers are to use where the client has it."""
+        mappings, candidates = self._resources.mappings, self.plan.mappable if self.regions and self._maps else None
+        if mappings is None or candidates is None:
+            return NO_EXTERNAL
+        return choose(candidates, contents, self.regions, mappings)
+
+    # -- other ways to an answer
+
+    def _answer_ensemble(self, codec: EnsembleCodec, contents: Contents) -> bytes:
+        resources, plan = self._resources, self.plan
+        terms = replace(plan.terms, rejects_late=plan.refuses_late)
+        with EnsembleRun(resources.plane, resources.watch, codec, terms, self.clock) as run:
+            resources.cancel_with(self.call, run)
+            results = run.execute(contents)
+            self.finished_ns = time.monotonic_ns()
+            response = codec.answer(self.response_id, results, self.regions)
+        steps, outcome = run.ended, outcome_of(run.ended, self.begin_ns)
+        self.outcome = outcome
+        self.submitted_ns, self.end_ns = steps[0].submitted_ns, time.monotonic_ns()
+        times, in_time = times_of(steps, self.end_ns - self.begin_ns), self.is_in_time()
+        self.model.statistics.succeeded(self.shapes.rows, times, in_time, outcome.counts)
+        count_inner(codec.graph, steps)
+        if resources.tracer.active:
+            resources.tracer.answered(self, contents, response, steps)
+        if plan.wants_report:
+            response += report_of(outcome, self.shapes.rows, plan.terms.target_us)
+        return response
+
+    def answered_from_cache(self, looked_up_ns: int) -> None:
+        """Count and trace a request whose answer was in the cache; `looked_up_ns`: when the look-up began."""
+        now_ns, target_ns = time.monotonic_ns(), self.target_us * 1000
+        in_time = now_ns - self.begin_ns <= target_ns if target_ns else None
+        self.model.statistics.cache_hit(now_ns - self.begin_ns, now_ns - looked_up_ns, in_time)
+        if self._resources.tracer.active:
+            self._resources.tracer.not_executed(self)
+
+    def fail(self, error: RequestError) -> None:
+        """Count a request that was refused or has failed, and trace it."""
+        self.failed(error, self.target_us > 0)
+        if self._resources.tracer.active:
+            self._resources.tracer.not_executed(self, error)
+
+    def close(self) -> None:
+        """Let go of the regions, the model, and the members of an ensemble."""
+        if self.regions:
+            self._resources.regions.release(self.regions)
+        self.model.uses.end()
+        for member in self.plan.members:
+            member.uses.end()
+
+    # -- what statistics and traces ask
+
+    @property
+    def target_us(self) -> float:
+        """The latency target, 0: none."""
+        return self.plan.terms.target_us
+
+    def is_in_time(self) -> bool | None:
+        """Whether `end_ns` meets the target; an answer that does makes room for others. None: there is none."""
+        is_met = self.clock.is_met(self.end_ns)
+        if is_met:
+            self._resources.plane.admission.in_time()
+            statistics = self.model.statistics
+            statistics.least_met_us = min(statistics.least_met_us, self.target_us)
+        return is_met

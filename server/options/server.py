@@ -1,0 +1,348 @@
+"""Flags of the server itself: the repository, how models are executed, cores and scheduling, traces, the log."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gangway.artifact.format import Engine
+from gangway.executor.cores import available_cores
+from gangway.server.log_settings import FORMATS, LogSettings
+from gangway.server.models.settings import RateLimits
+from gangway.server.options.values import (
+    INT32_MAX,
+    FlagGroup,
+    OptionError,
+    boolean,
+    folder,
+    integer,
+    seconds,
+    writable_file,
+)
+from gangway.server.tracing.settings import TraceConfig, trace_config_of
+
+# Flags of the model repository, and of what in it is loaded.
+
+ALL_MODELS = "*"
+
+
+@dataclass(frozen=True)
+class RepositoryOptions:
+    """`folders` hold one folder per model. `mode`: who decides what is loaded after the start.
+
+    `load_models` (explicit only): names to load at the start; ALL_MODELS alone means every one. `complete_configs`:
+    what a configuration leaves out is taken from the model. Times are in seconds, 0: never.
+    """
+
+    folders: tuple[Path, ...] = ()
+    mode: Literal["none", "poll", "explicit"] = "none"
+    poll_seconds: float = 15.0
+    load_models: tuple[str, ...] = ()
+    strict_readiness: bool = True
+    exit_on_error: bool = False
+    complete_configs: bool = True
+
+
+def add_repository_flags(parser: argparse._ArgumentGroup) -> None:
+    """Define the flags."""
+    add = parser.add_argument
+    add("--model-repository", "--model-store", action="append", required=True, type=folder,
+        metavar="DIR", help="folder of models; may be given several times")  # fmt: skip
+    add("--model-control-mode", choices=("none", "poll", "explicit"), default=RepositoryOptions.mode,
+        help="none: load every model at the start; poll: follow changes of the repository; "
+        "explicit: load and unload what clients ask for (none)")  # fmt: skip
+    add("--repository-poll-secs", type=seconds, default=RepositoryOptions.poll_seconds, metavar="SECONDS",
+        help="poll: how often to look for changes, 0: never (15)")  # fmt: skip
+    add("--load-model", action="append", default=[], metavar="NAME",
+        help="explicit: load this model at the start; may be given several times; `*` alone: every one")  # fmt: skip
+    add("--strict-readiness", type=boolean, default=RepositoryOptions.strict_readiness, metavar="BOOL",
+        help="the server is ready only while every model is (true)")  # fmt: skip
+    add("--exit-on-error", type=boolean, default=RepositoryOptions.exit_on_error, metavar="BOOL",
+        help="end when a model cannot be loaded at the start; otherwise the others are served (false)")  # fmt: skip
+    add("--disable-auto-complete-config", action="store_true",
+        help="refuse a model whose config.pbtxt does not say everything, instead of asking the model")  # fmt: skip
+
+
+def read_repository(arguments: argparse.Namespace) -> RepositoryOptions:
+    """Return the values."""
+    names = tuple(dict.fromkeys(arguments.load_model))
+    if names and arguments.model_control_mode != "explicit":
+        raise OptionError("--load-model", "only with --model-control-mode=explicit")
+    if ALL_MODELS in names and len(names) > 1:
+        raise OptionError("--load-model", f"{ALL_MODELS} is possible only alone")
+    return RepositoryOptions(
+        folders=tuple(arguments.model_repository),
+        mode=arguments.model_control_mode,
+        poll_seconds=arguments.repository_poll_secs,
+        load_models=names,
+        strict_readiness=arguments.strict_readiness,
+        exit_on_error=arguments.exit_on_error,
+        complete_configs=not arguments.disable_auto_complete_config,
+    )
+
+
+REPOSITORY = FlagGroup("model repository", add_repository_flags, read_repository)
+
+
+# Flags of how models are executed: response cache, rate limiter, batches.
+
+BATCH_SETTING = "default-max-batch-size"
+BACKEND = Engine.ONNXRUNTIME.value
+DEFAULT_MAX_BATCH_SIZE = 4  # Triton's for ONNX models with a symbolic first dimension and no config
+CACHE_IMPLEMENTATION = "local"
+RATE_LIMIT_MODES = ("off", "execution_count")
+BATCHING_MODES = ("auto", "off")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """`cache_bytes`: memory of the response cache; 0: there is none. `batching`: requests may be joined and split.
+
+    `default_max_batch_size`: of models without a configuration whose first dimension may be a batch. `warnings`: a
+    sentence for each setting that has no effect.
+    """
+
+    cache_bytes: int = 0
+    rates: RateLimits = field(default_factory=RateLimits)
+    batching: bool = True
+    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+    warnings: tuple[str, ...] = ()
+
+
+def add_models_flags(parser: argparse._ArgumentGroup) -> None:
+    """Define the flags."""
+    add = parser.add_argument
+    add("--cache-config", type=_cache_bytes, default=0, metavar="local,size=BYTES",
+        help="keep answers of models with `response_cache { enable: true }` in so much memory (none)")  # fmt: skip
+    add("--rate-limit", choices=RATE_LIMIT_MODES, default=RATE_LIMIT_MODES[0],
+        help="whether resources and priorities of instance groups count (%(default)s)")  # fmt: skip
+    add("--rate-limit-resource", type=_resource, action="append", default=[], metavar="NAME:COUNT",
+        help="how much there is of a resource; otherwise what the model needs that needs most of it")  # fmt: skip
+    add("--backend-config", type=_backend_setting, action="append", default=[], metavar="[BACKEND,]SETTING=VALUE",
+        help="default-max-batch-size=N: the batch of models without a configuration"
+        f" ({DEFAULT_MAX_BATCH_SIZE}); other settings have no effect")  # fmt: skip
+    add("--batching", choices=BATCHING_MODES, default=BATCHING_MODES[0],
+        help="whether requests are joined to batches, and large ones split over gangs (%(default)s)")  # fmt: skip
+
+
+def read_models(arguments: argparse.Namespace) -> ModelOptions:
+    """Return the values."""
+    enabled = arguments.rate_limit != RATE_LIMIT_MODES[0]
+    rates = RateLimits(enabled, tuple(arguments.rate_limit_resource))
+    ignored = {f"{backend},{name}".removeprefix(",") for backend, name, _ in arguments.backend_config}
+    ignored -= {BATCH_SETTING, f"{BACKEND},{BATCH_SETTING}"}
+    reason = "has no effect: config.pbtxt says how a model is executed"
+    return ModelOptions(
+        arguments.cache_config,
+        rates,
+        arguments.batching != BATCHING_MODES[1],
+        _default_max_batch_size(arguments.backend_config),
+        tuple(f"--backend-config={name} {reason}" for name in sorted(ignored)),
+    )
+
+
+def _default_max_batch_size(settings: Sequence[tuple[str, str, str]]) -> int:
+    """Return the last one that is given; what is for the backend goes before what is for all."""
+    found = {backend: int(value) for backend, name, value in settings if name == BATCH_SETTING}
+    return found.get(BACKEND, found.get("", DEFAULT_MAX_BATCH_SIZE))
+
+
+def _backend_setting(text: str) -> tuple[str, str, str]:
+    """Read "BACKEND,SETTING=VALUE", or without the backend: then the first is empty."""
+    setting, equals, value = text.partition("=")
+    backend, _, name = setting.rpartition(",")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"expected '[BACKEND,]SETTING=VALUE', got '{text}'")
+    if name == BATCH_SETTING:
+        integer(0)(value)
+    return backend, name, value
+
+
+def _cache_bytes(text: str) -> int:
+    """Read "local,size=1048576"."""
+    implementation, _, setting = text.partition(",")
+    if implementation != CACHE_IMPLEMENTATION:
+        raise argparse.ArgumentTypeError(f"cache '{implementation}' is not supported, only '{CACHE_IMPLEMENTATION}'")
+    name, _, size = setting.partition("=")
+    if name != "size" or not _is_count(size):
+        raise argparse.ArgumentTypeError(f"expected 'local,size=BYTES', got '{text}'")
+    return int(size)
+
+
+def _resource(text: str) -> tuple[str, int]:
+    """Read "NAME:COUNT"."""
+    name, _, count = text.partition(":")
+    if ":" in count:
+        raise argparse.ArgumentTypeError(f"'{text}' names a device, there is only one: expected 'NAME:COUNT'")
+    if not name or not _is_count(count) or int(count) > INT32_MAX:
+        raise argparse.ArgumentTypeError(f"expected 'NAME:COUNT', got '{text}'")
+    return name, int(count)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19
+
+
+MODELS = FlagGroup("models", add_models_flags, read_models)
+
+
+# Flags of the server as a whole: cores, scheduling, compiled models, measuring, its end.
+
+SERVER_NAME = "gangway"
+MAX_NAME_CHARACTERS = 256
+MAX_FRONT_ENDS = 16
+
+
+def _default_cache_dir() -> Path:
+    from gangway.artifact.cache import default_cache_dir  # noqa: PLC0415 - not in the front end, which starts sooner
+
+    return default_cache_dir()
+
+
+@dataclass(frozen=True)
+class GeneralOptions:
+    """`id` is the name that clients are told. `cores` are CPU numbers, in order; each gets one pinned worker.
+    `front_ends`: processes that share the ports. Times are in seconds.
+    """
+
+    id: str = SERVER_NAME
+    cores: tuple[int, ...] = ()
+    front_ends: int = 1
+    cache_dir: Path = field(default_factory=_default_cache_dir)
+    scheduler: str = ""  # the parser knows the default: only it loads the policies
+    max_shapes: int = 8
+    profile_seconds: float = 15.0
+    exit_timeout_secs: float = 30.0
+    trace_decisions: Path | None = None
+    timeline: Path | None = None
+
+
+def add_general_flags(parser: argparse._ArgumentGroup) -> None:
+    """Define the flags."""
+    from gangway.artifact.cache import add_cache_dir  # noqa: PLC0415 - not in the front end
+    from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES  # noqa: PLC0415
+
+    add = parser.add_argument
+    add("--id", type=_name, default=SERVER_NAME, metavar="NAME", help="the server's name in its metadata (%(default)s)")
+    add("--cores", type=_cores, default="all", metavar="LIST",
+        help="cores that compute, like 0,2-3; `all` honours affinity mask and CPU quota (all)")  # fmt: skip
+    add("--front-ends", type=integer(1, MAX_FRONT_ENDS), default=GeneralOptions.front_ends, metavar="N",
+        help="processes that talk with clients and share the ports (%(default)s)")  # fmt: skip
+    add_cache_dir(parser)
+    add("--scheduler", type=_scheduler, default=DEFAULT_POLICY, metavar="NAME",
+        help=f"scheduling policy: {', '.join(sorted(POLICIES))} ({DEFAULT_POLICY})")  # fmt: skip
+    add("--max-shapes", type=integer(0), default=GeneralOptions.max_shapes, metavar="N",
+        help="sizes of its symbolic dimensions that a model is compiled for at a time, 0: none (8)")  # fmt: skip
+    add("--profile-seconds", type=seconds, default=GeneralOptions.profile_seconds, metavar="SECONDS",
+        help="for so long measure a model that has no profile, while there are no requests (15)")  # fmt: skip
+    add("--no-profile", action="store_const", const=0.0, dest="profile_seconds", help="measure none")
+    add("--exit-timeout-secs", type=seconds, default=GeneralOptions.exit_timeout_secs, metavar="SECONDS",
+        help="how long running requests may take to finish after SIGTERM (30)")  # fmt: skip
+    add("--trace-decisions", type=writable_file, metavar="FILE",
+        help="write why each scheduling decision was made, one JSON object per line")  # fmt: skip
+    add("--timeline", type=writable_file, metavar="FILE",
+        help="write which core computed what when, for ui.perfetto.dev")  # fmt: skip
+
+
+def read_general(arguments: argparse.Namespace) -> GeneralOptions:
+    """Return the values."""
+    return GeneralOptions(
+        id=arguments.id,
+        cores=arguments.cores,
+        front_ends=arguments.front_ends,
+        cache_dir=arguments.cache_dir,
+        scheduler=arguments.scheduler,
+        max_shapes=arguments.max_shapes,
+        profile_seconds=arguments.profile_seconds,
+        exit_timeout_secs=arguments.exit_timeout_secs,
+        trace_decisions=arguments.trace_decisions,
+        timeline=arguments.timeline,
+    )
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(available_cores(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _scheduler(text: str) -> str:
+    from gangway.scheduler.policies.registry import make_policy  # noqa: PLC0415 - as above
+
+    try:
+        make_policy(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _name(text: str) -> str:
+    if not text.isprintable() or not 0 < len(text) <= MAX_NAME_CHARACTERS:
+        raise argparse.ArgumentTypeError(f"a name has 1 to {MAX_NAME_CHARACTERS} characters that can be printed")
+    return text
+
+
+GENERAL = FlagGroup("server", add_general_flags, read_general)
+
+
+# Flags of traces of requests.
+
+
+def add_traces_flags(parser: argparse._ArgumentGroup) -> None:
+    """Define the flags."""
+    parser.add_argument("--trace-config", action="append", default=[], metavar="[MODE,]SETTING=VALUE",
+        help="which requests are traced, may be given several times: level=TIMESTAMPS, rate=N, count=N, mode=MODE;"
+        " triton,file=FILE; triton,log-frequency=N; opentelemetry,url=URL; opentelemetry,resource=KEY=VALUE;"
+        " opentelemetry,bsp_max_queue_size=N and others (none)")  # fmt: skip
+
+
+def read_traces(arguments: argparse.Namespace) -> TraceConfig:
+    """Return the values. Raises OptionError for what makes no sense or cannot be done."""
+    try:
+        return trace_config_of(arguments.trace_config)
+    except ValueError as error:
+        raise OptionError("--trace-config", str(error)) from None
+
+
+TRACES = FlagGroup("traces", add_traces_flags, read_traces)
+
+
+# Flags of the log.
+
+
+def add_logs_flags(parser: argparse._ArgumentGroup) -> None:
+    """Define the flags."""
+    add = parser.add_argument
+    for name, what in (("info", "events"), ("warning", "warnings"), ("error", "errors")):
+        add(f"--log-{name}", type=boolean, default=True, metavar="BOOLEAN", help=f"log {what} (true)")
+    add("--log-verbose", type=_verbose, default=0, metavar="LEVEL", help="log details: 0 none, 1 and more all (0)")
+    add("--log-format", choices=FORMATS, default="default",
+        help="form of a line of the log; json: an object per line (default)")  # fmt: skip
+    add("--log-file", default="", metavar="FILE",
+        help="write the log there instead of to standard error; opened again when it has been moved away")  # fmt: skip
+
+
+def read_logs(arguments: argparse.Namespace) -> LogSettings:
+    """Return the values. Raises OptionError if the file cannot be written."""
+    if arguments.log_file:
+        try:
+            Path(arguments.log_file).open("ab").close()
+        except OSError as error:
+            raise OptionError("--log-file", f"{arguments.log_file}: {error.strerror}") from None
+    return LogSettings(
+        file=arguments.log_file,
+        info=arguments.log_info,
+        warning=arguments.log_warning,
+        error=arguments.log_error,
+        verbose_level=arguments.log_verbose,
+        format=arguments.log_format,
+    )
+
+
+def _verbose(text: str) -> int:
+    return int(boolean(text)) if text.lower() in ("true", "false") else integer(0)(text)
+
+
+LOGS = FlagGroup("log", add_logs_flags, read_logs)
