@@ -3,18 +3,20 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+export NO_MKDOCS_2_WARNING := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MODELS ?= models
 ROOMS := artifact clients compiler executor measure protos scheduler server simulator workload zoo
-SOURCES := $(ROOMS) benchmarks tests setup.py
+SOURCES := $(ROOMS) benchmarks docs tests setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint bench tools format clean
+.PHONY: help install serve test lint bench tools format docs docs-serve clean
 
 help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
 	@echo "make test      install what the tests need and run them"
-	@echo "make lint      ruff, mypy --strict and pyright"
+	@echo "make lint      ruff, mypy --strict, pyright and the links of the documents"
+	@echo "make docs      the documents as a site, in build/site; make docs-serve shows it on port 8010"
 	@echo "make bench     measure against onnxruntime, OpenVINO and Triton (an hour)"
 	@echo "make install   only install, into $(VENV)"
 
@@ -30,6 +32,10 @@ $(VENV)/.installed: $(BIN)/pip $(NATIVE)
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) --editable '.[test,client]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-test
+	$(PIP) --editable '.[test,client,docs]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-test
@@ -52,11 +58,20 @@ test: $(VENV)/.installed-test tools
 tools: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.fetch_perf_analyzer
 
-lint: $(VENV)/.installed-test
+lint: $(VENV)/.installed-docs
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy $(foreach room,$(ROOMS),-p gangway.$(room))
 	$(BIN)/pyright $(ROOMS)
+	$(BIN)/mkdocs build --quiet --strict
+
+# Generated pages first: commands, flags, fields, metrics, routes.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m docs.generate
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.installed-docs
+	$(BIN)/mkdocs serve --dev-addr localhost:8010
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix $(SOURCES)

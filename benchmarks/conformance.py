@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(available_cores()), help="processes at a time")
     parser.add_argument("--match", default="", help="only tests whose names contain this")
     parser.add_argument("--later", action="store_true", help=f"also tests of opsets after {NEWEST_OPSET}")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/operators.md from this run")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/reference/operators.md from this run")
     options = parser.parse_args()
     report = start_report("ONNX's node tests")
     cases = [case for case in collect() if options.match in case.name]
@@ -38,7 +38,7 @@ def main() -> int:
         outcomes = run_all(chosen, options.jobs, lambda done: bar.update(task, completed=done))
     print_report(report, chosen, outcomes, excluded)
     if options.write_docs:
-        docs = Path(__file__).parent.parent / "docs" / "operators.md"
+        docs = Path(__file__).parent.parent / "docs" / "reference" / "operators.md"
         write_docs(docs, list(zip(chosen, outcomes, strict=True)), excluded)
     return report.finish(options.json)
 

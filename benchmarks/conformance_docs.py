@@ -1,4 +1,4 @@
-"""`docs/operators.md`, written from a run of the conformance tests."""
+"""`docs/reference/operators.md`, written from a run of the conformance tests."""
 
 import re
 from collections import Counter, defaultdict
@@ -14,23 +14,22 @@ from benchmarks.conformance_runner import NATIVE, ONNXRUNTIME, RELAX, Outcome
 Result = tuple[Case, Outcome]
 _HEAD = f"""# Operators
 
-Written by `python -m benchmarks.conformance --write-docs`, from a run of ONNX's own node tests (onnx {{version}})
-through compiler and executor. A test is in scope if all its tensors are float32, integers or bool, and its model
-imports opset {NEWEST_OPSET} at most. Tests of a function's body (`_expanded`) count for the function.
+`python -m benchmarks.conformance --write-docs` writes this page: it sends ONNX's own node tests (onnx {{version}})
+through compiler and executor. A test is in scope if its tensors are float32, integers or bool, and its model imports
+opset {NEWEST_OPSET} at most. Tests of a function's body (`_expanded`) count for the function.
 
-- **native**: all layers are kernels of our own templates.
-- **Relax**: some layer is a function of TVM's Relax, or a tensor expression, compiled like any other layer. Each was
-  compared with onnxruntime when the model was compiled; a node that differs is not taken.
-- **onnxruntime**: the whole model is left to onnxruntime, in a worker.
-- **not passing**: no answer, or not the one that the test expects. In brackets: those that onnxruntime alone passes.
+- **native**: kernels of our own templates compute all layers.
+- **Relax**: TVM's Relax, or a tensor expression, computes some layer. The compiler compares each such layer with
+  onnxruntime and does not use it if they differ.
+- **onnxruntime**: a worker runs the whole model with onnxruntime.
+- **not passing**: no answer, or a wrong one. In brackets: those that onnxruntime alone passes.
 
-An operator that ONNX defines by simpler ones is computed by those where no kernel does it in one piece. Inputs that
-only repeat what a static output shape says (the shape of Reshape, the axes of most reductions, ...) are not read. An
-index out of range and a division of integers by zero are refused, as by onnxruntime ([artifact.md](artifact.md)).
+An operator without a kernel of its own is computed by the simpler operators of its ONNX definition. Inputs that only
+repeat a static output shape (the shape of Reshape) are not read. An index out of range and a division of integers by
+zero are refused, as by onnxruntime ([artifact](../explanation/artifact.md)).
 
-These tests feed weights as inputs. Where weights are constants, as in trained models, Conv of one and two dimensions,
-ConvTranspose, LSTM, GRU, RNN, Gemm, and QuantizeLinear and DequantizeLinear of several scales are native, too; so are
-Pad and Slice with constant places.
+These tests feed weights as inputs. With constant weights, as in trained models, Conv, ConvTranspose, LSTM, GRU, RNN,
+Gemm, Pad, Slice, and QuantizeLinear and DequantizeLinear of several scales are native, too.
 """
 
 
@@ -65,10 +64,18 @@ def _table(results: Sequence[Result]) -> str:
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for case, outcome in results:
         groups[case.operator].append(outcome)
+    native = [name for name in sorted(groups) if all(each.passed and each.how == NATIVE for each in groups[name])]
     head = "| operator | tests | native | Relax | onnxruntime | not passing | why not compiled |"
-    return (
-        "\n".join([head, "|---" * 7 + "|", *(_row(operator, groups[operator]) for operator in sorted(groups))]) + "\n"
-    )
+    rows = [_row(name, groups[name]) for name in sorted(groups.keys() - set(native))]
+    return "\n".join([_all_native(native), "", head, "|---" * 7 + "|", *rows]) + "\n"
+
+
+def _all_native(names: Sequence[str]) -> str:
+    """Return a line for each initial: a paragraph of a hundred names reads badly."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[name[0]].append(name)
+    return "\n".join(["All tests are native of:", "", *(f"- {', '.join(group)}" for group in groups.values())])
 
 
 def _row(operator: str, outcomes: Sequence[Outcome]) -> str:

@@ -20,7 +20,7 @@ examples:
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; wrong arguments exit with 2. docs/perf.md explains the options at length."""
+    """Read the command line; wrong arguments exit with 2. docs/reference/perf.md explains the options at length."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.search and (options.trace or options.scenario != "poisson"):

@@ -1,4 +1,4 @@
-"""The result as JSON: docs/perf.md explains every field."""
+"""The result as JSON: docs/reference/perf.md explains every field."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-/* Regions of clients' shared memory that are mapped into this process (docs/shared_memory.md).
+/* Regions of clients' shared memory that are mapped into this process (docs/how-to/shared-memory.md).
  *
  * A client may shrink its file at any time. Whoever touches what is lost then gets a SIGBUS, of which nobody shall die: the handler puts
  * zeros there, after it has said in shared memory that the region is lost. Who gives the answer to a client looks there. */

@@ -1,1 +1,1 @@
-"""HTTP/REST: the protocol's methods and inference in KServe's and Triton's JSON spelling (docs/http.md)."""
+"""HTTP/REST: the protocol's methods and inference in KServe's and Triton's JSON spelling (docs/reference/http.md)."""

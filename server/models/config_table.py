@@ -1,15 +1,13 @@
 """What becomes of every field of a model's configuration. Nothing but data: `config.py` acts on it.
 
 A field is named after its message, as in model_config.proto. What stands for a field that holds a message and is
-refused or accepted as a whole stands for everything within it.
+refused or accepted as a whole stands for everything within it. `docs/generate.py` writes it into
+docs/reference/config.md.
 """
 
-import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 
 class Fate(StrEnum):
@@ -99,18 +97,18 @@ FIELDS: Mapping[str, Entry] = {
     # batches
     "ModelConfig.batch_input": _refused(f"inputs that describe a ragged batch: {_ONE_SHAPE}"),
     "ModelConfig.batch_output": _refused(f"outputs of a ragged batch: {_ONE_SHAPE}"),
-    "ModelConfig.dynamic_batching": _honoured("see batching.md; its queue policies and priorities: deadlines.md"),
+    "ModelConfig.dynamic_batching": _honoured("see batching.md; its queue policies and priorities: targets.md"),
     "ModelDynamicBatching.preferred_batch_size": _honoured(_SIZES),
     "ModelDynamicBatching.max_queue_delay_microseconds": _honoured(_DELAY),
     "ModelDynamicBatching.preserve_ordering": _honoured(_ORDER),
-    "ModelDynamicBatching.priority_levels": _honoured("see deadlines.md"),
-    "ModelDynamicBatching.default_priority_level": _honoured("see deadlines.md"),
-    "ModelDynamicBatching.default_queue_policy": _honoured("see deadlines.md"),
-    "ModelDynamicBatching.priority_queue_policy": _honoured("see deadlines.md"),
-    "ModelQueuePolicy.timeout_action": _honoured("see deadlines.md"),
-    "ModelQueuePolicy.default_timeout_microseconds": _honoured("see deadlines.md"),
-    "ModelQueuePolicy.allow_timeout_override": _honoured("see deadlines.md"),
-    "ModelQueuePolicy.max_queue_size": _honoured("see deadlines.md"),
+    "ModelDynamicBatching.priority_levels": _honoured("see targets.md"),
+    "ModelDynamicBatching.default_priority_level": _honoured("see targets.md"),
+    "ModelDynamicBatching.default_queue_policy": _honoured("see targets.md"),
+    "ModelDynamicBatching.priority_queue_policy": _honoured("see targets.md"),
+    "ModelQueuePolicy.timeout_action": _honoured("see targets.md"),
+    "ModelQueuePolicy.default_timeout_microseconds": _honoured("see targets.md"),
+    "ModelQueuePolicy.allow_timeout_override": _honoured("see targets.md"),
+    "ModelQueuePolicy.max_queue_size": _honoured("see targets.md"),
     # other ways to schedule
     "ModelConfig.sequence_batching": _honoured("see sequences.md"),
     "ModelSequenceBatching.direct": _honoured("as many sequences at a time as instances times `max_batch_size`"),
@@ -190,7 +188,7 @@ FIELDS: Mapping[str, Entry] = {
     # how it runs
     "ModelConfig.optimization": _honoured("checked; the compiler decides for itself"),
     "ModelOptimizationPolicy.graph": _accepted("the compiler, and onnxruntime where it serves, use all they have"),
-    "ModelOptimizationPolicy.priority": _accepted(f"{_TENSORRT}; see deadlines.md for ours"),
+    "ModelOptimizationPolicy.priority": _accepted(f"{_TENSORRT}; see targets.md for ours"),
     "ModelOptimizationPolicy.cuda": _accepted(_NO_GPU),
     "ModelOptimizationPolicy.execution_accelerators": _accepted("models are compiled for this CPU anyway"),
     "ModelOptimizationPolicy.input_pinned_memory": _accepted(_NO_GPU),
@@ -229,56 +227,12 @@ FIELDS: Mapping[str, Entry] = {
 }
 
 PARAMETERS: Mapping[str, Entry] = {
-    "qos_ms": _honoured("the latency target, milliseconds or a multiple as in `3x`; see deadlines.md"),
-    "late": _honoured("`serve` or `reject`; see deadlines.md"),
-    "max_queue_size": _honoured("see deadlines.md"),
+    "qos_ms": _honoured("the latency target, milliseconds or a multiple as in `3x`; see targets.md"),
+    "late": _honoured("`serve` or `reject`; see targets.md"),
+    "max_queue_size": _honoured("see targets.md"),
     "batching": _honoured("`off`: requests are neither joined nor split; `auto` is the default; see batching.md"),
     "gangway_buckets": _honoured("sizes to compile before the model is ready; see shapes.md"),
     "gangway_engine": _honoured("set by the server: what executes the model"),
     "gangway_fallback_reason": _honoured("set by the server: why it was not compiled"),
-    "gangway_least_target_ms": _honoured("set by the server: no target that is a multiple is less; see deadlines.md"),
+    "gangway_least_target_ms": _honoured("set by the server: no target that is a multiple is less; see targets.md"),
 }
-
-
-# The tables of docs/config.md, from `config_table.py`: `python -m gangway.server.models.config_table docs/config.md`.
-
-_TABLE = "<!-- {name}: written by python -m gangway.server.models.config_table -->\n"
-_END = "<!-- end -->"
-
-
-def tables() -> Mapping[str, str]:
-    """Return the tables by name, in Markdown."""
-    return {
-        "fields": "\n".join(_rows("field", FIELDS)),
-        "parameters": "\n".join(_rows("parameter", PARAMETERS)),
-    }
-
-
-def with_tables(text: str) -> str:
-    """Return the page with its tables as they should be. Raises ValueError if the page has no place for one."""
-    for name, table in tables().items():
-        begin = _TABLE.format(name=name)
-        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(_END), re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(f"there is no place for the table '{name}'")
-        before, after = pattern.split(text, maxsplit=1)
-        text = f"{before}{begin}{table}\n{_END}{after}"
-    return text
-
-
-def _rows(heading: str, entries: Mapping[str, Entry]) -> Iterator[str]:
-    yield f"| {heading} | | |"
-    yield "|---|---|---|"
-    for name, entry in entries.items():
-        yield f"| `{name}` | {entry.fate} | {entry.note} |"
-
-
-def main(argv: list[str]) -> int:
-    """Write the tables into the page that is named."""
-    path = Path(argv[0])
-    path.write_text(with_tables(path.read_text()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

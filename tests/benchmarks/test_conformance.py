@@ -17,7 +17,7 @@ from benchmarks.conformance_docs import operators, short_reason
 from benchmarks.conformance_runner import CRASHED, NATIVE, RELAX, CaseRunner, run_all
 from gangway.executor.cores import available_cores
 
-PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "operators.md"
 MODULES = ("relu", "concat", "where", "trilu", "resize", "isnan", "logsoftmax", "nonzero", "expand", "greater")
 KERNELS = {NATIVE, RELAX}  # which of the two may change; that there are some may not
 SAMPLE = {

@@ -57,7 +57,7 @@ def test_the_help_lists_what_has_no_effect_and_what_is_refused(monkeypatch: pyte
 
 
 def test_all_flags_stand_in_the_documentation() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "flags.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "flags.md").read_text()
     actions = make_parser()._actions
     missing = [name for action in actions for name in action.option_strings if f"`{name}`" not in text]
     assert missing == []

@@ -4,7 +4,7 @@ import pytest
 
 from gangway.zoo import DEFAULT_NAMES, MODELS, build, count
 
-# Trained parameters and multiply-adds in 10^9; docs/zoo.md names the sources.
+# Trained parameters and multiply-adds in 10^9; docs/reference/zoo.md names the sources.
 PUBLISHED = {
     "resnet18": (11_689_512, 1.814),
     "resnet34": (21_797_672, 3.664),

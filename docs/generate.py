@@ -1,0 +1,265 @@
+"""Write the tables of the reference that the code knows: commands, flags, fields, metrics, routes.
+
+`python -m docs.generate` (part of `make docs`) writes them between the marks `<!-- generated: NAME -->` and
+`<!-- end -->` of docs/reference/*.md. `tests/docs/test_reference.py` fails while a page is out of date.
+"""
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+from gangway.server.cli import COMMANDS
+from gangway.server.front_end.metric_families import gangway_families, triton_families
+from gangway.server.front_end.metrics_reading import Reading
+from gangway.server.http.routes import INFERENCES, OPERATIONS, method_of, route_of, verbs_of
+from gangway.server.models.config_table import FIELDS, PARAMETERS, Fate
+from gangway.server.options import compatibility
+from gangway.server.options.command_line import make_parser
+from gangway.server.options.metrics import MetricsOptions
+
+DOCS = Path(__file__).parent
+REFERENCE = DOCS / "reference"
+BEGIN = "<!-- generated: {name} -->\n"
+END = "<!-- end -->"
+FLAG_HEAD = ("| flag | meaning |", "|---|---|")
+SERVE = "serve"  # has a page of its own
+# Every path of HTTP. A version may follow each model; the repository may be named before `index` and `models`.
+PATHS = (
+    "/v2",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/v2/models/M",
+    "/v2/models/M/versions/V",
+    "/v2/models/M/ready",
+    "/v2/models/M/config",
+    "/v2/models/M/stats",
+    "/v2/models/stats",
+    "/v2/models/M/infer",
+    "/v2/models/M/generate",
+    "/v2/models/M/generate_stream",
+    "/v2/repository/index",
+    "/v2/repository/models/M/load",
+    "/v2/repository/models/M/unload",
+    "/v2/systemsharedmemory/status",
+    "/v2/systemsharedmemory/region/R/status",
+    "/v2/systemsharedmemory/region/R/register",
+    "/v2/systemsharedmemory/unregister",
+    "/v2/systemsharedmemory/region/R/unregister",
+    "/v2/cudasharedmemory/status",
+    "/v2/cudasharedmemory/region/R/status",
+    "/v2/cudasharedmemory/region/R/register",
+    "/v2/cudasharedmemory/unregister",
+    "/v2/cudasharedmemory/region/R/unregister",
+    "/v2/trace/setting",
+    "/v2/models/M/trace/setting",
+    "/v2/logging",
+)
+
+
+class _Caught(Exception):  # noqa: N818 - not an error
+    """Carries a command's parser out of its `main`."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        super().__init__()
+        self.parser = parser
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """Return the parser of a subcommand of `gangway`."""
+
+    def catch(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        raise _Caught(parser)
+
+    with patch.object(argparse.ArgumentParser, "parse_args", catch):
+        try:
+            importlib.import_module(COMMANDS[command].module).main([])
+        except _Caught as caught:
+            return caught.parser
+    raise AssertionError(f"gangway {command} reads no arguments")
+
+
+def commands() -> Iterator[str]:
+    """Yield what each command does, and its arguments."""
+    yield "| command | what it does |"
+    yield "|---|---|"
+    for name, command in COMMANDS.items():
+        yield f"| [`gangway {name}`]({'flags.md' if name == SERVE else f'#gangway-{name}'}) | {command.summary} |"
+    for name in COMMANDS:
+        if name != SERVE:
+            parser = parser_of(name)
+            yield from ("", f"## gangway {name}", "", " ".join((parser.description or "").split()), "")
+            yield from FLAG_HEAD
+            for group in parser._action_groups:
+                yield from (_flag(parser, action) for action in group._group_actions if action.dest != "help")
+
+
+def flags() -> Iterator[str]:
+    """Yield the flags of `gangway serve` by group."""
+    parser = make_parser()
+    own_titles = {compatibility.TITLE, compatibility.REFUSED_TITLE, "positional arguments", "options"}
+    for group in parser._action_groups:
+        if group.title not in own_titles:
+            yield from ("", f"### {group.title}", "", *FLAG_HEAD)
+            yield from (_flag(parser, action) for action in group._group_actions)
+
+
+def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    formatter = argparse.HelpFormatter(parser.prog)
+    if action.option_strings:
+        usual = formatter._get_default_metavar_for_optional(action)
+        names = [f"`{name}`" for name in action.option_strings]
+    else:
+        usual, names = formatter._get_default_metavar_for_positional(action), []
+    value = "" if action.nargs == 0 else f"`{formatter._format_args(action, usual)}`"
+    text = formatter._expand_help(action) if action.help else ""
+    return f"| {_cell(', '.join(names) + ' ' + value)} | {_cell(text)} |"
+
+
+def _cell(text: str) -> str:
+    """Return text that may stand in a cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _compatibility(rows: tuple[compatibility.Flag, ...]) -> Iterator[str]:
+    yield "| flag | reason |"
+    yield "|---|---|"
+    reasons: dict[str, list[str]] = {}
+    for flag in rows:
+        reasons.setdefault(flag.reason, []).append(f"`{flag.name}`")
+    yield from (f"| {', '.join(names)} | {reason} |" for reason, names in reasons.items())
+
+
+def fields(fate: Fate) -> Iterator[str]:
+    """Yield the fields of a configuration that have one fate."""
+    yield "| field | note |"
+    yield "|---|---|"
+    yield from (f"| `{name}` | {_linked(entry.note)} |" for name, entry in FIELDS.items() if entry.fate is fate)
+
+
+def parameters() -> Iterator[str]:
+    """Yield the parameters of a configuration."""
+    yield "| parameter | meaning |"
+    yield "|---|---|"
+    yield from (f"| `{name}` | {_linked(entry.note)} |" for name, entry in PARAMETERS.items())
+
+
+def _linked(note: str) -> str:
+    """Return a note with links in place of the names of pages. Raises ValueError if there is no such page."""
+    return re.sub(r"\b([\w-]+)\.md\b", lambda match: f"[{match[1]}]({_page(match[1])})", note)
+
+
+def _page(name: str) -> str:
+    """Return the path of a page, from the reference."""
+    for folder in ("reference", "how-to", "explanation"):
+        if (DOCS / folder / f"{name}.md").exists():
+            return f"{name}.md" if folder == REFERENCE.name else f"../{folder}/{name}.md"
+    raise ValueError(f"no page is called {name}.md")
+
+
+def metrics(kinds: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """Yield names, types and meanings, as a scrape says them."""
+    yield "| name | type | meaning |"
+    yield "|---|---|---|"
+    for text in kinds():
+        help_line, type_line = text.splitlines()[:2]
+        _, _, name, meaning = help_line.split(" ", maxsplit=3)
+        yield f"| `{name}` | {type_line.rpartition(' ')[2]} | {_cell(meaning)} |"
+
+
+def _of_triton() -> Iterator[str]:
+    reading = _reading()
+    seen = set()
+    # A histogram needs true counts, so it is asked for without a model; the response cache needs a model.
+    for models, options in (((MagicMock(),), MetricsOptions()), ((), MetricsOptions(histograms=True))):
+        for text in triton_families(replace(reading, models=models), options):
+            if (name := text.split()[2]) not in seen:
+                seen.add(name)
+                yield text
+
+
+def _of_gangway() -> Iterator[str]:
+    return gangway_families(_reading())
+
+
+def _reading() -> Reading:
+    """Return what a scrape reads of a server without models."""
+    server: Any = SimpleNamespace(started_s=0, front_end_restarts=0, scheduler_restarts=0, worker_restarts=(), cores=())
+    return Reading(
+        models=(),
+        scheduler=MagicMock(),
+        server=server,
+        workers=(),
+        leases=0,
+        slots=0,
+        slots_in_use=0,
+        heap_bytes=0,
+        heap_capacity_bytes=0,
+        refused_unread=0,
+        machine=MagicMock(),
+    )
+
+
+def routes() -> Iterator[str]:
+    """Yield every path of HTTP with its methods, and the gRPC method that it stands for."""
+    yield "| path | HTTP | gRPC method |"
+    yield "|---|---|---|"
+    covered = set()
+    for path in PATHS:
+        route = route_of(path.encode())
+        if route is None:
+            raise ValueError(f"{path} is no path")
+        covered.add(route.operation)
+        verbs = verbs_of(route)
+        yield f"| `{path}` | {', '.join(verbs)} | {method_of(route, verbs[0])} |"
+    if missing := (OPERATIONS.keys() | INFERENCES) - covered:
+        raise ValueError(f"no path for {missing}")
+
+
+TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
+    "commands": commands,
+    "flags": flags,
+    "flags without effect": lambda: _compatibility(compatibility.ACCEPTED),
+    "flags that are refused": lambda: _compatibility(compatibility.REFUSED),
+    **{f"fields {fate}": partial(fields, fate) for fate in Fate},
+    "parameters": parameters,
+    "Triton's metrics": lambda: metrics(_of_triton),
+    "Gangway's metrics": lambda: metrics(_of_gangway),
+    "routes": routes,
+}
+
+
+def with_tables(text: str) -> str:
+    """Return a page with its tables as they should be. Raises KeyError for a mark that names no table."""
+    pattern = re.compile(re.escape(BEGIN).replace(r"\{name\}", "(.+?)") + ".*?" + re.escape(END), re.DOTALL)
+    return pattern.sub(lambda match: f"{BEGIN.format(name=match[1])}{_table(match[1])}{END}", text)
+
+
+def _table(name: str) -> str:
+    return "\n".join(TABLES[name]()).strip("\n") + "\n"
+
+
+def pages() -> list[Path]:
+    """Return the pages that may have tables."""
+    return sorted(REFERENCE.glob("*.md"))
+
+
+def main() -> int:
+    """Write all tables."""
+    for page in pages():
+        text = page.read_text()
+        if (made := with_tables(text)) != text:
+            page.write_text(made)
+            print(f"wrote {page.relative_to(DOCS.parent)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""The navigation of the site, made of the folders: a new page needs no entry here. A hook of mkdocs (`mkdocs.yml`)."""
+
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+SECTIONS = {
+    "Tutorials": "tutorials",
+    "How-to": "how-to",
+    "Reference": "reference",
+    "Explanation": "explanation",
+    "Measurements": "measurements",
+}
+# Pages that come first in their section, in this order; the others follow by name.
+FIRST = {
+    "tutorials": ("first-model", "image-to-label", "three-models", "from-triton"),
+    "how-to": ("latency-target", "capacity", "batches", "sequences", "tls", "traces", "troubleshooting"),
+    "reference": ("commands", "flags", "config", "metrics", "http"),
+    "explanation": ("overview", "targets", "scheduling", "batching", "compiler"),
+    "measurements": ("overview",),
+}
+
+
+def pages(folder: str) -> list[str]:
+    """Return the pages of a section, as paths within `docs`."""
+    names = sorted(path.stem for path in (DOCS / folder).glob("*.md"))
+    first = [name for name in FIRST[folder] if name in names]
+    return [f"{folder}/{name}.md" for name in (*first, *(name for name in names if name not in first))]
+
+
+def on_config(config: Any) -> Any:
+    """Give the site its navigation."""
+    config["nav"] = [
+        {"Home": "index.md"},
+        *({title: pages(folder)} for title, folder in SECTIONS.items() if pages(folder)),
+    ]
+    return config
