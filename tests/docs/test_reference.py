@@ -1,0 +1,29 @@
+"""The tables of the reference are those that the code would write, and the chart shows the numbers of its page."""
+
+from pathlib import Path
+
+import pytest
+
+from docs import chart, generate
+
+
+@pytest.mark.parametrize("page", generate.pages(), ids=lambda page: page.stem)
+def test_generated_tables_are_up_to_date(page: Path) -> None:
+    text = page.read_text()
+    assert generate.with_tables(text) == text, "run python -m docs.generate"
+
+
+def test_every_table_has_its_place() -> None:
+    texts = "".join(page.read_text() for page in generate.pages())
+    assert [name for name in generate.TABLES if generate.BEGIN.format(name=name) not in texts] == []
+
+
+def test_the_chart_is_drawn_of_its_numbers() -> None:
+    assert chart.PICTURE.read_text() == chart.svg(), "run python -m docs.chart"
+
+
+def test_the_chart_has_the_numbers_of_the_measurements() -> None:
+    page = (generate.DOCS / "measurements" / "serving.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    for shares in chart.RESULTS.values():
+        assert any(all(f"{share:g} %" in row.replace(".0 %", " %") for share in shares) for row in rows), shares
