@@ -138,10 +138,14 @@ def _compatibility(rows: tuple[compatibility.Flag, ...]) -> Iterator[str]:
 
 
 def fields(fate: Fate) -> Iterator[str]:
-    """Yield the fields of a configuration that have one fate."""
+    """Yield the fields of a configuration that have one fate, those of one note together."""
     yield "| field | note |"
     yield "|---|---|"
-    yield from (f"| `{name}` | {_linked(entry.note)} |" for name, entry in FIELDS.items() if entry.fate is fate)
+    names: dict[str, list[str]] = {}
+    for name, entry in FIELDS.items():
+        if entry.fate is fate:
+            names.setdefault(entry.note, []).append(f"`{name}`")
+    yield from (f"| {', '.join(group)} | {_linked(note)} |" for note, group in names.items())
 
 
 def parameters() -> Iterator[str]:
