@@ -1,10 +1,12 @@
 """The tables of the reference are those that the code would write, and the chart shows the numbers of its page."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from docs import chart, generate
+from tests.test_rooms import ARROWS
 
 
 @pytest.mark.parametrize("page", generate.pages(), ids=lambda page: page.stem)
@@ -27,3 +29,11 @@ def test_the_chart_has_the_numbers_of_the_measurements() -> None:
     rows = [line for line in page.splitlines() if line.startswith("|")]
     for shares in chart.RESULTS.values():
         assert any(all(f"{share:g} %" in row.replace(".0 %", " %") for share in shares) for row in rows), shares
+
+
+def test_contributing_says_which_room_may_import_which() -> None:
+    said = {}
+    for line in (generate.DOCS.parent / "CONTRIBUTING.md").read_text().splitlines():
+        if match := re.fullmatch(r"\| `(\w+)/` \| .+ \| ([\w, -]+) \|", line):
+            said[match[1]] = set(match[2].split(", ")) - {"-"}
+    assert said == dict(ARROWS)
