@@ -124,8 +124,8 @@ def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text that may stand in a cell."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """Return text that may stand in a cell. GitHub and the site read an escaped bar in different ways."""
+    return " ".join(text.replace("|", " or ").split())
 
 
 def _compatibility(rows: tuple[compatibility.Flag, ...]) -> Iterator[str]:
