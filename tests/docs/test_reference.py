@@ -37,3 +37,17 @@ def test_contributing_says_which_room_may_import_which() -> None:
         if match := re.fullmatch(r"\| `(\w+)/` \| .+ \| ([\w, -]+) \|", line):
             said[match[1]] = set(match[2].split(", ")) - {"-"}
     assert said == dict(ARROWS)
+
+
+def test_commands_on_pages_have_flags_that_exist() -> None:
+    known = {name: generate.parser_of(name) for name in generate.COMMANDS if name != generate.SERVE}
+    known[generate.SERVE] = generate.make_parser()
+    unknown = set()
+    for page in (generate.DOCS.parent / "README.md", *generate.DOCS.rglob("*.md")):
+        text = page.read_text().replace("\\\n", " ")
+        for command, arguments in re.findall(r"^ *(?:`|\d\. `)?gangway (\w+)([^`\n#|]*)", text, flags=re.MULTILINE):
+            if command in known:
+                flags = {name for action in known[command]._actions for name in action.option_strings}
+                given = {flag.partition("=")[0] for flag in re.findall(r"(?<!\S)--?[a-z][\w=-]*", arguments)}
+                unknown |= {f"{page.name}: gangway {command} {flag}" for flag in given - flags}
+    assert unknown == set()
