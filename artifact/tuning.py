@@ -17,7 +17,7 @@ from gangway.artifact.machine import whole_machine_id
 from gangway.artifact.profile import InterferencePoint
 from gangway.artifact.reader import MAX_VERSIONS
 
-TUNING_VERSION = 1
+TUNING_VERSION = 2
 TUNINGS_FOLDER = "tunings"
 _KEY = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
@@ -73,17 +73,6 @@ class TunedKernel:
 
 
 @dataclass(frozen=True)
-class Search:
-    """What TVM's own search found for a kernel: both on one core, measured in turns."""
-
-    kernel: int
-    trials: int
-    flops: int  # of the direct convolution
-    template_us: float  # the static choice
-    searched_us: float
-
-
-@dataclass(frozen=True)
 class Tuning:
     """All kernels of a model. `layers[l]` is the number of the kernel that computes layer l."""
 
@@ -101,7 +90,6 @@ class Tuning:
     kernels: tuple[TunedKernel, ...]
     layers: tuple[int, ...]
     seconds: float  # that it took, all together
-    searches: tuple[Search, ...]  # for comparison; nothing is chosen by them
     format_version: int = TUNING_VERSION
 
     @property
@@ -167,8 +155,6 @@ def _check(tuning: Tuning) -> None:
     _require(_KEY.fullmatch(tuning.key) is not None, "the key is not 64 hex digits")
     _require(bool(tuning.layers), "there is no layer")
     _require(all(0 <= kernel < len(tuning.kernels) for kernel in tuning.layers), "a layer has no kernel")
-    _require(all(0 <= search.kernel < len(tuning.kernels) for search in tuning.searches), "a search has no kernel")
-    _require(all(min(s.template_us, s.searched_us) > 0 for s in tuning.searches), "a search has no time")
     for kernel in tuning.kernels:
         _check_kernel(kernel, len(tuning.interference))
 

@@ -19,7 +19,6 @@ from gangway.server.repository.compile_jobs import Compiler
 UNMEASURED = {
     "interference": "nothing was measured beside interference",
     "loss_by_count": "no kernel was measured in several versions beside interference",
-    "search": "`gangway tune --search metaschedule` was not asked for",
 }
 """Why a picture may have nothing to show."""
 

@@ -86,26 +86,12 @@ def draw_version_counts(evidence: Evidence, rows: Sequence[Row]) -> Figure:
     return _finish(figure, axes, f"{evidence.tuning.model_name}: layers by number of versions", legend=False)
 
 
-def draw_search(evidence: Evidence, rows: Sequence[Row]) -> Figure:
-    """TVM's own search beside the templates."""
-    figure, axes = _single()
-    places = range(len(rows))
-    for shift, field, label in ((-0.2, "template_gflops", "template"), (0.2, "metaschedule_gflops", "MetaSchedule")):
-        bars = axes.bar([place + shift for place in places], _column(rows, field), width=0.4, label=label)
-        axes.bar_label(bars, fmt="%.0f", fontsize=8)
-    axes.set(ylabel="GFLOP/s of the direct form, one core", xticks=list(places))
-    axes.set_xticklabels([str(row["shape"]).replace(" -> ", "\n") for row in rows], fontsize=8)
-    trials = rows[0]["trials"]
-    return _finish(figure, axes, f"{evidence.tuning.model_name}: static choice and MetaSchedule with {trials} trials")
-
-
 PICTURES: Mapping[str, Callable[[Evidence, Sequence[Row]], Figure]] = {
     "speed_up": draw_speed_up,
     "interference": draw_interference,
     "loss_by_count": draw_loss_by_count,
     "pareto": draw_pareto,
     "version_counts": draw_version_counts,
-    "search": draw_search,
 }
 """By the names of `series.SERIES`."""
 

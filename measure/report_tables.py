@@ -114,27 +114,12 @@ def version_counts(evidence: Evidence) -> list[Row]:
     return [{"versions": count, "layers": counts[count]} for count in range(1, max(counts) + 1)]
 
 
-def search(evidence: Evidence) -> list[Row]:
-    """One row per kernel that TVM's own search was run for, GFLOP/s on one core."""
-    return [
-        {
-            "kernel": found.kernel,
-            "shape": evidence.tuning.kernels[found.kernel].name,
-            "trials": found.trials,
-            "template_gflops": found.flops / found.template_us / 1e3,
-            "metaschedule_gflops": found.flops / found.searched_us / 1e3,
-        }
-        for found in evidence.tuning.searches
-    ]
-
-
 SERIES: Mapping[str, Callable[[Evidence], list[Row]]] = {
     "speed_up": speed_up,
     "interference": interference,
     "loss_by_count": loss_by_count,
     "pareto": pareto,
     "version_counts": version_counts,
-    "search": search,
 }
 """By name of the CSV file and of the picture."""
 

@@ -11,9 +11,8 @@ from rich.table import Table
 from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.reader import MAX_VERSIONS
-from gangway.artifact.tuning import Finalist, TunedKernel, Tuning, encode_tuning, tuning_path, write_tuning
+from gangway.artifact.tuning import Finalist, TunedKernel, Tuning, encode_tuning, tuning_path
 from gangway.measure.arguments import model_and_cores, positive_integer, positive_number
-from gangway.measure.comparison import KERNELS, TRIALS, compare_searches
 from gangway.measure.model_runner import RunError
 from gangway.measure.tuner import STATIC, USUAL_QOS, TuneOptions, Tuner
 from gangway.server.errors import CompileError
@@ -59,12 +58,6 @@ def summary(tuning: Tuning) -> list[str]:
     first_us = sum(uses * first for uses, _, first in pairs)
     counts = Counter(len(tuning.kernels[number].versions) for number in tuning.layers)
     layers = ", ".join(f"{counts[count]} with {count}" for count in sorted(counts))
-    searches = [
-        f"MetaSchedule, {search.trials} trials, {tuning.kernels[search.kernel].name}: "
-        f"{search.flops / search.searched_us / 1e3:.1f} GFLOP/s on one core, the template "
-        f"{search.flops / search.template_us / 1e3:.1f}"
-        for search in tuning.searches
-    ]
     samples = sum(len(kernel.samples) for kernel in tuning.kernels)
     points = ", ".join(f"{point.kind} {point.share} %: {point.level:.2f}" for point in tuning.interference)
     return [
@@ -72,7 +65,6 @@ def summary(tuning: Tuning) -> list[str]:
         f"{static_us / 1e3:.4g} ms, first versions {first_us / 1e3:.4g} ms ({static_us / first_us - 1:+.1%})",
         f"layers by number of versions: {layers}",
         f"levels of interference: {points}" if points else "on one core there is no other one to disturb from",
-        *searches,
         f"{samples} samples of {len(tuning.kernels)} kernels in {tuning.seconds:.0f} s",
     ]
 
@@ -115,11 +107,7 @@ def _tune(name: str, path: Path, options: argparse.Namespace, cores: Sequence[in
         def progress(phase: str, share: float) -> None:
             bar.update(task, description=f"{name}: {phase}", completed=share)
 
-        tuning = Tuner(path, options.cache_dir, cores, wanted, progress).tune(name)
-        if options.search == "metaschedule":
-            tuning = compare_searches(path, tuning, progress)
-            write_tuning(options.cache_dir, tuning)
-        return tuning
+        return Tuner(path, options.cache_dir, cores, wanted, progress).tune(name)
 
 
 def _versions(text: str) -> int:
@@ -153,9 +141,6 @@ def _parser() -> argparse.ArgumentParser:
         help=f"versions of a layer at most, 1 to {MAX_VERSIONS} ({MAX_VERSIONS})")  # fmt: skip
     add("--least-loss", type=_percent, default=LEAST_LOSS_PERCENT, metavar="PERCENT",
         help=f"drop a version whose absence costs less; 0 drops none ({LEAST_LOSS_PERCENT:.0f})")  # fmt: skip
-    add("--search", choices=("template", "metaschedule"), default="template",
-        help=f"metaschedule: afterwards, for comparison only, TVM's own search, {TRIALS} trials, on the {KERNELS} "
-        "longest convolutions, a minute or two each (template)")  # fmt: skip
     add("--qos-ms", type=positive_number, metavar="X",
         help=f"latency target of the model ({USUAL_QOS:.0f} times its latency alone)")  # fmt: skip
     add("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")

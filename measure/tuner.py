@@ -333,7 +333,6 @@ class Tuner:
             kernels=kernels,
             layers=space.layers,
             seconds=time.monotonic() - origin.begin,
-            searches=(),
         )
 
     def _measure_finalists(

@@ -15,7 +15,6 @@ from gangway.artifact.tuning import (
     Candidate,
     Finalist,
     Sample,
-    Search,
     TunedKernel,
     Tuning,
     TuningError,
@@ -51,7 +50,6 @@ TUNING = Tuning(
     kernels=(KERNEL,),
     layers=(0, 0),
     seconds=1.5,
-    searches=(Search(0, 64, 1000, 8.0, 9.0),),
 )
 
 
@@ -93,8 +91,6 @@ def changed(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
         (changed("key", value="xyz"), "64 hex digits"),
         (changed("layers", value=[0, 1]), "a layer has no kernel"),
         (changed("layers", value=[]), "no layer"),
-        (changed("searches", 0, "kernel", value=7), "a search has no kernel"),
-        (changed("searches", 0, "searched_us", value=0), "a search has no time"),
         (changed("kernels", 0, "versions", value=[]), "has 0 versions"),
         (changed("kernels", 0, "finalists", 0, "sample", value=2), "no sample"),
         (changed("kernels", 0, "finalists", 0, "disturbed_us", 0, value=[1.0]), "number of levels"),

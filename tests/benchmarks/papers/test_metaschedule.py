@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tvm
 
+from benchmarks.papers.metaschedule import packed_convolution, searchable
 from gangway.compiler.specs import ConvSpec
-from gangway.compiler.tuning.metaschedule import packed_convolution, searchable
 
 LANES = 16
 

@@ -1,13 +1,17 @@
-"""TVM's own search, MetaSchedule (Shao et al., NeurIPS 2022), on what our template for convolutions computes.
+"""TVM's own search, MetaSchedule (Shao et al., NeurIPS 2022), beside our templates for convolutions.
 
-Its kernels are whole functions, without tasks that a gang could share, so they are for comparison only. Kernels are
+`python -m benchmarks.papers.metaschedule PATH` searches kernels for the longest convolutions of a model. The kernels
+that it finds are whole functions, without tasks that a gang could share, so they are for comparison only. Kernels are
 built and run in this process: TVM's pools of processes take longer to start than a search of templates takes.
 """
 
+import argparse
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +21,66 @@ from tvm import te
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule
 
+from benchmarks.report import Row, start_report
 from gangway.artifact.format import TargetSpec
 from gangway.compiler import codegen
+from gangway.compiler.importer import read_graph
+from gangway.compiler.job import lower_graph
 from gangway.compiler.specs import ConvSpec, KernelSpec
+from gangway.compiler.target import detect
 from gangway.compiler.templates import registry
 from gangway.compiler.templates.geometry import Geometry
 from gangway.compiler.trial import Library, aligned
 
+KERNELS = 4
+TRIALS = 64
 TRIALS_PER_ROUND = 16
 ROUNDS = 9
 _REPEATS = 3
+
+
+def main(argv: Sequence[str]) -> int:
+    """Search kernels for a model's longest convolutions and print both sides; return 0."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers.metaschedule", description=__doc__)
+    parser.add_argument("path", type=Path, metavar="PATH", help="an .onnx file")
+    parser.add_argument("--kernels", type=int, default=KERNELS, metavar="N", help=f"how many convolutions ({KERNELS})")
+    parser.add_argument("--trials", type=int, default=TRIALS, metavar="N", help=f"trials of each search ({TRIALS})")
+    options = parser.parse_args(argv)
+    target = detect()
+    steps, _ = lower_graph(read_graph(options.path), target.lanes)
+    uses = Counter(step.spec for step in steps if searchable(step.spec))
+    rows: list[Row] = []
+    for spec in longest(uses, target)[: options.kernels]:
+        template_us, searched_us = compare(spec, target, options.trials)
+        rows.append(
+            {
+                "layer": spec.text,
+                "uses": uses[spec],
+                "template GFLOP/s": round(spec.flops / template_us / 1e3, 1),
+                "MetaSchedule GFLOP/s": round(spec.flops / searched_us / 1e3, 1),
+            }
+        )
+    title = f"{options.path}: the static choice and MetaSchedule, {options.trials} trials, one core"
+    start_report(title).table(title, rows)
+    return 0
+
+
+def longest(uses: Mapping[KernelSpec, int], target: TargetSpec) -> list[ConvSpec]:
+    """Return the convolutions, those first on whose template kernels a model spends most time (uses x seconds)."""
+    specs = [spec for spec in uses if isinstance(spec, ConvSpec)]
+    seconds = {spec: uses[spec] * _template_seconds(spec, target) for spec in specs}
+    return sorted(specs, key=lambda spec: -seconds[spec])
+
+
+def _template_seconds(spec: ConvSpec, target: TargetSpec) -> float:
+    plan = registry.plan(spec, target)
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "kernel.so"
+        codegen.build_library({"kernel": registry.emit(plan, target, "kernel")}, target, library)
+        kernel = Library(library).bind("kernel", arguments := _arguments(spec, target))
+        seconds = min(_seconds(lambda: kernel(0, plan.tasks)) for _ in range(_REPEATS))
+        del arguments
+    return seconds
 
 
 def searchable(spec: KernelSpec) -> bool:
@@ -176,3 +230,7 @@ def _arguments(spec: ConvSpec, target: TargetSpec) -> list[Any]:
     x, *others = (aligned(rng.random(image.elements, np.float32)) for image in images)
     plan = registry.plan(spec, target)
     return [x, *(aligned(array) for array in registry.pack(plan, target, raw)), *others]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
