@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from gangway.artifact.format import MAX_CHECKS, Space
 from gangway.compiler.buffers import Buffer, Step
-from gangway.compiler.expressions import MOST_OPERANDS, contiguous
-from gangway.compiler.specs import Instruction, Operand, PointwiseSpec
+from gangway.compiler.specs import MOST_OPERANDS, Instruction, Operand, PointwiseSpec, contiguous
 
 MOST_INSTRUCTIONS = 64  # a longer program gains nothing and takes LLVM long
 

@@ -1,35 +1,12 @@
 """Programs of elementwise operators over plain tensors, while they grow: operands with their strides, instructions."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gangway.compiler.graph import TensorType
-from gangway.compiler.specs import Array, Instruction, Operand, PointwiseSpec
-
-MOST_OPERANDS = 6
-ELEMENT_TYPES = frozenset(
-    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
-)
-FLOATS = frozenset({"float16", "float32", "float64"})
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Distance, in numbers, of neighbours along each axis of a plain tensor."""
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-
-
-def broadcast_strides(shape: Sequence[int], into: Sequence[int]) -> tuple[int, ...]:
-    """The strides with which a plain tensor is read as one of the shape `into`; 0 where it is repeated.
-
-    Raises ValueError if it cannot be broadcast.
-    """
-    aligned = (1,) * (len(into) - len(shape)) + tuple(shape)
-    if len(aligned) != len(into) or any(n not in (1, wanted) for n, wanted in zip(aligned, into, strict=True)):
-        raise ValueError(f"{list(shape)} cannot be broadcast to {list(into)}")
-    return tuple(0 if n == 1 else step for n, step in zip(aligned, contiguous(aligned), strict=True))
+from gangway.compiler.specs import Array, Instruction, Operand, PointwiseSpec, broadcast_strides
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,8 @@ from gangway.artifact.onnx_session import open_session, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
 from gangway.compiler.errors import MixedRowsError, ModelError, UnsupportedModelError
 from gangway.compiler.importer import count_parameters, dimension_name, external_locations, read_graph
-from gangway.compiler.key import NO_DIMENSIONS, compiler_version, model_key
+from gangway.compiler.jobs import NO_DIMENSIONS
+from gangway.compiler.key import compiler_version, model_key
 from gangway.compiler.simplify import simplify
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length

@@ -21,7 +21,7 @@ from gangway.compiler.errors import ModelError, UnreadableModelError, Unsupporte
 from gangway.compiler.functions import inline_functions
 from gangway.compiler.graph import WIDE_BATCH, Graph, Node, TensorType
 from gangway.compiler.inference import infer_shapes
-from gangway.compiler.key import NO_DIMENSIONS
+from gangway.compiler.jobs import NO_DIMENSIONS
 from gangway.compiler.onnx_file import Stretch, split
 from gangway.compiler.protos import opset_of
 from gangway.compiler.specs import Array

@@ -1,8 +1,6 @@
 """One compilation, phase by phase, from the ONNX file to the committed artifact."""
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
 from gangway.compiler.fusion import fuse
 from gangway.compiler.graph import Graph
 from gangway.compiler.importer import batch_symbols, read_graph
+from gangway.compiler.jobs import NO_DIMENSIONS
 from gangway.compiler.kernels import (
     build_kernels,
     choose_plans,
@@ -34,18 +33,18 @@ from gangway.compiler.kernels import (
     with_batch_plans,
     write_weights,
 )
-from gangway.compiler.key import NO_DIMENSIONS, compiler_version, model_key
+from gangway.compiler.key import compiler_version, model_key
 from gangway.compiler.layout import place
 from gangway.compiler.lowering import lower_model
 from gangway.compiler.passes import Passes, choose_passes
-from gangway.compiler.pipeline import Progress
+from gangway.compiler.progress import Phases
 from gangway.compiler.specs import KernelPlan
 
 _DATATYPES = {dtype.name: name for name, dtype in DTYPES.items()}
 
 
 class Job:
-    """Everything that the phases of one compilation share. `phase_us` grows by one entry per phase."""
+    """Everything that the phases of one compilation share."""
 
     def __init__(
         self,
@@ -53,49 +52,40 @@ class Job:
         model_name: str,
         key: str,
         target: TargetSpec,
-        progress: Progress,
-        phase_us: dict[str, int],
+        phases: Phases,
         dimensions: Mapping[str, int] = NO_DIMENSIONS,
     ) -> None:
         self._path = path
         self._model_name = model_name
         self._key = key
         self._target = target
-        self._progress = progress
-        self._phase_us = phase_us
+        self._phases = phases
         self._dimensions = dimensions
 
     def run(self, folder: Path) -> Manifest:
         """Compile into `folder`, which appears at the very end. Raises ModelError, OSError."""
-        with self._phase("read"):
+        with self._phases.timed("read"):
             graph = read_graph(self._path, self._dimensions)
             if model_key(self._path, self._target, self._dimensions) != self._key:
                 raise UnreadableModelError(f"{self._path.name} changed while it was read")
-        with self._phase("graph"):
+        with self._phases.timed("graph"):
             steps, arena_bytes = lower_graph(graph, self._target.lanes)
             graph = replace(graph, constants={})  # as the file has them: the steps' weights are other arrays by now
             plans = choose_plans(steps, self._target)
             symbols = name_symbols(with_batch_plans(plans, self._target))
         with ArtifactWriter(folder) as writer:
-            with self._phase("weights"):
+            with self._phases.timed("weights"):
                 offsets = write_weights(steps, plans, self._target, writer)
-            with self._phase("kernels"):
+            with self._phases.timed("kernels"):
                 library = writer.kernels_path
-                build_kernels(symbols, self._target, library, lambda *count: self._progress("kernels", *count))
-            with self._phase("write"):
+                build_kernels(symbols, self._target, library, lambda *count: self._phases.report("kernels", *count))
+            with self._phases.timed("write"):
                 layers = tuple(
                     _layer(step, plan, make_version(plan, symbols, self._target), weights)
                     for step, plan, weights in zip(steps, plans, offsets, strict=True)
                 )
                 parameters = sum(array.size for step in steps for array in step.weights.values())
                 return writer.commit(self._manifest(graph, layers, choose_passes(steps), arena_bytes, parameters))
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self._progress(name, 0, 1)
-        start_ns = time.monotonic_ns()
-        yield
-        self._phase_us[name] = (time.monotonic_ns() - start_ns) // 1000
 
     def _manifest(
         self, graph: Graph, layers: tuple[Layer, ...], passes: Passes, arena_bytes: int, parameters: int
@@ -110,7 +100,7 @@ class Job:
             arena_bytes=arena_bytes,
             target=self._target,
             files={},  # the writer knows them
-            phase_us=self._phase_us,
+            phase_us=self._phases.times_us,
             pass_layers=passes.layers,
             pass_rows=passes.rows,
             parameters=parameters,

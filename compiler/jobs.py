@@ -1,9 +1,12 @@
 """What to compile: the ONNX files behind a path, and the name a model gets."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from gangway.compiler.errors import ModelError
 
+NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
 MODEL_FILE = "model.onnx"
 DIMENSION = "size of a symbolic dimension, called by its name or by its place (x.1); may be given for several ones"
 

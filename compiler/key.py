@@ -11,10 +11,10 @@ from gangway.artifact.cache import cache_key
 from gangway.artifact.files import file_beside, require_regular
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.errors import ModelError, UnreadableModelError
+from gangway.compiler.jobs import NO_DIMENSIONS
 from gangway.compiler.onnx_file import may_have_external_data
 from gangway.compiler.size import refuse_too_large
 
-NO_DIMENSIONS: Mapping[str, int] = MappingProxyType({})
 WHOLE: Mapping[str, int] = MappingProxyType({"whole ": 1})  # tells the key of a model that is not to be compiled
 UNCOMPILED: Mapping[str, int] = MappingProxyType({"uncompiled ": 1})  # of one that is to be, at another time
 _OPTIONAL = "optional "

@@ -3,11 +3,10 @@
 from gangway.artifact.format import Space
 from gangway.compiler.buffers import Buffer, FormatName, Step
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.expressions import ELEMENT_TYPES
 from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Geometry, Layer, Program, geometry_of
 from gangway.compiler.refusals import refusal_texts
-from gangway.compiler.specs import KernelSpec, PackSpec, SequencePackSpec, UnpackSpec
+from gangway.compiler.specs import ELEMENT_TYPES, KernelSpec, PackSpec, SequencePackSpec, UnpackSpec
 
 
 class Memory:

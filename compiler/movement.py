@@ -4,13 +4,12 @@ import math
 
 from gangway.artifact.format import Space
 from gangway.compiler.buffers import Buffer, Step
-from gangway.compiler.expressions import contiguous
 from gangway.compiler.graph import TensorType
 from gangway.compiler.layers import Concat, Cut, Layer, Transpose, geometry_of
 from gangway.compiler.memory import Memory, datatype
 from gangway.compiler.placing import places
 from gangway.compiler.plain import plain_operand
-from gangway.compiler.specs import BlockedElementwiseSpec, ConvSpec, CopySpec, UnpackSpec
+from gangway.compiler.specs import BlockedElementwiseSpec, ConvSpec, CopySpec, UnpackSpec, contiguous
 
 
 @places(Concat)

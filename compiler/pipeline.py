@@ -5,7 +5,7 @@ Only when something must be compiled, `job.py` is imported, and with it onnx, nu
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +13,11 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
-from gangway.compiler.key import NO_DIMENSIONS, UNCOMPILED, WHOLE, model_key, with_optional
+from gangway.compiler.jobs import NO_DIMENSIONS
+from gangway.compiler.key import UNCOMPILED, WHOLE, model_key, with_optional
+from gangway.compiler.progress import FALLBACK_PHASE, TUNED_PHASE, Phases, Progress
 
 _log = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
-"""`progress(phase, done, total)`; those of PHASES in this order, or some of them and then FALLBACK_PHASE."""
-
-PHASES = ("key", "import", "read", "graph", "weights", "kernels", "write")
-TUNED_PHASE = "versions"  # comes after all others if the model has been tuned
-FALLBACK_PHASE = "onnxruntime"  # comes after the phase in which it turns out that the model cannot be compiled
 
 
 @dataclass(frozen=True)
@@ -140,13 +135,11 @@ def _compile_static(
     with cache.lock(key):
         if manifest := cache.lookup(key):  # somebody else compiled it meanwhile
             return Compiled(manifest, folder, True)
-        keyed_ns = time.monotonic_ns()
-        progress("import", 0, 1)
-        from gangway.compiler.job import Job  # noqa: PLC0415
-
-        phase_us = {"key": (keyed_ns - start_ns) // 1000, "import": (time.monotonic_ns() - keyed_ns) // 1000}
+        phases = Phases(progress, {"key": (time.monotonic_ns() - start_ns) // 1000})
+        with phases.timed("import"):
+            from gangway.compiler.job import Job  # noqa: PLC0415 - TVM, onnx and numpy take a second
         try:
-            job = Job(path, model_name, key, target, progress, phase_us, dimensions)
+            job = Job(path, model_name, key, target, phases, dimensions)
             return Compiled(job.run(folder), folder, False)
         except ModelError as error:
             if dimensions or isinstance(error, UnreadableModelError):
@@ -156,7 +149,7 @@ def _compile_static(
         from gangway.compiler.fallback import leave_to_onnxruntime  # noqa: PLC0415
 
         try:
-            manifest = leave_to_onnxruntime(path, model_name, key, target, phase_us, folder, refusal)
+            manifest = leave_to_onnxruntime(path, model_name, key, target, phases.times_us, folder, refusal)
         except UnsupportedModelError as error:
             raise type(refusal)(str(error)) from error  # what the compiler finds wrong says more about the file
         return Compiled(manifest, folder, False)

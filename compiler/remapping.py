@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gangway.compiler.expressions import contiguous
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Movement, Program
-from gangway.compiler.specs import Array, RemapSpec, Segment
+from gangway.compiler.specs import Array, RemapSpec, Segment, contiguous
 
 _MOST_SEGMENTS = 8
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from gangway.compiler.bodies.base import Body, defines
-from gangway.compiler.expressions import FLOATS
+from gangway.compiler.specs import FLOATS
 
 
 @defines("Split")

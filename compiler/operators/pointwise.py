@@ -9,10 +9,11 @@ from functools import reduce
 
 import numpy as np
 
-from gangway.compiler.expressions import ELEMENT_TYPES, FLOATS, MOST_OPERANDS, Expression, Value, operand_kinds
+from gangway.compiler.expressions import Expression, Value, operand_kinds
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Program
 from gangway.compiler.operators.registry import lowers
+from gangway.compiler.specs import ELEMENT_TYPES, FLOATS, MOST_OPERANDS
 
 Recipe = Callable[[Expression, Node, list[Value], str], Value]
 """(what grows, the node, its inputs, type of the output) -> the output."""

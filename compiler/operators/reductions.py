@@ -3,12 +3,11 @@
 import math
 from typing import cast
 
-from gangway.compiler.expressions import ELEMENT_TYPES, FLOATS
 from gangway.compiler.graph import Node
 from gangway.compiler.layers import Program, geometry_of
 from gangway.compiler.operators.pooling import global_pool
 from gangway.compiler.operators.registry import lowers
-from gangway.compiler.specs import ReduceSpec
+from gangway.compiler.specs import ELEMENT_TYPES, FLOATS, ReduceSpec
 from gangway.compiler.specs.plain import After, Before, Reduction
 
 _REDUCTIONS: dict[str, tuple[Reduction, Before, After]] = {

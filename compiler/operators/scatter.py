@@ -5,11 +5,10 @@ from typing import Literal, cast
 
 import numpy as np
 
-from gangway.compiler.expressions import contiguous
 from gangway.compiler.graph import Node, TensorType
 from gangway.compiler.layers import Program
 from gangway.compiler.operators.registry import lowers
-from gangway.compiler.specs import GatherPlacesSpec, Picked, ScatterReduction, ScatterSpec
+from gangway.compiler.specs import GatherPlacesSpec, Picked, ScatterReduction, ScatterSpec, contiguous
 
 
 @lowers("Scatter", "ScatterElements")

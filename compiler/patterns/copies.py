@@ -1,9 +1,9 @@
 """Chains of nodes that only cut out and rearrange a tensor, each replaced by one copy of what is needed in the end."""
 
-from gangway.compiler.expressions import ELEMENT_TYPES
 from gangway.compiler.graph import Graph, Node
 from gangway.compiler.patterns.editor import Editor
 from gangway.compiler.patterns.strides import VIEWS, view_of
+from gangway.compiler.specs import ELEMENT_TYPES
 
 _CUTS = ("Slice", "Split")
 _MOVES = ("Gather", "Transpose")

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from gangway.compiler.expressions import contiguous
 from gangway.compiler.graph import Node
 from gangway.compiler.patterns.editor import Editor, single
+from gangway.compiler.specs import contiguous
 
 Shape = tuple[int, ...]
 _SAME_ORDER = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout")

@@ -29,7 +29,16 @@ from gangway.compiler.specs.images import (
     window_output,
 )
 from gangway.compiler.specs.plain import ReduceSpec, RemapSpec, Segment
-from gangway.compiler.specs.pointwise import Instruction, Operand, PointwiseSpec
+from gangway.compiler.specs.pointwise import (
+    ELEMENT_TYPES,
+    FLOATS,
+    MOST_OPERANDS,
+    Instruction,
+    Operand,
+    PointwiseSpec,
+    broadcast_strides,
+    contiguous,
+)
 from gangway.compiler.specs.scatter import GatherPlacesSpec, Picked, ScatterReduction, ScatterSpec
 from gangway.compiler.specs.sequences import (
     AttentionSpec,
@@ -42,7 +51,10 @@ from gangway.compiler.specs.sequences import (
 from gangway.compiler.specs.tensor_program import Role, TensorProgramSpec
 
 __all__ = [
+    "ELEMENT_TYPES",
+    "FLOATS",
     "MOST_LANES",
+    "MOST_OPERANDS",
     "Array",
     "AttentionSpec",
     "BatchPlan",
@@ -79,5 +91,7 @@ __all__ = [
     "SoftmaxSpec",
     "TensorProgramSpec",
     "UnpackSpec",
+    "broadcast_strides",
+    "contiguous",
     "window_output",
 ]

@@ -18,6 +18,29 @@ _SIMPLE = frozenset(
 )
 
 
+MOST_OPERANDS = 6
+ELEMENT_TYPES = frozenset(
+    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
+)
+FLOATS = frozenset({"float16", "float32", "float64"})
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Distance, in numbers, of neighbours along each axis of a plain tensor."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def broadcast_strides(shape: Sequence[int], into: Sequence[int]) -> tuple[int, ...]:
+    """The strides with which a plain tensor is read as one of the shape `into`; 0 where it is repeated.
+
+    Raises ValueError if it cannot be broadcast.
+    """
+    aligned = (1,) * (len(into) - len(shape)) + tuple(shape)
+    if len(aligned) != len(into) or any(n not in (1, wanted) for n, wanted in zip(aligned, into, strict=True)):
+        raise ValueError(f"{list(shape)} cannot be broadcast to {list(into)}")
+    return tuple(0 if n == 1 else step for n, step in zip(aligned, contiguous(aligned), strict=True))
+
+
 @dataclass(frozen=True)
 class Operand:
     """An input: its element type and, for each axis of the output's shape, its stride in elements (0 broadcasts)."""

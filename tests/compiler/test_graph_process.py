@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gangway.compiler.command import main as compile_command
-from gangway.compiler.pipeline import PHASES
+from gangway.compiler.progress import PHASES
 from gangway.zoo import write_model
 
 TIMEOUT_S = 60
