@@ -19,11 +19,11 @@ import numpy as np
 from benchmarks.kernel_gap import random_arguments
 from benchmarks.report import Row, option_parser, start_report
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.specs import BatchPlan, ConvSpec
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import BatchPlan, ConvSpec
+from gangway.compiler.kernels.templates import registry
 from gangway.compiler.target import detect
-from gangway.compiler.templates import registry
-from gangway.compiler.trial import Array, Library, aligned
 
 PARTS = 16  # of a layer's tasks, task by task
 Call = Callable[[], None]

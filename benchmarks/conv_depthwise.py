@@ -18,14 +18,14 @@ from benchmarks.batch_kernels import Call, lower_quartiles
 from benchmarks.report import Row, add_repository_option, option_parser, start_report
 from benchmarks.repository import ensure_zoo, onnx_file
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.importer import read_graph
+from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
-from gangway.compiler.specs import ConvDepthwiseSpec, ConvSpec
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import ConvDepthwiseSpec, ConvSpec
+from gangway.compiler.kernels.templates import registry
+from gangway.compiler.kernels.templates.base import Image
 from gangway.compiler.target import detect
-from gangway.compiler.templates import registry
-from gangway.compiler.templates.base import Image
-from gangway.compiler.trial import Array, Library, aligned
 
 MODELS = ("mobilenetv2", "efficientnet_b0")
 ROWS = (1, 8)

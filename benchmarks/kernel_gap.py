@@ -17,12 +17,12 @@ import numpy as np
 from benchmarks.report import Report, Row
 from benchmarks.timing import sampled
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.importer import read_graph
+from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
-from gangway.compiler.specs import ConvSpec, KernelPlan
-from gangway.compiler.templates import registry
-from gangway.compiler.trial import Array, Library, aligned
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import ConvSpec, KernelPlan
+from gangway.compiler.kernels.templates import registry
 
 KERNELS_PER_OBJECT = 8
 LEADERS = 3

@@ -23,17 +23,16 @@ from benchmarks.report import Report, Row, add_repository_option, option_parser,
 from benchmarks.repository import ensure_zoo, onnx_file
 from benchmarks.timing import sampled
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.buffers import Step
-from gangway.compiler.describe import shape_text
-from gangway.compiler.importer import read_graph
+from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
-from gangway.compiler.specs import KernelPlan
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import KernelPlan
+from gangway.compiler.kernels.templates import registry
+from gangway.compiler.kernels.templates.base import registers
+from gangway.compiler.kernels.templates.builder import Argument, Buffer, Expr, Register, kernel, lanes_at, repeat, store
+from gangway.compiler.place.steps import Step, shape_text
 from gangway.compiler.target import TARGETS, detect
-from gangway.compiler.templates import registry
-from gangway.compiler.templates.base import registers
-from gangway.compiler.templates.builder import Argument, Buffer, Expr, Register, kernel, lanes_at, repeat, store
-from gangway.compiler.trial import Array, Library, aligned
 
 PEAK_ROUNDS = 100_000
 

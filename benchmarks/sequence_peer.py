@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from gangway.compiler.activations import Activation
-from gangway.compiler.specs import AttentionSpec, ConvSpec, LayerNormSpec, MatMulSpec
+from gangway.compiler.kernels.specs import AttentionSpec, ConvSpec, LayerNormSpec, MatMulSpec
+from gangway.compiler.kernels.specs.base import Activation
 
 SequenceSpec = ConvSpec | AttentionSpec | LayerNormSpec | MatMulSpec
 

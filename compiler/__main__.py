@@ -29,8 +29,8 @@ from typing import Any
 
 from gangway.artifact.cache import Cache, usable_cache_dir
 from gangway.artifact.format import TargetSpec
+from gangway.compiler.arguments import DIMENSION, dimension, find_models
 from gangway.compiler.errors import ModelError, UnsupportedModelError
-from gangway.compiler.jobs import DIMENSION, dimension, find_models
 from gangway.compiler.pipeline import Progress, compile_model, find_compiled
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 

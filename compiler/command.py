@@ -12,8 +12,8 @@ from rich.table import Table
 from gangway.artifact.cache import Cache, add_cache_dir
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Manifest, TargetSpec
+from gangway.compiler.arguments import DIMENSION, dimension, find_models
 from gangway.compiler.errors import ModelError
-from gangway.compiler.jobs import DIMENSION, dimension, find_models
 from gangway.compiler.pipeline import Compiled, compile_model
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 

@@ -29,11 +29,11 @@ from gangway.artifact.format import (
 )
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.artifact.writer import OnnxArtifactWriter
+from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import MixedRowsError, ModelError, UnsupportedModelError
-from gangway.compiler.importer import count_parameters, dimension_name, external_locations, read_graph
-from gangway.compiler.jobs import NO_DIMENSIONS
+from gangway.compiler.frontend.importer import count_parameters, dimension_name, external_locations, read_graph
+from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.key import compiler_version, model_key
-from gangway.compiler.simplify import simplify
 
 LONGEST_REASON = 2000  # it may list nodes, whose names can have any length
 MAX_TENSOR_BYTES = 1 << 30  # of one row; as for compiled models

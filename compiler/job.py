@@ -17,15 +17,11 @@ from gangway.artifact.format import (
     Version,
 )
 from gangway.artifact.writer import ArtifactWriter
-from gangway.compiler.arena import plan_arena
-from gangway.compiler.buffers import Step
-from gangway.compiler.describe import activation_bytes, max_ranks, row_ns, shape_text, weight_bytes
+from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import UnreadableModelError, UnsupportedModelError
-from gangway.compiler.fusion import fuse
-from gangway.compiler.graph import Graph
-from gangway.compiler.importer import batch_symbols, read_graph
-from gangway.compiler.jobs import NO_DIMENSIONS
-from gangway.compiler.kernels import (
+from gangway.compiler.frontend.graph import Graph
+from gangway.compiler.frontend.importer import batch_symbols, read_graph
+from gangway.compiler.kernels.build import (
     build_kernels,
     choose_plans,
     make_version,
@@ -33,12 +29,23 @@ from gangway.compiler.kernels import (
     with_batch_plans,
     write_weights,
 )
+from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.key import compiler_version, model_key
-from gangway.compiler.layout import place
-from gangway.compiler.lowering import lower_model
-from gangway.compiler.passes import Passes, choose_passes
+from gangway.compiler.lower.lowering import lower_model
+from gangway.compiler.place.arena import plan_arena
+from gangway.compiler.place.fusion import fuse
+from gangway.compiler.place.layout import place
+from gangway.compiler.place.steps import (
+    Passes,
+    Step,
+    activation_bytes,
+    choose_passes,
+    max_ranks,
+    row_ns,
+    shape_text,
+    weight_bytes,
+)
 from gangway.compiler.progress import Phases
-from gangway.compiler.specs import KernelPlan
 
 _DATATYPES = {dtype.name: name for name, dtype in DTYPES.items()}
 

@@ -10,10 +10,20 @@ from types import MappingProxyType
 from gangway.artifact.cache import cache_key
 from gangway.artifact.files import file_beside, require_regular
 from gangway.artifact.format import TargetSpec
-from gangway.compiler.errors import ModelError, UnreadableModelError
-from gangway.compiler.jobs import NO_DIMENSIONS
-from gangway.compiler.onnx_file import may_have_external_data
-from gangway.compiler.size import refuse_too_large
+from gangway.artifact.host_limits import memory_limit_bytes
+from gangway.compiler.arguments import NO_DIMENSIONS
+from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
+from gangway.compiler.frontend.onnx_file import may_have_external_data
+
+# Models that no memory can hold are refused before anybody reads them. Only the standard library.
+
+
+def refuse_too_large(files: Iterable[Path]) -> None:
+    """Raise UnsupportedModelError if the files have more bytes than this machine, or container, has memory."""
+    size_bytes, limit_bytes = sum(path.stat().st_size for path in files), memory_limit_bytes()
+    if size_bytes > limit_bytes:
+        raise UnsupportedModelError(f"the model has {size_bytes >> 20} MiB, the machine {limit_bytes >> 20} of memory")
+
 
 WHOLE: Mapping[str, int] = MappingProxyType({"whole ": 1})  # tells the key of a model that is not to be compiled
 UNCOMPILED: Mapping[str, int] = MappingProxyType({"uncompiled ": 1})  # of one that is to be, at another time
@@ -55,7 +65,7 @@ def _external_files(path: Path) -> list[Path]:
     """Return the files that hold weights outside of the model file, each once, sorted."""
     if not may_have_external_data(path):
         return []
-    from gangway.compiler.importer import external_locations  # noqa: PLC0415 - imports onnx
+    from gangway.compiler.frontend.importer import external_locations  # noqa: PLC0415 - imports onnx
 
     try:
         return sorted(file_beside(path.parent, location) for location in external_locations(path))

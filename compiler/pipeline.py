@@ -12,8 +12,8 @@ from pathlib import Path
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Manifest, TargetSpec
 from gangway.artifact.tuning import Tuning, TuningError, find_tuning
+from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
-from gangway.compiler.jobs import NO_DIMENSIONS
 from gangway.compiler.key import UNCOMPILED, WHOLE, model_key, with_optional
 from gangway.compiler.progress import FALLBACK_PHASE, TUNED_PHASE, Phases, Progress
 
@@ -54,7 +54,7 @@ def compile_model(
     mark = with_optional(optional) if optional else WHOLE if whole else UNCOMPILED if uncompiled else NO_DIMENSIONS
     key = model_key(path, target, mark or dimensions)
     if with_batch and not cache.folder(key).exists():
-        from gangway.compiler.importer import require_batch  # noqa: PLC0415
+        from gangway.compiler.frontend.importer import require_batch  # noqa: PLC0415
 
         require_batch(path)
     if optional or whole or uncompiled:
@@ -90,7 +90,7 @@ def _compile_tuned(path: Path, tuning: Tuning, static: Compiled, cache: Cache, p
         if manifest := cache.lookup(tuning.tuned_key):  # somebody else compiled it meanwhile
             return Compiled(manifest, folder, True)
         progress(TUNED_PHASE, 0, 1)
-        from gangway.compiler.tuning.tuned import compile_tuned  # noqa: PLC0415
+        from gangway.compiler.tuning.variants import compile_tuned  # noqa: PLC0415
 
         manifest = compile_tuned(
             path, tuning, static.folder, static.manifest, folder, lambda *count: progress(TUNED_PHASE, *count)

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.gang_runner import GangRunner
 from gangway.artifact.cache import Cache
-from gangway.compiler.passes import Passes, passes_of
 from gangway.compiler.pipeline import compile_model
+from gangway.compiler.place.steps import Passes, passes_of
 from gangway.compiler.target import detect
 from gangway.executor.cores import available_cores
 from gangway.executor.leases import passes_for

@@ -23,14 +23,14 @@ from tvm.s_tir import meta_schedule
 
 from benchmarks.report import Row, start_report
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.importer import read_graph
+from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph
-from gangway.compiler.specs import ConvSpec, KernelSpec
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Library, aligned
+from gangway.compiler.kernels.specs import ConvSpec, KernelSpec
+from gangway.compiler.kernels.templates import registry
+from gangway.compiler.kernels.templates.convolution import Geometry
 from gangway.compiler.target import detect
-from gangway.compiler.templates import registry
-from gangway.compiler.templates.geometry import Geometry
-from gangway.compiler.trial import Library, aligned
 
 KERNELS = 4
 TRIALS = 64

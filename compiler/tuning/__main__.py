@@ -24,8 +24,8 @@ from typing import Any
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine, Manifest
+from gangway.compiler.arguments import find_models
 from gangway.compiler.errors import ModelError
-from gangway.compiler.jobs import find_models
 from gangway.compiler.pipeline import Compiled, compile_static
 from gangway.compiler.target import UnsupportedTargetError, detect
 
@@ -62,10 +62,9 @@ def _obey(options: argparse.Namespace, report: Report) -> None:
 
 
 def _answer_orders(path: Path, compiled: Compiled, trials: int, scratch: Path, report: Report) -> None:
-    from gangway.compiler.importer import read_graph  # noqa: PLC0415 - imports TVM: a second
+    from gangway.compiler.frontend.importer import read_graph  # noqa: PLC0415 - imports TVM: a second
     from gangway.compiler.job import lower_graph  # noqa: PLC0415
-    from gangway.compiler.tuning.space import candidate, explore  # noqa: PLC0415
-    from gangway.compiler.tuning.variant import KernelStore, write_variant  # noqa: PLC0415
+    from gangway.compiler.tuning.variants import KernelStore, candidate, explore, write_variant  # noqa: PLC0415  # noqa: PLC0415
 
     manifest: Manifest = compiled.manifest
     steps, _ = lower_graph(read_graph(path), manifest.target.lanes)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from gangway.compiler.onnx_file import may_have_external_data
+from gangway.compiler.frontend.onnx_file import may_have_external_data
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
-from gangway.compiler.evaluate import evaluate
-from gangway.compiler.graph import Node
-from gangway.compiler.importer import read_graph
-from gangway.compiler.simplify import simplify
+from gangway.compiler.frontend.graph import Node
+from gangway.compiler.frontend.importer import read_graph
+from gangway.compiler.frontend.inference import evaluate
+from gangway.compiler.frontend.simplify import simplify
 
 node = helper.make_node
 NEWEST = 23

@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from gangway.compiler.evaluate import evaluate
-from gangway.compiler.graph import Graph, Node
-from gangway.compiler.importer import read_graph
-from gangway.compiler.patterns import find_patterns
-from gangway.compiler.simplify import simplify
+from gangway.compiler.frontend.graph import Graph, Node
+from gangway.compiler.frontend.importer import read_graph
+from gangway.compiler.frontend.inference import evaluate
+from gangway.compiler.frontend.patterns import find_patterns
+from gangway.compiler.frontend.simplify import simplify
 
 node = helper.make_node
 S, HEADS, SIZE = 6, 2, 16

@@ -8,12 +8,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from gangway.compiler.errors import UnsupportedModelError
-from gangway.compiler.functions import expand, has_body
-from gangway.compiler.graph import Graph, Node, TensorType
-from gangway.compiler.importer import read_graph
-from gangway.compiler.layers import Program
-from gangway.compiler.relax.lowering import lower_by_relax
-from gangway.compiler.stated import state_shapes
+from gangway.compiler.frontend.functions import expand, has_body
+from gangway.compiler.frontend.graph import Graph, Node, TensorType
+from gangway.compiler.frontend.importer import read_graph
+from gangway.compiler.frontend.inference import state_shapes
+from gangway.compiler.lower.layers import Program
+from gangway.compiler.lower.relax.lowering import lower_by_relax
 
 node = helper.make_node
 

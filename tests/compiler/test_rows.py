@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from gangway.compiler.errors import MixedRowsError, UnsupportedModelError
-from gangway.compiler.importer import read_graph
-from gangway.compiler.simplify import simplify
+from gangway.compiler.frontend.importer import read_graph
+from gangway.compiler.frontend.simplify import simplify
 
 node = helper.make_node
 SEQUENCE: dict[str, list[int | str]] = {"x": ["N", 4, 6]}

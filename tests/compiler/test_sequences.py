@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from gangway.compiler.importer import read_graph
-from gangway.compiler.patterns import find_patterns
-from gangway.compiler.simplify import simplify
+from gangway.compiler.frontend.importer import read_graph
+from gangway.compiler.frontend.patterns import find_patterns
+from gangway.compiler.frontend.simplify import simplify
 from gangway.compiler.target import TARGETS, machine_features, supported
 
 node = helper.make_node

@@ -5,7 +5,7 @@ import pytest
 import tvm
 
 from benchmarks.papers.metaschedule import packed_convolution, searchable
-from gangway.compiler.specs import ConvSpec
+from gangway.compiler.kernels.specs import ConvSpec
 
 LANES = 16
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.specs import KernelPlan, KernelSpec
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import KernelPlan, KernelSpec
+from gangway.compiler.kernels.templates import registry
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
-from gangway.compiler.templates import registry
-from gangway.compiler.trial import Array, Library, aligned
 
 Kernel = Callable[[Sequence[Array]], None]
 

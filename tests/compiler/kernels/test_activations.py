@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.activations import RELU, RELU6, Activation
-from gangway.compiler.specs import Instruction, Operand, PointwiseSpec
-from gangway.compiler.templates import registry
-from gangway.compiler.templates.builder import Argument, kernel, lanes_at, store
-from gangway.compiler.templates.vector_math import clip, erf, exp, expm1, log
-from gangway.compiler.trial import Array, Library, aligned
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import Instruction, Operand, PointwiseSpec
+from gangway.compiler.kernels.specs.base import RELU, RELU6, Activation
+from gangway.compiler.kernels.templates import registry
+from gangway.compiler.kernels.templates.builder import Argument, kernel, lanes_at, store
+from gangway.compiler.kernels.templates.vector_math import clip, erf, exp, expm1, log
 
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38, 88.72, 88.73, -87.4, -103.9, -104.1]
 

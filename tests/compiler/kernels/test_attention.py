@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.specs import AttentionSpec, ScoreBias
-from gangway.compiler.templates import registry
-from gangway.compiler.templates.registry import UnsupportedSpecError
-from gangway.compiler.trial import Array, Library, aligned
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import AttentionSpec, ScoreBias
+from gangway.compiler.kernels.templates import registry
+from gangway.compiler.kernels.templates.registry import UnsupportedSpecError
 
 Attention = Callable[[str, list[Array], list[Array]], Array]
 

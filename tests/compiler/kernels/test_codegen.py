@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.specs import AttentionSpec, ConvSpec, Instruction, Operand, PointwiseSpec
-from gangway.compiler.templates import registry
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.specs import AttentionSpec, ConvSpec, Instruction, Operand, PointwiseSpec
+from gangway.compiler.kernels.templates import registry
 
 
 def plain(operator: str, dtype: str, elements: int) -> PointwiseSpec:

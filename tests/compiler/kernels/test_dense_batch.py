@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.activations import RELU
-from gangway.compiler.specs import ConvSpec
-from gangway.compiler.templates import registry
-from gangway.compiler.trial import Array, Library, aligned
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import ConvSpec
+from gangway.compiler.kernels.specs.base import RELU
+from gangway.compiler.kernels.templates import registry
 
 SPECS = {
     "several blocks, smaller last group, residual": ConvSpec(602, 1, 1, 150, residual=True, activation=RELU),

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.specs import KernelSpec, MatMulSpec
-from gangway.compiler.templates import registry
-from gangway.compiler.templates.registry import UnsupportedSpecError
-from gangway.compiler.trial import Array, Library, aligned
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import KernelSpec, MatMulSpec
+from gangway.compiler.kernels.templates import registry
+from gangway.compiler.kernels.templates.registry import UnsupportedSpecError
 
 Compile = Callable[[Sequence[KernelSpec]], list[Callable[[Sequence[Array]], None]]]
 

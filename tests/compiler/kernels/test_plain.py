@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.specs import Instruction, Operand, PointwiseSpec, ReduceSpec, RemapSpec, Segment
-from gangway.compiler.templates import registry
-from gangway.compiler.trial import Array, Library, aligned
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import Instruction, Operand, PointwiseSpec, ReduceSpec, RemapSpec, Segment
+from gangway.compiler.kernels.templates import registry
 
 COUNT = 1003
 UNARY: dict[tuple[str, str], Callable[[Array], Array]] = {

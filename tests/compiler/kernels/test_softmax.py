@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from gangway.compiler.specs import KernelSpec, SoftmaxSpec
-from gangway.compiler.trial import Array, aligned
+from gangway.compiler.kernels.codegen import Array, aligned
+from gangway.compiler.kernels.specs import KernelSpec, SoftmaxSpec
 
 Compile = Callable[[Sequence[KernelSpec]], list[Callable[[Sequence[Array]], None]]]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.activations import NONE, RELU, RELU6
-from gangway.compiler.specs import (
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import (
     ConvSpec,
     GlobalPoolSpec,
     KernelPlan,
@@ -19,10 +19,10 @@ from gangway.compiler.specs import (
     PoolSpec,
     UnpackSpec,
 )
+from gangway.compiler.kernels.specs.base import NONE, RELU, RELU6
+from gangway.compiler.kernels.templates import registry
+from gangway.compiler.kernels.templates.registry import UnsupportedSpecError
 from gangway.compiler.target import detect
-from gangway.compiler.templates import registry
-from gangway.compiler.templates.registry import UnsupportedSpecError
-from gangway.compiler.trial import Array, Library, aligned
 
 Convert = Callable[[Array, int, int], Array]
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from gangway.artifact.format import TargetSpec
-from gangway.compiler import codegen
-from gangway.compiler.activations import RELU
-from gangway.compiler.specs import ConvSpec
-from gangway.compiler.templates import registry
-from gangway.compiler.trial import Array, Library, aligned
+from gangway.compiler.kernels import codegen
+from gangway.compiler.kernels.codegen import Array, Library, aligned
+from gangway.compiler.kernels.specs import ConvSpec
+from gangway.compiler.kernels.specs.base import RELU
+from gangway.compiler.kernels.templates import registry
 
 WHOLE = {"kernel": (3, 3), "pads": (1, 1, 1, 1), "input_halo": 1}
 SPECS = {

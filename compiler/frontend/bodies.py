@@ -1,0 +1,644 @@
+"""Operators that are defined here by simpler ones, since ONNX does not: their bodies, as nodes.
+
+They hold for every operator set that the importer accepts; where sets differ, the helper writes what is right.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import numpy_helper
+
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.frontend.graph import Graph, Node, TensorType
+from gangway.compiler.kernels.specs import FLOATS, Array
+
+_REDUCED_BY_INPUT = {"ReduceSum": 13}  # the others since 18
+_SLICED_BY_INPUT, _PADDED_BY_INPUT = 10, 11
+
+
+@dataclass
+class Body:
+    """Nodes in place of one node, while they grow. Names of results are unique in the graph."""
+
+    node: Node
+    graph: Graph
+    nodes: list[Node] = field(default_factory=list)
+
+    def type(self, index: int) -> TensorType:
+        """The type of an input."""
+        return self.type_of(self.node.inputs[index])
+
+    def type_of(self, name: str) -> TensorType:
+        """The type of a tensor. Raises UnsupportedModelError if it is not known."""
+        if name in self.graph.constants:
+            value = self.graph.constants[name]
+            return TensorType(value.shape, value.dtype.name)
+        if name not in self.graph.types:
+            raise self.node.unsupported(f"the shape of '{name}' is not known")
+        return self.graph.types[name]
+
+    def value(self, index: int) -> Array | None:
+        """An input that is constant; None if it is left out. Raises UnsupportedModelError if it is not constant."""
+        name = self.node.inputs[index] if index < len(self.node.inputs) else ""
+        if not name:
+            return None
+        if name not in self.graph.constants:
+            raise self.node.unsupported(f"its input {index}, '{name}', is not a constant")
+        return self.graph.constants[name]
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """An attribute of the node."""
+        return self.node.attributes.get(name, default)
+
+    def op(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """Add a node with one output; return the output's name."""
+        name = output or f"{self.node.outputs[0]}/{len(self.nodes)}"
+        self.nodes.append(Node(f"{self.node.name}/{len(self.nodes)}", operator, inputs, (name,), attributes))
+        return name
+
+    def constant(self, value: Any, dtype: str = "") -> str:
+        """Add a constant."""
+        array = np.asarray(value, dtype or None)
+        return self.op("Constant", value=numpy_helper.from_array(array))
+
+    def integers(self, values: Sequence[int]) -> str:
+        """Add a constant vector of int64."""
+        return self.constant(np.asarray(values, np.int64))
+
+    def reshape(self, x: str, shape: Sequence[int], output: str = "") -> str:
+        """Another shape; 0 keeps the length of the same axis, as the batch must."""
+        return self.op("Reshape", x, self.integers(shape), output=output)
+
+    def reduce(self, operator: str, x: str, axes: Sequence[int], keepdims: int = 1, wraps: bool = False) -> str:
+        """A reduction; `wraps`, of integers: a sum that wraps around."""
+        attributes: dict[str, Any] = {"keepdims": keepdims, **({"wraps": 1} if wraps else {})}
+        if self.graph.opset >= _REDUCED_BY_INPUT.get(operator, 18):
+            return self.op(operator, x, self.integers(axes), **attributes)
+        return self.op(operator, x, axes=list(axes), **attributes)
+
+    def slice(self, x: str, axis: int, begin: int, end: int, output: str = "") -> str:
+        """A part of one axis."""
+        if self.graph.opset >= _SLICED_BY_INPUT:
+            return self.op("Slice", x, *(self.integers([n]) for n in (begin, end, axis)), output=output)
+        return self.op("Slice", x, starts=[begin], ends=[end], axes=[axis], output=output)
+
+    def pad(self, x: str, pads: Sequence[int]) -> str:
+        """Zeros around a tensor."""
+        if self.graph.opset >= _PADDED_BY_INPUT:
+            return self.op("Pad", x, self.integers(pads))
+        return self.op("Pad", x, pads=list(pads))
+
+
+Writer = Callable[[Body], None]
+_writers: dict[str, Writer] = {}
+
+
+def defines(*operators: str) -> Callable[[Writer], Writer]:
+    """Register the decorated function as the one that writes the bodies of these operators."""
+
+    def register(writer: Writer) -> Writer:
+        _writers.update(dict.fromkeys(operators, writer))
+        return writer
+
+    return register
+
+
+def own_body(node: Node, graph: Graph) -> tuple[Node, ...]:
+    """Return the simpler nodes; empty if there are none."""
+    if node.operator not in _writers:
+        return ()
+    body = Body(node, graph)
+    try:
+        _writers[node.operator](body)
+    except UnsupportedModelError:
+        return ()
+    return tuple(body.nodes)
+
+
+# Operators on lines and volumes, made of those on images.
+
+
+@defines("Conv", "MaxPool", "AveragePool")
+def of_a_line(body: Body) -> None:
+    """A line of pixels is an image of one row."""
+    kind = body.type(0)
+    if len(kind.shape) != 3 or any(body.node.outputs[1:]):
+        raise body.node.unsupported("only of lines")
+    attributes = dict(body.node.attributes)
+    for name, one in (("kernel_shape", 1), ("strides", 1), ("dilations", 1)):
+        if name in attributes:
+            attributes[name] = [one, *attributes[name]]
+    if "pads" in attributes:
+        begin, end = attributes["pads"]
+        attributes["pads"] = [0, begin, 0, end]
+    x, *others = body.node.inputs
+    image = body.reshape(x, [0, kind.shape[1], 1, kind.shape[2]])
+    if body.node.operator == "Conv":
+        outputs, inputs, length = body.type(1).shape
+        others[0] = body.reshape(others[0], [outputs, inputs, 1, length])
+    result = body.op(body.node.operator, image, *others, **attributes)
+    _, channels, length = body.type_of(body.node.outputs[0]).shape
+    body.reshape(result, [0, channels, length], body.node.outputs[0])
+
+
+@defines("GlobalAveragePool", "GlobalMaxPool")
+def of_everything(body: Body) -> None:
+    """Means and maxima of lines and volumes."""
+    axes = list(range(2, len(body.type(0).shape)))
+    operator = "ReduceMean" if body.node.operator == "GlobalAveragePool" else "ReduceMax"
+    result = body.reduce(operator, body.node.inputs[0], axes)
+    body.op("Identity", result, output=body.node.outputs[0])
+
+
+# Operators that move numbers, or make some of positions.
+
+
+@defines("Split")
+def split(body: Body) -> None:
+    """A Slice for each part."""
+    shape = body.type(0).shape
+    axis = body.attribute("axis", 0) % len(shape)
+    given = body.value(1)
+    sizes = body.attribute("split", None) if given is None else given.reshape(-1).tolist()
+    if sizes is None:
+        size = -(-shape[axis] // len(body.node.outputs))
+        sizes = [min(size, shape[axis] - begin) for begin in range(0, shape[axis], size)]
+    begin = 0
+    for output, size in zip(body.node.outputs, sizes, strict=True):
+        if output:
+            body.slice(body.node.inputs[0], axis, begin, begin + size, output)
+        begin += size
+
+
+@defines("DepthToSpace")
+def depth_to_space(body: Body) -> None:
+    """Channels become pixels: two changes of shape around a transposition."""
+    _, channels, height, width = body.type(0).shape
+    size = body.attribute("blocksize", 1)
+    depth = channels // size**2
+    if body.attribute("mode", b"DCR") == b"DCR":
+        parts, order = [0, size, size, depth, height, width], [0, 3, 4, 1, 5, 2]
+    else:
+        parts, order = [0, depth, size, size, height, width], [0, 1, 4, 2, 5, 3]
+    moved = body.op("Transpose", body.reshape(body.node.inputs[0], parts), perm=order)
+    body.reshape(moved, [0, depth, height * size, width * size], body.node.outputs[0])
+
+
+@defines("SpaceToDepth")
+def space_to_depth(body: Body) -> None:
+    """Pixels become channels."""
+    _, channels, height, width = body.type(0).shape
+    size = body.attribute("blocksize", 1)
+    parts = [0, channels, height // size, size, width // size, size]
+    order = [0, 3, 5, 1, 2, 4] if body.attribute("mode", b"DCR") == b"DCR" else [0, 1, 3, 5, 2, 4]
+    moved = body.op("Transpose", body.reshape(body.node.inputs[0], parts), perm=order)
+    body.reshape(moved, [0, channels * size**2, height // size, width // size], body.node.outputs[0])
+
+
+@defines("Trilu")
+def trilu(body: Body) -> None:
+    """A triangle of the last two axes, zeros elsewhere."""
+    kind, offset = body.type(0), body.value(1)
+    k = 0 if offset is None else int(offset.reshape(()))
+    rows, columns = np.indices(kind.shape[-2:])
+    kept = columns - rows >= k if body.attribute("upper", 1) else columns - rows <= k
+    zero = body.constant(np.zeros(1, kind.dtype))
+    body.op("Where", body.constant(kept), body.node.inputs[0], zero, output=body.node.outputs[0])
+
+
+@defines("EyeLike")
+def eye_like(body: Body) -> None:
+    """A constant."""
+    rows, columns = body.type(0).shape
+    if body.graph.batched:
+        raise body.node.unsupported("its size is that of the batch")
+    dtype = body.type_of(body.node.outputs[0]).dtype
+    eye = body.constant(np.eye(rows, columns, body.attribute("k", 0), dtype))
+    body.op("Identity", eye, output=body.node.outputs[0])
+
+
+@defines("OneHot")
+def one_hot(body: Body) -> None:
+    """Where an index equals the position; negative ones count from the end."""
+    depth = body.value(1)
+    assert depth is not None
+    length, rank = int(depth.reshape(-1)[0]), len(body.type(0).shape)
+    axis = body.attribute("axis", -1) % (rank + 1)
+    if body.graph.batched:
+        raise body.node.unsupported("indices of a batch")
+    shape = list(body.type(0).shape)
+    indices = body.reshape(body.node.inputs[0], [*shape[:axis], 1, *shape[axis:]])
+    fractions = body.type(0).dtype in FLOATS  # only a whole number is a place
+    if not fractions:
+        indices = body.op("Cast", indices, to=7)
+    positions = np.arange(length, dtype=body.type(0).dtype if fractions else np.int64)
+    positions = positions.reshape([-1 if n == axis else 1 for n in range(rank + 1)])
+    here = body.op("Equal", indices, body.constant(positions))
+    from_end = body.op("Equal", indices, body.constant(positions - length))
+    values = body.node.inputs[2]
+    off, on = (body.slice(values, 0, n, n + 1) for n in (0, 1))
+    body.op("Where", body.op("Or", here, from_end), on, off, output=body.node.outputs[0])
+
+
+@defines("Hardmax")
+def hardmax(body: Body) -> None:
+    """1 at the first maximum along an axis."""
+    kind = body.type(0)
+    if body.graph.opset < _ONE_AXIS:
+        raise body.node.unsupported("an axis that means all from there on")
+    axis = body.attribute("axis", -1) % len(kind.shape)
+    place = body.op("ArgMax", body.node.inputs[0], axis=axis, keepdims=1)
+    positions = np.arange(kind.shape[axis]).reshape([-1] + [1] * (len(kind.shape) - axis - 1))
+    here = body.op("Equal", place, body.constant(positions))
+    one, zero = (body.constant(np.full(1, value, kind.dtype)) for value in (1, 0))
+    body.op("Where", here, one, zero, output=body.node.outputs[0])
+
+
+@defines("CumSum")
+def cumulative_sum(body: Body) -> None:
+    """Sums of what a triangle of truth values leaves of repeated rows: quadratic, for short axes."""
+    kind, given = body.type(0), body.value(1)
+    assert given is not None
+    rank = len(kind.shape)
+    axis = int(given.reshape(-1)[0]) % rank
+    length = kind.shape[axis]
+    if length > _LONGEST_SUM:
+        raise body.node.unsupported(f"of {length} numbers; {_LONGEST_SUM} are possible")
+    into, source = np.indices((length, length))
+    taken = source >= into if body.attribute("reverse", 0) else source <= into
+    taken = taken & (source != into) if body.attribute("exclusive", 0) else taken
+    taken = taken.reshape([length, length] + [1] * (rank - axis - 1))
+    shape = [kind.shape[0] if axis == 0 else 0, *kind.shape[1:]]
+    repeated = body.reshape(body.node.inputs[0], [*shape[:axis], 1, *shape[axis:]])
+    kept = body.op("Where", body.constant(taken), repeated, body.constant(np.zeros(1, kind.dtype)))
+    summed = body.reduce("ReduceSum", kept, [axis + 1], keepdims=0, wraps=True)
+    body.op("Identity", summed, output=body.node.outputs[0])
+
+
+_ONE_AXIS = 13  # before this operator set, an axis meant all from there on
+_LONGEST_SUM = 512
+
+
+# Normalisations and reductions that ONNX does not define by simpler operators.
+
+
+@defines("InstanceNormalization")
+def instance_normalization(body: Body) -> None:
+    """Over all pixels of each channel."""
+    x, scale, shift = body.node.inputs
+    rank, dtype = len(body.type(0).shape), body.type(0).dtype
+    axes = list(range(2, rank))
+    mean = body.reduce("ReduceMean", x, axes)
+    centred = body.op("Sub", x, mean)
+    variance = body.reduce("ReduceMean", body.op("Mul", centred, centred), axes)
+    epsilon = body.constant(np.array(body.attribute("epsilon", 1e-5), dtype))
+    deviation = body.op("Sqrt", body.op("Add", variance, epsilon))
+    columns = [body.reshape(name, [-1, *(1 for _ in axes)]) for name in (scale, shift)]
+    scaled = body.op("Mul", body.op("Div", centred, deviation), columns[0])
+    body.op("Add", scaled, columns[1], output=body.node.outputs[0])
+
+
+@defines("BatchNormalization")
+def batch_normalization(body: Body) -> None:
+    """With statistics that are computed at run time, or of tensors that are no images."""
+    if body.attribute("training_mode", 0) or any(body.node.outputs[1:]):
+        raise body.node.unsupported("training mode")
+    x, *others = body.node.inputs
+    pixels = [1] * (len(body.type(0).shape) - 2)
+    scale, shift, mean, variance = (body.reshape(name, [-1, *pixels]) if pixels else name for name in others)
+    epsilon = body.constant(np.array(body.attribute("epsilon", 1e-5), body.type(4).dtype))
+    deviation = body.op("Sqrt", body.op("Add", variance, epsilon))
+    factor = body.op("Div", scale, deviation)
+    body.op("Add", body.op("Mul", body.op("Sub", x, mean), factor), shift, output=body.node.outputs[0])
+
+
+@defines("LpNormalization")
+def lp_normalization(body: Body) -> None:
+    """Divided by a norm, or zero where that is."""
+    kind = body.type(0)
+    axis, power = body.attribute("axis", -1) % len(kind.shape), body.attribute("p", 2)
+    norm = body.reduce(f"ReduceL{power}", body.node.inputs[0], [axis])
+    zero = body.constant(np.zeros(1, kind.dtype))
+    quotient = body.op("Div", body.node.inputs[0], norm)
+    body.op("Where", body.op("Equal", norm, zero), zero, quotient, output=body.node.outputs[0])
+
+
+@defines("ReduceLogSumExp")
+def log_sum_exp(body: Body) -> None:
+    """Less the maximum, so that nothing overflows."""
+    kind, given = body.type(0), body.value(1)
+    stated = body.attribute("axes", ()) if given is None else given.reshape(-1).tolist()
+    axes = list(stated)
+    if not axes and body.attribute("noop_with_empty_axes", 0):
+        body.op("Identity", body.node.inputs[0], output=body.node.outputs[0])
+        return
+    axes = axes or list(range(len(kind.shape)))
+    most = body.reduce("ReduceMax", body.node.inputs[0], axes)
+    shifted = body.op("Exp", body.op("Sub", body.node.inputs[0], most))
+    logarithm = body.op("Log", body.reduce("ReduceSum", shifted, axes))
+    total = body.op("Add", logarithm, most)
+    if body.attribute("keepdims", 1):
+        body.op("Identity", total, output=body.node.outputs[0])
+    else:
+        summed = body.reduce("ReduceSum", total, axes, keepdims=0)
+        body.op("Identity", summed, output=body.node.outputs[0])
+
+
+@defines("LRN")
+def local_response_normalization(body: Body) -> None:
+    """Squares are summed up over neighbouring channels by a convolution of one pixel."""
+    kind = body.type(0)
+    if len(kind.shape) != 4 or kind.dtype != "float32":
+        raise body.node.unsupported("only of images of float32")
+    channels, size = kind.shape[1], body.attribute("size", 1)
+    into, source = np.indices((channels, channels))
+    before, after = (size - 1) // 2, -(-(size - 1) // 2)
+    window = (source >= into - before) & (source <= into + after)
+    alpha, beta, bias = (body.attribute(*pair) for pair in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    weights = (window * (alpha / size)).astype(np.float32).reshape(channels, channels, 1, 1)
+    squares = body.op("Mul", body.node.inputs[0], body.node.inputs[0])
+    offset = body.constant(np.full(channels, bias, np.float32))
+    sums = body.op("Conv", squares, body.constant(weights), offset)
+    scale = body.op("Pow", sums, body.constant(np.array(beta, np.float32)))
+    body.op("Div", body.node.inputs[0], scale, output=body.node.outputs[0])
+
+
+@defines("GlobalLpPool")
+def global_lp_pool(body: Body) -> None:
+    """A norm of all pixels."""
+    kind, power = body.type(0), body.attribute("p", 2)
+    axes = list(range(2, len(kind.shape)))
+    if power in (1, 2):
+        norm = body.reduce(f"ReduceL{power}", body.node.inputs[0], axes)
+        body.op("Identity", norm, output=body.node.outputs[0])
+        return
+    sizes = body.op("Pow", body.op("Abs", body.node.inputs[0]), body.constant(np.array(power, kind.dtype)))
+    total = body.reduce("ReduceSum", sizes, axes)
+    body.op("Pow", total, body.constant(np.array(1 / power, kind.dtype)), output=body.node.outputs[0])
+
+
+@defines("LpPool")
+def lp_pool(body: Body) -> None:
+    """A mean of powers, times how many numbers a window has."""
+    kind, power = body.type(0), body.attribute("p", 2)
+    window = body.attribute("kernel_shape", ())
+    if body.attribute("dilations", None) or body.attribute("ceil_mode", 0):
+        raise body.node.unsupported("dilations or ceil_mode")
+    names = ("auto_pad", "pads", "strides", "kernel_shape")
+    given = {name: body.node.attributes[name] for name in names if name in body.node.attributes}
+    sizes = body.op("Pow", body.op("Abs", body.node.inputs[0]), body.constant(np.array(power, kind.dtype)))
+    means = body.op("AveragePool", sizes, count_include_pad=1, **given)
+    total = body.op("Mul", means, body.constant(np.array(math.prod(window), kind.dtype)))
+    body.op("Pow", total, body.constant(np.array(1 / power, kind.dtype)), output=body.node.outputs[0])
+
+
+# Operators that keep some numbers and replace the others.
+
+
+@defines("ThresholdedRelu")
+def thresholded_relu(body: Body) -> None:
+    """What is above alpha, else 0."""
+    (x,), dtype = body.node.inputs, body.type(0).dtype
+    above = body.op("Greater", x, body.constant(body.attribute("alpha", 1.0), dtype))
+    body.op("Where", above, x, body.constant(0, dtype), output=body.node.outputs[0])
+
+
+# LSTM, GRU and RNN, one step after the other: a dense layer for all inputs, then one for the state of each step.
+#
+# Formulas are those of ONNX's operators, with its default activations.
+
+LONGEST = 256  # steps; each is a few layers
+
+State = tuple[str, ...]
+Cell = Callable[[Body, str, State, "_Direction"], State]
+
+
+class _Direction:
+    """One direction of a layer: its constants, and its input's products of all steps."""
+
+    def __init__(self, body: Body, index: int, gates: int) -> None:
+        weights, recurrent, biases = (body.value(n) for n in (1, 2, 3))
+        assert weights is not None and recurrent is not None
+        self.hidden = recurrent.shape[2]
+        size = gates * self.hidden
+        both = np.zeros(2 * size, np.float32) if biases is None else biases[index]
+        self.recurrent_bias: Array = both[size:]
+        self.input_bias: Array = both[:size]
+        self.recurrent = recurrent[index].T
+        self._weights = weights[index].T
+
+    def products(self, body: Body, separate: bool) -> str:
+        """x W + b of all steps, [steps, batch, gates x hidden]; with the recurrent bias, unless that is `separate`."""
+        product = body.op("MatMul", body.node.inputs[0], body.constant(np.ascontiguousarray(self._weights)))
+        bias = self.input_bias if separate else self.input_bias + self.recurrent_bias
+        return body.op("Add", product, body.constant(bias))
+
+    def of_state(self, body: Body, state: str, begin: int = 0, end: int | None = None, bias: bool = False) -> str:
+        """h R of some gates."""
+        columns = slice(begin * self.hidden, None if end is None else end * self.hidden)
+        product = body.op("MatMul", state, body.constant(np.ascontiguousarray(self.recurrent[:, columns])))
+        return body.op("Add", product, body.constant(self.recurrent_bias[columns])) if bias else product
+
+    def gate(self, body: Body, gates: str, index: int) -> str:
+        """One of the gates that lie side by side."""
+        return body.slice(gates, 1, index * self.hidden, (index + 1) * self.hidden)
+
+
+def _lstm(body: Body, x: str, state: State, direction: _Direction) -> State:
+    """Gates i, o, f, c."""
+    hidden, cell = state
+    gates = body.op("Add", direction.of_state(body, hidden), x)
+    i, o, f, c = (direction.gate(body, gates, index) for index in range(4))
+    kept = body.op("Mul", body.op("Sigmoid", f), cell)
+    cell = body.op("Add", kept, body.op("Mul", body.op("Sigmoid", i), body.op("Tanh", c)))
+    return body.op("Mul", body.op("Sigmoid", o), body.op("Tanh", cell)), cell
+
+
+def _gru(body: Body, x: str, state: State, direction: _Direction) -> State:
+    """Gates z, r, h; the state is reset before or after it is multiplied."""
+    (hidden,) = state
+    after = bool(body.attribute("linear_before_reset", 0))
+    if after:
+        products = direction.of_state(body, hidden, bias=True)
+        z, r, own = (direction.gate(body, products, index) for index in range(3))
+    else:
+        products = direction.of_state(body, hidden, 0, 2, bias=True)
+        z, r = (direction.gate(body, products, index) for index in range(2))
+    update = body.op("Sigmoid", body.op("Add", z, direction.gate(body, x, 0)))
+    reset = body.op("Sigmoid", body.op("Add", r, direction.gate(body, x, 1)))
+    if after:
+        own = body.op("Mul", reset, own)
+    else:
+        own = direction.of_state(body, body.op("Mul", reset, hidden), 2, 3, bias=True)
+    candidate = body.op("Tanh", body.op("Add", own, direction.gate(body, x, 2)))
+    # (1 - z) h' + z h
+    return (body.op("Add", candidate, body.op("Mul", update, body.op("Sub", hidden, candidate))),)
+
+
+def _rnn(body: Body, x: str, state: State, direction: _Direction) -> State:
+    return (body.op("Tanh", body.op("Add", direction.of_state(body, state[0]), x)),)
+
+
+_CELLS: dict[str, tuple[Cell, int, list[bytes]]] = {
+    "LSTM": (_lstm, 4, [b"Sigmoid", b"Tanh", b"Tanh"]),
+    "GRU": (_gru, 3, [b"Sigmoid", b"Tanh"]),
+    "RNN": (_rnn, 1, [b"Tanh"]),
+}
+
+
+@defines("LSTM", "GRU", "RNN")
+def recurrent(body: Body) -> None:
+    """Either or both directions; all sequences have the full length."""
+    cell, gates, activations = _CELLS[body.node.operator]
+    steps, batch, _ = body.type(0).shape
+    directions = 2 if body.attribute("direction", b"forward") == b"bidirectional" else 1
+    _check(body, steps, activations * directions)
+    runs = [_run(body, cell, gates, index, steps, batch) for index in range(directions)]
+    outputs = [*body.node.outputs, "", "", ""][:3]
+    if outputs[0]:
+        rows = [[body.reshape(row, [1, 1, -1, runs[0][2]]) for row in run[0]] for run in runs]
+        sides = [body.op("Concat", *side, axis=0) for side in rows]
+        _join(body, sides, 1, outputs[0])
+    for output, index in zip(outputs[1:], range(2), strict=True):
+        if output:
+            last = [body.reshape(run[1][index], [1, -1, run[2]]) for run in runs]
+            _join(body, last, 0, output)
+
+
+def _check(body: Body, steps: int, activations: list[bytes]) -> None:
+    unusual = [name for name in ("clip", "input_forget", "layout") if body.attribute(name, 0)]
+    if body.attribute("activations", activations) != activations or unusual:
+        raise body.node.unsupported(f"other activations than the default ones, or {unusual}")
+    lengths = body.value(4)
+    if (lengths is not None and (lengths != steps).any()) or any(body.node.inputs[7:]):
+        raise body.node.unsupported("sequences of different lengths, or peepholes")
+    if steps > LONGEST or body.type(0).dtype != "float32":
+        raise body.node.unsupported(f"{steps} steps of {body.type(0).dtype}; {LONGEST} of float32 are possible")
+
+
+def _run(body: Body, cell: Cell, gates: int, index: int, steps: int, batch: int) -> tuple[list[str], State, int]:
+    """One direction: the hidden state after each step, in order of the sequence, all last states, and their size."""
+    direction = _Direction(body, index, gates)
+    products = direction.products(body, separate=body.node.operator == "GRU")
+    state = tuple(_start(body, n, index, direction.hidden) for n in ((5, 6) if gates == 4 else (5,)))
+    backward = index == 1 or body.attribute("direction", b"forward") == b"reverse"
+    rows = [""] * steps
+    for step in reversed(range(steps)) if backward else range(steps):
+        x = body.reshape(body.slice(products, 0, step, step + 1), [-1, gates * direction.hidden])
+        state = cell(body, x, state, direction)
+        rows[step] = state[0]
+    return rows, state, direction.hidden
+
+
+def _start(body: Body, n: int, index: int, hidden: int) -> str:
+    """The first state of a direction: an input, or zeros."""
+    if len(body.node.inputs) > n and body.node.inputs[n]:
+        part = body.slice(body.node.inputs[n], 0, index, index + 1)
+        return body.reshape(part, [-1, hidden])
+    if body.type(0).shape[1] != 1 and body.graph.batched:
+        raise body.node.unsupported("zeros for a batch")
+    return body.constant(np.zeros((body.type(0).shape[1], hidden), np.float32))
+
+
+def _join(body: Body, parts: list[str], axis: int, output: str) -> None:
+    if len(parts) > 1:
+        body.op("Concat", *parts, axis=axis, output=output)
+    else:
+        body.op("Identity", parts[0], output=output)
+
+
+# ConvTranspose, as a convolution of the same image whose outputs are put between each other (Shi et al. 2016).
+
+
+@defines("ConvTranspose")
+def transposed_convolution(body: Body) -> None:
+    """With stride s, outputs o, o + s, ... depend on every s-th number of the kernel: a convolution for each o < s.
+
+    All of them are one convolution, with s times as many outputs along each axis and kernels padded to one length.
+    """
+    kind, weights = body.type(0), body.value(1)
+    if weights is None or kind.dtype != "float32":
+        raise body.node.unsupported("weights that are no constants, or other types than float32")
+    sizes = kind.shape[2:]
+    ones = [1] * len(sizes)
+    strides, dilations = (list(body.attribute(name, ones)) for name in ("strides", "dilations"))
+    groups = body.attribute("group", 1)
+    kernel = _dilated(weights, dilations)
+    taps = [-(-length // stride) for length, stride in zip(kernel.shape[2:], strides, strict=True)]
+    phases = _phases(kernel, strides, taps, groups)
+    pads = [tap - 1 for tap in taps]
+    outputs = weights.shape[1] * groups
+    convolved = body.op(
+        "Conv", body.node.inputs[0], body.constant(phases), pads=[*pads, *pads], group=groups, kernel_shape=taps
+    )
+    lengths = [length + tap - 1 for length, tap in zip(sizes, taps, strict=True)]
+    whole = _interleaved(body, convolved, outputs, lengths, strides)
+    full = [length * stride for length, stride in zip(lengths, strides, strict=True)]
+    begins, wanted = _window(body, sizes, kernel.shape[2:], strides)
+    ends = [n - (length - begin) for n, length, begin in zip(wanted, full, begins, strict=True)]
+    amounts = [0, 0, *(-begin for begin in begins), 0, 0, *ends]
+    biased = len(body.node.inputs) > 2 and body.node.inputs[2] != ""
+    cut = body.pad(whole, amounts) if any(amounts) else whole
+    if biased:
+        bias = body.reshape(body.node.inputs[2], [-1, *ones])
+        body.op("Add", cut, bias, output=body.node.outputs[0])
+    else:
+        body.op("Identity", cut, output=body.node.outputs[0])
+
+
+def _dilated(weights: Array, dilations: Sequence[int]) -> Array:
+    """The kernel with zeros between its numbers."""
+    lengths = [(length - 1) * step + 1 for length, step in zip(weights.shape[2:], dilations, strict=True)]
+    result = np.zeros((*weights.shape[:2], *lengths), weights.dtype)
+    result[(slice(None), slice(None), *(slice(None, None, step) for step in dilations))] = weights
+    return result
+
+
+def _phases(kernel: Array, strides: Sequence[int], taps: Sequence[int], groups: int) -> Array:
+    """[inputs, outputs per group, ...] to [outputs x strides, inputs per group, taps ...]: phases beside each other."""
+    inputs, per_group, *lengths = kernel.shape
+    ends = [tap * stride - length for tap, stride, length in zip(taps, strides, lengths, strict=True)]
+    padded = np.pad(kernel, [(0, 0), (0, 0), *((0, end) for end in ends)])
+    split: list[int] = []
+    for tap, stride in zip(taps, strides, strict=True):
+        split += [tap, stride]
+    rank = len(taps)
+    parts = padded.reshape(groups, inputs // groups, per_group, *split)
+    tap_axes, phase_axes = [3 + 2 * n for n in range(rank)], [4 + 2 * n for n in range(rank)]
+    ordered = parts.transpose(0, 2, *phase_axes, 1, *tap_axes)
+    flat = ordered.reshape(groups * per_group * math.prod(strides), inputs // groups, *taps)
+    return np.ascontiguousarray(np.flip(flat, axis=tuple(range(2, 2 + rank))))
+
+
+def _interleaved(body: Body, x: str, outputs: int, lengths: Sequence[int], strides: Sequence[int]) -> str:
+    """[1, outputs x strides, ...] to [1, outputs, ...], each axis `stride` times as long."""
+    if max(strides) == 1:
+        return x
+    rank = len(lengths)
+    parts = body.reshape(x, [0, outputs, *strides, *lengths])
+    order = [0, 1]
+    for axis in range(rank):
+        order += [2 + rank + axis, 2 + axis]
+    moved = body.op("Transpose", parts, perm=order)
+    return body.reshape(moved, [0, outputs, *(n * s for n, s in zip(lengths, strides, strict=True))])
+
+
+def _window(
+    body: Body, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Where in the whole result the wanted one begins, and how long it is."""
+    rank = len(sizes)
+    wanted = list(body.type_of(body.node.outputs[0]).shape[2:])
+    mode = body.attribute("auto_pad", b"NOTSET").decode()
+    if mode == "VALID" or (mode == "NOTSET" and not body.attribute("output_shape", ())):
+        pads = body.attribute("pads", [0] * (2 * rank)) if mode == "NOTSET" else [0] * rank
+        return list(pads[:rank]), wanted
+    extra = body.attribute("output_padding", [0] * rank)
+    begins = []
+    for axis in range(rank):
+        total = strides[axis] * (sizes[axis] - 1) + extra[axis] + kernel[axis] - wanted[axis]
+        begins.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
+    return begins, wanted

@@ -1,0 +1,326 @@
+"""Read an ONNX file: parse, check, infer shapes at batch 1. Everything that can be wrong with a file is found here.
+
+Shape inference and the checker copy the whole model, so they are given one without its large weights: milliseconds
+instead of seconds.
+"""
+
+import math
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import checker, defs, external_data_helper, helper, numpy_helper, shape_inference
+
+from gangway.artifact.files import file_beside
+from gangway.compiler.arguments import NO_DIMENSIONS
+from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
+from gangway.compiler.frontend.functions import inline_functions
+from gangway.compiler.frontend.graph import WIDE_BATCH, Graph, Node, TensorType
+from gangway.compiler.frontend.inference import infer_shapes, opset_of
+from gangway.compiler.frontend.onnx_file import Stretch, split
+from gangway.compiler.kernels.specs import Array
+
+SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
+OLDEST_OPSET = 7  # before that, broadcasting followed attributes that nobody looks at here
+_LEAST_IR_VERSION = 4  # since then a weight need not be an input, too
+_NO_NAME = re.compile(  # what exporters and people write into a dimension of which they only know that it varies
+    r"[\W\d_]*|none|null|nan|any|unk|unknown|undefined|dynamic|unk__\d+|(p2o\.)?dynamicdimension\.\d+|.+_dynamic_axes_\d+",
+    re.IGNORECASE,
+)
+
+
+def external_locations(path: Path) -> set[str]:
+    """Return the names of files that hold tensors, relative to the model's folder. Raises ModelError, OSError."""
+    return {
+        entry.value
+        for tensor in _tensors_in(_parse(path)[0])
+        if external_data_helper.uses_external_data(tensor)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def _tensors_in(message: Any) -> Iterator[Any]:
+    """Yield every tensor of a message, however deep: also those of nodes, of graphs in them, and of functions."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if field.is_repeated else (value,):
+                yield from _tensors_in(part)
+
+
+def count_parameters(path: Path) -> int:
+    """Return how many numbers the model's weights have. Raises ModelError, OSError."""
+    return sum(math.prod(tensor.dims) for tensor in _parse(path)[0].graph.initializer)
+
+
+def require_batch(path: Path) -> None:
+    """Raise UnsupportedModelError if the first dimension of an input is fixed, so that it cannot be a batch.
+
+    Raises ModelError, OSError.
+    """
+    model = _parse(path)[0]
+    initial = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        kind = value.type.tensor_type
+        dims = kind.shape.dim
+        if value.name not in initial and kind.HasField("shape") and not (dims and _is_symbolic(dims[0])):
+            shape = [dim.dim_param or "?" if _is_symbolic(dim) else dim.dim_value for dim in dims]
+            raise UnsupportedModelError(
+                f"max_batch_size is above 0, but input '{value.name}' of the ONNX model has no symbolic first"
+                f" dimension, its shape is {shape}: export it with a symbolic first dimension, or set"
+                " max_batch_size: 0 and write the batch in dims"
+            )
+
+
+def batch_symbols(path: Path) -> dict[str, str]:
+    """Return what the first dimension of each input is called. Raises ModelError, OSError."""
+    graph = _parse(path)[0].graph
+    return {value.name: _name_of(value, 0) for value in graph.input if value.type.tensor_type.shape.dim}
+
+
+def read_graph(path: Path, dimensions: Mapping[str, int] = NO_DIMENSIONS) -> Graph:
+    """Return the model in the ONNX file `path`, with these values for symbolic dimensions (see `dimension_name`).
+
+    Raises ModelError for a broken file, UnsupportedModelError for ONNX outside of the compiler's scope, and OSError.
+    """
+    try:
+        return _read(path, dimensions)
+    except (ModelError, OSError):
+        raise
+    except Exception as error:  # damaged bytes surface as any exception in the Python half of onnx
+        raise ModelError(f"{path.name} is damaged: {_first_lines(error)}") from error
+
+
+def _read(path: Path, dimensions: Mapping[str, int]) -> Graph:
+    model, weights = _parse(path)
+    _check_scope(model, path)
+    constants = _take_constants(model, path, weights)
+    model = inline_functions(model)
+    model.ir_version = max(model.ir_version, _LEAST_IR_VERSION)
+    batched = _fix_dimensions(model, constants, dimensions)
+    wide_shapes = _shapes_of_many(model, constants) if batched else {}
+    for node in model.graph.node:
+        if not defs.has(node.op_type, domain=node.domain):
+            raise UnsupportedModelError(f"node '{_name(node)}' ({node.op_type}): no such ONNX operator")
+    try:
+        # Inference comes first, since the checker wants shapes of outputs, which exporters may leave out.
+        model = _infer(model, bool(dimensions))
+        checker.check_model(model)
+    except (checker.ValidationError, shape_inference.InferenceError) as error:
+        raise ModelError(f"invalid ONNX model: {_first_lines(error)}") from error
+    graph = model.graph
+    types = _types([*graph.input, *graph.value_info, *graph.output], constants)
+    if batched:
+        _refuse_empty(types)
+    return Graph(
+        inputs=tuple(value.name for value in graph.input if value.name not in constants),
+        outputs=tuple(value.name for value in graph.output),
+        batched=batched,
+        nodes=tuple(_node(node) for node in graph.node),
+        constants=constants,
+        types=types,
+        wide_shapes=wide_shapes,
+        opset=opset_of(model),
+    )
+
+
+def _infer(model: Any, was_answered: bool) -> Any:
+    """Return the model with inferred types. Raises shape_inference.InferenceError if it contradicts itself.
+
+    Sizes are given since onnxruntime has answered them: then wrongly declared outputs are no reason to refuse.
+    """
+    try:
+        return infer_shapes(model)
+    except shape_inference.InferenceError:
+        if not was_answered:
+            raise
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return infer_shapes(model)
+
+
+def _shapes_of_many(model: Any, constants: dict[str, Array]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that can be inferred in a batch of WIDE_BATCH."""
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    for value in wide.graph.input:
+        if value.name not in constants:
+            value.type.tensor_type.shape.dim[0].dim_value = WIDE_BATCH
+    for value in wide.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    try:
+        wide = infer_shapes(wide)
+    except shape_inference.InferenceError as error:
+        raise UnsupportedModelError(f"a batch of {WIDE_BATCH} is impossible: {_first_lines(error)}") from error
+    values = [*wide.graph.input, *wide.graph.value_info, *wide.graph.output]
+    return {name: kind.shape for name, kind in _types(values, constants).items()}
+
+
+def _parse(path: Path) -> tuple[Any, dict[str, Stretch]]:
+    """Return the model without its large weights, and where those are."""
+    content, weights = split(path)
+    size_bytes, model = path.stat().st_size, onnx.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except DecodeError as error:
+        message = f"{path.name} is not an ONNX file, or it is truncated ({size_bytes} bytes)"
+        raise UnreadableModelError(message) from error
+    if not model.HasField("graph") or not model.graph.output:
+        raise UnreadableModelError(f"{path.name} holds no ONNX graph ({size_bytes} bytes)")
+    return model, weights
+
+
+def _check_scope(model: Any, path: Path) -> None:
+    if any(0 < opset_of(importer) < OLDEST_OPSET for importer in (model, *model.functions)):
+        raise UnsupportedModelError(f"{path.name} uses an operator set older than {OLDEST_OPSET}")
+    if model.graph.sparse_initializer:
+        raise UnsupportedModelError("sparse weights are not supported")
+
+
+def _take_constants(model: Any, path: Path, weights: Mapping[str, Stretch]) -> dict[str, Array]:
+    """Return the initializers as arrays; the large ones become inputs of the graph, which have only a shape."""
+    constants: dict[str, Array] = {}
+    declared = {value.name for value in model.graph.input}
+    kept = []
+    with path.open("rb") as file:
+        for tensor in model.graph.initializer:
+            constants[tensor.name] = value = _array(tensor, path.parent, file, weights.get(tensor.name))
+            if value.size <= SMALL_CONSTANT_ELEMENTS:
+                kept.append(numpy_helper.from_array(value, tensor.name))
+            elif tensor.name not in declared:
+                model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, value.shape))
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return constants
+
+
+def _array(tensor: Any, folder: Path, file: BufferedReader, stretch: Stretch | None) -> Array:
+    try:
+        if stretch is None or tensor.raw_data:  # the latter: another tensor of the same name
+            alone = onnx.TensorProto()  # to_array keeps external data in the message that it is given
+            alone.CopyFrom(tensor)
+            if external_data_helper.uses_external_data(tensor):
+                alone.raw_data = _external_content(tensor, folder)
+                alone.data_location = onnx.TensorProto.DEFAULT
+            return numpy_helper.to_array(alone)
+        array = np.empty(tuple(tensor.dims), helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        if array.nbytes != stretch.size_bytes:
+            raise ValueError(f"{stretch.size_bytes} bytes instead of {array.nbytes}")
+        file.seek(stretch.begin)
+        if file.readinto(array.reshape(-1).view(np.uint8).data) != stretch.size_bytes:
+            raise ValueError("the file became shorter")
+        return array
+    except (ValueError, TypeError, OSError, KeyError, checker.ValidationError) as error:
+        raise ModelError(f"weights '{tensor.name}': {_first_lines(error)}") from error
+
+
+def _external_content(tensor: Any, folder: Path) -> bytes:
+    """Return the bytes of a tensor that lie in another file, which may be a link. Raises ValueError, OSError."""
+    place = external_data_helper.ExternalDataInfo(tensor)
+    with file_beside(folder, place.location).open("rb") as file:
+        file.seek(place.offset or 0)
+        return file.read(place.length if place.length else -1)
+
+
+def _fix_dimensions(model: Any, constants: Container[str], dimensions: Mapping[str, int]) -> bool:
+    """Give symbolic dimensions their values, 1 to the batch; return whether the model has a symbolic batch.
+
+    Forgets what the file says of intermediate shapes and of symbols in outputs: both are inferred.
+    """
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    _give_values(inputs, dimensions)
+    batched = bool(inputs) and all(_has_open_batch(value) for value in inputs)
+    for value in inputs:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if _is_symbolic(dim) and (axis or not batched):
+                why = "only the first one, the batch, may be" if axis else "no batch, since not all inputs have it"
+                name = _name_of(value, axis)
+                raise UnsupportedModelError(f"input '{value.name}': dimension {axis} is dynamic, '{name}'; {why}")
+    for value in [*inputs, *model.graph.output]:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if _is_symbolic(dim) and axis == 0 and batched:
+                dim.dim_value = 1
+            elif _is_symbolic(dim):
+                dim.Clear()
+    del model.graph.value_info[:]
+    return batched
+
+
+def _give_values(inputs: Sequence[Any], dimensions: Mapping[str, int]) -> None:
+    names: list[str] = []
+    for value in inputs:
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise UnsupportedModelError(f"input '{value.name}' is not a tensor of known rank")
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            name = _name_of(value, axis)
+            names.append(name)
+            if name in dimensions:
+                dim.dim_value = dimensions[name]
+    if unknown := set(dimensions).difference(names):
+        known = ", ".join(f"'{name}'" for name in dict.fromkeys(filter(None, names))) or "none"
+        raise UnsupportedModelError(f"no input has a symbolic dimension '{min(unknown)}'; there are: {known}")
+
+
+def _has_open_batch(value: Any) -> bool:
+    dims = value.type.tensor_type.shape.dim
+    return bool(dims) and _is_symbolic(dims[0])
+
+
+def _name_of(value: Any, axis: int) -> str:
+    dim = value.type.tensor_type.shape.dim[axis]
+    return dimension_name(value.name, axis, (dim.dim_param or None) if _is_symbolic(dim) else dim.dim_value)
+
+
+def dimension_name(tensor: str, axis: int, size: int | str | None) -> str:
+    """Return what a dimension is called: its symbol, the place of a nameless one (`x.1`), nothing for a fixed size."""
+    return "" if isinstance(size, int) and size >= 0 else symbol_of(size) or f"{tensor}.{axis}"
+
+
+def symbol_of(size: int | str | None) -> str:
+    """Return the name that a file gives to a dimension; empty if it is fixed, or only said to vary."""
+    return size if isinstance(size, str) and not _NO_NAME.fullmatch(size) else ""
+
+
+def _is_symbolic(dim: Any) -> bool:
+    return not dim.HasField("dim_value") or dim.dim_value < 0
+
+
+def _node(node: Any) -> Node:
+    attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
+    return Node(_name(node), node.op_type, tuple(node.input), tuple(node.output), attributes)
+
+
+def _name(node: Any) -> str:
+    return str(node.name or next(iter(node.output), node.op_type))
+
+
+def _types(values: Iterable[Any], constants: dict[str, Array]) -> dict[str, TensorType]:
+    """Return the types that are fully known; a shape that depends on data is missing, and missed by who needs it."""
+    types = {}
+    for value in values:
+        tensor = value.type.tensor_type
+        dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
+        if value.name in constants or not tensor.HasField("shape") or min(dims, default=0) < 0:
+            continue
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
+        types[value.name] = TensorType(tuple(dims), dtype)
+    return types
+
+
+def _refuse_empty(types: Mapping[str, TensorType]) -> None:
+    """Raise ModelError if a tensor that is computed from a batch has no numbers."""
+    for name, kind in types.items():
+        if 0 in kind.shape and kind.shape != (0,):  # a vector may be the shape of a number
+            raise ModelError(f"tensor '{name}' is empty: shape {list(kind.shape)}")
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,285 @@
+"""Fused attention: a task is a head and a block of queries, whose scores exist only in local memory.
+
+Vectors run across queries. So keys and values are read in place, one number at a time, as the weights of a convolution
+read pixels; the softmax over the keys needs no sum across lanes; and only queries and results, which are few, are
+transposed. Long sequences are cut into blocks of keys with a running maximum and sum (Milakov and Gimelshein 2018;
+Dao et al., "FlashAttention", 2022).
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.specs import AttentionSpec, KernelPlan, ScoreBias
+from gangway.compiler.kernels.templates.base import FLOAT_BYTES, UnsupportedSpecError, knob, make_plan
+from gangway.compiler.kernels.templates.builder import (
+    Argument,
+    Buffer,
+    Expr,
+    Register,
+    bind,
+    constant,
+    either,
+    kernel,
+    lanes_at,
+    quotient,
+    remainder,
+    repeat,
+    scratch,
+    splat,
+    store,
+    transposed,
+)
+from gangway.compiler.kernels.templates.matmul import Sums, most_numbers, multiply_add, unrolled, zero_sums
+from gangway.compiler.kernels.templates.tiling import each_tile, segments
+from gangway.compiler.kernels.templates.vector_math import decay
+
+# One head's attention for one block of queries.
+
+LOWEST = -3.4028234663852886e38
+
+
+def bias_elements(spec: AttentionSpec, bias: ScoreBias) -> int:
+    """Numbers of a bias."""
+    return (spec.heads if bias.per_head else 1) * (spec.queries if bias.per_query else 1) * spec.keys
+
+
+class QueryBlock:
+    """Writes the code for `count` queries from number `first`.
+
+    Local memory is [head_size or keys][queries], queries rounded up to whole vectors. Those beyond `count` repeat the
+    last one.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        target: TargetSpec,
+        keys: int,
+        buffers: tuple[Buffer, ...],
+        head: Expr,
+        first: Expr,
+        count: int,
+    ):
+        self._spec, self._lanes, self._head, self._first, self._count = spec, target.lanes, head, first, count
+        self._q, self._k, self._v, *self._biases, self._y = buffers
+        self._vectors = -(-count // target.lanes)
+        self._width = self._vectors * target.lanes
+        self._numbers = most_numbers(target, self._vectors)
+        self._runs = segments(spec.keys, keys)
+        self._head_blocks = spec.head_size // target.lanes
+
+    def write(self) -> None:
+        """All of it."""
+        spec, lanes = self._spec, self._lanes
+        self._queries = scratch(spec.head_size * self._width)
+        self._scores = scratch(max(run.width for run in self._runs) * self._width)
+        self._result = scratch(spec.head_size * self._width)
+        self._most = [Register(lanes, constant(LOWEST, lanes)) for _ in range(self._vectors)]
+        self._total = [Register(lanes, constant(0.0, lanes)) for _ in range(self._vectors)]
+        self._load_queries()
+        if self._pieces > 1:
+            zeros = constant(0.0, lanes)
+            repeat(spec.head_size * self._vectors, lambda i: store(self._result, i * lanes, zeros, lanes))
+        each_tile(self._runs, self._keys)
+        self._store_results()
+
+    @property
+    def _pieces(self) -> int:
+        """Number of blocks of keys."""
+        return sum(run.count for run in self._runs)
+
+    def _local(self, row: Expr, vector: int) -> Expr:
+        """Index of a vector in local memory."""
+        return lanes_at(row * self._width + vector * self._lanes, self._lanes)
+
+    def _put(self, buffer: Buffer, row: Expr, vector: int, value: Expr) -> None:
+        store(buffer, row * self._width + vector * self._lanes, value, self._lanes)
+
+    def _query(self, vector: int, lane: int) -> Expr:
+        """Number of the query in a lane."""
+        return self._first + min(vector * self._lanes + lane, self._count - 1)
+
+    def _load_queries(self) -> None:
+        """Queries of this head, transposed and scaled."""
+        lanes, plane = self._lanes, self._spec.queries * self._lanes
+
+        def load(block: Expr) -> None:
+            base = (self._head * self._head_blocks + block) * plane
+            for j in range(self._vectors):
+                rows = [self._q[lanes_at(base + self._query(j, i) * lanes, lanes)] for i in range(lanes)]
+                for i, column in enumerate(transposed(rows)):
+                    self._put(self._queries, block * lanes + i, j, column * constant(self._spec.scale, lanes))
+
+        repeat(self._head_blocks, load)
+
+    def _store_results(self) -> None:
+        lanes, plane = self._lanes, self._spec.queries * self._lanes
+        shares = [bind(constant(1.0, lanes) / total.value) for total in self._total]
+
+        def save(block: Expr) -> None:
+            base = (self._head * self._head_blocks + block) * plane
+            for j, share in enumerate(shares):
+                rows = [self._result[self._local(block * lanes + i, j)] * share for i in range(lanes)]
+                for i, column in enumerate(transposed(rows)):
+                    if j * lanes + i < self._count:
+                        store(self._y, base + self._query(j, i) * lanes, column, lanes)
+
+        repeat(self._head_blocks, save)
+
+    def _keys(self, first: Expr, count: int) -> None:
+        """Scores of a block of keys, their exponentials, and the values weighted by these."""
+        before = [bind(most.value) for most in self._most]
+        self._set_biases(first, count)
+        each_tile(segments(count, self._numbers), partial(self._score_tile, first))
+        factors = [bind(decay(b - most.value, self._lanes)) for b, most in zip(before, self._most, strict=True)]
+        if self._pieces > 1:
+            for total, factor in zip(self._total, factors, strict=True):
+                total.set(total.value * factor)
+        repeat(count, self._exponentials)
+        for run in segments(self._spec.head_size, self._numbers):
+            for start in range(run.start, run.start + run.count * run.width, run.width):
+                self._value_tile(first, count, range(start, start + run.width), factors)
+
+    def _score_tile(self, first: Expr, start: Expr, count: int) -> None:
+        """Scores of `count` keys, from key `start` of the block that begins at key `first`."""
+        lanes, plane = self._lanes, self._spec.keys * self._lanes
+        sums = zero_sums(count, self._vectors, lanes)
+
+        def block(index: Expr) -> None:
+            base = (self._head * self._head_blocks + index) * plane + (first + start) * lanes
+
+            def channel(lane: Expr) -> None:
+                numbers = [self._k[base + i * lanes + lane] for i in range(count)]
+                vectors = [self._queries[self._local(index * lanes + lane, j)] for j in range(self._vectors)]
+                multiply_add(sums, numbers, vectors, lanes)
+
+            unrolled(lanes, channel)
+
+        repeat(self._head_blocks, block)
+        for i, j in product(range(count), range(self._vectors)):
+            score = self._biased(sums, i, j, first, start)
+            self._put(self._scores, start + i, j, score)
+            self._most[j].set(tirx.Max(score, self._most[j].value))
+
+    def _exponentials(self, key: Expr) -> None:
+        for j in range(self._vectors):
+            value = bind(decay(self._scores[self._local(key, j)] - self._most[j].value, self._lanes))
+            self._put(self._scores, key, j, value)
+            self._total[j].add(value)
+
+    def _value_tile(self, first: Expr, count: int, channels: range, factors: list[Expr]) -> None:
+        """Some channels of the result."""
+        lanes, plane = self._lanes, self._spec.keys * self._lanes
+        sums = zero_sums(len(channels), self._vectors, lanes)
+        base = self._head * (self._head_blocks * plane) + first * lanes
+
+        def key(index: Expr) -> None:
+            numbers = [self._v[base + c // lanes * plane + index * lanes + c % lanes] for c in channels]
+            vectors = [self._scores[self._local(index, j)] for j in range(self._vectors)]
+            multiply_add(sums, numbers, vectors, lanes)
+
+        unrolled(count, key)
+        for (i, channel), j in product(enumerate(channels), range(self._vectors)):
+            value = sums[i][j].value
+            if self._pieces > 1:
+                value = value + self._result[self._local(channel, j)] * factors[j]
+            self._put(self._result, channel, j, value)
+
+    def _offset(self, bias: ScoreBias, query: Expr, key: Expr) -> Expr:
+        """Where a number of a bias lies."""
+        queries = self._spec.queries if bias.per_query else 1
+        row = (self._head * queries if bias.per_head else 0) + (query if bias.per_query else 0)
+        return row * self._spec.keys + key
+
+    def _factor(self, bias: ScoreBias) -> float:
+        return self._spec.scale if bias.scaled else 1.0
+
+    def _biased(self, sums: Sums, i: int, j: int, first: Expr, start: Expr) -> Expr:
+        """A vector of scores and all biases of it."""
+        score = sums[i][j].value
+        for bias, numbers in zip(self._spec.biases, self._biases, strict=True):
+            if not bias.per_query:
+                number = numbers[self._offset(bias, 0, first + start + i)]
+                score = score + splat(number * constant(self._factor(bias), 1), self._lanes)
+        if any(bias.per_query for bias in self._spec.biases):
+            score = score + self._scores[self._local(start + i, j)]
+        return bind(score)
+
+    def _set_biases(self, first: Expr, count: int) -> None:
+        """Put the sum of all biases that differ from query to query, transposed, where the scores will be."""
+        lanes, added = self._lanes, False
+        for bias, numbers in zip(self._spec.biases, self._biases, strict=True):
+            if bias.per_query:
+                whole, rest = divmod(count, lanes)
+                if whole:
+                    repeat(whole, partial(self._bias_tile, bias, numbers, first, added))
+                for key, j in product(range(count - rest, count), range(self._vectors)):
+                    self._bias_column(bias, numbers, first, key, j, added)
+                added = True
+
+    def _bias_tile(self, bias: ScoreBias, numbers: Buffer, first: Expr, added: bool, tile: Expr) -> None:
+        """As many keys as a vector has lanes."""
+        lanes, factor = self._lanes, constant(self._factor(bias), self._lanes)
+        for j in range(self._vectors):
+            places = [self._offset(bias, self._query(j, i), first + tile * lanes) for i in range(lanes)]
+            for i, column in enumerate(transposed([numbers[lanes_at(place, lanes)] for place in places])):
+                key, value = tile * lanes + i, column * factor
+                self._put(self._scores, key, j, value + self._scores[self._local(key, j)] if added else value)
+
+    def _bias_column(self, bias: ScoreBias, numbers: Buffer, first: Expr, key: int, j: int, added: bool) -> None:
+        """One key, number by number."""
+        for i in range(self._lanes):
+            value = numbers[self._offset(bias, self._query(j, i), first + key)] * constant(self._factor(bias), 1)
+            place = key * self._width + j * self._lanes + i
+            store(self._scores, place, value + self._scores[place] if added else value, 1)
+
+
+QUERY_VECTORS = 2  # of a block of queries
+KEYS = 256  # most keys of a block: their scores for a block of queries fill the L1 cache
+MOST_BIASES = 2
+MOST_HEAD_SIZE = 512  # queries and results of a block take 128 KiB then
+
+
+def candidates(spec: AttentionSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The default plan, then shorter and longer blocks of keys. Raises `UnsupportedSpecError`."""
+    if spec.head_size > MOST_HEAD_SIZE or len(spec.biases) > MOST_BIASES:
+        raise UnsupportedSpecError(f"attention with heads of {spec.head_size} and {len(spec.biases)} biases")
+    width = QUERY_VECTORS * target.lanes
+    tasks = spec.heads * -(-spec.queries // width)
+    for keys in dict.fromkeys(min(limit, spec.keys) for limit in (KEYS, KEYS // 2, 2 * KEYS)):
+        local = (2 * spec.head_size + keys) * width
+        moved = (local + 2 * spec.keys * spec.head_size) * FLOAT_BYTES
+        text = f"attention {min(width, spec.queries)} queries x {keys} keys"
+        sums = most_numbers(target, QUERY_VECTORS) * QUERY_VECTORS
+        yield make_plan(spec, {"keys": keys}, tasks, text, moved, sums)
+
+
+def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: q, k, v, [biases,] y."""
+    spec = plan.spec
+    assert isinstance(spec, AttentionSpec)
+    width = QUERY_VECTORS * target.lanes
+    full, rest = divmod(spec.queries, width)
+    blocks = full + (rest > 0)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        head, block = quotient(number, blocks), remainder(number, blocks)
+
+        def write(count: int) -> None:
+            QueryBlock(spec, target, knob(plan, "keys"), buffers, head, block * width, count).write()
+
+        if not full:
+            write(rest)
+        else:
+            either(block < full if rest else True, lambda: write(width), lambda: write(rest))
+
+    channels = spec.heads * spec.head_size
+    positions = {"q": spec.queries, "k": spec.keys, "v": spec.keys}
+    arguments = [Argument(name, channels * count) for name, count in positions.items()]
+    arguments += [Argument(f"bias{i}", bias_elements(spec, bias)) for i, bias in enumerate(spec.biases)]
+    return kernel(symbol, [*arguments, Argument("y", channels * spec.queries)], task)

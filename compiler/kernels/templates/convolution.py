@@ -1,0 +1,404 @@
+"""Direct convolution on blocked activations (groups = 1), bias, residual and activation fused. A dense layer is the 1 x
+1 case.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.specs import MOST_LANES, Array, ConvSpec, KernelPlan, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates.base import FLOAT_BYTES, Image, UnsupportedSpecError, knob, make_plan, registers
+from gangway.compiler.kernels.templates.builder import (
+    Argument,
+    Buffer,
+    Expr,
+    Register,
+    at_least,
+    at_most,
+    either,
+    kernel,
+    lanes_at,
+    prefetch,
+    quotient,
+    repeat,
+    splat,
+    store,
+)
+from gangway.compiler.kernels.templates.tiling import (
+    Band,
+    Cut,
+    Priced,
+    Tasks,
+    Traffic,
+    all_tasks,
+    cut_line,
+    cut_rows,
+    each_tile,
+    is_line,
+    spread,
+    tasks_cost,
+    tile_cuts,
+    tile_price,
+)
+from gangway.compiler.kernels.templates.vector_math import activate
+
+# A convolution's tensors in memory, its packed weights, and how many pixels and channels fit into the registers.
+#
+# Weights are packed [group][input plane][kh][kw][input channel][output channels of the group]; the last group may have
+# fewer blocks, the last plane fewer channels (a multiple of four) than the others.
+
+UNROLLED_CHANNELS = 4  # input channels per iteration of the innermost loop
+VECTOR_BLOCKS = 4  # channel blocks of a tile when there is one pixel only (matrix times vector)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution's tensors in memory, and the channel blocks of one register tile."""
+
+    spec: ConvSpec
+    target: TargetSpec
+
+    @cached_property
+    def input(self) -> Image:
+        """x."""
+        s = self.spec
+        return Image(s.in_channels, s.height, s.width, s.input_halo, 1 if s.input_planar else self.target.lanes)
+
+    @cached_property
+    def output(self) -> Image:
+        """y."""
+        return Image(self.spec.out_channels, *self.spec.output_size, self.spec.output_halo, self.target.lanes)
+
+    @cached_property
+    def residual(self) -> Image:
+        """The tensor that is added."""
+        return Image(self.spec.out_channels, *self.spec.output_size, self.spec.residual_halo, self.target.lanes)
+
+    @cached_property
+    def pixels(self) -> int:
+        """Pixels of the output."""
+        return self.output.height * self.output.width
+
+    @cached_property
+    def group_blocks(self) -> int:
+        """Output channel blocks of a register tile; decides how weights are packed. All read the same inputs."""
+        most = min(VECTOR_BLOCKS if self.pixels == 1 else 2, self.output.blocks)
+        if self.spec.groups == 1:
+            return most
+        return next(blocks for blocks in range(most, 0, -1) if self.blocks_per_group % blocks == 0)
+
+    @cached_property
+    def blocks_per_group(self) -> int:
+        """Output channel blocks of one of the convolution's own groups."""
+        return self.output.blocks // self.spec.groups
+
+    @cached_property
+    def groups(self) -> int:
+        """Number of groups of channel blocks."""
+        return -(-self.output.blocks // self.group_blocks)
+
+    @cached_property
+    def tile_pixels(self) -> int:
+        """Most pixels a register tile can have.
+
+        The others hold weights, a broadcast, without FMA a product, and, where LLVM unrolls kernel rows, the next
+        broadcast: a spill within the loop would cost a fifth of the speed whenever the stack happens to be unaligned.
+        """
+        spare = 1 + (self.target.name == "baseline") + self.spec.input_planar
+        return min((registers(self.target) - self.group_blocks - spare) // self.group_blocks, 28)
+
+    @cached_property
+    def plane_channels(self) -> tuple[int, int]:
+        """Whole input planes, and the channels that are summed up of the last, partial one."""
+        whole, rest = divmod(self.spec.in_channels // self.spec.groups, self.input.lanes)
+        return whole, -(-rest // UNROLLED_CHANNELS) * UNROLLED_CHANNELS
+
+    @cached_property
+    def reduction(self) -> int:
+        """Products summed up for one output."""
+        whole, rest = self.plane_channels
+        return (whole * self.input.lanes + rest) * self.spec.kernel[0] * self.spec.kernel[1]
+
+    @cached_property
+    def flops(self) -> int:
+        """Floating point operations, surplus output channels included."""
+        return 2 * self.pixels * self.output.blocks * self.output.lanes * self.reduction
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """Bytes moved at least once."""
+        weights = self.output.blocks * self.output.lanes * self.reduction
+        return Traffic(weights * FLOAT_BYTES, self.input.elements * FLOAT_BYTES, self.output.elements * FLOAT_BYTES)
+
+    def cut(self, tile_pixels: int) -> Cut:
+        """The output cut into register tiles of at most `tile_pixels`."""
+        if is_line(self.spec):
+            return cut_line(self.pixels, tile_pixels)
+        return cut_rows(self.output.height, self.output.width, tile_pixels)
+
+
+def check(spec: ConvSpec) -> None:
+    """Raise `UnsupportedSpecError` unless the input's halo covers all padding, and groups are whole blocks."""
+    if spec.groups not in (1, spec.in_channels) and (
+        spec.in_channels % (spec.groups * MOST_LANES) or spec.out_channels % (spec.groups * MOST_LANES)
+    ):
+        raise UnsupportedSpecError(f"convolution with {spec.groups} groups of {spec.in_channels} channels")
+    (out_height, out_width), (top, left, _, _) = spec.output_size, spec.pads
+    if out_height < 1 or out_width < 1:
+        raise UnsupportedSpecError(f"convolution with an empty output: {spec}")
+    below = (out_height - 1) * spec.stride[0] + (spec.kernel[0] - 1) * spec.dilation[0] - top - (spec.height - 1)
+    right = (out_width - 1) * spec.stride[1] + (spec.kernel[1] - 1) * spec.dilation[1] - left - (spec.width - 1)
+    if max(top, left, below, right) > spec.input_halo:
+        raise UnsupportedSpecError(f"convolution needs a halo of {max(top, left, below, right)}, has {spec.input_halo}")
+
+
+def pack(spec: ConvSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+    """Weights and bias in the kernel's order, padded with zeros. Needs little memory beside the result."""
+    geometry = Geometry(spec, target)
+    planes, rest = geometry.plane_channels
+    channels, width = planes * geometry.input.lanes, geometry.group_blocks * target.lanes
+    packed = np.zeros(geometry.output.blocks * target.lanes * geometry.reduction, np.float32)
+    at = 0
+    for begin in range(0, spec.out_channels, width):
+        group = raw["weights"][begin : begin + width]
+        if planes:
+            parts = group[:, :channels].reshape(len(group), planes, geometry.input.lanes, *spec.kernel)
+            at = _pack_planes(packed, at, parts, geometry.input.lanes, target.lanes)
+        if rest:
+            at = _pack_planes(packed, at, group[:, None, channels:], rest, target.lanes)
+    return packed, np.pad(raw["bias"].astype(np.float32), (0, -spec.out_channels % target.lanes))
+
+
+def _pack_planes(packed: Array, at: int, weights: Array, channels: int, lanes: int) -> int:
+    """Write one group's weights [out][plane][channel][kh][kw] from element `at` on, with room for `channels` of each
+    plane and for whole blocks of outputs; return where they end.
+    """
+    outputs, planes, given, *kernel = weights.shape
+    shape: tuple[int, ...] = (planes, *kernel, channels, -(-outputs // lanes) * lanes)
+    end = at + math.prod(shape)
+    packed[at:end].reshape(shape)[:, :, :, :given, :outputs] = weights.transpose(1, 3, 4, 2, 0)
+    return end
+
+
+# The inner loops of a convolution: one register tile computes some pixels x some channel blocks of the output.
+#
+# Its sums stay in vector registers for the whole reduction: per input channel it loads one weight vector for each
+# block and broadcasts one number for each pixel. The scheme is that of Georganas et al., "Anatomy of High-Performance
+# Deep Learning Convolutions on SIMD Architectures" (SC 2018).
+
+# Weights are read in order, often from memory. A page ahead, because the processor's own prefetching stops at its end.
+PREFETCHED_ELEMENTS = 4096 // FLOAT_BYTES
+
+
+class RegisterTiles:
+    """Writes the tiles of one convolution."""
+
+    def __init__(self, geometry: Geometry, cut: Cut, buffers: tuple[Buffer, ...]):
+        self._g, self._cut = geometry, cut
+        self._x, self._weights, self._bias, *self._residual, self._y = buffers
+        self._lanes = geometry.target.lanes
+
+    def bands(self, group: Expr, blocks: int, first_band: Expr, count: int) -> None:
+        """All tiles of up to `count` bands, for one group of channel blocks."""
+
+        def band(number: Expr, shape: Band) -> None:
+            row = number * self._cut.full.rows
+            each_tile(
+                shape.segments,
+                lambda column, width: self._tile(group, blocks, row, column, shape.rows, width),
+            )
+
+        self._cut.each(first_band, count, band)
+
+    def _pixels(self, image: Image, row: Expr, column: Expr, rows: int, width: int) -> list[Expr]:
+        """Where the tile's pixels lie in a plane of `image`."""
+        pitch = self._cut.row_pixels * image.lanes or image.row
+        base = image.origin + row * pitch + column * image.lanes
+        return [base + r * pitch + c * image.lanes for r, c in product(range(rows), range(width))]
+
+    def _inputs(self, row: Expr, column: Expr, rows: int, width: int) -> list[Expr]:
+        """Where the input pixels under the first kernel tap lie."""
+        spec, image = self._g.spec, self._g.input
+        if self._cut.row_pixels:
+            return self._pixels(image, row, column, rows, width)
+        base = image.origin - spec.pads[0] * image.row - spec.pads[1] * image.lanes
+        base = base + row * (spec.stride[0] * image.row) + column * (spec.stride[1] * image.lanes)
+        down, across = spec.stride[0] * image.row, spec.stride[1] * image.lanes
+        return [base + r * down + c * across for r, c in product(range(rows), range(width))]
+
+    def sums(self, group: Expr, blocks: int, row: Expr, column: Expr, rows: int, width: int) -> list[list[Register]]:
+        """Compute a tile; return [pixel][channel block], without residual and activation."""
+        lanes, first_block = self._lanes, group * self._g.group_blocks
+        sums = [
+            [Register(lanes, self._bias[lanes_at((first_block + j) * lanes, lanes)]) for j in range(blocks)]
+            for _ in range(rows * width)
+        ]
+        inputs = self._inputs(row, column, rows, width)
+        if self._g.spec.groups > 1:
+            skipped = quotient(first_block, self._g.blocks_per_group) * self._g.plane_channels[0]
+            inputs = [pixel + skipped * self._g.input.plane for pixel in inputs]
+        self._reduce(sums, group, blocks, inputs, self._kernel_rows(row, rows))
+        return sums
+
+    def _tile(self, group: Expr, blocks: int, row: Expr, column: Expr, rows: int, width: int) -> None:
+        lanes, first_block = self._lanes, group * self._g.group_blocks
+        sums = self.sums(group, blocks, row, column, rows, width)
+        output = self._pixels(self._g.output, row, column, rows, width)
+        residual = self._pixels(self._g.residual, row, column, rows, width)
+        for j, i in product(range(blocks), range(rows * width)):
+            value = sums[i][j].value
+            if self._residual:
+                plane = (first_block + j) * self._g.residual.plane
+                value = value + self._residual[0][lanes_at(plane + residual[i], lanes)]
+            value = activate(value, self._g.spec.activation, lanes)
+            store(self._y, (first_block + j) * self._g.output.plane + output[i], value, lanes)
+
+    def _kernel_rows(self, row: Expr, rows: int) -> tuple[Expr, Expr]:
+        """First and end of the kernel's rows that meet the image in any of the tile's rows; the others meet zeros."""
+        spec = self._g.spec
+        top, _, bottom, _ = spec.pads
+        first: Expr = 0
+        end: Expr = spec.kernel[0]
+        if top:
+            above = top - (row + (rows - 1)) * spec.stride[0]
+            first = quotient(at_least(above, 0) + (spec.dilation[0] - 1), spec.dilation[0])
+        if bottom:
+            below = spec.height + top - row * spec.stride[0]
+            end = at_most(quotient(below + (spec.dilation[0] - 1), spec.dilation[0]), end)
+        return first, end
+
+    def _reduce(
+        self,
+        sums: list[list[Register]],
+        group: Expr,
+        blocks: int,
+        inputs: list[Expr],
+        kernel_rows_used: tuple[Expr, Expr],
+    ) -> None:
+        spec, image, lanes = self._g.spec, self._g.input, self._lanes
+        first_row, end_row = kernel_rows_used
+        (kernel_rows, kernel_columns), width = spec.kernel, blocks * lanes
+        group_base = group * (self._g.group_blocks * lanes * self._g.reduction)
+        down, across = spec.dilation[0] * image.row, spec.dilation[1] * image.lanes
+
+        def step(plane: Expr, count: int, kh: Expr, kw: Expr, channel: Expr) -> None:
+            index = plane * (kernel_rows * kernel_columns * image.lanes)
+            index = index + (kh * kernel_columns + kw) * count + channel
+            places = [group_base + index * width + j * lanes for j in range(blocks)]
+            if self._g.pixels > 1:  # one pixel only: bound by loads already
+                for place in places:
+                    prefetch(self._weights, place + PREFETCHED_ELEMENTS)
+            weights = [self._weights[lanes_at(place, lanes)] for place in places]
+            offset = plane * image.plane + kh * down + kw * across + channel
+            for i, pixel in enumerate(inputs):
+                number = splat(self._x[pixel + offset], lanes)
+                for j in range(blocks):
+                    sums[i][j].add(number * weights[j])
+
+        def channels(plane: Expr, count: int, kh: Expr, kw: Expr, taps: int) -> None:
+            def some(index: Expr) -> None:
+                for u in range(UNROLLED_CHANNELS):
+                    step(plane, count, kh, kw, index * UNROLLED_CHANNELS + u)
+
+            repeat(taps * count // UNROLLED_CHANNELS, some)
+
+        def taps_of_row(plane: Expr, count: int, kh: Expr) -> None:
+            if count == image.lanes and spec.dilation[1] == 1:  # all channels under a kernel's row lie side by side
+                channels(plane, count, kh, 0, kernel_columns)
+            else:
+                repeat(kernel_columns, lambda kw: channels(plane, count, kh, kw, 1))
+
+        def blocked_taps(plane: Expr, count: int) -> None:
+            repeat(end_row - first_row, lambda kh: taps_of_row(plane, count, first_row + kh))
+
+        def planar_taps(plane: Expr) -> None:
+            # Neighbouring taps of a row share input pixels. Were they unrolled together, LLVM would keep those in
+            # registers that it does not have; so the innermost loop is the one over kernel rows.
+            repeat(kernel_columns, lambda kw: repeat(kernel_rows, lambda kh: step(plane, 1, kh, kw, 0)))
+
+        if image.lanes == 1:
+            repeat(image.blocks, planar_taps)
+            return
+        whole, rest = self._g.plane_channels
+        if whole:
+            repeat(whole, lambda plane: blocked_taps(plane, image.lanes))
+        if rest:
+            blocked_taps(whole, rest)
+
+
+__all__ = ["candidates", "emit", "pack"]
+
+
+def candidates(spec: ConvSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The static choice, then all other tile sizes, sizes of tasks and orders; they share packed weights."""
+    check(spec)
+    geometry = Geometry(spec, target)
+    widest = geometry.tile_pixels
+    static = min(_priced(geometry, widest, geometry.cut(widest)), key=lambda item: item[0])
+    yield static[1]
+    cuts = tile_cuts(widest, geometry.cut)
+    yield from spread(static, (item for cut, size in cuts.items() for item in _priced(geometry, size, cut)))
+
+
+def _priced(geometry: Geometry, tile_pixels: int, cut: Cut) -> Iterator[Priced]:
+    """Every plan with register tiles of this size."""
+    price = tile_price(geometry.tile_pixels, tile_pixels)
+    for tasks in all_tasks(geometry.groups, cut.bands):
+        if tasks.ordered:
+            cost = tasks_cost(tasks, geometry.flops, geometry.traffic, geometry.target)
+            yield price * cost, _plan(geometry, tile_pixels, cut, tasks)
+
+
+def _plan(geometry: Geometry, tile_pixels: int, cut: Cut, tasks: Tasks) -> KernelPlan:
+    pixels = max(size for size, _ in cut.tiles)
+    blocks = geometry.group_blocks
+    weights = blocks * geometry.target.lanes * geometry.reduction * FLOAT_BYTES
+    inputs = geometry.traffic.input * tasks.bands_per_task // tasks.bands
+    order = "pixels" if tasks.pixels_first else "weights"
+    knobs: dict[str, int | str] = {
+        "tile_pixels": tile_pixels,
+        "groups": tasks.groups_per_task,
+        "bands": tasks.bands_per_task,
+        "pixels_first": int(tasks.pixels_first),
+    }
+    text = f"conv {pixels}x{blocks} {tasks.groups_per_task}x{tasks.bands_per_task} {order} first"
+    return make_plan(geometry.spec, knobs, tasks.count, text, weights + inputs, pixels * blocks)
+
+
+def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, weights, bias, [residual,] y."""
+    assert isinstance(plan.spec, ConvSpec)
+    geometry = Geometry(plan.spec, target)
+    cut = geometry.cut(knob(plan, "tile_pixels"))
+    tasks = Tasks(
+        geometry.groups, cut.bands, knob(plan, "groups"), knob(plan, "bands"), bool(knob(plan, "pixels_first"))
+    )
+    lanes = target.lanes
+    arguments = [
+        Argument("x", geometry.input.elements),
+        Argument("weights", geometry.output.blocks * lanes * geometry.reduction),
+        Argument("bias", geometry.output.blocks * lanes),
+        *([Argument("residual", geometry.residual.elements)] if plan.spec.residual else []),
+        Argument("y", geometry.output.elements),
+    ]
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        writer = RegisterTiles(geometry, cut, buffers)
+        full, rest = divmod(geometry.output.blocks, geometry.group_blocks)
+
+        def group(index: Expr, first_band: Expr) -> None:
+            either(
+                index < full if rest else True,
+                lambda: writer.bands(index, geometry.group_blocks, first_band, tasks.bands_per_task),
+                lambda: writer.bands(full, rest, first_band, tasks.bands_per_task),
+            )
+
+        tasks.each_group(number, group)
+
+    return kernel(symbol, arguments, task)

@@ -1,0 +1,284 @@
+"""Elementwise operators on blocked images of any halos, of which they write the interior only."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.specs import BlockedElementwiseSpec, KernelPlan, PointwiseSpec
+from gangway.compiler.kernels.templates.base import (
+    FLOAT_BYTES,
+    TASK_ELEMENTS,
+    Image,
+    UnsupportedSpecError,
+    knob,
+    make_plan,
+)
+from gangway.compiler.kernels.templates.builder import (
+    REFUSED,
+    Argument,
+    Buffer,
+    Expr,
+    Register,
+    at_most,
+    constant,
+    kernel,
+    lanes_at,
+    quotient,
+    refuse,
+    remainder,
+    repeat,
+    store,
+    strided,
+    when,
+)
+from gangway.compiler.kernels.templates.instructions import evaluate, undivided
+from gangway.compiler.kernels.templates.numbers import load, memory_dtype, stored, widen
+from gangway.compiler.kernels.templates.tiling import Tasks, plane_tasks
+from gangway.compiler.kernels.templates.vector_math import activate
+
+# Programs of elementwise operators over plain tensors: any types, any broadcasting, one pass over memory.
+#
+# Axes that lie behind each other in all operands are one. The innermost one is computed in vectors, the last of which
+# overlaps the one before where the length is no multiple: numbers are computed twice rather than one by one.
+
+
+@dataclass(frozen=True)
+class Loops:
+    """The axes of a spec, merged: the outer ones, outermost first, and the innermost; strides of every operand."""
+
+    spec: PointwiseSpec
+
+    @cached_property
+    def axes(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(length, strides of the operands), at least one."""
+        axes: list[tuple[int, tuple[int, ...]]] = []
+        for index, length in enumerate(self.spec.shape):
+            steps = tuple(operand.strides[index] for operand in self.spec.operands)
+            if length == 1:
+                continue
+            if axes and axes[-1][1] == tuple(length * step for step in steps):
+                axes[-1] = (axes[-1][0] * length, steps)
+            else:
+                axes.append((length, steps))
+        return axes or [(1, tuple(0 for _ in self.spec.operands))]
+
+    @property
+    def length(self) -> int:
+        """Numbers of a line, the innermost axis."""
+        return self.axes[-1][0]
+
+    @property
+    def lines(self) -> int:
+        """How many lines there are."""
+        return math.prod(length for length, _ in self.axes[:-1])
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Each operand's stride along a line."""
+        return self.axes[-1][1]
+
+    def bases(self, line: Expr) -> list[Expr]:
+        """Where in each operand a line begins."""
+        bases: list[Expr] = [0 for _ in self.spec.operands]
+        for length, steps in reversed(self.axes[:-1]):
+            position, line = remainder(line, length), quotient(line, length)
+            bases = [base + position * step if step else base for base, step in zip(bases, steps, strict=True)]
+        return bases
+
+
+def pointwise_candidates(spec: PointwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan: tasks of about equal cost, a multiple of four of them where there is work for that."""
+    loops = Loops(spec)
+    wanted = max(1, TASK_ELEMENTS * 4 // max(4, spec.cost))
+    tasks = math.prod(spec.shape) // wanted
+    tasks = tasks // 4 * 4 if tasks >= 4 else max(tasks, 1)
+    parts = min(loops.length, -(-tasks // loops.lines))  # of one line
+    part = -(-loops.length // parts)
+    part = -(-part // target.lanes) * target.lanes if parts > 1 else part
+    lines = -(-loops.lines // tasks)
+    count = -(-loops.lines // lines) * -(-loops.length // part)
+    items = [np.dtype(operand.dtype).itemsize for operand in spec.operands] + [np.dtype(_result(spec)).itemsize]
+    text = "+".join(dict.fromkeys(item.operator for item in spec.program if item.operator != "constant"))
+    knobs: dict[str, int | str] = {"lines": lines, "part": part}
+    yield make_plan(spec, knobs, count, f"{text or 'copy'} {lines}x{part}", sum(items) * lines * part, 1)
+
+
+def _result(spec: PointwiseSpec) -> str:
+    """The type of y."""
+    return spec.program[-1].dtype if spec.program else spec.operands[0].dtype
+
+
+def pointwise_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: operands, y."""
+    spec = plan.spec
+    assert isinstance(spec, PointwiseSpec)
+    loops, lines, part = Loops(spec), knob(plan, "lines"), knob(plan, "part")
+    parts = -(-loops.length // part)
+    lanes = min(target.lanes, 1 << (loops.length.bit_length() - 1))
+    vectors = -(-part // lanes)
+
+    def task(index: Expr, buffers: tuple[Buffer, ...]) -> None:
+        marks = [Register(lanes, constant(0, lanes, dtype), dtype) for dtype in _checked_dtypes(spec)]
+        *inputs, y = buffers[:-1] if marks else buffers
+        first_line, begin = quotient(index, parts) * lines, remainder(index, parts) * part
+
+        def line(offset: Expr) -> None:
+            bases = loops.bases(first_line + offset)
+            hoisted = [
+                _operand(spec, n, inputs[n], bases[n], 0, 1) if step == 0 else None
+                for n, step in enumerate(loops.steps)
+            ]
+            values = [None if value is None else widen(value, lanes) for value in hoisted]
+
+            def vector(step: Expr) -> None:
+                place = at_most(begin + step * lanes, loops.length - lanes)
+                found = [
+                    value if value is not None else _operand(spec, n, inputs[n], bases[n], place, lanes, loops.steps[n])
+                    for n, value in enumerate(values)
+                ]
+                result = run(spec, found, lanes, marks)
+                target_place = (first_line + offset) * loops.length + place
+                store(y, target_place, stored(result, _result(spec), lanes), lanes)
+
+            repeat(at_most(vectors, quotient(loops.length - begin + lanes - 1, lanes)), vector)
+
+        repeat(at_most(lines, loops.lines - first_line), line)
+        for check, mark in enumerate(marks, 1):
+            _refuse_marked(mark, lanes, check, buffers[-1])
+
+    sizes = [1 + sum((n - 1) * s[i] for n, s in loops.axes) for i in range(len(spec.operands))]
+    arguments = [
+        Argument(f"x{i}", size, memory_dtype(operand.dtype))
+        for i, (size, operand) in enumerate(zip(sizes, spec.operands, strict=True))
+    ]
+    arguments.append(Argument("y", math.prod(spec.shape), memory_dtype(_result(spec))))
+    return kernel(symbol, [*arguments, *([REFUSED] if spec.checks else [])], task)
+
+
+def _refuse_marked(mark: Register, lanes: int, check: int, refused: Buffer) -> None:
+    repeat(lanes, lambda lane: when(mark.lane(lane) != 0, lambda: refuse(refused, check, 0)))
+
+
+def _checked_dtypes(spec: PointwiseSpec) -> list[str]:
+    """The element type of what each check looks at."""
+    return [item.dtype for item in spec.program for _ in spec.checks_of(item)]
+
+
+def _operand(
+    spec: PointwiseSpec, index: int, buffer: Buffer, base: Expr, place: Expr, lanes: int, step: int = 0
+) -> Expr:
+    """Numbers of an operand, in registers."""
+    if lanes == 1:
+        read = buffer[base + place * step]
+    elif step == 1:
+        read = buffer[lanes_at(base + place, lanes)]
+    else:
+        read = buffer[strided(base + place * step, step, lanes)]
+    return load(read, spec.operands[index].dtype, lanes)
+
+
+def run(spec: PointwiseSpec, operands: list[Expr], lanes: int, marks: Sequence[Register] = ()) -> Expr:
+    """The last value of the program; each check sets lanes of its mark where it finds something.
+
+    Raises UnsupportedSpecError for an operator that is not there for its type.
+    """
+    values, dtypes = list(operands), [operand.dtype for operand in spec.operands]
+    unused = iter(marks)
+    for item in spec.program:
+        dtype = dtypes[item.sources[-1]] if item.sources else item.dtype
+        for check in spec.checks_of(item) if marks else ():
+            x, y = (values[source] for source in item.sources)
+            mark = next(unused)
+            mark.set(mark.value | undivided(check, x, y, dtype, lanes))
+        try:
+            values.append(evaluate(item, [values[source] for source in item.sources], dtype, lanes))
+        except KeyError as error:
+            raise UnsupportedSpecError(f"no operator {item.operator} of {dtype}") from error
+        dtypes.append(item.dtype)
+    return values[-1]
+
+
+UNROLLED = 2  # vectors per iteration on blocked images
+
+
+def _text(spec: BlockedElementwiseSpec) -> str:
+    names = [name for name in (spec.operator, spec.activation.name) if name not in ("copy", "none")]
+    return "+".join(names) or "copy"
+
+
+def _compute(spec: BlockedElementwiseSpec, values: list[Expr], lanes: int) -> Expr:
+    match spec.operator:
+        case "add":
+            value = values[0] + values[1]
+        case "sub":
+            value = values[0] - values[1]
+        case "mul":
+            value = values[0] * values[1]
+        case "copy":
+            value = values[0]
+    return activate(value, spec.activation, lanes)
+
+
+def blocked_candidates(spec: BlockedElementwiseSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    *inputs, y = _images(spec, target)
+    moved = sum(image.elements for image in (*inputs, y)) * FLOAT_BYTES
+    tasks = plane_tasks(y.blocks, y.height, y.elements, moved, target)
+    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
+    text = f"{_text(spec)} {tasks.groups_per_task}x{tasks.bands_per_task}"
+    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), UNROLLED)
+
+
+def _images(spec: BlockedElementwiseSpec, target: TargetSpec) -> list[Image]:
+    """The inputs and y in memory."""
+    lanes = target.lanes
+    inputs = [
+        Image(spec.channels, 1, 1, 0, lanes) if vector else Image(spec.channels, spec.height, spec.width, halo, lanes)
+        for vector, halo in zip(spec.vectors, spec.input_halos, strict=True)
+    ]
+    return [*inputs, Image(spec.channels, spec.height, spec.width, spec.output_halo, lanes)]
+
+
+def blocked_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: one or two inputs, y."""
+    spec = plan.spec
+    assert isinstance(spec, BlockedElementwiseSpec)
+    lanes = target.lanes
+    *x_images, y_image = _images(spec, target)
+    tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        *inputs, y = buffers
+
+        def line(block: Expr, row: Expr) -> None:
+            def place(image: Image, column: Expr) -> Expr:
+                return block * image.plane + image.origin + row * image.row + column * lanes
+
+            def operand(index: int, column: Expr) -> Expr:
+                base = block * lanes if spec.vectors[index] else place(x_images[index], column)
+                return inputs[index][lanes_at(base, lanes)]
+
+            def pixel(column: Expr) -> None:
+                values = [operand(index, column) for index in range(len(inputs))]
+                store(y, place(y_image, column), _compute(spec, values, lanes), lanes)
+
+            def pixels(index: Expr) -> None:
+                for u in range(UNROLLED):
+                    pixel(index * UNROLLED + u)
+
+            whole, rest = divmod(spec.width, UNROLLED)
+            if whole:
+                repeat(whole, pixels)
+            for column in range(spec.width - rest, spec.width):
+                pixel(column)
+
+        tasks.each(number, line)
+
+    names = ["a", "b"][: len(x_images)]
+    arguments = [Argument(name, image.elements) for name, image in zip(names, x_images, strict=True)]
+    return kernel(symbol, [*arguments, Argument("y", y_image.elements)], task)

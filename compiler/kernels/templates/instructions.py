@@ -1,0 +1,246 @@
+"""What each instruction of a `PointwiseSpec` computes, on vectors, in TIR.
+
+`dtype` is the type of the sources; only cast, comparisons, is_nan and is_inf give another one than they take. Integer
+overflow has no defined result, but does no harm.
+"""
+
+from collections.abc import Callable
+from typing import cast, get_args
+
+import numpy as np
+from tvm import tirx
+
+from gangway.compiler.kernels.specs import Check, Instruction
+from gangway.compiler.kernels.specs.base import Activation, ActivationName
+from gangway.compiler.kernels.templates import numbers, vector_math
+from gangway.compiler.kernels.templates.builder import Expr, Register, constant
+from gangway.compiler.kernels.templates.numbers import (
+    FLOATS,
+    ceil,
+    convert,
+    floor,
+    holds,
+    is_nan,
+    keep,
+    number,
+    register_dtype,
+    round_even,
+    truncate,
+    truth,
+)
+from gangway.compiler.kernels.templates.vector_math import activate
+
+Binary = Callable[[Expr, Expr], Expr]
+
+_COMPARISONS: dict[str, Binary] = {
+    "equal": tirx.EQ,
+    "less": tirx.LT,
+    "less_or_equal": tirx.LE,
+    "greater": tirx.GT,
+    "greater_or_equal": tirx.GE,
+}
+_ARITHMETIC: dict[str, Binary] = {"add": tirx.Add, "sub": tirx.Sub, "mul": tirx.Mul}
+_LOGIC: dict[str, Binary] = {
+    "and": tirx.bitwise_and,
+    "min": tirx.bitwise_and,
+    "or": tirx.bitwise_or,
+    "max": tirx.bitwise_or,
+    "xor": tirx.bitwise_xor,
+}
+_BITS: dict[str, Binary] = {
+    "bit_and": tirx.bitwise_and,
+    "bit_or": tirx.bitwise_or,
+    "bit_xor": tirx.bitwise_xor,
+}
+_ROUNDINGS = {"floor": floor, "ceil": ceil, "round": round_even, "truncate": truncate}
+_VECTOR_MATH = {"exp": vector_math.exp, "log": vector_math.log}
+
+
+def evaluate(instruction: Instruction, values: list[Expr], dtype: str, lanes: int) -> Expr:
+    """The result of an instruction, in registers; `values` are its sources, all of `dtype` but the first of `where`.
+
+    Raises KeyError for an operator that does not exist for this type.
+    """
+    name = instruction.operator
+    if name == "constant":
+        return number(instruction.parameters[0], instruction.dtype, lanes)
+    if name == "cast":
+        return keep(convert(values[0], dtype, instruction.dtype, lanes))
+    if name == "where":
+        return keep(tirx.Select(holds(values[0], lanes), values[1], values[2]))
+    if name in _COMPARISONS:
+        return truth(_COMPARISONS[name](values[0], values[1]), lanes)
+    if dtype == "bool":
+        return keep(_logic(name, values, lanes))
+    if name in ("is_nan", "is_inf"):
+        return truth(_special(name, values[0], register_dtype(dtype), lanes), lanes)
+    if dtype in FLOATS:
+        return keep(_float(name, values, dtype, lanes, instruction.parameters))
+    return keep(_integer(name, values, dtype, lanes))
+
+
+def _logic(name: str, values: list[Expr], lanes: int) -> Expr:
+    one = constant(1, lanes, "uint8")
+    return tirx.bitwise_xor(values[0], one) if name == "not" else _LOGIC[name](values[0], values[1])
+
+
+def _special(name: str, x: Expr, kind: str, lanes: int) -> Expr:
+    return is_nan(x, kind, lanes) if name == "is_nan" else tirx.EQ(tirx.abs(x), constant(float("inf"), lanes, kind))
+
+
+def _float(name: str, values: list[Expr], dtype: str, lanes: int, parameters: tuple[float | int, ...]) -> Expr:
+    kind = register_dtype(dtype)
+    x = values[0]
+    zero = constant(0.0, lanes, kind)
+    if name in _ARITHMETIC:
+        return _ARITHMETIC[name](x, values[1])
+    if name in _ROUNDINGS:
+        return _ROUNDINGS[name](x, kind, lanes)
+    match name:
+        case "div":
+            return tirx.Div(x, values[1])
+        case "min" | "max":
+            return _extreme(name, x, values[1], kind, lanes)
+        case "neg":
+            return tirx.Mul(x, constant(-1.0, lanes, kind))
+        case "abs":
+            return tirx.abs(x)
+        case "sign":
+            one = constant(1.0, lanes, kind)
+            sign = tirx.Select(x < zero, constant(-1.0, lanes, kind), zero)
+            return tirx.Select(x > zero, one, keep(tirx.Select(is_nan(x, kind, lanes), x, keep(sign))))
+        case "sqrt":
+            return tirx.sqrt(x)
+    if kind == "float32" and name in _VECTOR_MATH:
+        return _VECTOR_MATH[name](x, lanes)
+    if kind == "float32" and name in get_args(ActivationName):
+        return activate(x, Activation(cast(ActivationName, name), *parameters), lanes)
+    return _in_double(name, values, kind, lanes)
+
+
+def _in_double(name: str, values: list[Expr], kind: str, lanes: int) -> Expr:
+    wide = [keep(convert(value, kind, "float64", lanes)) for value in values]
+    match name:
+        case "pow":
+            result = numbers.power(wide[0], wide[1], lanes)
+        case "fmod":
+            result = numbers.modulo(wide[0], wide[1], lanes)
+        case _:
+            result = numbers.UNARY[name](wide[0], lanes)
+    return convert(result, "float64", kind, lanes)
+
+
+def _extreme(name: str, a: Expr, b: Expr, kind: str, lanes: int) -> Expr:
+    """Maximum or minimum; NaN if either is: of two numbers that cannot be compared, TVM's take the second."""
+    found = tirx.Max(a, b) if name == "max" else tirx.Min(a, b)
+    return tirx.Select(is_nan(a, kind, lanes), a, keep(found))
+
+
+def _integer(name: str, values: list[Expr], dtype: str, lanes: int) -> Expr:
+    x, signed = values[0], np.iinfo(dtype).min < 0
+    if name in _ARITHMETIC:
+        # A register hides from TVM what was computed: it would reckon with numbers that cannot overflow.
+        return Register(lanes, _ARITHMETIC[name](x, values[1]), dtype).value
+    if name in _BITS:
+        return _BITS[name](x, values[1])
+    if name in _ROUNDINGS:
+        return x
+    zero = constant(0, lanes, dtype)
+    match name:
+        case "div":
+            return _quotient(x, values[1], dtype, lanes)
+        case "mod" | "fmod":
+            return _remainder(name, x, values[1], dtype, lanes)
+        case "pow":
+            return _power(x, values[1], dtype, lanes)
+        case "min":
+            return tirx.Min(x, values[1])
+        case "max":
+            return tirx.Max(x, values[1])
+        case "neg":
+            return tirx.Sub(zero, x)
+        case "abs":
+            return tirx.Select(x < zero, keep(tirx.Sub(zero, x)), x) if signed else x
+        case "sign":
+            below = constant(-1, lanes, dtype) if signed else zero
+            return tirx.Select(x > zero, constant(1, lanes, dtype), keep(tirx.Select(x < zero, below, zero)))
+        case "bit_not":
+            return tirx.bitwise_not(x)
+        case "shift_left" | "shift_right":
+            return _shift(name, x, values[1], dtype, lanes)
+    raise KeyError(f"{name} of {dtype}")
+
+
+def undivided(check: Check, x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
+    """1 where x / y is what the check is for, else 0."""
+    one, zero = constant(1, lanes, dtype), constant(0, lanes, dtype)
+    if check == "zero":
+        return keep(tirx.Select(tirx.EQ(y, zero), one, zero))
+    least, minus = constant(np.iinfo(dtype).min, lanes, dtype), constant(-1, lanes, dtype)
+    return keep(tirx.Select(tirx.And(tirx.EQ(x, least), tirx.EQ(y, minus)), one, zero))
+
+
+def _quotient(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
+    """x / y towards zero. What a processor traps on is computed otherwise: x / 0 is 0, x / -1 is -x."""
+    zero, one = constant(0, lanes, dtype), constant(1, lanes, dtype)
+    nothing = tirx.EQ(y, zero)
+    if np.iinfo(dtype).min == 0:
+        return tirx.Select(nothing, zero, _divided(x, tirx.Select(nothing, one, y), dtype, lanes))
+    minus = tirx.EQ(y, constant(-1, lanes, dtype))
+    safe = keep(tirx.Select(tirx.Or(nothing, minus), one, y))
+    result = tirx.Select(minus, keep(tirx.Sub(zero, x)), _divided(x, safe, dtype, lanes))
+    return tirx.Select(nothing, zero, keep(result))
+
+
+def _divided(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
+    """Through registers: TVM must not reason about the quotient."""
+    return Register(lanes, tirx.truncdiv(Register(lanes, x, dtype).value, Register(lanes, y, dtype).value), dtype).value
+
+
+def _remainder(name: str, x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
+    """The rest of the division towards zero (fmod), or, with y's sign, of that towards -infinity. x mod 0 is x."""
+    rest = keep(tirx.Sub(x, tirx.Mul(_quotient(x, y, dtype, lanes), y)))
+    if name == "fmod" or np.iinfo(dtype).min == 0:
+        return rest
+    zero = constant(0, lanes, dtype)
+    other = tirx.And(tirx.NE(rest, zero), keep(tirx.bitwise_xor(rest, y)) < zero)  # signs differ
+    return tirx.Select(other, keep(tirx.Add(rest, y)), rest)
+
+
+def _power(x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
+    """By repeated squaring in float64, whose products are exact as far as they are in range, and cut as by a cast.
+
+    A negative exponent gives 0, but of 0 what infinity is cut to, and of 1 and -1.
+    """
+    one, zero = constant(1, lanes, dtype), constant(0, lanes, dtype)
+    # From 2^6 on all but 0, 1 and -1 overflow, of which only the exponent's lowest bit matters.
+    limit = constant(62, lanes, dtype)
+    count = keep(tirx.abs(y) if np.iinfo(dtype).min < 0 else y)
+    count = keep(tirx.Select(count > limit, keep(limit + (count & one)), count))
+    result = Register(lanes, constant(1.0, lanes, "float64"), "float64")
+    base = Register(lanes, convert(x, dtype, "float64", lanes), "float64")
+    for bit in range(6):
+        taken = tirx.NE(count & constant(1 << bit, lanes, dtype), zero)
+        result.set(tirx.Select(taken, result.value * base.value, result.value))
+        base.set(base.value * base.value)
+    cut = convert(result.value, "float64", dtype, lanes)
+    if np.iinfo(dtype).min == 0:
+        return cut
+    unit = tirx.Or(tirx.EQ(x, one), tirx.EQ(x, constant(-1, lanes, dtype)))
+    infinite = convert(constant(float("inf"), lanes, "float64"), "float64", dtype, lanes)
+    inverse = keep(tirx.Select(tirx.EQ(x, zero), infinite, zero))
+    return tirx.Select(tirx.Or(y >= zero, unit), cut, inverse)
+
+
+def _shift(name: str, x: Expr, y: Expr, dtype: str, lanes: int) -> Expr:
+    """By as many bits as there are, by more, or by fewer than none, everything is shifted out; what comes in is 0 or,
+    from the left of a negative number, 1.
+    """
+    bits, zero = np.iinfo(dtype).bits, constant(0, lanes, dtype)
+    inside = tirx.And(y >= zero, y < constant(bits, lanes, dtype))
+    count = keep(tirx.Select(inside, y, zero))
+    moved = keep(x << count if name == "shift_left" else x >> count)
+    if name == "shift_left" or np.iinfo(dtype).min == 0:
+        return tirx.Select(inside, moved, zero)
+    emptied = keep(tirx.Select(x < zero, constant(-1, lanes, dtype), zero))
+    return tirx.Select(inside, moved, emptied)

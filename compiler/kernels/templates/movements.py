@@ -1,0 +1,381 @@
+"""Plain numbers moved: transposition, and concatenation along inner axes. Any alignment, nothing beyond the tensors."""
+
+import math
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.specs import (
+    CopySpec,
+    GatherPlacesSpec,
+    GatherSpec,
+    KernelPlan,
+    RemapSpec,
+    ScatterSpec,
+    Segment,
+)
+from gangway.compiler.kernels.templates.base import FLOAT_BYTES, TASK_ELEMENTS, UnsupportedSpecError, knob, make_plan
+from gangway.compiler.kernels.templates.builder import (
+    REFUSED,
+    Argument,
+    Buffer,
+    Expr,
+    at_most,
+    bind,
+    checked_index,
+    either,
+    kernel,
+    lanes_at,
+    quotient,
+    remainder,
+    repeat,
+    splat,
+    store,
+    strided,
+)
+from gangway.compiler.kernels.templates.numbers import memory_dtype
+
+# Plain numbers moved by tables: slices, padding, repetition, resizing to the nearest. Any alignment.
+
+
+def remap_candidates(spec: RemapSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    lines = math.prod(spec.outer)
+    per_task = min(lines, max(1, TASK_ELEMENTS // spec.length))
+    moved = 2 * per_task * spec.length * np.dtype(spec.dtype).itemsize
+    kinds = "+".join(segment.kind for segment in spec.line)
+    yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"remap {kinds} {per_task} lines", moved, 1)
+
+
+def remap_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, table, y."""
+    spec = plan.spec
+    assert isinstance(spec, RemapSpec)
+    per_task, lines = knob(plan, "lines"), math.prod(spec.outer)
+    begins = [0, *accumulate(spec.outer)]
+    places = [0, *accumulate(segment.length for segment in spec.line)]
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        _, table, y = buffers
+
+        def line(index: Expr) -> None:
+            into = (number * per_task + index) * spec.length
+            rest, entries = number * per_task + index, []
+            for begin, length in reversed(list(zip(begins, spec.outer, strict=False))):
+                entries.append(bind(table[begin + remainder(rest, length)]))
+                rest = quotient(rest, length)
+            least = entries[0] if entries else tirx.const(0, "int32")
+            for entry in entries[1:]:
+                least = tirx.Min(least, entry)
+            base = sum(entries[1:], entries[0]) if entries else tirx.const(0, "int32")
+
+            def moved() -> None:
+                for place, segment in zip(places, spec.line, strict=False):
+                    _segment(spec, segment, target.lanes, buffers, base, into + place)
+
+            def filled() -> None:
+                _fill(spec, spec.length, target.lanes, y, into)
+
+            either(least >= 0, moved, filled)
+
+        repeat(at_most(per_task, lines - number * per_task), line)
+
+    dtype = memory_dtype(spec.dtype)
+    arguments = [Argument("x", spec.reach, dtype), Argument("table", max(1, spec.table), "int32")]
+    return kernel(symbol, [*arguments, Argument("y", lines * spec.length, dtype)], task)
+
+
+def _constant(spec: RemapSpec) -> Expr:
+    if spec.dtype == "float16":
+        return tirx.const(int(np.float16(spec.fill).view(np.uint16)), "uint16")
+    return tirx.const(spec.fill, memory_dtype(spec.dtype))
+
+
+def _fill(spec: RemapSpec, length: int, lanes: int, y: Buffer, into: Expr) -> None:
+    whole, rest = divmod(length, lanes)
+    if whole:
+        repeat(whole, lambda step: store(y, into + step * lanes, splat(_constant(spec), lanes), lanes))
+    for place in range(length - rest, length):
+        store(y, into + place, _constant(spec), 1)
+
+
+def _segment(
+    spec: RemapSpec, segment: Segment, lanes: int, buffers: tuple[Buffer, ...], base: Expr, into: Expr
+) -> None:
+    """One segment of a line."""
+    x, table, y = buffers
+    if segment.kind == "fill":
+        _fill(spec, segment.length, lanes, y, into)
+        return
+    if segment.kind == "table":
+
+        def number(place: Expr) -> None:
+            entry = bind(table[segment.source + place])
+            found = x[tirx.Max(base + entry, 0)]
+            store(y, into + place, tirx.Select(entry >= 0, found, _constant(spec)), 1)
+
+        repeat(segment.length, number)
+        return
+    whole, rest = divmod(segment.length, lanes)
+    first, step = base + segment.source, segment.step
+
+    def vector(index: Expr) -> None:
+        source = first + index * (lanes * step)
+        value = splat(x[source], lanes) if step == 0 else x[strided(source, step, lanes)]
+        store(y, into + index * lanes, value, lanes)
+
+    if whole:
+        repeat(whole, vector)
+    for place in range(segment.length - rest, segment.length):
+        store(y, into + place, x[first + place * step], 1)
+
+
+# Rows of a table picked by number: embeddings. Numbers are moved, whatever they mean.
+
+MOST_ELEMENTS = 1 << 31  # beyond, indices of elements would not be 32-bit integers
+
+
+def gather_candidates(spec: GatherSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan. Raises `UnsupportedSpecError`."""
+    if spec.outer * max(spec.length, spec.count) * spec.inner >= MOST_ELEMENTS:
+        raise UnsupportedSpecError(f"gather from {spec.outer}x{spec.length}x{spec.inner} numbers")
+    lines = spec.outer * spec.count
+    per_task = min(lines, max(1, TASK_ELEMENTS // spec.inner))
+    moved = 2 * per_task * spec.inner * spec.item_bytes
+    yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"gather {per_task} lines", moved, 1)
+
+
+def gather_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: data, indices, y."""
+    spec = plan.spec
+    assert isinstance(spec, GatherSpec)
+    per_task, lines = knob(plan, "lines"), spec.outer * spec.count
+    lanes = target.lanes * FLOAT_BYTES // spec.item_bytes
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        data, indices, y, refused = buffers
+
+        def line(index: Expr) -> None:
+            line_number = number * per_task + index
+            outer, column = quotient(line_number, spec.count), remainder(line_number, spec.count)
+            picked = checked_index(indices[column], spec.length, spec.index_dtype, refused)
+            source = bind((outer * spec.length + picked) * spec.inner)
+            into = line_number * spec.inner
+            whole, rest = divmod(spec.inner, lanes)
+
+            def vector(step: Expr) -> None:
+                store(y, into + step * lanes, data[lanes_at(source + step * lanes, lanes)], lanes)
+
+            if whole:
+                repeat(whole, vector)
+            if rest:
+                first = whole * lanes
+                repeat(rest, lambda i: store(y, into + first + i, data[source + first + i], 1))
+
+        repeat(at_most(per_task, lines - number * per_task), line)
+
+    dtype = f"int{8 * spec.item_bytes}"
+    arguments = [
+        Argument("data", spec.outer * spec.length * spec.inner, dtype),
+        Argument("indices", spec.count, spec.index_dtype),
+        Argument("y", lines * spec.inner, dtype),
+        REFUSED,
+    ]
+    return kernel(symbol, arguments, task)
+
+
+# Numbers taken from places that other numbers say, one by one. They are moved, whatever they mean.
+
+
+def gather_places_candidates(spec: GatherPlacesSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    lines = math.prod(spec.shape[:-1])
+    per_task = min(lines, max(1, TASK_ELEMENTS // spec.shape[-1]))
+    moved = 2 * per_task * spec.shape[-1] * spec.item_bytes
+    text = f"gather places of {per_task} lines"
+    yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), text, moved, 1)
+
+
+def gather_places_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: data, indices, y, refused."""
+    spec = plan.spec
+    assert isinstance(spec, GatherPlacesSpec)
+    per_task, lines, length = knob(plan, "lines"), math.prod(spec.shape[:-1]), spec.shape[-1]
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        data, indices, y, refused = buffers
+
+        def picked(index: Expr) -> Expr:
+            """What the indices add to a place."""
+            return sum(
+                checked_index(indices[index + item.step], item.length, spec.index_dtype, refused) * item.stride
+                for item in spec.picked
+            )
+
+        def line(offset: Expr) -> None:
+            rest = line_number = bind(number * per_task + offset)
+            place, index = 0, 0
+            for axis in reversed(range(len(spec.shape) - 1)):
+                at, rest = remainder(rest, spec.shape[axis]), quotient(rest, spec.shape[axis])
+                place, index = place + at * spec.strides[axis], index + at * spec.index_strides[axis]
+            step, index_step = spec.strides[-1], spec.index_strides[-1]
+            into = line_number * length
+            if index_step:
+                repeat(length, lambda i: store(y, into + i, data[place + i * step + picked(index + i * index_step)], 1))
+            else:
+                begin = bind(place + picked(index))
+                repeat(length, lambda i: store(y, into + i, data[begin + i * step], 1))
+
+        repeat(at_most(per_task, lines - number * per_task), line)
+
+    dtype = f"int{8 * spec.item_bytes}"
+    reach = sum((length - 1) * stride for length, stride in zip(spec.shape, spec.index_strides, strict=True))
+    arguments = [
+        Argument("data", spec.elements, dtype),
+        Argument("indices", 1 + reach + max(item.step for item in spec.picked), spec.index_dtype),
+        Argument("y", math.prod(spec.shape), dtype),
+        REFUSED,
+    ]
+    return kernel(symbol, arguments, task)
+
+
+# Numbers put at places that other numbers say, one after the other: several may go to one place.
+
+_ARITHMETIC = ("float32", "int32", "int64")
+
+
+def scatter_candidates(spec: ScatterSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan, of one task. Raises `UnsupportedSpecError`."""
+    if spec.reduction != "none" and spec.dtype not in _ARITHMETIC:
+        raise UnsupportedSpecError(f"scattered {spec.dtype} with the reduction {spec.reduction}")
+    yield make_plan(spec, {}, 1, f"scatter {spec.reduction} {math.prod(spec.shape)} numbers", 0, 1)
+
+
+def scatter_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: data, indices, updates, y."""
+    spec = plan.spec
+    assert isinstance(spec, ScatterSpec)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        data, indices, updates, y, refused = buffers
+        repeat(spec.elements, lambda index: store(y, index, data[index], 1))
+
+        def axis(at: int, update: Expr, place: Expr, index: Expr) -> None:
+            """The loops from axis `at` of the updates on."""
+            if at < len(spec.shape):
+                stride, inner = math.prod(spec.shape[at + 1 :]), at
+                repeat(
+                    spec.shape[at],
+                    lambda i: axis(
+                        inner + 1,
+                        update + i * stride,
+                        place + i * spec.strides[inner],
+                        index + i * spec.index_strides[inner],
+                    ),
+                )
+                return
+            for picked in spec.picked:
+                read = indices[index + picked.step]
+                place = place + checked_index(read, picked.length, spec.index_dtype, refused) * picked.stride
+            where = bind(place + tirx.const(0, "int32"))
+            store(y, where, _combined(spec, y[where], updates[update]), 1)
+
+        axis(0, 0, 0, 0)
+
+    counts = _index_count(spec), math.prod(spec.shape)
+    number = memory_dtype(spec.dtype)
+    arguments = [
+        Argument("data", spec.elements, number),
+        Argument("indices", counts[0], spec.index_dtype),
+        Argument("updates", counts[1], number),
+        Argument("y", spec.elements, number),
+        REFUSED,
+    ]
+    return kernel(symbol, arguments, task)
+
+
+def _index_count(spec: ScatterSpec) -> int:
+    """How far indices reach."""
+    last = sum((length - 1) * stride for length, stride in zip(spec.shape, spec.index_strides, strict=True))
+    return 1 + last + max(picked.step for picked in spec.picked)
+
+
+def _combined(spec: ScatterSpec, old: Expr, new: Expr) -> Expr:
+    match spec.reduction:
+        case "none":
+            return new
+        case "add":
+            return old + new
+        case "mul":
+            return old * new
+        case "max":
+            return tirx.Max(old, new)
+        case "min":
+            return tirx.Min(old, new)
+
+
+Axis = tuple[int, int, int]  # length, input stride, output stride
+
+
+def copy_candidates(spec: CopySpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    *outer, inner = _axes(spec)
+    lines = math.prod(axis[0] for axis in outer)
+    per_task = min(lines, max(1, TASK_ELEMENTS // inner[0]))
+    moved = 2 * per_task * inner[0] * np.dtype(spec.dtype).itemsize
+    yield make_plan(spec, {"lines": per_task}, -(-lines // per_task), f"copy {per_task} lines", moved, 1)
+
+
+def _axes(spec: CopySpec) -> list[Axis]:
+    """The axes of the copy, outermost first, in order of the output; those that are one axis in both tensors merged."""
+    axes: list[Axis] = []
+    for length, source, into in zip(spec.shape, spec.input_strides, spec.output_strides, strict=True):
+        if length == 1:
+            continue
+        if axes and axes[-1][1:] == (length * source, length * into):
+            axes[-1] = (axes[-1][0] * length, source, into)
+        else:
+            axes.append((length, source, into))
+    return axes or [(1, 1, 1)]
+
+
+def copy_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, y."""
+    spec = plan.spec
+    assert isinstance(spec, CopySpec)
+    *outer, (length, source_step, into_step) = _axes(spec)
+    per_task, lanes = knob(plan, "lines"), target.lanes
+    lines = math.prod(axis[0] for axis in outer)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, y = buffers
+
+        def line(index: Expr) -> None:
+            rest, source, into = number * per_task + index, 0, 0
+            for axis_length, axis_source, axis_into in reversed(outer):
+                position = remainder(rest, axis_length)
+                rest = quotient(rest, axis_length)
+                source, into = source + position * axis_source, into + position * axis_into
+            whole, single = divmod(length, lanes)
+
+            def vector(step: Expr) -> None:
+                first = step * lanes
+                value = x[strided(source + first * source_step, source_step, lanes)]
+                store(y, into + first * into_step, value, lanes, into_step)
+
+            if whole:
+                repeat(whole, vector)
+            for column in range(length - single, length):
+                store(y, into + column * into_step, x[source + column * source_step], 1)
+
+        repeat(at_most(per_task, lines - number * per_task), line)
+
+    # How far the two tensors reach; they may be parts of larger ones.
+    reach = [1 + sum((axis[0] - 1) * axis[side] for axis in _axes(spec)) for side in (1, 2)]
+    return kernel(
+        symbol, [Argument(name, size, memory_dtype(spec.dtype)) for name, size in zip("xy", reach, strict=True)], task
+    )

@@ -1,0 +1,501 @@
+"""Vectors of any element type in TIR: constants, conversions as ONNX's Cast has them, rounding, half precision.
+
+A *number* of dtype float16 is held as float32 in registers, bool as uint8, 0 or 1. No conversion traps, whatever the
+numbers are.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+
+import numpy as np
+from tvm import tirx
+
+from gangway.compiler.kernels.templates.builder import Expr, Register, constant, splat
+
+_MEMORY = {"bool": "uint8", "float16": "uint16"}
+_REGISTERS = {"bool": "uint8", "float16": "float32"}
+FLOATS = ("float16", "float32", "float64")
+
+
+def memory_dtype(dtype: str) -> str:
+    """The type of a buffer that holds numbers of `dtype`."""
+    return _MEMORY.get(dtype, dtype)
+
+
+def register_dtype(dtype: str) -> str:
+    """The type that numbers of `dtype` have in registers."""
+    return _REGISTERS.get(dtype, dtype)
+
+
+def vector_dtype(dtype: str, lanes: int) -> str:
+    """TVM's name of a vector."""
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+
+def keep(value: Expr) -> Expr:
+    """A name for a value that is used more than once, but for conditions.
+
+    It is a register: of a mere name TVM would put what it stands for, which makes expressions of exponential size, and
+    it would reckon with numbers that neither overflow nor are NaN.
+    """
+    dtype, _, lanes = str(value.ty.dtype).partition("x")
+    return Register(int(lanes or 1), value, dtype).value
+
+
+def number(value: float, dtype: str, lanes: int) -> Expr:
+    """A constant in registers."""
+    value = bool(value) if dtype == "bool" else value
+    return constant(value, lanes, register_dtype(dtype))
+
+
+def load(stored: Expr, dtype: str, lanes: int) -> Expr:
+    """What was read from memory, as it is held in registers."""
+    return from_half(stored, lanes) if dtype == "float16" else keep(stored)
+
+
+def stored(value: Expr, dtype: str, lanes: int) -> Expr:
+    """What is to be written to memory."""
+    return to_half(value, lanes) if dtype == "float16" else value
+
+
+def truth(condition: Expr, lanes: int, negate: bool = False) -> Expr:
+    """A condition, or its contrary, as a number of dtype bool."""
+    return keep(
+        tirx.Select(condition, constant(int(not negate), lanes, "uint8"), constant(int(negate), lanes, "uint8"))
+    )
+
+
+def holds(value: Expr, lanes: int) -> Expr:
+    """A number of dtype bool as a condition. It cannot be bound: TVM knows no names for vectors of those."""
+    return tirx.NE(value, constant(0, lanes, "uint8"))
+
+
+def is_nan(x: Expr, dtype: str, lanes: int) -> Expr:
+    """Whether floats are no numbers, by their bits: TVM believes that everything equals itself."""
+    bits, largest = ("int64", 0x7FF << 52) if dtype == "float64" else ("int32", 0xFF << 23)
+    body = tirx.reinterpret(vector_dtype(bits, lanes), x) & constant(largest | (largest & -largest) - 1, lanes, bits)
+    return keep(body) > constant(largest, lanes, bits)
+
+
+def widen(value: Expr, width: int) -> Expr:
+    """A vector of `width` equal numbers, of one."""
+    return value if width == 1 else splat(value, width)
+
+
+def convert(value: Expr, source: str, target: str, lanes: int) -> Expr:
+    """ONNX's Cast. Floats are cut towards zero; those out of range, and NaN, become what onnxruntime makes of them.
+
+    Integers wrap around. Everything but zero is true.
+    """
+    if source == target:
+        return value
+    kind = vector_dtype(register_dtype(target), lanes)
+    if target == "bool":
+        return truth(tirx.EQ(value, number(0, source, lanes)), lanes, negate=True)  # NaN does not equal zero
+    if source in FLOATS and target not in FLOATS:
+        return _float_to_integer(value, register_dtype(source), target, lanes)
+    if target == "float16":
+        return from_half(to_half(tirx.Cast(kind, value), lanes), lanes)
+    return value if register_dtype(source) == register_dtype(target) else tirx.Cast(kind, value)
+
+
+def _float_to_integer(value: Expr, source: str, target: str, lanes: int) -> Expr:
+    """As the processor does it, and so onnxruntime: through int32, or int64 if that is too small."""
+    bits = np.iinfo(target).bits
+    if target == "uint64":
+        return _float_to_uint64(value, source, lanes)
+    wide = "int64" if bits == 64 or target == "uint32" else "int32"
+    whole = _float_to_signed(keep(value), source, wide, lanes)
+    return whole if wide == target else tirx.Cast(vector_dtype(target, lanes), whole)
+
+
+def _float_to_signed(x: Expr, source: str, target: str, lanes: int) -> Expr:
+    """The instruction cvttss2si and its kind: out of range, and of NaN, the least integer."""
+    least = np.iinfo(target).min
+    end = constant(-float(least), lanes, source)
+    # The largest float below the range, of float64 and int32, is no integer's neighbour.
+    below = (
+        x > constant(float(least) - 1, lanes, source)
+        if (source, target) == ("float64", "int32")
+        else x >= constant(float(least), lanes, source)
+    )
+    inside = tirx.And(below, x < end)
+    cut = keep(tirx.Select(inside, x, constant(0.0, lanes, source)))
+    whole = keep(tirx.Cast(vector_dtype(target, lanes), cut))
+    return keep(tirx.Select(inside, whole, constant(least, lanes, target)))
+
+
+def _float_to_uint64(value: Expr, source: str, lanes: int) -> Expr:
+    """What compilers make of it where there is no instruction: from 2^63 on, the rest and the highest bit."""
+    x, kind = keep(value), vector_dtype("uint64", lanes)
+    half = constant(2.0**63, lanes, source)
+    lower = tirx.reinterpret(kind, _float_to_signed(x, source, "int64", lanes))
+    upper = tirx.reinterpret(kind, _float_to_signed(keep(x - half), source, "int64", lanes))
+    return keep(tirx.Select(x >= half, keep(upper ^ constant(1 << 63, lanes, "uint64")), keep(lower)))
+
+
+def from_half(bits: Expr, lanes: int) -> Expr:
+    """Half precision, given as uint16, as float32: exact. Not every target has an instruction for it."""
+    int32 = partial(constant, lanes=lanes, dtype="int32")
+    wide = keep(tirx.Cast(vector_dtype("int32", lanes), bits))
+    sign = keep((wide & int32(0x8000)) << int32(16))
+    body = keep((wide & int32(0x7FFF)) << int32(13))
+    exponent = keep(body & int32(0x7C00 << 13))
+    normal = body + int32((127 - 15) << 23)
+    odd = body + int32(2 * (127 - 15) << 23)  # infinity and NaN keep an exponent of ones
+    kind = vector_dtype("float32", lanes)
+    # Numbers below the normal ones: their bits, put below those of 2^-14, are that much more than 2^-14.
+    tiny = tirx.reinterpret(kind, body + int32((127 - 14) << 23)) - constant(2.0**-14, lanes)
+    tiny_bits = tirx.reinterpret(vector_dtype("int32", lanes), keep(tiny))
+    shifted = tirx.Select(tirx.EQ(exponent, int32(0x7C00 << 13)), odd, normal)
+    body = tirx.Select(tirx.EQ(exponent, int32(0)), keep(tiny_bits), keep(shifted))
+    return keep(tirx.reinterpret(kind, body | sign))
+
+
+def to_half(value: Expr, lanes: int) -> Expr:
+    """float32 as the bits of the nearest number of half precision, ties to even."""
+    int32 = partial(constant, lanes=lanes, dtype="int32")
+    bits = keep(tirx.reinterpret(vector_dtype("int32", lanes), keep(value)))
+    body = keep(bits & int32(0x7FFFFFFF))
+    sign = keep((bits >> int32(16)) & int32(0x8000))
+    # Below 2^-14, adding 1/2 leaves the rounded number in the low bits of the sum.
+    magnitude = tirx.reinterpret(vector_dtype("float32", lanes), body)
+    sum_bits = tirx.reinterpret(vector_dtype("int32", lanes), Register(lanes, magnitude + constant(0.5, lanes)).value)
+    tiny = keep(sum_bits - int32(126 << 23))
+    odd = (body >> int32(13)) & int32(1)
+    normal = keep((body - int32((127 - 15) << 23) + int32(0xFFF) + odd) >> int32(13))
+    special = tirx.Select(body > int32(0x7F800000), int32(0x7E00), int32(0x7C00))
+    large = body >= int32((127 + 16) << 23)
+    finite = tirx.Select(body < int32((127 - 14) << 23), tiny, normal)
+    result = tirx.Select(large, keep(special), keep(finite)) | sign
+    return tirx.Cast(vector_dtype("uint16", lanes), keep(result))
+
+
+def truncate(x: Expr, dtype: str, lanes: int) -> Expr:
+    """Towards zero, of a float. Zeros keep their sign."""
+    dtype = register_dtype(dtype)
+    whole = "int32" if dtype == "float32" else "int64"
+    limit = 2.0**23 if dtype == "float32" else 2.0**52  # from there on every number is an integer
+    x = keep(x)
+    inside = tirx.Min(constant(limit, lanes, dtype), tirx.Max(constant(-limit, lanes, dtype), x))
+    kind, integers = vector_dtype(dtype, lanes), vector_dtype(whole, lanes)
+    small = tirx.abs(x) < constant(limit, lanes, dtype)
+    cut = tirx.Cast(kind, tirx.Cast(integers, tirx.Select(small, keep(inside), constant(0.0, lanes, dtype))))
+    return keep(tirx.Select(small, _with_sign(keep(cut), x, dtype, lanes), x))
+
+
+def _with_sign(value: Expr, sign: Expr, dtype: str, lanes: int) -> Expr:
+    bits = "int32" if dtype == "float32" else "int64"
+    kind = vector_dtype(bits, lanes)
+    mask = constant(-(2**31) if bits == "int32" else -(2**63), lanes, bits)
+    return tirx.reinterpret(
+        vector_dtype(dtype, lanes), tirx.reinterpret(kind, value) | (tirx.reinterpret(kind, sign) & mask)
+    )
+
+
+def floor(x: Expr, dtype: str, lanes: int) -> Expr:
+    """The largest integer that is not above x."""
+    cut, one = truncate(x, dtype, lanes), number(1.0, dtype, lanes)
+    return keep(tirx.Select(cut > x, cut - one, cut))
+
+
+def ceil(x: Expr, dtype: str, lanes: int) -> Expr:
+    """The smallest integer that is not below x."""
+    cut, one = truncate(x, dtype, lanes), number(1.0, dtype, lanes)
+    return keep(tirx.Select(cut < x, _with_sign(cut + one, x, register_dtype(dtype), lanes), cut))
+
+
+def round_even(x: Expr, dtype: str, lanes: int) -> Expr:
+    """The nearest integer, halves to the even one."""
+    dtype = register_dtype(dtype)
+    limit = 2.0**23 if dtype == "float32" else 2.0**52
+    x = keep(x)
+    # Added to a number below it, 2^23 (or 2^52) leaves no bits for a fraction.
+    shifted = Register(lanes, tirx.abs(x) + constant(limit, lanes, dtype), dtype).value
+    rounded = _with_sign(keep(shifted - constant(limit, lanes, dtype)), x, dtype, lanes)
+    return keep(tirx.Select(tirx.abs(x) < constant(limit, lanes, dtype), rounded, x))
+
+
+# Elementary functions of vectors of float64, in TIR, as polynomials: no calls. float32 goes through them, too.
+#
+# Largest relative errors, of float64: 1e-15, but of pow 1e-15 (1 + |y log x|), and sin, cos and tan have |x| 1e-16
+# absolute beside it. So a float32 that goes through them is nearly always the one nearest to the true result. NaN
+# stays.
+#
+# Reductions of the argument are those of Cody and Waite 1980; series are Taylor's unless something else is said.
+
+# log(2) and pi / 2 in parts, of which the first have so few bits that products with small integers are exact.
+_LN_2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
+_HALF_PI = (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624871116645580e-21)
+_ROUNDER, _ROUNDER_BITS = 1.5 * 2.0**52, 0x4338000000000000  # as in `activate`, of float64
+_MANTISSA_BITS, _EXPONENT_BIAS = 52, 1023
+_EXP_RANGE = (-750.0, 710.0)  # beyond it, exp is zero or infinite
+_SMALLEST_NORMAL = 2.0**-1022
+_EXP = [1 / math.factorial(n) for n in range(13, -1, -1)]  # |x| <= log(2) / 2
+_LOG = [2 / (2 * n + 1) for n in range(11, -1, -1)]  # log((1 + s) / (1 - s)) / s of s^2, s <= 3 - 2 sqrt(2)
+_SIN = [(-1) ** n / math.factorial(2 * n + 1) for n in range(8, -1, -1)]  # sin(x) / x of x^2, |x| <= pi / 4
+_COS = [(-1) ** n / math.factorial(2 * n) for n in range(8, -1, -1)]
+_ATAN = [(-1) ** n / (2 * n + 1) for n in range(14, -1, -1)]  # atan(x) / x of x^2, |x| <= 2 - sqrt(3)
+_SINH = [1 / math.factorial(2 * n + 1) for n in range(8, -1, -1)]  # sinh(x) / x of x^2, |x| <= 1
+_ERF_NEAR, _ERF_LEVELS = 3.0, 16
+# erf(x) exp(x^2) / x of x^2, |x| <= 3: 2 / sqrt(pi) times 2^n / (2n + 1)!! (Abramowitz and Stegun 1964, 7.1.6)
+_ERF = [2 / math.sqrt(math.pi) * 2.0**n / math.prod(range(1, 2 * n + 2, 2)) for n in range(55, -1, -1)]
+
+Function = Callable[[Expr, int], Expr]
+
+
+def _number(value: float, lanes: int) -> Expr:
+    return constant(value, lanes, "float64")
+
+
+def _polynomial(coefficients: Sequence[float], x: Expr, lanes: int) -> Expr:
+    """Horner's scheme; the highest power comes first."""
+    first, *others = (_number(value, lanes) for value in coefficients)
+    return keep(reduce(lambda total, value: total * x + value, others, first))
+
+
+def _opaque(value: Expr, lanes: int) -> Expr:
+    return Register(lanes, value, "float64").value
+
+
+def _as_bits(value: Expr, lanes: int) -> Expr:
+    return keep(tirx.reinterpret(vector_dtype("int64", lanes), value))
+
+
+def _from_bits(value: Expr, lanes: int) -> Expr:
+    return keep(tirx.reinterpret(vector_dtype("float64", lanes), value))
+
+
+def _clip(x: Expr, low: float, high: float, lanes: int) -> Expr:
+    """NaN stays: of two numbers that cannot be compared, both take the second."""
+    return keep(tirx.Min(_number(high, lanes), tirx.Max(_number(low, lanes), x)))
+
+
+def _nearest(x: Expr, scale: float, lanes: int) -> tuple[Expr, Expr]:
+    """The integer next to `scale` x, which must be below 2^51, as float64 and as int64."""
+    shifted = _opaque(x * _number(scale, lanes) + _number(_ROUNDER, lanes), lanes)
+    whole = keep(shifted - _number(_ROUNDER, lanes))
+    return whole, keep(_as_bits(shifted, lanes) - constant(_ROUNDER_BITS, lanes, "int64"))
+
+
+def _power_of_two(exponent: Expr, lanes: int) -> Expr:
+    biased = exponent + constant(_EXPONENT_BIAS, lanes, "int64")
+    return _from_bits(biased << constant(_MANTISSA_BITS, lanes, "int64"), lanes)
+
+
+def exp(x: Expr, lanes: int) -> Expr:
+    """e to the power of x; two factors make the scale, since 2^1024 and 2^-1074 are no normal numbers."""
+    x = _clip(x, *_EXP_RANGE, lanes)
+    whole, exponent = _nearest(x, 1 / math.log(2), lanes)
+    rest = keep(x - whole * _number(_LN_2[0], lanes) - whole * _number(_LN_2[1], lanes))
+    half = keep(exponent >> constant(1, lanes, "int64"))
+    scaled = _polynomial(_EXP, rest, lanes) * _power_of_two(half, lanes)
+    return keep(scaled * _power_of_two(exponent - half, lanes))
+
+
+def log(x: Expr, lanes: int) -> Expr:
+    """Natural logarithm: -inf of 0, NaN below it."""
+    tiny = x < _number(_SMALLEST_NORMAL, lanes)
+    bits = _as_bits(keep(tirx.Select(tiny, x * _number(2.0**54, lanes), x)), lanes)
+    int64 = partial(constant, lanes=lanes, dtype="int64")
+    mantissa = _from_bits(bits & int64((1 << 52) - 1) | int64(1023 << 52), lanes)
+    large = mantissa > _number(math.sqrt(2), lanes)
+    mantissa = keep(tirx.Select(large, mantissa * _number(0.5, lanes), mantissa))
+    exponent = keep((bits >> int64(52)) - int64(1023))
+    exponent = keep(tirx.Select(large, exponent + int64(1), exponent))
+    exponent = keep(tirx.Select(tiny, exponent - int64(54), exponent))
+    power = keep(tirx.Cast(vector_dtype("float64", lanes), exponent))
+    s = keep((mantissa - _number(1.0, lanes)) / (mantissa + _number(1.0, lanes)))
+    series = s * _polynomial(_LOG, keep(s * s), lanes)
+    result = keep(power * _number(_LN_2[0], lanes) + (series + power * _number(_LN_2[1], lanes)))
+    infinity = _number(math.inf, lanes)
+    result = keep(tirx.Select(x < infinity, result, x))  # infinity and NaN
+    result = keep(tirx.Select(x < _number(0.0, lanes), _number(math.nan, lanes), result))
+    return keep(tirx.Select(tirx.EQ(x, _number(0.0, lanes)), -infinity, result))
+
+
+def log1p(x: Expr, lanes: int) -> Expr:
+    """log(1 + x), also where x disappears in the sum (Kahan's correction)."""
+    one = _number(1.0, lanes)
+    u = _opaque(one + x, lanes)
+    d = keep(u - one)
+    corrected = keep(log(u, lanes) * (x / tirx.Select(tirx.EQ(d, _number(0.0, lanes)), one, d)))
+    exact = tirx.Or(tirx.EQ(d, _number(0.0, lanes)), u >= _number(math.inf, lanes))
+    return keep(tirx.Select(exact, x, corrected))
+
+
+def _sin_and_cos(x: Expr, lanes: int) -> tuple[Expr, Expr]:
+    whole, quadrant = _nearest(x, 2 / math.pi, lanes)
+    rest = x
+    for part in _HALF_PI:
+        rest = keep(rest - whole * _number(part, lanes))
+    square = keep(rest * rest)
+    sine = keep(rest * _polynomial(_SIN, square, lanes))
+    cosine = _polynomial(_COS, square, lanes)
+    int64 = partial(constant, lanes=lanes, dtype="int64")
+    swap = tirx.NE(quadrant & int64(1), int64(0))
+    first, second = keep(tirx.Select(swap, cosine, sine)), keep(tirx.Select(swap, sine, cosine))
+    down = tirx.NE(quadrant & int64(2), int64(0))
+    left = tirx.NE((quadrant + int64(1)) & int64(2), int64(0))
+    zero = _number(0.0, lanes)
+    return keep(tirx.Select(down, zero - first, first)), keep(tirx.Select(left, zero - second, second))
+
+
+def sin(x: Expr, lanes: int) -> Expr:
+    """Sine, of radians."""
+    return _sin_and_cos(x, lanes)[0]
+
+
+def cos(x: Expr, lanes: int) -> Expr:
+    """Cosine, of radians."""
+    return _sin_and_cos(x, lanes)[1]
+
+
+def tan(x: Expr, lanes: int) -> Expr:
+    """Tangent, of radians."""
+    sine, cosine = _sin_and_cos(x, lanes)
+    return keep(sine / cosine)
+
+
+def _signed(x: Expr, magnitude: Expr, lanes: int) -> Expr:
+    return keep(tirx.Select(x < _number(0.0, lanes), _number(0.0, lanes) - magnitude, magnitude))
+
+
+def atan(x: Expr, lanes: int) -> Expr:
+    """Arc tangent: of what is above 1 by its reciprocal, then rotated by 30 degrees."""
+    one, root = _number(1.0, lanes), _number(math.sqrt(3), lanes)
+    size = keep(tirx.abs(x))
+    large = size > one
+    t = keep(tirx.Select(large, one / size, size))
+    rotated = t > _number(2 - math.sqrt(3), lanes)
+    t = keep(tirx.Select(rotated, (t * root - one) / (t + root), t))
+    angle = keep(t * _polynomial(_ATAN, keep(t * t), lanes))
+    angle = keep(tirx.Select(rotated, angle + _number(math.pi / 6, lanes), angle))
+    return _signed(x, keep(tirx.Select(large, _number(math.pi / 2, lanes) - angle, angle)), lanes)
+
+
+def asin(x: Expr, lanes: int) -> Expr:
+    """Arc sine; NaN outside of [-1, 1]."""
+    one = _number(1.0, lanes)
+    return atan(keep(x / tirx.sqrt((one - x) * (one + x))), lanes)
+
+
+def acos(x: Expr, lanes: int) -> Expr:
+    """Arc cosine; NaN outside of [-1, 1]."""
+    one = _number(1.0, lanes)
+    return keep(_number(2.0, lanes) * atan(keep(tirx.sqrt((one - x) / (one + x))), lanes))
+
+
+def sinh(x: Expr, lanes: int) -> Expr:
+    """Hyperbolic sine; near 0, where the difference of exponentials cancels, a series."""
+    half = exp(keep(x * _number(0.5, lanes)), lanes)  # its square may overflow only where the result does
+    large = keep(half * _number(0.5, lanes) * half - _number(0.5, lanes) / half / half)
+    small = keep(x * _polynomial(_SINH, keep(x * x), lanes))
+    return keep(tirx.Select(tirx.abs(x) <= _number(1.0, lanes), small, large))
+
+
+def cosh(x: Expr, lanes: int) -> Expr:
+    """Hyperbolic cosine."""
+    half = exp(keep(tirx.abs(x) * _number(0.5, lanes)), lanes)
+    return keep(half * _number(0.5, lanes) * half + _number(0.5, lanes) / half / half)
+
+
+def tanh(x: Expr, lanes: int) -> Expr:
+    """Hyperbolic tangent."""
+    x = _clip(x, -20.0, 20.0, lanes)  # where it is 1
+    return keep(sinh(x, lanes) / cosh(x, lanes))
+
+
+def sigmoid(x: Expr, lanes: int) -> Expr:
+    """1 / (1 + exp(-x))."""
+    one = _number(1.0, lanes)
+    return keep(one / (one + exp(keep(_number(0.0, lanes) - x), lanes)))
+
+
+def asinh(x: Expr, lanes: int) -> Expr:
+    """Inverse hyperbolic sine."""
+    one, size = _number(1.0, lanes), keep(tirx.abs(x))
+    square = keep(size * size)
+    inside = log1p(keep(size + square / (one + tirx.sqrt(one + square))), lanes)
+    beyond = log(size, lanes) + _number(math.log(2), lanes)  # where the square would overflow
+    return _signed(x, keep(tirx.Select(size > _number(1e150, lanes), beyond, inside)), lanes)
+
+
+def acosh(x: Expr, lanes: int) -> Expr:
+    """Inverse hyperbolic cosine; NaN below 1."""
+    t = keep(x - _number(1.0, lanes))
+    inside = log1p(keep(t + tirx.sqrt(t * (t + _number(2.0, lanes)))), lanes)
+    beyond = log(x, lanes) + _number(math.log(2), lanes)
+    return keep(tirx.Select(x > _number(1e150, lanes), beyond, inside))
+
+
+def atanh(x: Expr, lanes: int) -> Expr:
+    """Inverse hyperbolic tangent; NaN outside of [-1, 1]."""
+    one, two, size = _number(1.0, lanes), _number(2.0, lanes), keep(tirx.abs(x))
+    return _signed(x, keep(_number(0.5, lanes) * log1p(keep(two * size / (one - size)), lanes)), lanes)
+
+
+def power(x: Expr, y: Expr, lanes: int) -> Expr:
+    """x to the power of y, with the special cases of C's pow."""
+    zero, one = _number(0.0, lanes), _number(1.0, lanes)
+    result = exp(keep(y * log(keep(tirx.abs(x)), lanes)), lanes)
+    half = keep(y * _number(0.5, lanes))
+    odd = tirx.And(tirx.EQ(truncate(y, "float64", lanes), y), tirx.NE(truncate(half, "float64", lanes), half))
+    finite = tirx.abs(y) < _number(math.inf, lanes)
+    odd = tirx.And(odd, finite)
+    broken = tirx.And(tirx.And(tirx.NE(truncate(y, "float64", lanes), y), finite), x > _number(-math.inf, lanes))
+    signed = keep(tirx.Select(odd, zero - result, result))
+    signed = keep(tirx.Select(broken, _number(math.nan, lanes), signed))
+    result = keep(tirx.Select(x < zero, signed, result))
+    unit = tirx.Or(tirx.EQ(y, zero), tirx.EQ(x, one))
+    unit = tirx.Or(unit, tirx.And(tirx.EQ(x, _number(-1.0, lanes)), tirx.abs(y) >= _number(math.inf, lanes)))
+    return keep(tirx.Select(unit, one, result))
+
+
+def modulo(x: Expr, y: Expr, lanes: int) -> Expr:
+    """C's fmod: x - n y for the integer n nearest to x / y towards zero. Exact if |n| < 2^26 and both were float32."""
+    zero, divisor, size = _number(0.0, lanes), keep(tirx.abs(y)), keep(tirx.abs(x))
+    count = floor(keep(size / divisor), "float64", lanes)
+    rest = _opaque(size - count * divisor, lanes)  # the quotient may have been rounded across an integer
+    rest = keep(tirx.Select(rest < zero, rest + divisor, rest))
+    rest = keep(tirx.Select(rest >= divisor, rest - divisor, rest))
+    whole = tirx.And(divisor >= _number(math.inf, lanes), size < divisor)
+    return _signed(x, keep(tirx.Select(whole, size, rest)), lanes)
+
+
+def erf(x: Expr, lanes: int) -> Expr:
+    """The error function: up to 3 exp(-x^2) times a series without cancellation, beyond that a continued fraction."""
+    size = keep(tirx.abs(x))
+    z = _clip(size, 0.0, 6.5, lanes)  # beyond, it is 1
+    square = keep(z * z)
+    bell = exp(keep(_number(0.0, lanes) - square), lanes)
+    near = bell * z * _polynomial(_ERF, square, lanes)
+    far = keep(tirx.Max(z, _number(_ERF_NEAR, lanes)))
+    fraction = far
+    for n in range(_ERF_LEVELS, 0, -1):
+        fraction = keep(far + _number(n / 2, lanes) / fraction)
+    tail = bell / (fraction * _number(math.sqrt(math.pi), lanes))
+    result = keep(tirx.Select(z > _number(_ERF_NEAR, lanes), _number(1.0, lanes) - tail, near))
+    return _signed(x, result, lanes)
+
+
+UNARY: dict[str, Function] = {
+    "exp": exp,
+    "log": log,
+    "log1p": log1p,
+    "sin": sin,
+    "cos": cos,
+    "tan": tan,
+    "asin": asin,
+    "acos": acos,
+    "atan": atan,
+    "sinh": sinh,
+    "cosh": cosh,
+    "tanh": tanh,
+    "asinh": asinh,
+    "acosh": acosh,
+    "atanh": atanh,
+    "sigmoid": sigmoid,
+    "erf": erf,
+}

@@ -1,0 +1,214 @@
+"""Max and average pooling on blocked activations. Padding never takes part, except where ONNX counts it in the mean.
+
+For each tile, columns are reduced over the window's rows first and then combined, so that every input is loaded once.
+Columns whose window reaches into the padding are single tiles at known places; rows are bounded at run time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+from tvm import tirx
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.specs import GlobalPoolSpec, KernelPlan, PoolSpec
+from gangway.compiler.kernels.templates.base import FLOAT_BYTES, Image, UnsupportedSpecError, balanced, knob, make_plan
+from gangway.compiler.kernels.templates.builder import (
+    Argument,
+    Buffer,
+    Expr,
+    Register,
+    at_least,
+    at_most,
+    constant,
+    kernel,
+    lanes_at,
+    repeat,
+    splat,
+    store,
+)
+from gangway.compiler.kernels.templates.tiling import Segment, Tasks, each_tile, plane_tasks
+
+# Mean or maximum over all pixels of each channel.
+
+SUMS = 8  # independent sums, to hide the latency of the additions
+
+
+def global_candidates(spec: GlobalPoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    x = _image(spec, target)
+    moved = x.elements * FLOAT_BYTES
+    tasks = plane_tasks(x.blocks, 1, x.elements, moved, target)
+    text = f"global pool {tasks.groups_per_task}"
+    yield make_plan(spec, {"groups": tasks.groups_per_task}, tasks.count, text, int(moved * tasks.largest_share), SUMS)
+
+
+def _image(spec: GlobalPoolSpec, target: TargetSpec) -> Image:
+    return Image(spec.channels, spec.height, spec.width, spec.input_halo, target.lanes)
+
+
+def global_emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, y."""
+    spec = plan.spec
+    assert isinstance(spec, GlobalPoolSpec)
+    image, lanes = _image(spec, target), target.lanes
+    tasks = Tasks(image.blocks, 1, knob(plan, "groups"), 1, pixels_first=False)
+    sums_count = min(SUMS, image.width)
+
+    def combine(a: Expr, b: Expr) -> Expr:
+        return a + b if spec.mode == "average" else tirx.Max(a, b)
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, y = buffers
+
+        def plane(block: Expr, _: Expr) -> None:
+            start = 0.0 if spec.mode == "average" else float("-inf")
+            sums = [Register(lanes, constant(start, lanes)) for _ in range(sums_count)]
+
+            def pixels(base: Expr, count: int) -> None:
+                for i in range(count):
+                    sums[i].set(combine(sums[i].value, x[lanes_at(base + i * lanes, lanes)]))
+
+            def line(row: Expr) -> None:
+                base = block * image.plane + image.origin + row * image.row
+                whole, rest = divmod(image.width, sums_count)
+                repeat(whole, lambda i: pixels(base + i * (sums_count * lanes), sums_count))
+                pixels(base + whole * sums_count * lanes, rest)
+
+            repeat(image.height, line)
+            total = reduce(combine, (s.value for s in sums))
+            if spec.mode == "average":
+                total = total * constant(1 / (image.height * image.width), lanes)
+            store(y, block * lanes, total, lanes)
+
+        tasks.each_group(number, plane)
+
+    return kernel(symbol, [Argument("x", image.elements), Argument("y", image.blocks * lanes)], task)
+
+
+TILE_PIXELS = 8
+
+
+def candidates(spec: PoolSpec, target: TargetSpec) -> Iterator[KernelPlan]:
+    """The only plan."""
+    _check(spec)
+    x, y = _images(spec, target)
+    moved = (x.elements + y.elements) * FLOAT_BYTES
+    flops = y.elements * spec.kernel[0] * spec.kernel[1]
+    tasks = plane_tasks(y.blocks, y.height, flops, moved, target)
+    text = f"{spec.mode} pool {TILE_PIXELS} pixels {tasks.groups_per_task}x{tasks.bands_per_task}"
+    knobs: dict[str, int | str] = {"groups": tasks.groups_per_task, "bands": tasks.bands_per_task}
+    yield make_plan(spec, knobs, tasks.count, text, int(moved * tasks.largest_share), TILE_PIXELS)
+
+
+def _check(spec: PoolSpec) -> None:
+    top, left, _, _ = spec.pads
+    (rows, columns), size = spec.output_size, (spec.height, spec.width)
+    last = ((rows - 1) * spec.stride[0] - top, (columns - 1) * spec.stride[1] - left)
+    if (
+        min(rows, columns) < 1
+        or top >= spec.kernel[0]
+        or left >= spec.kernel[1]
+        or last[0] >= size[0]
+        or last[1] >= size[1]
+    ):
+        raise UnsupportedSpecError(f"pooling with a window that lies wholly in the padding: {spec}")
+
+
+def _images(spec: PoolSpec, target: TargetSpec) -> tuple[Image, Image]:
+    return (
+        Image(spec.channels, spec.height, spec.width, spec.input_halo, target.lanes),
+        Image(spec.channels, *spec.output_size, spec.output_halo, target.lanes),
+    )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """One axis of the pooling window."""
+
+    size: int
+    stride: int
+    pad: int
+    limit: int  # the input's length
+    counted: int  # padding at the end that counts
+
+    def inside(self, position: int) -> bool:
+        """Whether the window at an output position lies wholly in the input."""
+        start = position * self.stride - self.pad
+        return start >= 0 and start + self.size <= self.limit
+
+    def first(self, position: Expr) -> Expr:
+        """The window's first tap that is not padding."""
+        return at_least(self.pad - position * self.stride, 0)
+
+    def end(self, position: Expr) -> Expr:
+        """One past the window's last tap that is not padding."""
+        return at_most(self.limit + self.pad - position * self.stride, self.size)
+
+    def padded(self, position: Expr) -> Expr:
+        """Number of the window's taps, those in padding included that counts."""
+        return at_most(self.limit + self.pad + self.counted - position * self.stride, self.size)
+
+
+def _segments(window: _Window, width: int) -> list[Segment]:
+    """Columns as tiles: single ones at the borders, wider ones between."""
+    inner = [column for column in range(width) if window.inside(column)]
+    border = [Segment(column, 1, 1) for column in range(width) if not window.inside(column)]
+    runs = balanced(len(inner), TILE_PIXELS) if inner else ()
+    return border + [Segment(inner[0] + start, count, size) for start, count, size in runs]
+
+
+def emit(plan: KernelPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel. Arguments: x, y."""
+    spec = plan.spec
+    assert isinstance(spec, PoolSpec)
+    lanes = target.lanes
+    x_image, y_image = _images(spec, target)
+    tasks = Tasks(y_image.blocks, y_image.height, knob(plan, "groups"), knob(plan, "bands"), pixels_first=False)
+    down, across = (
+        _Window(spec.kernel[axis], spec.stride[axis], spec.pads[axis], size, spec.pads[axis + 2] - spec.ceil_pads[axis])
+        for axis, size in enumerate((spec.height, spec.width))
+    )
+    segments = _segments(across, y_image.width)
+
+    def combine(a: Expr, b: Expr) -> Expr:
+        return tirx.Max(a, b) if spec.mode == "max" else a + b
+
+    def task(number: Expr, buffers: tuple[Buffer, ...]) -> None:
+        x, y = buffers
+
+        def tile(block: Expr, row: Expr, column: Expr, width: int) -> None:
+            taps = range(across.size) if width > 1 else range(across.first(column), across.end(column))
+            if not isinstance(column, int) or across.inside(column):
+                taps = range(across.size)
+            needed = sorted({i * across.stride + tap for i in range(width) for tap in taps})
+            start = constant(float("-inf") if spec.mode == "max" else 0.0, lanes)
+            columns = {offset: Register(lanes, start) for offset in needed}
+            first, end = down.first(row), down.end(row)
+
+            def line(kh: Expr) -> None:
+                base = (
+                    block * x_image.plane + x_image.origin + (row * down.stride - down.pad + first + kh) * x_image.row
+                )
+                base = base + (column * across.stride - across.pad) * lanes
+                for offset, register in columns.items():
+                    register.set(combine(register.value, x[lanes_at(base + offset * lanes, lanes)]))
+
+            repeat(end - first, line)
+            for i in range(width):
+                found = [columns[i * across.stride + tap].value for tap in taps]
+                value = found[0]
+                for other in found[1:]:
+                    value = combine(value, other)
+                if spec.mode == "average":
+                    count = (end - first) * len(taps)
+                    if spec.count_include_pad:  # only border columns, single and at known places, can reach the padding
+                        count = down.padded(row) * (across.padded(column) if isinstance(column, int) else across.size)
+                    value = value * splat(tirx.const(1.0, "float32") / tirx.Cast("float32", count), lanes)
+                out = block * y_image.plane + y_image.origin + row * y_image.row + (column + i) * lanes
+                store(y, out, value, lanes)
+
+        tasks.each(number, lambda block, row: each_tile(segments, partial(tile, block, row)))
+
+    return kernel(symbol, [Argument("x", x_image.elements), Argument("y", y_image.elements)], task)

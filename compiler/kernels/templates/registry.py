@@ -1,0 +1,143 @@
+"""The compiler's door to the templates: which template computes a spec, with which knobs, and what its code and weights
+are.
+
+A kernel is `void symbol(arguments..., int32 begin, int32 end)`, arguments in the order of its spec, none overlapping.
+It writes the interior of y only, surplus channels included, and relies on zeros in its inputs' halos. Surplus channels
+hold any finite number.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels import specs
+from gangway.compiler.kernels.specs import BatchPlan, ConvSpec, KernelPlan, KernelSpec, PackedWeights, RawWeights
+from gangway.compiler.kernels.templates import (
+    attention,
+    convolution,
+    dense_batch,
+    depthwise,
+    elementwise,
+    layout,
+    matmul,
+    movements,
+    normalisation,
+    pooling,
+    reduce,
+    tensor_program,
+    winograd,
+)
+from gangway.compiler.kernels.templates.base import UnsupportedSpecError
+
+__all__ = ["UnsupportedSpecError", "batch_plan", "emit", "pack", "plan", "versions"]
+
+Pack = Callable[[Any, TargetSpec, RawWeights], PackedWeights]
+
+
+def _no_weights(spec: KernelSpec, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+    return ()
+
+
+@dataclass(frozen=True)
+class _Template:
+    """Code for one kind of spec: all plans, the default first; the kernel of a plan; its constant arguments."""
+
+    candidates: Callable[[Any, TargetSpec], Iterator[KernelPlan]]
+    emit: Callable[[KernelPlan, TargetSpec, str], Any]
+    pack: Pack = _no_weights
+
+
+@dataclass(frozen=True)
+class _BatchTemplate:
+    """Code for several rows of one kind of spec: the plan, if there is one; its kernel."""
+
+    plan: Callable[[Any, TargetSpec], BatchPlan | None]
+    emit: Callable[[BatchPlan, TargetSpec, str], Any]
+
+
+_DENSE_BATCH = _BatchTemplate(dense_batch.plan, dense_batch.emit)
+_WINOGRAD_BATCH = _BatchTemplate(winograd.batch_plan, winograd.batch_emit)
+_DEPTHWISE = _Template(depthwise.candidates, depthwise.emit, depthwise.pack)
+_WINOGRAD = _Template(winograd.candidates, winograd.emit, winograd.pack)
+_LAYOUT = _Template(layout.candidates, layout.emit)
+_TEMPLATES: dict[type[KernelSpec], _Template] = {
+    specs.ConvSpec: _Template(convolution.candidates, convolution.emit, convolution.pack),
+    specs.ConvDepthwiseSpec: _Template(depthwise.pair_candidates, depthwise.pair_emit, depthwise.pair_pack),
+    specs.PoolSpec: _Template(pooling.candidates, pooling.emit),
+    specs.GlobalPoolSpec: _Template(pooling.global_candidates, pooling.global_emit),
+    specs.PackSpec: _LAYOUT,
+    specs.UnpackSpec: _LAYOUT,
+    specs.CopySpec: _Template(movements.copy_candidates, movements.copy_emit),
+    specs.TensorProgramSpec: _Template(tensor_program.candidates, tensor_program.emit, tensor_program.pack),
+    specs.ScatterSpec: _Template(movements.scatter_candidates, movements.scatter_emit),
+    specs.SoftmaxSpec: _Template(normalisation.softmax_candidates, normalisation.softmax_emit),
+    specs.ReduceSpec: _Template(reduce.candidates, reduce.emit),
+    specs.RemapSpec: _Template(movements.remap_candidates, movements.remap_emit),
+    specs.PointwiseSpec: _Template(elementwise.pointwise_candidates, elementwise.pointwise_emit),
+    specs.BlockedElementwiseSpec: _Template(elementwise.blocked_candidates, elementwise.blocked_emit),
+    specs.SequencePackSpec: _Template(layout.sequence_candidates, layout.sequence_emit),
+    specs.LayerNormSpec: _Template(
+        normalisation.layer_norm_candidates, normalisation.layer_norm_emit, normalisation.layer_norm_pack
+    ),
+    specs.AttentionSpec: _Template(attention.candidates, attention.emit),
+    specs.MatMulSpec: _Template(matmul.candidates, matmul.emit),
+    specs.GatherSpec: _Template(movements.gather_candidates, movements.gather_emit),
+    specs.GatherPlacesSpec: _Template(movements.gather_places_candidates, movements.gather_places_emit),
+}
+
+
+def _template(spec: KernelSpec, target: TargetSpec) -> _Template:
+    if isinstance(spec, ConvSpec) and spec.groups == spec.in_channels > 1:
+        return _DEPTHWISE
+    if isinstance(spec, ConvSpec) and winograd.best_work(spec, target):
+        return _WINOGRAD
+    if type(spec) not in _TEMPLATES:
+        raise UnsupportedSpecError(f"no template for {type(spec).__name__}")
+    return _TEMPLATES[type(spec)]
+
+
+def plan(spec: KernelSpec, target: TargetSpec) -> KernelPlan:
+    """The default plan, chosen by a static cost model. Raises `UnsupportedSpecError`."""
+    return next(_template(spec, target).candidates(spec, target))
+
+
+def versions(spec: KernelSpec, target: TargetSpec, most: int | None = None) -> tuple[KernelPlan, ...]:
+    """All plans worth measuring, or the first `most` of them, the default first; they share weights and layouts.
+
+    Raises `UnsupportedSpecError`.
+    """
+    return tuple(dict.fromkeys(islice(_template(spec, target).candidates(spec, target), most)))
+
+
+def pack(plan: KernelPlan, target: TargetSpec, raw: RawWeights) -> PackedWeights:
+    """The kernel's constant arguments, padded with zeros; empty for kernels without weights.
+
+    `raw` holds what the spec names: of a convolution "weights" [out][in/groups][kh][kw] and "bias" [out].
+    """
+    return _template(plan.spec, target).pack(plan.spec, target, raw)
+
+
+def _batch_template(spec: KernelSpec, target: TargetSpec) -> _BatchTemplate | None:
+    if not isinstance(spec, ConvSpec):
+        return None
+    return _WINOGRAD_BATCH if _template(spec, target) is _WINOGRAD else _DENSE_BATCH
+
+
+def batch_plan(spec: KernelSpec, target: TargetSpec) -> BatchPlan | None:
+    """The kernel for several rows in one call that all plans of a spec share; None where rows have nothing to share."""
+    template = _batch_template(spec, target)
+    return template.plan(spec, target) if template else None
+
+
+def emit(plan: KernelPlan | BatchPlan, target: TargetSpec, symbol: str) -> Any:
+    """The kernel of a plan as a `tirx.PrimFunc` named `symbol`, for `codegen.build_library`.
+
+    That of a batch plan has one argument more, `batch`; see `artifact.format.BatchKernel`.
+    """
+    if isinstance(plan, BatchPlan):
+        template = _batch_template(plan.spec, target)
+        assert template is not None  # it has made the plan
+        return template.emit(plan, target, symbol)
+    return _template(plan.spec, target).emit(plan, target, symbol)

@@ -1,0 +1,291 @@
+"""How the pixels of an output are cut into register tiles, and the tiles into tasks."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from gangway.artifact.format import TargetSpec
+from gangway.compiler.kernels.specs import ConvSpec, KernelPlan
+from gangway.compiler.kernels.templates.base import balanced
+from gangway.compiler.kernels.templates.builder import Expr, at_most, either, quotient, remainder, repeat
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`count` register tiles beside each other, each `width` pixels wide, the first at column `start`."""
+
+    start: int
+    count: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Band:
+    """The unit of spatial work: `rows` whole rows of pixels, tiled by `segments`. A tile spans all rows of its band."""
+
+    rows: int
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An image cut into `full_count` equal bands and possibly a smaller last one.
+
+    `row_pixels` is the distance of two rows if the image is treated as one line of pixels, else 0.
+    """
+
+    full: Band
+    full_count: int
+    rest: Band | None
+    row_pixels: int = 0
+
+    @property
+    def bands(self) -> int:
+        """Number of bands."""
+        return self.full_count + (self.rest is not None)
+
+    @cached_property
+    def tiles(self) -> tuple[tuple[int, int], ...]:
+        """(pixels, how many) of all register tiles."""
+        found = [(self.full.rows * s.width, s.count * self.full_count) for s in self.full.segments]
+        if self.rest:
+            found += [(self.rest.rows * s.width, s.count) for s in self.rest.segments]
+        return tuple(found)
+
+    def each(self, first: Expr, count: int, body: Callable[[Expr, Band], None]) -> None:
+        """Emit `body(band number, band)` for up to `count` bands from number `first`."""
+        rest = self.rest
+        if rest is None:
+            repeat(at_most(count, self.full_count - first), lambda i: body(first + i, self.full))
+            return
+        last = self.full_count
+        repeat(
+            at_most(count, last + 1 - first),
+            lambda i: either(first + i < last, lambda: body(first + i, self.full), lambda: body(last, rest)),
+        )
+
+
+def segments(total: int, limit: int) -> tuple[Segment, ...]:
+    """A line cut into equal tiles of at most `limit`."""
+    return tuple(Segment(*run) for run in balanced(total, limit))
+
+
+def each_tile(tiles: Sequence[Segment], body: Callable[[Expr, int], None]) -> None:
+    """Emit `body(first column, width)` for every tile of a band."""
+    for segment in tiles:
+        repeat(segment.count, partial(_nth_tile, body, segment))
+
+
+def _nth_tile(body: Callable[[Expr, int], None], segment: Segment, index: Expr) -> None:
+    body(segment.start + index * segment.width, segment.width)
+
+
+def cut_line(pixels: int, tile_pixels: int) -> Cut:
+    """An image without halos is one line of pixels: bands are single tiles."""
+    size = -(-pixels // -(-pixels // tile_pixels))
+    rest = pixels % size
+    tile = Band(1, (Segment(0, 1, size),))
+    return Cut(tile, pixels // size, Band(1, (Segment(0, 1, rest),)) if rest else None, row_pixels=size)
+
+
+def cut_rows(height: int, width: int, tile_pixels: int) -> Cut:
+    """Whole rows: several to a tile where the image is narrow, several tiles to a row where it is wide."""
+    rows = min(max(1, tile_pixels // width), height)
+    tiles = segments(width, tile_pixels)
+    rest = height % rows
+    return Cut(Band(rows, tiles), height // rows, Band(rest, tiles) if rest else None)
+
+
+def is_line(spec: ConvSpec) -> bool:
+    """Whether input, residual and output pixels lie one after the other without gaps and in the same order."""
+    halos = spec.input_halo + spec.output_halo + (spec.residual_halo if spec.residual else 0)
+    return (
+        spec.kernel == (1, 1) and spec.stride == (1, 1) and not halos and not any(spec.pads) and not spec.input_planar
+    )
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Tasks of a layer: `groups` x `bands` units of work, cut into chunks of groups and parts of bands.
+
+    `pixels_first`: consecutive tasks work on the same pixels (else: with the same weights).
+    """
+
+    groups: int
+    bands: int
+    groups_per_task: int
+    bands_per_task: int
+    pixels_first: bool
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of groups."""
+        return -(-self.groups // self.groups_per_task)
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of bands."""
+        return -(-self.bands // self.bands_per_task)
+
+    @property
+    def count(self) -> int:
+        """Number of tasks."""
+        return self.chunks * self.parts
+
+    @property
+    def ordered(self) -> bool:
+        """Whether these differ from the same tasks in the other order, or are those that stand for both."""
+        return not self.pixels_first or min(self.chunks, self.parts) > 1
+
+    @property
+    def largest_share(self) -> float:
+        """The largest task's share of the layer's work."""
+        return self.groups_per_task * self.bands_per_task / (self.groups * self.bands)
+
+    def each_group(self, task: Expr, body: Callable[[Expr, Expr], None]) -> None:
+        """Emit `body(group, first band)` for every group of a task."""
+        first_group, first_band = self.first(task)
+        repeat(at_most(self.groups_per_task, self.groups - first_group), lambda i: body(first_group + i, first_band))
+
+    def each(self, task: Expr, body: Callable[[Expr, Expr], None]) -> None:
+        """Emit `body(group, band)` for every unit of a task."""
+
+        def bands(group: Expr, first: Expr) -> None:
+            repeat(at_most(self.bands_per_task, self.bands - first), lambda i: body(group, first + i))
+
+        self.each_group(task, bands)
+
+    def first(self, task: Expr) -> tuple[Expr, Expr]:
+        """First group and first band of a task."""
+        if self.pixels_first:
+            chunk, part = remainder(task, self.chunks), quotient(task, self.chunks)
+        else:
+            chunk, part = quotient(task, self.parts), remainder(task, self.parts)
+        return chunk * self.groups_per_task, part * self.bands_per_task
+
+
+def all_tasks(groups: int, bands: int) -> Iterator[Tasks]:
+    """Every sensible way to cut `groups` x `bands` units of work into tasks."""
+    for groups_per_task in _part_sizes(groups):
+        for bands_per_task in _part_sizes(bands):
+            for pixels_first in (False, True):
+                yield Tasks(groups, bands, groups_per_task, bands_per_task, pixels_first)
+
+
+def _part_sizes(total: int) -> list[int]:
+    return sorted({-(-total // parts) for parts in range(1, total + 1)})
+
+
+# A static cost model: which cut into tasks a layer gets. No search, no measurement; figures are those of a current
+# server core.
+
+REUSE_BYTES = 1 << 19  # what stays in a core's L2 cache beside everything that passes through
+L3_BYTES_PER_US = 40_000  # what one core streams from the shared cache or memory
+CLAIM_US = 0.1  # an executor's rank claims a task
+GANGS = (1, 2, 2, 3, 4, 8, 16)  # gang sizes to be balanced for; two ranks count double
+PEAK_FLOPS_PER_US = {"avx512": 110_000, "avx2": 100_000, "baseline": 25_000}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes a layer moves at least once."""
+
+    weights: int
+    input: int
+    output: int
+
+
+def layer_us(flops: int, traffic: Traffic, target: TargetSpec) -> float:
+    """Time of the whole layer on one core, whichever of arithmetic and memory takes longer."""
+    total = traffic.weights + traffic.input + traffic.output
+    return max(flops / PEAK_FLOPS_PER_US[target.name], total / L3_BYTES_PER_US)
+
+
+def _reread_bytes(tasks: Tasks, traffic: Traffic) -> float:
+    """Bytes that come from beyond the L2 cache more than once, because what is reused does not fit there.
+
+    A task computes all its pixels for one group of channels, then for the next. Between two uses of the same input, or
+    of the same weights, whatever is touched in between passes through the cache.
+    """
+    part_input = traffic.input * tasks.bands_per_task / tasks.bands
+    group_weights = traffic.weights / tasks.groups
+    chunk_weights = group_weights * tasks.groups_per_task
+    between_chunks = chunk_weights + (part_input if tasks.pixels_first else traffic.input)
+    between_parts = part_input + (traffic.weights if tasks.pixels_first else chunk_weights)
+    uses = tasks.groups if part_input + group_weights > REUSE_BYTES else tasks.chunks
+    input_again = traffic.input * (uses - 1) if between_chunks > REUSE_BYTES else 0
+    weights_again = traffic.weights * (tasks.parts - 1) if between_parts > REUSE_BYTES else 0
+    return input_again + weights_again
+
+
+def tasks_cost(tasks: Tasks, flops: int, traffic: Traffic, target: TargetSpec) -> float:
+    """Mean time of the layer over the gang sizes, in microseconds of one core."""
+    work = layer_us(flops, traffic, target) + _reread_bytes(tasks, traffic) / L3_BYTES_PER_US
+    largest_us = work * tasks.largest_share
+    total = 0.0
+    for ranks in GANGS:
+        rounds = -(-tasks.count // ranks)
+        total += max(work / ranks, rounds * largest_us) * ranks + rounds * ranks * CLAIM_US
+    return total / len(GANGS)
+
+
+def plane_cost(tasks: Tasks, flops: int, moved_bytes: int, target: TargetSpec) -> float:
+    """`tasks_cost` of a layer whose planes have nothing in common."""
+    return tasks_cost(tasks, flops, Traffic(weights=0, input=0, output=moved_bytes), target)
+
+
+def plane_tasks(planes: int, bands: int, flops: int, moved_bytes: int, target: TargetSpec) -> Tasks:
+    """The best tasks of a layer whose planes have nothing in common."""
+    return min(all_tasks(planes, bands), key=lambda tasks: plane_cost(tasks, flops, moved_bytes, target))
+
+
+# The order in which a template's points are worth measuring, when only the first so many will be.
+
+Priced = tuple[float, KernelPlan]
+"""A plan and its expected time, in any unit."""
+
+MOST_PRICE = 3.0  # times the static choice's: what takes longer would not meet a layer's QoS
+SMALL_TILE = 0.05  # a tile of half the pixels loads weights twice as often: so much more of a layer's time
+
+
+def tile_cuts(widest: int, cut: Callable[[int], Cut]) -> dict[Cut, int]:
+    """Cuts worth trying, each with the size of its register tiles, in pixels: all that fits, 3/4, 1/2 and 1/4 of it."""
+    sizes = [max(1, widest * quarters // 4) for quarters in (1, 2, 3, 4)]
+    return {cut(size): size for size in sizes}  # of sizes that come to the same, the largest
+
+
+def tile_price(widest: int, tile_pixels: int) -> float:
+    """Expected time with tiles of `tile_pixels`, relative to that with the widest."""
+    return 1 + SMALL_TILE * (widest / tile_pixels - 1)
+
+
+def spread(static: Priced, others: Iterable[Priced]) -> Iterator[KernelPlan]:
+    """Yield the plans of `others`, but for the static choice and those that are not expected to be of any use.
+
+    In turns, the cheapest that is left and the one that is farthest from the static one and all before it in the plane
+    of VELTAIR's trade-off, (log blocking bytes, log parallelism). So every beginning of the sequence has both what the
+    cost model believes in and all of the trade-off.
+    """
+    least, first = static
+    ranked = sorted(others, key=lambda item: item[0])
+    left = [plan for price, plan in ranked if plan != first and price <= MOST_PRICE * least]
+    distances = [_distance(first, plan) for plan in left]
+    cheapest = True
+    while left:
+        index = 0 if cheapest else _largest(distances)
+        cheapest = not cheapest
+        plan = left.pop(index)
+        distances.pop(index)
+        yield plan
+        distances = [min(known, _distance(plan, other)) for known, other in zip(distances, left, strict=True)]
+
+
+def _largest(distances: Sequence[float]) -> int:
+    return max(range(len(distances)), key=distances.__getitem__)  # of equals the first, which is the cheapest
+
+
+def _distance(a: KernelPlan, b: KernelPlan) -> float:
+    return math.hypot(
+        math.log2(max(1, a.blocking_bytes) / max(1, b.blocking_bytes)), math.log2(a.parallelism / b.parallelism)
+    )

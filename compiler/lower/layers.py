@@ -1,0 +1,158 @@
+"""The intermediate representation between ONNX and memory: fused layers over named tensors, not yet placed anywhere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gangway.compiler.errors import UnsupportedModelError
+from gangway.compiler.frontend.graph import Graph, Node, TensorType
+from gangway.compiler.kernels.specs import Array, AttentionSpec, KernelSpec, RawWeights
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Channels and pixels of one row of an activation; a vector is an image of one pixel.
+
+    `channels_last`: a sequence, one line of positions, whose channels are the tensor's last axis.
+    """
+
+    channels: int
+    height: int
+    width: int
+    channels_last: bool = False
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether blocked and plain memory are the same (up to surplus channels)."""
+        return self.height == self.width == 1
+
+
+def geometry_of(kind: TensorType) -> Geometry | None:
+    """Return how a kernel of images sees a tensor: float32 [1, C, H, W] or [1, C]; None for all others."""
+    if kind.dtype != "float32" or kind.shape[:1] != (1,) or len(kind.shape) not in (2, 4):
+        return None
+    channels, height, width = (*kind.shape[1:], 1, 1)[:3]
+    return Geometry(channels, height, width)
+
+
+def sequence(channels: int, positions: int) -> Geometry:
+    """Return the geometry of so many positions; that of one position is a vector, whichever axis its channels are."""
+    return Geometry(channels, 1, positions, channels_last=positions > 1)
+
+
+@dataclass(frozen=True)
+class Movement:
+    """What a layer does to memory, before it is known which kernels that takes."""
+
+
+@dataclass(frozen=True)
+class Concat(Movement):
+    """Inputs beside each other along an axis; no kernel if their producers can write into the common tensor."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class Transpose(Movement):
+    """Axis i of the output is axis order[i] of the input; which kernel does it depends on the input's layout."""
+
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pick(Movement):
+    """Item `index` along the middle axis of a tensor [outer][length][inner]."""
+
+    outer: int
+    length: int
+    inner: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Cut(Movement):
+    """Number (i, j, ...) of the output is number offset + i strides[0] + ... of the plain input."""
+
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Attention(Movement):
+    """Attention whose queries, keys and values are channels of sequences: (all channels, first one) of each."""
+
+    spec: AttentionSpec
+    parts: tuple[tuple[int, int], ...]
+
+
+LayerSpec = KernelSpec | Movement
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One kernel call to be. `spec` has no halos yet; `inputs` are the activations in the order of the arguments."""
+
+    name: str
+    operator: str
+    spec: LayerSpec
+    inputs: tuple[str, ...]
+    output: str
+    weights: RawWeights = field(default_factory=dict)
+    channels_last: bool = False  # of a convolution: its tensors are sequences
+    more_outputs: tuple[str, ...] = ()
+
+
+@dataclass
+class Program:
+    """The layers of a model in order of execution, while operators add to them."""
+
+    graph: Graph
+    constants: dict[str, Array] = field(default_factory=dict)  # operands of elementwise layers
+    layers: list[Layer] = field(default_factory=list)
+    views: dict[str, str] = field(default_factory=dict)  # a tensor with the same numbers in the same order as another
+
+    def type(self, name: str) -> TensorType:
+        """Return a tensor's type. Raises UnsupportedModelError if shape inference could not find it."""
+        if name not in self.graph.types:
+            raise UnsupportedModelError(f"the shape of tensor '{name}' depends on data or cannot be inferred")
+        return self.graph.types[name]
+
+    def add_types(self, types: Mapping[str, TensorType]) -> None:
+        """Make known tensors that the graph does not have, between the layers of one node."""
+        self.graph = replace(self.graph, types={**self.graph.types, **types})
+
+    def geometry(self, node: Node, name: str) -> Geometry:
+        """Return a tensor as an image. Raises UnsupportedModelError if it is none."""
+        geometry = geometry_of(self.type(name))
+        if geometry is None:
+            kind = self.type(name)
+            found = f"{kind.dtype}{list(kind.shape)}"
+            raise node.unsupported(f"'{name}' is {found}, only float32 [1, C, H, W] or [1, C] can be")
+        return geometry
+
+    def constant(self, node: Node, index: int) -> Array:
+        """Return input `index` of a node, which must be a constant."""
+        name = node.inputs[index]
+        if name not in self.graph.constants:
+            raise node.unsupported(f"its input {index}, '{name}', is not a constant")
+        return self.graph.constants[name]
+
+    def optional(self, node: Node, index: int) -> Array | None:
+        """Return input `index` of a node, a constant, or None if the node leaves it out."""
+        return self.constant(node, index) if len(node.inputs) > index and node.inputs[index] else None
+
+    def add(
+        self,
+        node: Node,
+        spec: LayerSpec,
+        inputs: tuple[str, ...],
+        weights: Mapping[str, Array] | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        """Append the layer that computes the node's first output."""
+        self.layers.append(Layer(node.name, node.operator, spec, inputs, node.outputs[0], weights or {}, channels_last))
+
+    def home(self, name: str) -> str:
+        """Return the tensor whose numbers `name` shows, itself if it is no view."""
+        while name in self.views:
+            name = self.views[name]
+        return name

@@ -1,0 +1,270 @@
+"""Conv, and BatchNormalization that no convolution could absorb."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from gangway.compiler.frontend.graph import Node
+from gangway.compiler.frontend.simplify import affine_factors
+from gangway.compiler.kernels.specs import (
+    ELEMENT_TYPES,
+    FLOATS,
+    MOST_LANES,
+    Array,
+    ConvSpec,
+    GlobalPoolSpec,
+    PoolSpec,
+    ReduceSpec,
+    window_output,
+)
+from gangway.compiler.kernels.specs.plain import After, Before, Reduction
+from gangway.compiler.lower.layers import Geometry, Program, geometry_of
+from gangway.compiler.lower.operators.registry import lowers
+
+# Kernel, stride, padding and dilation as ONNX's Conv and pooling operators state them.
+
+Pair = tuple[int, int]
+Pads = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window that slides over an image; pads are top, left, bottom, right, `ceil_pads` of them are ceil_mode's."""
+
+    kernel: Pair
+    stride: Pair
+    pads: Pads
+    dilation: Pair
+    ceil_pads: Pair  # bottom, right
+
+
+def window_of(node: Node, image: Geometry, kernel: Pair) -> Window:
+    """Return the node's window with explicit padding; `ceil_mode` becomes padding at the bottom and right."""
+    stride = _pair(node, "strides", (1, 1))
+    dilation = _pair(node, "dilations", (1, 1))
+    size = (image.height, image.width)
+    pads = given = _pads(node, size, kernel, stride, dilation)
+    if node.attributes.get("ceil_mode", 0):
+        pads = _ceil_pads(size, kernel, stride, pads, dilation)
+    if min(pads) < 0 or min(*kernel, *stride, *dilation) < 1:
+        raise node.unsupported(f"kernel {kernel}, strides {stride}, pads {pads}, dilations {dilation}")
+    if min(window_output(size, kernel, stride, pads, dilation)) < 1:
+        raise node.unsupported(f"the image {size} is smaller than the window {kernel}")
+    return Window(kernel, stride, pads, dilation, (pads[2] - given[2], pads[3] - given[3]))
+
+
+def _pair(node: Node, name: str, default: Pair) -> Pair:
+    values = tuple(node.attributes.get(name, default))
+    if len(values) != 2:
+        raise node.unsupported(f"{name} {values}: only images of two dimensions")
+    return values
+
+
+def _pads(node: Node, size: Pair, kernel: Pair, stride: Pair, dilation: Pair) -> Pads:
+    mode = node.attributes.get("auto_pad", b"NOTSET").decode()
+    if mode == "NOTSET":
+        top, left, bottom, right = node.attributes.get("pads", (0, 0, 0, 0))
+        return top, left, bottom, right
+    if mode == "VALID":
+        return 0, 0, 0, 0
+    total = [
+        max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+        for n, k, s, d in zip(size, kernel, stride, dilation, strict=True)
+    ]
+    small, large = [n // 2 for n in total], [n - n // 2 for n in total]
+    first, last = (small, large) if mode == "SAME_UPPER" else (large, small)
+    return first[0], first[1], last[0], last[1]
+
+
+def _ceil_pads(size: Pair, kernel: Pair, stride: Pair, pads: Pads, dilation: Pair) -> Pads:
+    """Return pads with which rounding down gives ceil_mode's output; no window begins in the padding at the end."""
+    ends = list(pads[2:])
+    for axis in range(2):
+        reach = (kernel[axis] - 1) * dilation[axis] + 1
+        span = size[axis] + pads[axis] + ends[axis] - reach
+        steps = -(-span // stride[axis])
+        if steps * stride[axis] >= size[axis] + pads[axis]:
+            steps -= 1
+        ends[axis] += max(steps * stride[axis] - span, 0)
+    return pads[0], pads[1], ends[0], ends[1]
+
+
+# Pooling: windows, and means and maxima of the whole image.
+
+
+@lowers("MaxPool", "AveragePool")
+def pool(program: Program, node: Node) -> None:
+    """Maximum or mean of a window."""
+    image = program.geometry(node, node.inputs[0])
+    height, width = node.attributes["kernel_shape"]
+    window = window_of(node, image, (height, width))
+    average = node.operator == "AveragePool"
+    if window.dilation != (1, 1):
+        raise node.unsupported(f"dilations {window.dilation}")
+    if average and window.kernel == window.stride == (1, 1) and not any(window.pads):
+        program.views[node.outputs[0]] = node.inputs[0]  # an adaptive pooling, exported where it has nothing to do
+        return
+    if average and window.kernel == (image.height, image.width) and not any(window.pads):
+        program.add(node, global_pool(image), (node.inputs[0],))
+        return
+    spec = PoolSpec(
+        "average" if average else "max",
+        image.channels,
+        image.height,
+        image.width,
+        window.kernel,
+        window.stride,
+        window.pads,
+        average and bool(node.attributes.get("count_include_pad", 0)),
+        window.ceil_pads,
+    )
+    program.add(node, spec, (node.inputs[0],))
+
+
+@lowers("GlobalAveragePool")
+def global_average_pool(program: Program, node: Node) -> None:
+    """Mean over all pixels."""
+    program.add(node, global_pool(program.geometry(node, node.inputs[0])), (node.inputs[0],))
+
+
+@lowers("GlobalMaxPool")
+def global_max_pool(program: Program, node: Node) -> None:
+    """Maximum of all pixels."""
+    spec = replace(global_pool(program.geometry(node, node.inputs[0])), mode="max")
+    program.add(node, spec, (node.inputs[0],))
+
+
+def global_pool(image: Geometry) -> GlobalPoolSpec:
+    """The mean of all pixels."""
+    return GlobalPoolSpec(image.channels, image.height, image.width)
+
+
+# Reductions over any axes of plain tensors; means over all pixels of images are pooling.
+
+_REDUCTIONS: dict[str, tuple[Reduction, Before, After]] = {
+    "ReduceSum": ("sum", "none", "none"),
+    "ReduceMean": ("sum", "none", "mean"),
+    "ReduceMax": ("max", "none", "none"),
+    "ReduceMin": ("min", "none", "none"),
+    "ReduceProd": ("prod", "none", "none"),
+    "ReduceL1": ("sum", "abs", "none"),
+    "ReduceL2": ("sum", "square", "sqrt"),
+    "ReduceSumSquare": ("sum", "square", "none"),
+    "ReduceLogSum": ("sum", "none", "log"),
+}
+_OF_FLOATS = {"ReduceLogSum", "ReduceL2"}
+
+
+@lowers(*_REDUCTIONS)
+def reduce_axes(program: Program, node: Node) -> None:
+    """Axes are a constant input or an attribute; none at all mean every axis, or none if the node says so."""
+    kind = program.type(node.inputs[0])
+    rank = len(kind.shape)
+    given = program.optional(node, 1)
+    stated = node.attributes.get("axes", ()) if given is None else given.reshape(-1).tolist()
+    axes = {axis % rank for axis in stated} if rank else set()
+    if not len(stated):
+        axes = set() if node.attributes.get("noop_with_empty_axes", 0) else set(range(rank))
+    if node.operator in _OF_FLOATS and kind.dtype not in FLOATS:
+        raise node.unsupported(f"element type {kind.dtype}")
+    image = geometry_of(kind)
+    if node.operator == "ReduceMean" and image and axes == {2, 3}:
+        program.add(node, global_pool(image), (node.inputs[0],))
+    else:
+        operator, before, after = _REDUCTIONS[node.operator]
+        operator = "wrapping_sum" if node.attributes.get("wraps", 0) else operator
+        _add(program, node, axes, operator, before, after)
+
+
+@lowers("ArgMax", "ArgMin")
+def arg(program: Program, node: Node) -> None:
+    """The place of the first extreme along an axis, or of the last one."""
+    rank = len(program.type(node.inputs[0]).shape)
+    prefix = "last_" if node.attributes.get("select_last_index", 0) else ""
+    operator = cast(Reduction, f"{prefix}{node.operator.lower()}")
+    _add(program, node, {node.attributes.get("axis", 0) % rank}, operator, "none", "none")
+
+
+def _add(program: Program, node: Node, axes: set[int], operator: Reduction, before: Before, after: After) -> None:
+    kind = program.type(node.inputs[0])
+    if kind.dtype not in ELEMENT_TYPES:
+        raise node.unsupported(f"element type {kind.dtype}")
+    shape: list[int] = []
+    reduced: list[bool] = []
+    for axis, length in enumerate(kind.shape):
+        if length == 1 and not (operator.endswith(("argmax", "argmin")) and axis in axes):
+            continue
+        if reduced and reduced[-1] == (axis in axes):
+            shape[-1] *= length
+        else:
+            shape.append(length)
+            reduced.append(axis in axes)
+    if not shape:
+        shape, reduced = [math.prod(kind.shape)], [bool(axes)]
+    spec = ReduceSpec(kind.dtype, tuple(shape), tuple(reduced), operator, before, after)
+    program.add(node, spec, (node.inputs[0],))
+
+
+@lowers("Conv")
+def conv(program: Program, node: Node) -> None:
+    """Two-dimensional convolution, full, depthwise or in groups."""
+    image = program.geometry(node, node.inputs[0])
+    weights = program.constant(node, 1)
+    if weights.ndim != 4:
+        raise node.unsupported(f"weights of {weights.ndim} dimensions; only images of two dimensions")
+    outputs, per_group, height, width = weights.shape
+    groups = node.attributes.get("group", 1)
+    if per_group * groups != image.channels:
+        raise node.unsupported(f"weights {list(weights.shape)} of {groups} groups do not fit {image.channels} channels")
+    if outputs % groups:
+        raise node.unsupported(f"{groups} groups of {outputs} outputs")
+    if groups != 1 and not groups == image.channels == outputs:
+        weights, groups = _merge_groups(weights, groups)
+    bias = program.optional(node, 2)
+    if bias is None:
+        bias = np.zeros(outputs, np.float32)
+    if bias.shape != (outputs,):
+        raise node.unsupported(f"bias {list(bias.shape)} for {outputs} channels")
+    window = window_of(node, image, (height, width))
+    spec = ConvSpec(
+        image.channels,
+        image.height,
+        image.width,
+        outputs,
+        window.kernel,
+        window.stride,
+        window.pads,
+        window.dilation,
+        groups,
+    )
+    program.add(node, spec, (node.inputs[0],), {"weights": weights, "bias": bias})
+
+
+def _merge_groups(weights: Array, groups: int) -> tuple[Array, int]:
+    """Return an equal convolution of as many groups as are whole registers: zeros between what was merged.
+
+    [outputs, inputs / groups, height, width] in and out.
+    """
+    outputs, inputs = weights.shape[0] // groups, weights.shape[1]
+    whole = [n for n in range(1, groups) if not (groups % n or n * outputs % MOST_LANES or n * inputs % MOST_LANES)]
+    merged = whole[0] if whole else groups
+    result = np.zeros((len(weights), inputs * merged, *weights.shape[2:]), weights.dtype)
+    for group in range(groups):
+        rows = slice(group * outputs, (group + 1) * outputs)
+        first = group % merged * inputs
+        result[rows, first : first + inputs] = weights[rows]
+    return result, groups // merged
+
+
+@lowers("BatchNormalization")
+def batch_normalization(program: Program, node: Node) -> None:
+    """A scale and a shift per channel: a depthwise convolution of one pixel."""
+    image = program.geometry(node, node.inputs[0])
+    factors = affine_factors(node, program.graph.constants, program.type(node.inputs[0]).shape)
+    if factors is None:
+        raise node.unsupported("training mode, or statistics that are not constants")
+    scale, shift = factors
+    spec = ConvSpec(image.channels, image.height, image.width, image.channels, groups=image.channels)
+    program.add(node, spec, (node.inputs[0],), {"weights": scale.reshape(-1, 1, 1, 1), "bias": shift})

@@ -1,0 +1,281 @@
+"""Operators that move numbers about: concatenation and transposition."""
+
+import math
+from typing import Literal, cast
+
+import numpy as np
+
+from gangway.compiler.frontend.graph import Node, TensorType
+from gangway.compiler.kernels.specs import (
+    Array,
+    GatherPlacesSpec,
+    GatherSpec,
+    Picked,
+    ScatterReduction,
+    ScatterSpec,
+    contiguous,
+)
+from gangway.compiler.lower.expressions import Expression, Value, add_remap
+from gangway.compiler.lower.layers import Concat, Cut, Pick, Program, Transpose
+from gangway.compiler.lower.operators.pointwise import lower_pointwise
+from gangway.compiler.lower.operators.registry import lowers
+
+# Operators that leave the numbers and their order alone: they cost nothing unless the layout differs.
+
+
+@lowers("Identity", "Dropout", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
+def view(program: Program, node: Node) -> None:
+    """Another shape of the same tensor, which shape inference has found already."""
+    if node.attributes.get("training_mode", 0):
+        raise node.unsupported("training mode")
+    program.views[node.outputs[0]] = node.inputs[0]
+
+
+# Slice, Pad, Tile, Expand and Gather with constant indices: where each number comes from is known per axis.
+
+
+@lowers("Slice")
+def slice_(program: Program, node: Node) -> None:
+    """Any constant starts, ends and steps, which were attributes before opset 10."""
+    shape = program.type(node.inputs[0]).shape
+    indices = [np.arange(length) for length in shape]
+    starts, ends, axes, steps = (
+        _numbers(program, node, index, name) for index, name in ((1, "starts"), (2, "ends"), (3, "axes"), (4, "steps"))
+    )
+    assert starts is not None and ends is not None
+    axes = list(range(len(starts))) if axes is None else axes
+    for number, axis in enumerate(axes):
+        step = steps[number] if steps else 1
+        indices[axis] = _taken(shape[axis], starts[number], ends[number], step)
+    add_remap(program, node, node.inputs[0], indices)
+
+
+def _numbers(program: Program, node: Node, index: int, attribute: str) -> list[int] | None:
+    """Integers that are an input or, in older operator sets, an attribute."""
+    given = program.optional(node, index)
+    if given is not None:
+        return [int(number) for number in given.reshape(-1)]
+    value = node.attributes.get(attribute)
+    return None if value is None else [int(number) for number in value]
+
+
+def _taken(length: int, start: int, end: int, step: int) -> Array:
+    """The indices of a slice; what lies outside is cut off."""
+    start, end = (number + length if number < 0 else number for number in (start, end))
+    if step > 0:
+        return np.arange(min(max(start, 0), length), min(max(end, 0), length), step)
+    return np.arange(min(max(start, -1), length - 1), min(max(end, -1), length - 1), step)
+
+
+@lowers("Pad")
+def pad(program: Program, node: Node) -> None:
+    """Constant, edge, reflect and wrap; negative amounts cut off."""
+    shape = program.type(node.inputs[0]).shape
+    amounts = _numbers(program, node, 1, "pads")
+    assert amounts is not None
+    axes = _numbers(program, node, 3, "-") or range(len(shape))
+    mode = node.attributes.get("mode", b"constant").decode()
+    value = program.optional(node, 2)
+    fill = node.attributes.get("value", 0.0) if value is None else value.reshape(-1)[0].item()
+    indices = [np.arange(length) for length in shape]
+    count = len(amounts) // 2
+    for number, axis in enumerate(axes):
+        indices[axis] = _padded(indices[axis], amounts[number], amounts[number + count], mode)
+    add_remap(program, node, node.inputs[0], indices, fill)
+
+
+def _padded(index: Array, before: int, after: int, mode: str) -> Array:
+    index = index[max(-before, 0) : len(index) - max(-after, 0)]
+    amounts = (max(before, 0), max(after, 0))
+    if mode == "constant":
+        return np.pad(index, amounts, constant_values=-1)
+    return np.pad(index, amounts, mode=mode)  # type: ignore[call-overload, no-any-return]
+
+
+@lowers("Tile")
+def tile(program: Program, node: Node) -> None:
+    """Whole copies along each axis."""
+    repeats = program.constant(node, 1).reshape(-1)
+    shape = program.type(node.inputs[0]).shape
+    indices = [np.tile(np.arange(length), int(times)) for length, times in zip(shape, repeats, strict=True)]
+    add_remap(program, node, node.inputs[0], indices)
+
+
+@lowers("Expand")
+def expand(program: Program, node: Node) -> None:
+    """A copy, if nothing that computes can read the tensor with its axes repeated."""
+    if program.type(node.inputs[0]).shape == program.type(node.outputs[0]).shape:
+        program.views[node.outputs[0]] = node.inputs[0]
+    else:
+        lower_pointwise(program, node, _copy, inputs=node.inputs[:1])
+
+
+def _copy(expression: Expression, node: Node, values: list[Value], dtype: str) -> Value:
+    return values[0]
+
+
+def gather_constant(program: Program, node: Node, axis: int, positions: Array) -> None:
+    """Gather with indices that are known; negative ones count from the end."""
+    shape = program.type(node.inputs[0]).shape
+    indices = [np.arange(length) for length in shape]
+    taken = positions.reshape(-1).astype(np.int64)
+    if taken.min() < -shape[axis] or taken.max() >= shape[axis]:
+        raise node.unsupported(f"indices beyond the {shape[axis]} of axis {axis}")
+    indices[axis] = np.where(taken < 0, taken + shape[axis], taken)
+    add_remap(program, node, node.inputs[0], indices)
+
+
+# Gather: rows of a table, or one item of an axis.
+
+
+@lowers("Gather")
+def gather(program: Program, node: Node) -> None:
+    """Items of data along `axis`, whose numbers are an activation or constant."""
+    data, indices = node.inputs
+    constants = program.graph.constants
+    kinds = [constants[name] if name in constants else program.type(name) for name in node.inputs]
+    shape, positions = kinds[0].shape, kinds[1].shape
+    axis = node.attributes.get("axis", 0) % len(shape)
+    outer, length, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    if indices in constants and math.prod(positions) == 1:
+        index = int(constants[indices].reshape(()))
+        if not -length <= index < length:
+            raise node.unsupported(f"index {index} of {length}")
+        program.add(node, Pick(outer, length, inner, index % length), (data,))
+        return
+    if indices in constants and data not in constants:
+        gather_constant(program, node, axis, constants[indices])
+        return
+    index_dtype = np.dtype(kinds[1].dtype).name
+    if index_dtype not in ("int32", "int64"):
+        raise node.unsupported(f"indices of type {index_dtype}")
+    item_bytes = np.dtype(kinds[0].dtype).itemsize
+    dtype = cast(Literal["int32", "int64"], index_dtype)
+    program.add(node, GatherSpec(outer, length, inner, math.prod(positions), item_bytes, dtype), node.inputs)
+
+
+# ScatterElements, ScatterND, GatherElements and GatherND: an index for each number, or for each slice.
+
+
+@lowers("Scatter", "ScatterElements")
+def scatter_elements(program: Program, node: Node) -> None:
+    """Each update goes to its own place, but along `axis`, where the index says it."""
+    data, indices, updates = (_type(program, name) for name in node.inputs)
+    axis = node.attributes.get("axis", 0) % len(data.shape)
+    strides = contiguous(data.shape)
+    picked = (Picked(data.shape[axis], strides[axis], 0),)
+    fixed = tuple(0 if at == axis else stride for at, stride in enumerate(strides))
+    _add(program, node, (data, indices), updates.shape, fixed, contiguous(indices.shape), picked)
+
+
+@lowers("ScatterND")
+def scatter_nd(program: Program, node: Node) -> None:
+    """The last axis of the indices says where a slice of data begins."""
+    data, indices, updates = (_type(program, name) for name in node.inputs)
+    outer, depth = len(indices.shape) - 1, indices.shape[-1]
+    strides = contiguous(data.shape)
+    picked = tuple(Picked(data.shape[axis], strides[axis], axis) for axis in range(depth))
+    places = (0,) * outer + strides[depth:]
+    index_strides = contiguous(indices.shape)[:outer] + (0,) * (len(updates.shape) - outer)
+    _add(program, node, (data, indices), updates.shape, places, index_strides, picked)
+
+
+@lowers("GatherElements")
+def gather_elements(program: Program, node: Node) -> None:
+    """Each number is from its own place, but along `axis`, where the index says it."""
+    data, indices = (_type(program, name) for name in node.inputs)
+    axis = node.attributes.get("axis", 0) % len(data.shape)
+    strides = contiguous(data.shape)
+    picked = (Picked(data.shape[axis], strides[axis], 0),)
+    fixed = tuple(0 if at == axis else stride for at, stride in enumerate(strides))
+    _add_gather(program, node, (data, indices), fixed, contiguous(indices.shape), picked)
+
+
+@lowers("GatherND")
+def gather_nd(program: Program, node: Node) -> None:
+    """The last axis of the indices says where a slice of data begins, behind the first `batch_dims` axes."""
+    data, indices = (_type(program, name) for name in node.inputs)
+    outer, depth, batch = len(indices.shape) - 1, indices.shape[-1], node.attributes.get("batch_dims", 0)
+    strides = contiguous(data.shape)
+    picked = tuple(Picked(data.shape[axis], strides[axis], axis - batch) for axis in range(batch, batch + depth))
+    places = (*strides[:batch], *(0 for _ in range(outer - batch)), *strides[batch + depth :])
+    index_strides = (*contiguous(indices.shape)[:outer], *(0 for _ in strides[batch + depth :]))
+    _add_gather(program, node, (data, indices), places, index_strides, picked)
+
+
+def _add_gather(
+    program: Program,
+    node: Node,
+    kinds: tuple[TensorType, TensorType],
+    strides: tuple[int, ...],
+    index_strides: tuple[int, ...],
+    picked: tuple[Picked, ...],
+) -> None:
+    data, indices = kinds
+    shape = program.type(node.outputs[0]).shape
+    spec = GatherPlacesSpec(
+        np.dtype(data.dtype).itemsize,
+        _index_dtype(node, indices),
+        math.prod(data.shape),
+        shape or (1,),
+        strides or (0,),
+        index_strides or (0,),
+        picked,
+    )
+    program.add(node, spec, node.inputs)
+
+
+def _add(
+    program: Program,
+    node: Node,
+    kinds: tuple[TensorType, TensorType],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    index_strides: tuple[int, ...],
+    picked: tuple[Picked, ...],
+) -> None:
+    data, indices = kinds
+    index_dtype = _index_dtype(node, indices)
+    reduction = cast(ScatterReduction, node.attributes.get("reduction", b"none").decode())
+    count = math.prod(data.shape)
+    spec = ScatterSpec(data.dtype, index_dtype, count, shape, strides, index_strides, picked, reduction)
+    program.add(node, spec, node.inputs)
+
+
+def _index_dtype(node: Node, indices: TensorType) -> Literal["int32", "int64"]:
+    if indices.dtype not in ("int32", "int64"):
+        raise node.unsupported(f"indices of type {indices.dtype}")
+    return cast(Literal["int32", "int64"], indices.dtype)
+
+
+def _type(program: Program, name: str) -> TensorType:
+    value = program.graph.constants.get(name)
+    return program.type(name) if value is None else TensorType(value.shape, value.dtype.name)
+
+
+@lowers("Concat")
+def concat(program: Program, node: Node) -> None:
+    """Tensors beside each other; those without numbers add nothing."""
+    rank = len(program.type(node.outputs[0]).shape)
+    constants = program.graph.constants
+    inputs = tuple(name for name in node.inputs if name not in constants or constants[name].size)
+    program.constants.update((name, constants[name]) for name in inputs if name in constants)
+    program.add(node, Concat(node.attributes["axis"] % rank), inputs)
+
+
+@lowers("StridedCopy")
+def strided_copy(program: Program, node: Node) -> None:
+    """What `patterns` has found to be cut out of a tensor."""
+    program.add(node, Cut(tuple(node.attributes["strides"]), node.attributes["offset"]), node.inputs)
+
+
+@lowers("Transpose")
+def transpose(program: Program, node: Node) -> None:
+    """Any order of axes; nothing moves if those longer than 1 keep theirs."""
+    shape = program.type(node.inputs[0]).shape
+    order = tuple(node.attributes.get("perm", range(len(shape))[::-1]))
+    long = [axis for axis in order if shape[axis] > 1]
+    if long == sorted(long):
+        program.views[node.outputs[0]] = node.inputs[0]
+    else:
+        program.add(node, Transpose(order), node.inputs)

@@ -1,0 +1,1 @@
+"""From layers to steps: fusion, layouts, halos and the arena. Everything is placed in memory."""
