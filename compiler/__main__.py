@@ -31,7 +31,8 @@ from gangway.artifact.cache import Cache, usable_cache_dir
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.arguments import DIMENSION, dimension, find_models
 from gangway.compiler.errors import ModelError, UnsupportedModelError
-from gangway.compiler.pipeline import Progress, compile_model, find_compiled
+from gangway.compiler.pipeline import compile_model, find_compiled
+from gangway.compiler.progress import Progress
 from gangway.compiler.target import TARGETS, UnsupportedTargetError, detect
 
 EXIT_CODES = {"model": 3, "unsupported": 4, "io": 5, "internal": 6}

@@ -155,8 +155,11 @@ def _first_trial(session: Any, inputs: Sequence[Any]) -> dict[str, int] | None:
         sizes = {_symbol(tensor, 0): 1 for tensor in inputs if tensor.shape}
         sizes |= {_symbol(tensor, axis): size for tensor in inputs for axis in range(1, len(tensor.shape))}
         sizes.pop("", None)
-        shapes = [[sizes.get(_symbol(tensor, axis), n) for axis, n in enumerate(tensor.shape)] for tensor in inputs]
-        if size != PLAUSIBLE_SIZES[0] and max(map(math.prod, shapes), default=0) > MOST_PLAUSIBLE_ELEMENTS:
+        shapes: Any = [
+            [sizes.get(_symbol(tensor, axis), n) for axis, n in enumerate(tensor.shape)] for tensor in inputs
+        ]
+        elements = [math.prod(shape) for shape in shapes]
+        if size != PLAUSIBLE_SIZES[0] and max(elements, default=0) > MOST_PLAUSIBLE_ELEMENTS:
             continue
         with suppress(Exception):  # whatever it does not like about zeros, or about this size
             _try_out(session, inputs, 1, sizes)

@@ -467,6 +467,7 @@ def _gru(body: Body, x: str, state: State, direction: _Direction) -> State:
     else:
         products = direction.of_state(body, hidden, 0, 2, bias=True)
         z, r = (direction.gate(body, products, index) for index in range(2))
+        own = ""  # needs the reset gate
     update = body.op("Sigmoid", body.op("Add", z, direction.gate(body, x, 0)))
     reset = body.op("Sigmoid", body.op("Add", r, direction.gate(body, x, 1)))
     if after:
@@ -580,11 +581,10 @@ def transposed_convolution(body: Body) -> None:
     begins, wanted = _window(body, sizes, kernel.shape[2:], strides)
     ends = [n - (length - begin) for n, length, begin in zip(wanted, full, begins, strict=True)]
     amounts = [0, 0, *(-begin for begin in begins), 0, 0, *ends]
-    biased = len(body.node.inputs) > 2 and body.node.inputs[2] != ""
+    bias = body.node.inputs[2] if len(body.node.inputs) > 2 else ""
     cut = body.pad(whole, amounts) if any(amounts) else whole
-    if biased:
-        bias = body.reshape(body.node.inputs[2], [-1, *ones])
-        body.op("Add", cut, bias, output=body.node.outputs[0])
+    if bias:
+        body.op("Add", cut, body.reshape(bias, [-1, *ones]), output=body.node.outputs[0])
     else:
         body.op("Identity", cut, output=body.node.outputs[0])
 

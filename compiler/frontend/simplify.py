@@ -39,8 +39,9 @@ class _Splitter:
             if turned and name in self.constants:
                 self.constants[matrices[-1]] = self.constants[name].T
             elif turned:
-                rows, columns = self._shape(name) or ()
-                yield self._node(node, "Transpose", (name,), attribute, (columns, rows), {"perm": [1, 0]})
+                shape = self._shape(name)
+                assert shape is not None  # else `known` is false
+                yield self._node(node, "Transpose", (name,), attribute, shape[::-1], {"perm": [1, 0]})
         yield from self._sum(node, (matrices[0], matrices[1]))
 
     def _sum(self, node: Node, matrices: tuple[str, str]) -> Iterator[Node]:
@@ -216,7 +217,7 @@ def _absorb(node: Node, constants: dict[str, Array], factors: tuple[Array, Array
     MatMul becomes Gemm, which may have any number of axes here. Weights that are not scaled are not copied.
     """
     scale, shift = factors
-    weights = constants[node.inputs[1]]
+    x, weights = node.inputs[0], constants[node.inputs[1]]
     axis = 0 if node.operator == "Conv" or node.attributes.get("transB", 0) else 1
     bias = constants[node.inputs[2]] if len(node.inputs) > 2 else np.float32(0)
     names = (f"{outputs[0]}:weights", f"{outputs[0]}:bias")
@@ -225,7 +226,7 @@ def _absorb(node: Node, constants: dict[str, Array], factors: tuple[Array, Array
     constants[names[0]] = weights
     constants[names[1]] = (bias * scale + shift).astype(np.float32).reshape(-1)
     operator = "Gemm" if node.operator == "MatMul" else node.operator
-    return replace(node, operator=operator, inputs=(node.inputs[0], *names), outputs=outputs)
+    return replace(node, operator=operator, inputs=(x, *names), outputs=outputs)
 
 
 def remove_unused(graph: Graph) -> Graph:

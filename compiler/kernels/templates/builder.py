@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
+import tvm
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
 Expr = Any  # TVM's expressions and buffers carry no types that mypy could check
 Buffer = Any
+tirx: Any = tvm.tirx  # whose annotations demand expressions where Python's numbers do as well
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from gangway.compiler.kernels.templates.builder import (
     lanes_at,
     repeat,
     store,
+    strided,
 )
 from gangway.compiler.kernels.templates.tiling import Band, Cut, Tasks, cut_line, plane_tasks
 
@@ -162,7 +163,7 @@ def _pack_line(spec: PackSpec, image: Image, buffers: tuple[Buffer, ...], block:
         into = image.origin + row * image.row + column * lanes
 
         def full() -> None:
-            gathered = x[tirx.Ramp(block * (lanes * step) + source, step, lanes)]
+            gathered = x[strided(block * (lanes * step) + source, step, lanes)]
             store(y, block * image.plane + into, gathered, lanes)
 
         def partial() -> None:

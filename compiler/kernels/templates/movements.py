@@ -24,6 +24,7 @@ from gangway.compiler.kernels.templates.builder import (
     Argument,
     Buffer,
     Expr,
+    at_least,
     at_most,
     bind,
     checked_index,
@@ -115,7 +116,7 @@ def _segment(
 
         def number(place: Expr) -> None:
             entry = bind(table[segment.source + place])
-            found = x[tirx.Max(base + entry, 0)]
+            found = x[at_least(base + entry, 0)]
             store(y, into + place, tirx.Select(entry >= 0, found, _constant(spec)), 1)
 
         repeat(segment.length, number)

@@ -27,6 +27,7 @@ from gangway.compiler.kernels.templates.builder import (
     quotient,
     remainder,
     repeat,
+    splat,
     store,
 )
 from gangway.compiler.kernels.templates.instructions import evaluate
@@ -216,10 +217,7 @@ class _Work:
             total.best.set(self._apply(_COMBINE[self.spec.operator], [total.best.value, value], lanes))
             return
         start = tirx.Cast("int32", index) if not isinstance(index, int) else tirx.const(index, "int32")
-        if lanes == 1:
-            number = start
-        else:
-            number = tirx.Ramp(start, tirx.const(1, "int32"), lanes) if along else tirx.Broadcast(start, lanes)
+        number = lanes_at(start, lanes) if along or lanes == 1 else splat(start, lanes)
         total.take(self.spec, value, number)
 
     def _apply(self, operator: str, values: list[Expr], lanes: int) -> Expr:

@@ -27,7 +27,7 @@ _FUNCTIONS: Mapping[str, Callable[[Expr, int], Expr]] = {
     "tirx.sigmoid": sigmoid,
 }
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
-_BINARY = (
+_BINARY: tuple[Any, ...] = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max),
     *(tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.And, tirx.Or),
     *(tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor, tirx.LShift, tirx.RShift),
@@ -84,6 +84,14 @@ def memory_type(tensor: Any) -> str:
 
 def _dtype(e: Any) -> str:
     return str(e.ty.dtype)
+
+
+def _holds_bools(tensor: Any) -> bool:
+    return str(tensor.dtype) == "bool"
+
+
+def _operator(call: Any) -> str:
+    return str(call.op.name)
 
 
 class _Writer:
@@ -161,11 +169,11 @@ class _Writer:
         match e:
             case tvm.ir.TensorLoad():
                 loaded = self._buffers[e.source][self._place(e.source, e.indices)]
-                return loaded != 0 if str(e.source.dtype) == "bool" else loaded
+                return loaded != 0 if _holds_bools(e.source) else loaded
             case tvm.ir.Call():
                 arguments = [self.value(argument) for argument in e.args]
-                if e.op.name in _FUNCTIONS and _dtype(e) == "float32":
-                    return _FUNCTIONS[e.op.name](arguments[0], 1)
+                if _operator(e) in _FUNCTIONS and _dtype(e) == "float32":
+                    return _FUNCTIONS[_operator(e)](arguments[0], 1)
                 return tvm.ir.Call(e.op, arguments, e.attrs, ret_ty=e.ty)
             case tirx.Var():
                 return self._values[e]

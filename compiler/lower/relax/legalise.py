@@ -206,23 +206,23 @@ class _Reader:
     def _bound(self, value: Any) -> Any:
         match value:
             case tvm.ir.GenericConst():
-                return np.asarray(value.value.numpy())
+                return _content(value)
             case relax.Tuple():
                 return tuple(self._bound(field) for field in value.fields)
             case relax.TupleGetItem():
                 return self._bound(value.tuple_value)[value.index]
             case tvm.ir.Var():
                 return self._values[value]
-            case tvm.ir.Call() if value.op.name == "relax.call_tir":
+            case tvm.ir.Call() if _operator(value) == "relax.call_tir":
                 return self._called(value)
-        raise UnsupportedModelError(f"Relax: {getattr(getattr(value, 'op', None), 'name', type(value).__name__)}")
+        raise UnsupportedModelError(f"Relax: {_operator(value)}")
 
     def _called(self, call: Any) -> Any:
         function, operands = call.args[0], self._bound(call.args[1])
         if len(call.args) > 2:
             raise UnsupportedModelError("Relax: a function of a symbolic shape")
         kinds = call.ty_args[0]
-        fields = list(kinds.fields) if isinstance(kinds, relax.TupleType) else [kinds]
+        fields = list(getattr(kinds, "fields", [kinds]))
         names = tuple(f"{self._node.outputs[0]}/relax{len(self._calls)}.{index}" for index in range(len(fields)))
         for name, kind in zip(names, fields, strict=True):
             self._between[name] = TensorType(tuple(int(n) for n in kind.shape.values), str(kind.dtype))
@@ -230,3 +230,12 @@ class _Reader:
         assert isinstance(target, tirx.PrimFunc)
         self._calls.append(Call(target, operands, names))
         return names if isinstance(kinds, relax.TupleType) else names[0]
+
+
+def _content(constant: Any) -> Any:
+    return np.asarray(constant.value.numpy())
+
+
+def _operator(value: Any) -> str:
+    """The operator of a call, else the kind of the expression."""
+    return str(getattr(getattr(value, "op", None), "name", type(value).__name__))

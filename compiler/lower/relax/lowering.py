@@ -209,8 +209,8 @@ def _layer(node: Node, index: int, call: Call) -> Layer:
     weights = [item for item in call.operands if not isinstance(item, str)]
     scheduled = schedule(call.function)
     roles: list[Role] = ["input" if isinstance(item, str) else "weight" for item in call.operands]
-    roles += ["output"] * len(call.outputs)
-    roles += ["scratch"] * len(scheduled.scratch)
+    roles.extend("output" for _ in call.outputs)
+    roles.extend("scratch" for _ in scheduled.scratch)
     if not inputs:
         raise UnsupportedModelError("Relax: a function of constants only")
     if len(roles) > MAX_ARGUMENTS:

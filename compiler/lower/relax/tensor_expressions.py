@@ -79,7 +79,7 @@ def resize(node: Node, types: Mapping[str, TensorType], constants: Mapping[str, 
             total = total if condition is None else tirx.Select(condition, other, total)
         return total
 
-    y = te.compute(result.shape, value, "y")
+    y: Any = te.compute(result.shape, value, "y")
     function = te.create_prim_func([*operands.values(), y])
     return Expression(function, tuple(operands), _examples(node, types, axes))
 
@@ -198,7 +198,7 @@ class _Line:
         return [(self._inside(first + step), weight) for step, weight in enumerate(weights)]
 
     def _inside(self, place: Expr) -> Expr:
-        return tirx.Max(tirx.Min(place, self.length - 1), 0)
+        return tirx.Max(tirx.Min(place, tirx.const(self.length - 1, "int32")), tirx.const(0, "int32"))
 
 
 def _number(value: float) -> Expr:
@@ -249,7 +249,7 @@ def count_up(node: Node, types: Types, constants: Mapping[str, Array]) -> Expres
         return operands[name][(0,) * len(types[name].shape)]
 
     start, delta = scalar(node.inputs[0]), scalar(node.inputs[2])
-    y = te.compute(result.shape, lambda at: start + tirx.Cast(result.dtype, at) * delta, "y")
+    y: Any = te.compute(result.shape, lambda at: start + tirx.Cast(result.dtype, at) * delta, "y")
     values = zip(node.inputs, (0, result.shape[0], 1), strict=True)
     examples = {name: np.full(types[name].shape, value, types[name].dtype) for name, value in values if name in types}
     return Expression(te.create_prim_func([*operands.values(), y]), tuple(operands), examples)
@@ -288,7 +288,7 @@ def slice_at(node: Node, types: Types, constants: Mapping[str, Array]) -> Expres
         at = begin + tirx.Cast("int64", place) * step
         return tirx.Max(tirx.Min(at, length - _long(1)), _long(0))
 
-    y = te.compute(result, lambda *place: x[tuple(source(axis, at) for axis, at in enumerate(place))], "y")
+    y: Any = te.compute(result, lambda *place: x[tuple(source(axis, at) for axis, at in enumerate(place))], "y")
     examples = _slice_examples(parameters, types, constants, result, count, shape)
     return Expression(te.create_prim_func([*operands.values(), y]), tuple(operands), examples)
 
@@ -334,7 +334,7 @@ def reduce_over(node: Node, types: Types, constants: Mapping[str, Array]) -> Exp
             found = tirx.Select(reduce(tirx.And, meant), total[place], found)
         return found
 
-    y = te.compute(result.shape, value, "y")
+    y: Any = te.compute(result.shape, value, "y")
     examples = {axes_name: np.array(choices[-1], types[axes_name].dtype)}
     return Expression(te.create_prim_func([x, axes, y]), (name, axes_name), examples)
 
