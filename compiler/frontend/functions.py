@@ -25,6 +25,7 @@ from gangway.compiler.frontend.inference import (
     tensor_types,
     value_proto,
 )
+from gangway.compiler.frontend.rewriting import Editor, Rule, apply_rule
 from gangway.compiler.kernels.specs import Array
 
 _CONTROL_FLOW = {"If", "Loop", "Scan", "SequenceMap"}
@@ -97,18 +98,21 @@ def expand(graph: Graph, names: Collection[str], constants: Mapping[str, Array] 
     Nodes without a body stay as they are. Types of what is new are inferred. `constants` are those that are known
     beside the graph's own.
     """
-    nodes: list[Node] = []
-    types, wide_shapes = dict(graph.types), dict(graph.wide_shapes)
-    for node in graph.nodes:
-        body = _body(node, _knowing(graph, constants)) if node.outputs[0] in names else ()
-        if body:
-            types = _infer(node, body, types, graph) | types
-            if graph.batched:
-                wide = {name: replace(kind, shape=wide_shapes.get(name, kind.shape)) for name, kind in types.items()}
-                found = _infer(node, body, {name: wide[name] for name in node.inputs if name in wide}, graph)
-                wide_shapes = {name: kind.shape for name, kind in found.items()} | wide_shapes
-        nodes += body or (node,)
-    return replace(graph, nodes=tuple(nodes), types=types, wide_shapes=wide_shapes)
+    known = _knowing(graph, constants)
+
+    def define(editor: Editor, node: Node) -> None:
+        body = _body(node, known) if node.outputs[0] in names else ()
+        if not body:
+            return
+        editor.types = types = _infer(node, body, editor.types, graph) | editor.types
+        if graph.batched:
+            shapes = editor.wide_shapes
+            wide = {name: replace(kind, shape=shapes.get(name, kind.shape)) for name, kind in types.items()}
+            found = _infer(node, body, {name: wide[name] for name in node.inputs if name in wide}, graph)
+            editor.wide_shapes = {name: kind.shape for name, kind in found.items()} | shapes
+        editor.replace(node.outputs[0], list(body))
+
+    return apply_rule(graph, Rule((), define))
 
 
 def has_body(node: Node, graph: Graph, constants: Mapping[str, Array] | None = None) -> bool:

@@ -8,96 +8,9 @@ import numpy as np
 from gangway.compiler.errors import ModelError
 from gangway.compiler.frontend.graph import Graph, Node, TensorType
 from gangway.compiler.frontend.inference import evaluate
+from gangway.compiler.frontend.rewriting import Editor, Rule, apply_rule, number, remove_unused, rewrite
 from gangway.compiler.frontend.rows import check_rows
 from gangway.compiler.kernels.specs import Array
-
-# Gemms that are no dense layer: alpha A B + beta C in single steps, wherever B is no constant or C no vector.
-
-
-def split_gemm(graph: Graph) -> Graph:
-    """Return the graph with Transpose, MatMul, Mul and Add in the place of such Gemms."""
-    splitter = _Splitter(graph)
-    nodes = tuple(item for node in graph.nodes for item in splitter.visit(node))
-    return replace(graph, nodes=nodes, constants=splitter.constants, types=splitter.types)
-
-
-class _Splitter:
-    def __init__(self, graph: Graph) -> None:
-        self.constants = dict(graph.constants)
-        self.types = dict(graph.types)
-
-    def visit(self, node: Node) -> Iterator[Node]:
-        """Return what stands for a node."""
-        known = all(self._shape(name) is not None for name in (*node.inputs, *node.outputs) if name)
-        if node.operator != "Gemm" or not known or self._is_dense(node):
-            yield node
-            return
-        matrices = []
-        for name, attribute in zip(node.inputs[:2], ("transA", "transB"), strict=True):
-            turned = bool(node.attributes.get(attribute, 0))
-            matrices.append(f"{node.outputs[0]}:{attribute}" if turned else name)
-            if turned and name in self.constants:
-                self.constants[matrices[-1]] = self.constants[name].T
-            elif turned:
-                shape = self._shape(name)
-                assert shape is not None  # else `known` is false
-                yield self._node(node, "Transpose", (name,), attribute, shape[::-1], {"perm": [1, 0]})
-        yield from self._sum(node, (matrices[0], matrices[1]))
-
-    def _sum(self, node: Node, matrices: tuple[str, str]) -> Iterator[Node]:
-        """Product, factors and summand; the last of them computes the output."""
-        output, shape = node.outputs[0], self.types[node.outputs[0]].shape
-        steps: list[tuple[str, tuple[str, ...]]] = [("MatMul", matrices)]
-        alpha, beta = (node.attributes.get(name, 1.0) for name in ("alpha", "beta"))
-        if alpha != 1.0:
-            steps.append(("Mul", (self._constant(f"{output}:alpha", np.array(alpha, np.float32)),)))
-        if len(node.inputs) > 2 and node.inputs[2]:
-            summand = node.inputs[2]
-            if beta != 1.0:
-                factor = self._constant(f"{output}:beta", np.array(beta, np.float32))
-                if summand in self.constants:
-                    summand = self._constant(f"{output}:summand", self.constants[summand] * np.float32(beta))
-                else:
-                    yield self._node(node, "Mul", (summand, factor), "scaled", self._shape(summand) or ())
-                    summand = f"{output}:scaled"
-            steps.append(("Add", (summand,)))
-        source: tuple[str, ...] = ()
-        for operator, others in steps[:-1]:
-            yield self._node(node, operator, (*source, *others), operator, shape)
-            source = (f"{output}:{operator}",)
-        operator, others = steps[-1]
-        yield Node(node.name, operator, (*source, *others), node.outputs)
-
-    def _is_dense(self, node: Node) -> bool:
-        """Whether it is an activation times a constant matrix, plus a constant with a number for each column."""
-        x, matrix, *bias = node.inputs
-        if x in self.constants or matrix not in self.constants or node.attributes.get("transA", 0):
-            return False
-        value = self.constants.get(bias[0]) if bias and bias[0] else np.zeros(1, np.float32)
-        return value is not None and value.size == (value.shape[-1] if value.ndim else 1)
-
-    def _shape(self, name: str) -> tuple[int, ...] | None:
-        if name in self.constants:
-            return self.constants[name].shape
-        return self.types[name].shape if name in self.types else None
-
-    def _constant(self, name: str, value: Array) -> str:
-        self.constants[name] = value
-        return name
-
-    def _node(
-        self,
-        node: Node,
-        operator: str,
-        inputs: tuple[str, ...],
-        suffix: str,
-        shape: tuple[int, ...],
-        attributes: dict[str, object] | None = None,
-    ) -> Node:
-        output = f"{node.outputs[0]}:{suffix}"
-        self.types[output] = TensorType(shape, "float32")
-        return Node(f"{node.name}:{suffix}", operator, inputs, (output,), attributes or {})
-
 
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"}
 _UNFOLDED = _RANDOM | {"If", "Loop", "Scan"}  # the latter read tensors that are not among their inputs
@@ -112,52 +25,43 @@ def simplify(graph: Graph) -> Graph:
     try:
         with np.errstate(all="ignore"):  # weights that overflow do so in the model, too
             graph = remove_unused(graph)
-            folded = fold_constants(graph)
+            folded = apply_rule(graph, CONSTANTS)
             check_rows(graph, folded.constants)
-            return remove_unused(fold_affine(split_gemm(remove_unused(folded))))
+            return rewrite(remove_unused(folded), GEMMS, AFFINE)
     except (ValueError, IndexError, KeyError, TypeError) as error:
         raise ModelError(f"weights or attributes do not fit their operators: {error!r}") from error
 
 
-def fold_constants(graph: Graph) -> Graph:
+def _fold_constant(editor: Editor, node: Node) -> None:
     """Replace what does not depend on the inputs by constants, and `Shape` by the shape at batch 1."""
-    constants = dict(graph.constants)
-    kept = []
-    for node in graph.nodes:
-        if node.operator == "Shape" and node.inputs[0] in graph.types:
-            begin, end = node.attributes.get("start", 0), node.attributes.get("end")
-            constants[node.outputs[0]] = np.array(graph.types[node.inputs[0]].shape[begin:end], np.int64)
-        elif node.operator == "CastLike" and node.inputs[0] in constants and node.outputs[0] in graph.types:
-            constants[node.outputs[0]] = constants[node.inputs[0]].astype(graph.types[node.outputs[0]].dtype)
-        elif node.operator not in _UNFOLDED and all(name in constants or not name for name in node.inputs):
-            constants.update(evaluate(node, constants, graph.opset))
-        else:
-            kept.append(node)
-    return replace(graph, nodes=tuple(kept), constants=constants)
+    constants, types = editor.constants, editor.types
+    if node.operator == "Shape" and node.inputs[0] in types:
+        begin, end = node.attributes.get("start", 0), node.attributes.get("end")
+        constants[node.outputs[0]] = np.array(types[node.inputs[0]].shape[begin:end], np.int64)
+    elif node.operator == "CastLike" and node.inputs[0] in constants and node.outputs[0] in types:
+        constants[node.outputs[0]] = constants[node.inputs[0]].astype(types[node.outputs[0]].dtype)
+    elif node.operator not in _UNFOLDED and all(name in constants or not name for name in node.inputs):
+        constants.update(evaluate(node, constants, editor.graph.opset))
+    else:
+        return
+    editor.remove(node)
 
 
-def fold_affine(graph: Graph) -> Graph:
-    """Let a Conv, Gemm or MatMul absorb what scales and shifts its output by constants per channel.
+def _fold_affine(editor: Editor, node: Node) -> None:
+    """Let a Conv, Gemm or MatMul absorb a node that scales and shifts its output by constants per channel.
 
     That is BatchNormalization, and Add, Sub, Mul or Div with a constant, when nothing else reads the output in between.
     """
-    uses, nodes = graph.uses(), {node.outputs[0]: node for node in graph.nodes}
-    constants = dict(graph.constants)
-    for node in graph.nodes:
-        source = next((name for name in node.inputs if name not in constants), "")
-        producer = nodes.get(source)
-        if producer is None or uses[source] != 1 or not _absorbs(producer, constants):
-            continue
-        if source not in graph.types:
-            continue
-        shape = graph.types[source].shape
-        axis = 1 if producer.operator == "Conv" else len(shape) - 1
-        factors = affine_factors(node, constants, shape, axis)
-        if factors is not None:
-            del nodes[source]
-            nodes[node.outputs[0]] = _absorb(producer, constants, factors, node.outputs[:1])
-    kept = tuple(nodes[node.outputs[0]] for node in graph.nodes if node.outputs[0] in nodes)
-    return replace(graph, nodes=kept, constants=constants)
+    source = next((name for name in node.inputs if name not in editor.constants), "")
+    producer = editor.inner(source, "Conv", "Gemm", "MatMul")
+    if producer is None or not _absorbs(producer, editor.constants) or source not in editor.types:
+        return
+    shape = editor.types[source].shape
+    axis = 1 if producer.operator == "Conv" else len(shape) - 1
+    factors = affine_factors(node, editor.constants, shape, axis)
+    if factors is not None:
+        editor.remove(producer)
+        editor.replace(node.outputs[0], [_absorb(producer, editor.constants, factors, node.outputs[:1])])
 
 
 def affine_factors(
@@ -204,7 +108,7 @@ def _batch_norm_factors(node: Node, constants: Mapping[str, Array]) -> tuple[Arr
 
 def _absorbs(node: Node, constants: Mapping[str, Array]) -> bool:
     plain = all(node.attributes.get(name, 1.0) == 1.0 for name in ("alpha", "beta"))
-    if node.operator not in {"Conv", "Gemm", "MatMul"} or not plain or node.attributes.get("transA", 0):
+    if not plain or node.attributes.get("transA", 0):
         return False
     if node.inputs[0] in constants or any(name not in constants for name in node.inputs[1:]):
         return False
@@ -229,13 +133,73 @@ def _absorb(node: Node, constants: dict[str, Array], factors: tuple[Array, Array
     return replace(node, operator=operator, inputs=(x, *names), outputs=outputs)
 
 
-def remove_unused(graph: Graph) -> Graph:
-    """Drop nodes and constants that no output depends on."""
-    needed = set(graph.outputs)
-    kept = []
-    for node in reversed(graph.nodes):
-        if needed.intersection(node.outputs):
-            kept.append(node)
-            needed.update(node.inputs)
-    constants = {name: value for name, value in graph.constants.items() if name in needed}
-    return replace(graph, nodes=tuple(reversed(kept)), constants=constants)
+# Gemms that are no dense layer: alpha A B + beta C in single steps, wherever B is no constant or C no vector.
+
+
+def _split_gemm(editor: Editor, node: Node) -> None:
+    """Put Transpose, MatMul, Mul and Add in the place of a Gemm that is no dense layer."""
+    known = all(editor.shape(name) is not None for name in (*node.inputs, *node.outputs) if name)
+    if known and not _is_dense(editor, node):
+        editor.replace(node.outputs[0], list(_single_steps(editor, node)))
+
+
+def _single_steps(editor: Editor, node: Node) -> Iterator[Node]:
+    """Yield transposed matrices, product, factors and summand; the last node computes the output."""
+    output, shape = node.outputs[0], editor.types[node.outputs[0]].shape
+    matrices = []
+    for name, attribute in zip(node.inputs[:2], ("transA", "transB"), strict=True):
+        turned = bool(node.attributes.get(attribute, 0))
+        matrices.append(f"{output}:{attribute}" if turned else name)
+        if turned and name in editor.constants:
+            editor.constants[matrices[-1]] = editor.constants[name].T
+        elif turned:
+            columns_first = (editor.shape(name) or ())[::-1]
+            yield _step(editor, node, "Transpose", (name,), attribute, columns_first, {"perm": [1, 0]})
+    steps: list[tuple[str, tuple[str, ...]]] = [("MatMul", tuple(matrices))]
+    alpha, beta = (node.attributes.get(name, 1.0) for name in ("alpha", "beta"))
+    if alpha != 1.0:
+        steps.append(("Mul", (editor.constant(f"{output}:alpha", number(alpha)),)))
+    if len(node.inputs) > 2 and node.inputs[2]:
+        summand = node.inputs[2]
+        if beta != 1.0:
+            factor = editor.constant(f"{output}:beta", number(beta))
+            if summand in editor.constants:
+                summand = editor.constant(f"{output}:summand", editor.constants[summand] * np.float32(beta))
+            else:
+                yield _step(editor, node, "Mul", (summand, factor), "scaled", editor.shape(summand) or ())
+                summand = f"{output}:scaled"
+        steps.append(("Add", (summand,)))
+    source: tuple[str, ...] = ()
+    for operator, others in steps[:-1]:
+        yield _step(editor, node, operator, (*source, *others), operator, shape)
+        source = (f"{output}:{operator}",)
+    operator, others = steps[-1]
+    yield Node(node.name, operator, (*source, *others), node.outputs)
+
+
+def _is_dense(editor: Editor, node: Node) -> bool:
+    """Whether a Gemm is an activation times a constant matrix, plus a constant with a number for each column."""
+    x, matrix, *bias = node.inputs
+    if x in editor.constants or matrix not in editor.constants or node.attributes.get("transA", 0):
+        return False
+    value = editor.constants.get(bias[0]) if bias and bias[0] else np.zeros(1, np.float32)
+    return value is not None and value.size == (value.shape[-1] if value.ndim else 1)
+
+
+def _step(
+    editor: Editor,
+    node: Node,
+    operator: str,
+    inputs: tuple[str, ...],
+    suffix: str,
+    shape: tuple[int, ...],
+    attributes: dict[str, object] | None = None,
+) -> Node:
+    output = f"{node.outputs[0]}:{suffix}"
+    editor.types[output] = TensorType(shape, "float32")
+    return Node(f"{node.name}:{suffix}", operator, inputs, (output,), attributes or {})
+
+
+CONSTANTS = Rule((), _fold_constant)
+GEMMS = Rule(("Gemm",), _split_gemm)
+AFFINE = Rule((), _fold_affine)

@@ -1,16 +1,22 @@
 """Groups of ONNX nodes that exporters write for what one kernel computes, replaced by one node each."""
 
 from gangway.compiler.frontend.graph import Graph
-from gangway.compiler.frontend.patterns.attention import find_attention
-from gangway.compiler.frontend.patterns.functions import find_functions, find_gates, find_layer_norm, find_quantisation
-from gangway.compiler.frontend.patterns.views import find_copies
-from gangway.compiler.frontend.simplify import remove_unused
+from gangway.compiler.frontend.patterns.attention import ATTENTION
+from gangway.compiler.frontend.patterns.functions import (
+    GATES,
+    GELU,
+    LAYER_NORM,
+    QUANTISATION_PAIRS,
+    QUANTISATION_SCALES,
+)
+from gangway.compiler.frontend.patterns.views import COPIES
+from gangway.compiler.frontend.rewriting import rewrite
 
 __all__ = ["find_patterns"]
+
+_RULES = (QUANTISATION_PAIRS, QUANTISATION_SCALES, GATES, GELU, LAYER_NORM, ATTENTION, COPIES)
 
 
 def find_patterns(graph: Graph) -> Graph:
     """Return an equivalent graph with the nodes of known groups replaced; what is not recognised stays as it is."""
-    for find in (find_quantisation, find_gates, find_functions, find_layer_norm, find_attention, find_copies):
-        graph = remove_unused(find(graph))
-    return graph
+    return rewrite(graph, *_RULES)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gangway.compiler.frontend.graph import Graph, Node
-from gangway.compiler.frontend.patterns.editor import Editor, number
+from gangway.compiler.frontend.graph import Node
 from gangway.compiler.frontend.patterns.views import View, view_of, whole
+from gangway.compiler.frontend.rewriting import Editor, Rule, number
 from gangway.compiler.kernels.specs import MOST_LANES, Array, AttentionSpec, ScoreBias
 
 MOST_BIASES = 2
@@ -46,19 +46,11 @@ class _Heads:
     begin: int
 
 
-def find_attention(graph: Graph) -> Graph:
-    """Return the graph with FusedAttention nodes: q, k, v, up to two biases -> all heads side by side.
+def _find_attention(editor: Editor, softmax: Node) -> None:
+    """Put a FusedAttention node in the place of an attention: q, k, v, up to two biases -> all heads side by side.
 
     Attributes: `spec`, and `parts`, for each of the three (channels of the tensor, number of the first that counts).
     """
-    editor = Editor(graph)
-    for node in graph.nodes:
-        if node.operator == "Softmax":
-            _replace(editor, node)
-    return editor.result()
-
-
-def _replace(editor: Editor, softmax: Node) -> None:
     context = _product_of_shares(editor, softmax)
     shape = editor.shape(softmax.outputs[0])
     if context is None or shape is None:
@@ -264,3 +256,6 @@ def _aligned(kind: Shape, shape: Shape) -> Shape | None:
 def _kind(kind: Shape, scaled: bool) -> ScoreBias:
     full = (*(1 for _ in range(max(0, 3 - len(kind)))), *kind)
     return ScoreBias(int(np.prod(full[:-2])) > 1, full[-2] > 1, scaled)
+
+
+ATTENTION = Rule(("Softmax",), _find_attention)

@@ -1,9 +1,4 @@
-"""Functions of one number that exporters spell out, such as GELU, recognised by their values.
-
-From each node that can only be the middle of such a function (Erf, Tanh, ...) the nodes around it are followed as long
-as they compute one number from one number. What they compute together is evaluated at sample points and compared with
-the functions that kernels know. So neither order nor association nor rounding of the constants matters.
-"""
+"""Functions that exporters spell out in several nodes: GELU, gated activations, layer normalisation, quantisation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,9 +6,132 @@ from itertools import pairwise
 
 import numpy as np
 
-from gangway.compiler.frontend.graph import Graph, Node
-from gangway.compiler.frontend.patterns.editor import Editor
+from gangway.compiler.frontend.graph import Node
+from gangway.compiler.frontend.rewriting import Editor, Rule
 from gangway.compiler.kernels.specs import Array
+
+# Functions of one number, such as GELU, are recognised by their values.
+#
+# From each node that can only be the middle of such a function (Erf, Tanh, ...) the nodes around it are followed as
+# long as they compute one number from one number. What they compute together is evaluated at sample points and
+# compared with the functions that kernels know. So order, association and rounding of the constants do not matter.
+
+MOST_NODES = 14
+SAMPLES = np.concatenate([np.linspace(-9.0, 9.0, 181), [-1e-3, 1e-3, -40.0, 40.0]])
+TOLERANCE = 2e-6  # of max(1, |x|); the two forms of GELU differ by 5e-4
+
+Function = Callable[..., Array]
+
+
+def erf(x: Array) -> Array:
+    """The error function: its series by quadrature of exp(-t^2), exact to 1e-12."""
+    nodes, weights = np.polynomial.legendre.leggauss(60)
+    half = np.clip(x, -6.0, 6.0)[..., None] / 2
+    return np.asarray((np.exp(-((half * (nodes + 1)) ** 2)) * weights).sum(-1) * half[..., 0] * 2 / np.sqrt(np.pi))
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+OPERATORS: dict[str, Function] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+    "Neg": np.negative,
+    "Sqrt": np.sqrt,
+    "Exp": np.exp,
+    "Log": np.log,
+    "Erf": erf,
+    "Tanh": np.tanh,
+    "Sigmoid": _sigmoid,
+    "Softplus": lambda x: np.logaddexp(0, x),
+    "Identity": lambda x: x,
+}
+CORES = ("Erf", "Tanh")
+FUNCTIONS: dict[str, tuple[dict[str, bytes], Function]] = {
+    "Gelu": ({"approximate": b"none"}, lambda x: x / 2 * (1 + erf(x / np.sqrt(2)))),
+    "GeluTanh": (
+        {"approximate": b"tanh"},
+        lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    ),
+}
+
+
+def _find_gelu(editor: Editor, core: Node) -> None:
+    """Put one Gelu node in the place of every form of it around `core`."""
+    for end in reversed(_chain(editor, core)):
+        if _replace(editor, core, end):
+            return
+
+
+def _chain(editor: Editor, core: Node) -> list[Node]:
+    """Return the nodes after `core`, each the only reader of the one before."""
+    chain = [core]
+    while len(chain) < MOST_NODES:
+        readers = editor.readers[chain[-1].outputs[0]]
+        if len(readers) != 1 or editor.uses[chain[-1].outputs[0]] != 1 or readers[0].operator not in OPERATORS:
+            break
+        chain.append(readers[0])
+    assert all(before.outputs[0] in after.inputs for before, after in pairwise(chain))
+    return chain
+
+
+def _replace(editor: Editor, core: Node, end: Node) -> bool:
+    """Put one node in the place of those that end with `end`, if a kernel computes what they do."""
+    found = _cone(editor, core, end)
+    if found is None:
+        return False
+    x, cone = found
+    if editor.shape(x) != editor.shape(end.outputs[0]) or not editor.is_float(x):
+        return False
+    with np.errstate(all="ignore"):
+        values = _evaluate(editor, x, cone)
+        for attributes, function in FUNCTIONS.values():
+            if np.all(np.abs(values - function(SAMPLES)) <= TOLERANCE * np.maximum(1, np.abs(SAMPLES))):
+                node = Node(end.name, "Gelu", (x,), end.outputs, attributes)
+                editor.replace(end.outputs[0], [node])
+                return True
+    return False
+
+
+def _cone(editor: Editor, core: Node, end: Node) -> tuple[str, list[Node]] | None:
+    """Return a tensor x and the nodes, in order, that compute the output of `end` from x and constant numbers only.
+
+    `core` is among them, and nobody else reads what they compute in between.
+    """
+    order = {node.outputs[0]: index for index, node in enumerate(editor.graph.nodes)}
+    open_names, cone = {end.outputs[0]}, list[Node]()
+    while len(open_names) > 1 or core not in cone:
+        latest = max(open_names, key=lambda name: order.get(name, -1))
+        node = editor.producer(latest, *OPERATORS)
+        if node is None or len(cone) == MOST_NODES:
+            return None
+        cone.append(node)
+        open_names.remove(latest)
+        for name in node.inputs:
+            if name not in editor.constants:
+                open_names.add(name)
+            elif editor.scalar(name) is None:
+                return None
+    inside = [name for node in cone for name in node.inputs]
+    if any(inside.count(node.outputs[0]) != editor.uses[node.outputs[0]] for node in cone[1:]):
+        return None
+    return open_names.pop(), cone[::-1]
+
+
+def _evaluate(editor: Editor, x: str, cone: list[Node]) -> Array:
+    values: dict[str, Array] = {x: SAMPLES}
+    for node in cone:
+        operands = [values[name] if name in values else np.float64(editor.scalar(name) or 0.0) for name in node.inputs]
+        values[node.outputs[0]] = OPERATORS[node.operator](*operands)
+    return values[cone[-1].outputs[0]]
+
+
+GELU = Rule(CORES, _find_gelu)
+
 
 # Gated activations: x times a sigmoid of x.
 
@@ -21,23 +139,18 @@ _GATED = {"Sigmoid": "Swish", "HardSigmoid": "HardSwish"}
 _DEFAULTS = {"HardSigmoid": {"alpha": 0.2, "beta": 0.5}}
 
 
-def find_gates(graph: Graph) -> Graph:
-    """Return the graph with x * Sigmoid(x) as Swish, and x * HardSigmoid(x) as HardSwish with its two factors."""
-    uses, producers = graph.uses(), graph.producers()
-    replaced: dict[str, Node] = {}
-    absorbed: set[str] = set()
-    for node in graph.nodes:
-        if node.operator != "Mul":
-            continue
-        for x, gate in (node.inputs, node.inputs[::-1]):
-            source = producers.get(gate)
-            if source and source.operator in _GATED and source.inputs[0] == x and uses[gate] == 1:
-                attributes = {**_DEFAULTS.get(source.operator, {}), **source.attributes}
-                replaced[node.outputs[0]] = Node(node.name, _GATED[source.operator], (x,), node.outputs, attributes)
-                absorbed.add(gate)
-                break
-    nodes = (replaced.get(node.outputs[0], node) for node in graph.nodes if node.outputs[0] not in absorbed)
-    return replace(graph, nodes=tuple(nodes))
+def _find_gate(editor: Editor, node: Node) -> None:
+    """Put Swish in the place of x * Sigmoid(x), HardSwish with its two factors in that of x * HardSigmoid(x)."""
+    for x, gate in (node.inputs, node.inputs[::-1]):
+        source = editor.inner(gate, *_GATED)
+        if source and source.inputs[0] == x:
+            attributes = {**_DEFAULTS.get(source.operator, {}), **source.attributes}
+            gated = Node(node.name, _GATED[source.operator], (x,), node.outputs, attributes)
+            editor.replace(node.outputs[0], [gated])
+            return
+
+
+GATES = Rule(("Mul",), _find_gate)
 
 
 # Layer normalisation as exporters wrote it before ONNX had an operator for it.
@@ -45,16 +158,8 @@ def find_gates(graph: Graph) -> Graph:
 # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon), then perhaps a scale and a shift of one number per channel.
 
 
-def find_layer_norm(graph: Graph) -> Graph:
-    """Return the graph with LayerNormalization over the last axis in the place of its parts."""
-    editor = Editor(graph)
-    for node in graph.nodes:
-        if node.operator in ("Div", "Mul"):
-            _replace_norm(editor, node)
-    return editor.result()
-
-
-def _replace_norm(editor: Editor, node: Node) -> None:
+def _find_layer_norm(editor: Editor, node: Node) -> None:
+    """Put LayerNormalization over the last axis in the place of the nodes that end with this one, and its scale."""
     for deviation, rest in (node.inputs, node.inputs[::-1]):
         epsilon = _epsilon(editor, node, rest, deviation)
         x = _centred(editor, deviation)
@@ -135,6 +240,9 @@ def _per_channel(editor: Editor, node: Node, operator: str, channels: int) -> tu
     return reader, value.reshape(-1)
 
 
+LAYER_NORM = Rule(("Div", "Mul"), _find_layer_norm)
+
+
 # Quantised graphs: a tensor that is quantised and taken back at once only becomes rounder.
 #
 # Exporters put such a pair (QDQ) at every place where an integer kernel would hand over 8-bit numbers. Here the pair
@@ -144,17 +252,8 @@ def _per_channel(editor: Editor, node: Node, operator: str, channels: int) -> tu
 QUANTISED = {"int8": (-128, 127), "uint8": (0, 255)}
 
 
-def find_quantisation(graph: Graph) -> Graph:
-    """Return the graph with pairs of one constant scale as FakeQuantise; other scales are shaped for broadcasting."""
-    editor = Editor(graph)
-    rounded: dict[str, str] = {}  # by the quantised tensor: what the first pair made of it
-    for node in graph.nodes:
-        if node.operator == "DequantizeLinear":
-            _replace_pair(editor, node, rounded)
-    return _spread(editor.result())
-
-
-def _replace_pair(editor: Editor, node: Node, rounded: dict[str, str]) -> None:
+def _find_pair(editor: Editor, node: Node) -> None:
+    """Put FakeQuantise in the place of a pair of one constant scale; later pairs of the same tensor are the same."""
     source = editor.producer(node.inputs[0], "QuantizeLinear")
     if source is None or not editor.is_float(node.outputs[0]) or not editor.is_float(source.inputs[0]):
         return
@@ -165,10 +264,10 @@ def _replace_pair(editor: Editor, node: Node, rounded: dict[str, str]) -> None:
     if (scale, zero_point) != (editor.scalar(node.inputs[1]), _zero_point(editor, node)):
         return
     output, shape = node.outputs[0], editor.types[node.outputs[0]].shape
-    if first := rounded.get(source.outputs[0]):
-        editor.replace(output, [editor.node("Identity", (first,), output, shape)])
-        return
-    rounded[source.outputs[0]] = output
+    for reader in editor.readers[source.outputs[0]]:
+        if first := editor.producer(reader.outputs[0], "FakeQuantise"):
+            editor.replace(output, [editor.node("Identity", first.outputs, output, shape)])
+            return
     x, lowest = source.inputs[0], QUANTISED[dtype][0]
     relu = editor.inner(x, "Relu")
     if relu and lowest == zero_point:  # what is negative becomes the lowest anyway
@@ -181,21 +280,16 @@ def _zero_point(editor: Editor, node: Node) -> float | None:
     return editor.scalar(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else 0.0
 
 
-def _spread(graph: Graph) -> Graph:
+def _spread_scales(editor: Editor, node: Node) -> None:
     """Shape constant scales and zero points of one number per channel, or block, for broadcasting."""
-    constants = dict(graph.constants)
-    nodes = []
-    for node in graph.nodes:
-        if node.operator in ("QuantizeLinear", "DequantizeLinear") and node.inputs[0] in graph.types:
-            shape = graph.types[node.inputs[0]].shape
-            names = list(node.inputs)
-            for index, name in enumerate(names[1:], 1):
-                if name in constants and constants[name].size > 1:
-                    names[index] = f"{node.outputs[0]}:{name}"
-                    constants[names[index]] = _shaped(constants[name], node, shape)
-            node = replace(node, inputs=tuple(names))  # noqa: PLW2901
-        nodes.append(node)
-    return replace(graph, nodes=tuple(nodes), constants=constants)
+    if node.inputs[0] not in editor.types:
+        return
+    names = list(node.inputs)
+    for index, name in enumerate(names[1:], 1):
+        if name in editor.constants and editor.constants[name].size > 1:
+            value = _shaped(editor.constants[name], node, editor.types[node.inputs[0]].shape)
+            names[index] = editor.constant(f"{node.outputs[0]}:{name}", value)
+    editor.replace(node.outputs[0], [replace(node, inputs=tuple(names))])
 
 
 def _shaped(value: Array, node: Node, shape: tuple[int, ...]) -> Array:
@@ -206,119 +300,5 @@ def _shaped(value: Array, node: Node, shape: tuple[int, ...]) -> Array:
     return value.reshape([-1 if number == axis else 1 for number in range(len(shape))])
 
 
-MOST_NODES = 14
-SAMPLES = np.concatenate([np.linspace(-9.0, 9.0, 181), [-1e-3, 1e-3, -40.0, 40.0]])
-TOLERANCE = 2e-6  # of max(1, |x|); the two forms of GELU differ by 5e-4
-
-Function = Callable[..., Array]
-
-
-def erf(x: Array) -> Array:
-    """The error function: its series by quadrature of exp(-t^2), exact to 1e-12."""
-    nodes, weights = np.polynomial.legendre.leggauss(60)
-    half = np.clip(x, -6.0, 6.0)[..., None] / 2
-    return np.asarray((np.exp(-((half * (nodes + 1)) ** 2)) * weights).sum(-1) * half[..., 0] * 2 / np.sqrt(np.pi))
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-OPERATORS: dict[str, Function] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-    "Pow": np.power,
-    "Neg": np.negative,
-    "Sqrt": np.sqrt,
-    "Exp": np.exp,
-    "Log": np.log,
-    "Erf": erf,
-    "Tanh": np.tanh,
-    "Sigmoid": _sigmoid,
-    "Softplus": lambda x: np.logaddexp(0, x),
-    "Identity": lambda x: x,
-}
-CORES = ("Erf", "Tanh")
-FUNCTIONS: dict[str, tuple[dict[str, bytes], Function]] = {
-    "Gelu": ({"approximate": b"none"}, lambda x: x / 2 * (1 + erf(x / np.sqrt(2)))),
-    "GeluTanh": (
-        {"approximate": b"tanh"},
-        lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
-    ),
-}
-
-
-def find_functions(graph: Graph) -> Graph:
-    """Return the graph with every form of GELU as one Gelu node."""
-    editor = Editor(graph)
-    for core in graph.nodes:
-        if core.operator in CORES:
-            for end in reversed(_chain(editor, core)):
-                if _replace(editor, core, end):
-                    break
-    return editor.result()
-
-
-def _chain(editor: Editor, core: Node) -> list[Node]:
-    """Return the nodes after `core`, each the only reader of the one before."""
-    chain = [core]
-    while len(chain) < MOST_NODES:
-        readers = editor.readers[chain[-1].outputs[0]]
-        if len(readers) != 1 or editor.uses[chain[-1].outputs[0]] != 1 or readers[0].operator not in OPERATORS:
-            break
-        chain.append(readers[0])
-    assert all(before.outputs[0] in after.inputs for before, after in pairwise(chain))
-    return chain
-
-
-def _replace(editor: Editor, core: Node, end: Node) -> bool:
-    """Put one node in the place of those that end with `end`, if a kernel computes what they do."""
-    found = _cone(editor, core, end)
-    if found is None:
-        return False
-    x, cone = found
-    if editor.shape(x) != editor.shape(end.outputs[0]) or not editor.is_float(x):
-        return False
-    with np.errstate(all="ignore"):
-        values = _evaluate(editor, x, cone)
-        for attributes, function in FUNCTIONS.values():
-            if np.all(np.abs(values - function(SAMPLES)) <= TOLERANCE * np.maximum(1, np.abs(SAMPLES))):
-                node = Node(end.name, "Gelu", (x,), end.outputs, attributes)
-                editor.replace(end.outputs[0], [node])
-                return True
-    return False
-
-
-def _cone(editor: Editor, core: Node, end: Node) -> tuple[str, list[Node]] | None:
-    """Return a tensor x and the nodes, in order, that compute the output of `end` from x and constant numbers only.
-
-    `core` is among them, and nobody else reads what they compute in between.
-    """
-    order = {node.outputs[0]: index for index, node in enumerate(editor.graph.nodes)}
-    open_names, cone = {end.outputs[0]}, list[Node]()
-    while len(open_names) > 1 or core not in cone:
-        latest = max(open_names, key=lambda name: order.get(name, -1))
-        node = editor.producer(latest, *OPERATORS)
-        if node is None or len(cone) == MOST_NODES:
-            return None
-        cone.append(node)
-        open_names.remove(latest)
-        for name in node.inputs:
-            if name not in editor.constants:
-                open_names.add(name)
-            elif editor.scalar(name) is None:
-                return None
-    inside = [name for node in cone for name in node.inputs]
-    if any(inside.count(node.outputs[0]) != editor.uses[node.outputs[0]] for node in cone[1:]):
-        return None
-    return open_names.pop(), cone[::-1]
-
-
-def _evaluate(editor: Editor, x: str, cone: list[Node]) -> Array:
-    values: dict[str, Array] = {x: SAMPLES}
-    for node in cone:
-        operands = [values[name] if name in values else np.float64(editor.scalar(name) or 0.0) for name in node.inputs]
-        values[node.outputs[0]] = OPERATORS[node.operator](*operands)
-    return values[cone[-1].outputs[0]]
+QUANTISATION_PAIRS = Rule(("DequantizeLinear",), _find_pair)
+QUANTISATION_SCALES = Rule(("QuantizeLinear", "DequantizeLinear"), _spread_scales)

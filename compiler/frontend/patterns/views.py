@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from gangway.compiler.frontend.graph import Graph, Node
-from gangway.compiler.frontend.patterns.editor import Editor, single
+from gangway.compiler.frontend.graph import Node
+from gangway.compiler.frontend.rewriting import Editor, Rule, single
 from gangway.compiler.kernels.specs import ELEMENT_TYPES, contiguous
 
 Shape = tuple[int, ...]
@@ -139,18 +139,15 @@ _CUTS = ("Slice", "Split")
 _MOVES = ("Gather", "Transpose")
 
 
-def find_copies(graph: Graph) -> Graph:
-    """Return the graph with StridedCopy nodes where tensors are cut by Slice or Split and then, perhaps, rearranged.
+def _find_copies(editor: Editor, node: Node) -> None:
+    """Put StridedCopy nodes where a tensor is cut by Slice or Split and then, perhaps, rearranged.
 
     Attributes: `strides` in the input, one for each axis of the output, and `offset`, in numbers.
     """
-    editor = Editor(graph)
-    for node in graph.nodes:
-        needed = [name for name in node.outputs if node.operator in VIEWS and name and _is_needed(editor, name)]
-        copies = [_copy(editor, node, name) for name in needed]
-        if copies and all(copies):
-            editor.replace(node.outputs[0], [copy for copy in copies if copy])
-    return editor.result()
+    needed = [name for name in node.outputs if name and _is_needed(editor, name)]
+    copies = [_copy(editor, node, name) for name in needed]
+    if copies and all(copies):
+        editor.replace(node.outputs[0], [copy for copy in copies if copy])
 
 
 def _is_needed(editor: Editor, name: str) -> bool:
@@ -188,3 +185,6 @@ def _is_worthwhile(editor: Editor, name: str, root: str) -> bool:
         operators.append(editor.producers[name].operator)
         name = editor.producers[name].inputs[0]
     return any(item in _CUTS for item in operators) and sum(item in (*_CUTS, *_MOVES) for item in operators) > 1
+
+
+COPIES = Rule(VIEWS, _find_copies)

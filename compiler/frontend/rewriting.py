@@ -1,8 +1,11 @@
-"""A graph while a pattern looks at it and replaces nodes: who computes and reads a tensor, what is constant."""
+"""The driver of all rewriting of graphs: an ordered list of rules, each of which sees every node once.
+
+A rule looks at a node through an `Editor`, and replaces it and the nodes around it there, or leaves them alone.
+"""
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,24 +15,31 @@ from gangway.compiler.kernels.specs import Array
 
 
 class Editor:
-    """Replaces nodes one group after the other; those that nobody needs any more stay, for `remove_unused`."""
+    """A graph while a rule replaces its nodes; those that nobody needs any more stay, for `remove_unused`.
+
+    `producers`, `constants` and `types` show what has been replaced already; `uses` and `readers` are those of the
+    graph as it was when the rule began.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.producers = graph.producers()
         self.constants = dict(graph.constants)
         self.types = dict(graph.types)
+        self.wide_shapes = dict(graph.wide_shapes)
         self.uses = graph.uses()
         self.readers: dict[str, list[Node]] = defaultdict(list)
         for node in graph.nodes:
             for name in node.inputs:
                 self.readers[name].append(node)
-        self._replaced: dict[str, list[Node]] = {}  # by the first output of what stood there
+        self._replaced: dict[str, list[Node]] = {}  # by the output of what stood there
 
     def result(self) -> Graph:
         """Return the graph with everything replaced."""
-        nodes = [item for node in self.graph.nodes for item in self._replaced.get(node.outputs[0], [node])]
-        return replace(self.graph, nodes=tuple(nodes), constants=self.constants, types=self.types)
+        nodes = tuple(item for node in self.graph.nodes for item in self._replaced.get(_output(node), [node]))
+        return replace(
+            self.graph, nodes=nodes, constants=self.constants, types=self.types, wide_shapes=self.wide_shapes
+        )
 
     def producer(self, name: str, *operators: str) -> Node | None:
         """Return the node that computes a tensor as its first output, if it is one of these operators."""
@@ -85,10 +95,55 @@ class Editor:
 
     def replace(self, name: str, nodes: list[Node]) -> None:
         """Put nodes, the last of which computes tensor `name`, in the place of its producer."""
-        self._replaced[self.producers[name].outputs[0]] = nodes
+        self._replaced[_output(self.producers[name])] = nodes
         for node in nodes:
             for output in node.outputs:
                 self.producers[output] = node
+
+    def remove(self, node: Node) -> None:
+        """Drop a node, whose outputs are constants by now, or are computed elsewhere."""
+        self._replaced[_output(node)] = []
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is done to each node of some operators, in their order; no operators: to every node."""
+
+    operators: tuple[str, ...]
+    apply: Callable[[Editor, Node], object]
+
+
+def apply_rule(graph: Graph, rule: Rule) -> Graph:
+    """Return an equivalent graph after one rule; nodes that nobody needs any more stay."""
+    editor = Editor(graph)
+    for node in graph.nodes:
+        if not rule.operators or node.operator in rule.operators:
+            rule.apply(editor, node)
+    return editor.result()
+
+
+def rewrite(graph: Graph, *rules: Rule) -> Graph:
+    """Return an equivalent graph after all rules, each applied once, in this order; what nobody needs is dropped."""
+    for rule in rules:
+        graph = remove_unused(apply_rule(graph, rule))
+    return graph
+
+
+def remove_unused(graph: Graph) -> Graph:
+    """Drop nodes and constants that no output depends on."""
+    needed = set(graph.outputs)
+    kept = []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.outputs):
+            kept.append(node)
+            needed.update(node.inputs)
+    constants = {name: value for name, value in graph.constants.items() if name in needed}
+    return replace(graph, nodes=tuple(reversed(kept)), constants=constants)
+
+
+def _output(node: Node) -> str:
+    """The first output that has a name."""
+    return next(filter(None, node.outputs), "")
 
 
 def number(value: float) -> Array:
