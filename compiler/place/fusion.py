@@ -1,8 +1,15 @@
-"""Let convolutions and dense layers add a residual, and elementwise layers, too, apply the activation after them."""
+"""Fusion: a layer, or a step, takes in those before it whose result it alone reads, where one kernel computes both.
+
+Before layers are placed, convolutions and dense layers add residuals and apply activations (`fuse`). Afterwards chains
+of pointwise steps become one (`fuse_chains`), and so do a convolution and the depthwise one behind it
+(`fuse_depthwise`).
+"""
 
 import math
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from gangway.artifact.format import MAX_CHECKS, Space
 from gangway.compiler.kernels.specs import (
@@ -19,52 +26,115 @@ from gangway.compiler.kernels.specs.base import NONE
 from gangway.compiler.lower.layers import Layer, Program
 from gangway.compiler.place.steps import Buffer, Step
 
-# Chains of pointwise steps become one: what nobody else reads is never written to memory.
-#
-# A step takes in those before it whose result it alone reads, number by number, until no more fit into one kernel.
+Item = TypeVar("Item", Layer, Step)
+
+
+def _absorb(
+    items: Sequence[Item],
+    reads: Callable[[Item], Iterable[Hashable]],
+    writes: Callable[[Item], Hashable],
+    merge: Callable[[Item, Item], Item | None],
+    kept_results: Iterable[Hashable] = (),
+) -> list[Item]:
+    """Let each item take in earlier ones whose result it alone reads, until `merge(earlier, item)` finds no kernel.
+
+    `reads` returns keys of what an item reads, those to be tried first in front, and `writes` the key of what it
+    computes. `kept_results` are read by others, too. A merged item stands where the later one stood: there everything
+    it reads has been computed.
+    """
+    kept: list[Item | None] = list(items)
+    writers = {writes(item): index for index, item in enumerate(items)}
+    readers: dict[Hashable, set[int]] = defaultdict(set, {key: {-1} for key in kept_results})
+    for index, item in enumerate(items):
+        for key in reads(item):
+            readers[key].add(index)
+    for index, item in enumerate(items):
+        tried = list(reads(item))
+        while tried:
+            key = tried.pop(0)
+            source = writers.get(key, index)
+            earlier = kept[source]
+            if source >= index or earlier is None or readers[key] != {index}:
+                continue
+            if merged := merge(earlier, item):
+                kept[index], kept[source], item = merged, None, merged  # noqa: PLW2901
+                tried = list(reads(merged))
+                for read in tried:
+                    readers[read].discard(source)
+                    readers[read].add(index)
+    return [item for item in kept if item is not None]
+
+
+def fuse(program: Program) -> list[Layer]:
+    """Return the program's layers, Add and activations merged into the layer before them where possible.
+
+    It does not matter whether the last part reads a view of what the first one computes, and which side of an Add the
+    convolution is on. The latest one comes first: the other operand is computed earlier, so its memory is in use.
+    """
+    places = {layer.output: place for place, layer in enumerate(program.layers)}
+
+    def reads(layer: Layer) -> list[str]:
+        homes = dict.fromkeys(program.home(name) for name in layer.inputs)
+        return sorted(homes, key=lambda name: -places.get(name, -1))
+
+    return _absorb(
+        program.layers,
+        reads,
+        lambda layer: layer.output,
+        lambda source, layer: _merge(source, layer, program),
+        [program.home(name) for name in program.graph.outputs],
+    )
+
+
+def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
+    """Return one layer that computes what `layer` makes of the output of `source`, None if there is no such kernel."""
+    if not isinstance(source.spec, ConvSpec | ElementwiseSpec) or not isinstance(layer.spec, ElementwiseSpec):
+        return None
+    if source.spec.activation != NONE:
+        return None
+    spec, inputs = source.spec, source.inputs
+    if layer.spec.operator == "copy":
+        spec = replace(spec, activation=layer.spec.activation)
+    elif layer.spec.operator == "add" and isinstance(spec, ConvSpec) and not spec.residual:
+        residual, summand = sorted(layer.inputs, key=lambda name: program.home(name) == source.output)
+        if program.home(residual) == source.output:  # it is added to itself
+            return None
+        types = [program.graph.types.get(name) for name in (residual, summand, layer.output)]
+        if residual in program.constants or types[0] != types[2] or types[1] != types[2]:
+            return None
+        spec, inputs = replace(spec, residual=True, activation=layer.spec.activation), (*inputs, residual)
+    else:
+        return None
+    operator = f"{source.operator}+{layer.operator}"
+    return replace(source, operator=operator, spec=spec, inputs=inputs, output=layer.output)
+
+
+# Chains of pointwise steps: what nobody else reads is never written to memory.
 
 MOST_INSTRUCTIONS = 64  # a longer program gains nothing and takes LLVM long
 
 
-def fuse_chains(steps: list[Step]) -> list[Step]:
+def fuse_chains(steps: Sequence[Step]) -> list[Step]:
     """Return equivalent steps, of which fewer are pointwise."""
-    readers: dict[Buffer, set[int]] = {}
-    writers: dict[Buffer, int] = {}
-    for index, step in enumerate(steps):
-        for buffer in step.inputs:
-            readers.setdefault(buffer.root, set()).add(index)
-        writers[step.output] = index
-    kept: list[Step | None] = list(steps)
-    for index in range(len(steps)):
-        while (found := _next(kept, index, writers, readers)) is not None:
-            merged, absorbed = found
-            for buffer in merged.inputs:
-                readers.setdefault(buffer.root, set()).discard(absorbed)
-                readers[buffer.root].add(index)
-            kept[index], kept[absorbed] = merged, None
-    return [step for step in kept if step]
+    return _absorb(steps, _roots_read, lambda step: step.output, _merged_pointwise)
 
 
-def _next(
-    steps: list[Step | None], index: int, writers: dict[Buffer, int], readers: dict[Buffer, set[int]]
-) -> tuple[Step, int] | None:
-    """Return step `index` with another one in it, and which one that was."""
-    step = steps[index]
-    if step is None or not isinstance(step.spec, PointwiseSpec):
-        return None
-    for buffer in step.inputs:
-        source = writers.get(buffer)
-        private = buffer.space == Space.ARENA and not buffer.parent and readers[buffer] == {index}
-        if source is not None and private and (merged := _merged_pointwise(steps[source], step)):
-            return merged, source
-    return None
+def _roots_read(step: Step) -> list[Buffer]:
+    return [buffer.root for buffer in step.inputs]
 
 
-def _merged_pointwise(first: Step | None, second: Step) -> Step | None:
+def _is_between(first: Step, second: Step) -> bool:
+    """Whether the first step's result is an input of the second, as a whole, in memory that need not exist."""
+    result = first.output
+    return result.space == Space.ARENA and not result.parent and any(buffer is result for buffer in second.inputs)
+
+
+def _merged_pointwise(first: Step, second: Step) -> Step | None:
     """Return one step that computes what `second` makes of the result of `first`; None if no kernel can."""
-    if first is None or not isinstance(first.spec, PointwiseSpec) or first.more:
+    if not isinstance(first.spec, PointwiseSpec) or not isinstance(second.spec, PointwiseSpec) or first.more:
         return None
-    assert isinstance(second.spec, PointwiseSpec)
+    if not _is_between(first, second):
+        return None
     result = first.output
     operands = list(zip(second.inputs, second.spec.operands, strict=True))
     whole = _ordered(second.spec.shape)
@@ -133,20 +203,11 @@ LEAST_BETWEEN = 100_000  # numbers: 400 KB, and as much beside it, which a secon
 MOST_KEPT_BYTES = 192 << 10  # on the stack
 
 
-def fuse_depthwise(steps: list[Step], lanes: int) -> list[Step]:
+def fuse_depthwise(steps: Sequence[Step], lanes: int) -> list[Step]:
     """Return equivalent steps, of which fewer are convolutions."""
-    readers = Counter(buffer.root for step in steps for buffer in step.inputs)
-    writers: dict[Buffer, int] = {}
-    kept: list[Step | None] = []
-    for step in steps:
-        source = writers.get(step.inputs[0]) if step.inputs else None
-        first = None if source is None or readers[step.inputs[0]] > 1 else kept[source]
-        merged = _merged_depthwise(first, step, lanes) if first else None
-        if merged and source is not None:
-            kept[source] = None
-        writers[step.output] = len(kept)
-        kept.append(merged or step)
-    return [step for step in kept if step]
+    return _absorb(
+        steps, _roots_read, lambda step: step.output, lambda first, second: _merged_depthwise(first, second, lanes)
+    )
 
 
 def _merged_depthwise(first: Step, second: Step, lanes: int) -> Step | None:
@@ -154,7 +215,7 @@ def _merged_depthwise(first: Step, second: Step, lanes: int) -> Step | None:
     conv, depthwise, between = first.spec, second.spec, first.output
     if not isinstance(conv, ConvSpec) or not isinstance(depthwise, ConvSpec):
         return None
-    if between.space != Space.ARENA or between.parent or between.elements(lanes) < LEAST_BETWEEN:
+    if not _is_between(first, second) or between.elements(lanes) < LEAST_BETWEEN:
         return None
     # Larger windows of many channels are done by Winograd's algorithm, whose tiles are no lines.
     plain = conv.groups == 1 and not conv.residual and (conv.kernel == (1, 1) or conv.input_planar)
@@ -166,48 +227,3 @@ def _merged_depthwise(first: Step, second: Step, lanes: int) -> Step | None:
     weights = {**first.weights, **{f"depthwise_{name}": array for name, array in second.weights.items()}}
     operator = f"{first.operator}+{second.operator}"
     return replace(second, operator=operator, spec=spec, inputs=first.inputs, weights=weights)
-
-
-def fuse(program: Program) -> list[Layer]:
-    """Return the program's layers, Add and activations merged into the layer before them where possible.
-
-    A merged layer stands where its last part stood: there everything it reads has been computed, whichever side of an
-    Add the convolution is on. It does not matter whether the last part reads a view of what the first one computes.
-    """
-    uses = Counter(program.home(name) for layer in program.layers for name in layer.inputs)
-    uses.update(program.home(name) for name in program.graph.outputs)
-    done: dict[str, Layer] = {}  # by output, in order of execution
-    for layer in program.layers:
-        # The latest convolution first: the other operand is computed earlier, so its memory is in use anyway.
-        homes = [program.home(name) for name in layer.inputs]
-        sources = [source for source in reversed(done.values()) if source.output in homes]
-        merged = None
-        for source in sources:
-            merged = _merge(source, layer, program) if uses[source.output] == 1 else None
-            if merged:
-                del done[source.output]
-                break
-        done[layer.output] = merged or layer
-    return list(done.values())
-
-
-def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
-    """Return one layer that computes what `layer` makes of the output of `source`, None if there is no such kernel."""
-    if not isinstance(source.spec, ConvSpec | ElementwiseSpec) or not isinstance(layer.spec, ElementwiseSpec):
-        return None
-    if source.spec.activation != NONE:
-        return None
-    spec, inputs = source.spec, source.inputs
-    if layer.spec.operator == "copy":
-        spec = replace(spec, activation=layer.spec.activation)
-    elif layer.spec.operator == "add" and isinstance(spec, ConvSpec) and not spec.residual:
-        (residual,) = (name for name in layer.inputs if program.home(name) != source.output)
-        (summand,) = (name for name in layer.inputs if program.home(name) == source.output)
-        types = [program.graph.types.get(name) for name in (residual, summand, layer.output)]
-        if residual in program.constants or types[0] != types[2] or types[1] != types[2]:
-            return None
-        spec, inputs = replace(spec, residual=True, activation=layer.spec.activation), (*inputs, residual)
-    else:
-        return None
-    operator = f"{source.operator}+{layer.operator}"
-    return replace(source, operator=operator, spec=spec, inputs=inputs, output=layer.output)
