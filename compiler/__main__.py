@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
             options.whole,
             options.uncompiled,
         )
-    except Exception as error:  # everything becomes a report: the supervisor must not be left guessing
+    except Exception as error:  # every failure is reported to the supervisor
         return _failure(error, report)
     folder = str(compiled.folder.resolve())
     report({"key": compiled.manifest.key, "folder": folder, "cached": compiled.cached})
@@ -128,22 +128,22 @@ def _reporter(descriptor: int | None) -> Report:
 
 
 def _progress(report: Report) -> Progress:
-    """Report every step. Asking the cache is quick and somebody waits for it; what comes after that gives way."""
+    """Report every step. A lookup in the cache runs at normal priority, what comes after it at the lowest."""
 
     def progress(phase: str, done: int, total: int) -> None:
         if phase == "import":
-            _yield_to_everybody()
+            _lower_priority()
         report({"phase": phase, "done": done, "total": total})
 
     return progress
 
 
-def _yield_to_everybody() -> None:
-    """Use one core, and that only when nobody else wants it: a server's workers must not notice a compilation."""
+def _lower_priority() -> None:
+    """Use one core, at the lowest priority: a compilation must not slow down a server's workers."""
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS"):
         os.environ[variable] = "1"  # read when numpy and TVM are imported, which is later
     os.nice(19)
-    with suppress(OSError):  # if memory runs out, it shall not be a server that is killed
+    with suppress(OSError):  # if memory runs out, the kernel kills this process, not a server
         Path("/proc/self/oom_score_adj").write_text("1000")
     with suppress(OSError):  # some containers forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

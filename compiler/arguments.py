@@ -1,4 +1,4 @@
-"""What to compile: the ONNX files behind a path, and the name a model gets."""
+"""What the commands of the compiler take: paths of models, and sizes of symbolic dimensions."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`gangway compile`: compile a model by hand, and show what became of it."""
+"""`gangway compile`: compile a model by hand and show its layers."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""What cannot be compiled is left to onnxruntime: the artifact holds the ONNX file itself, as one layer.
+"""Models that the compiler refuses are left to onnxruntime: the artifact holds the ONNX file, as one layer.
 
 Accepted is what onnxruntime opens, if requests can hold its inputs and outputs: tensors of numbers or strings, of any
 shape. Runs with zeros show whether the first dimension may be a batch, and which sizes are possible. One that fails
@@ -124,7 +124,7 @@ def read_signature(session: Any, optional: Sequence[str] = ()) -> Signature:
         for tensor in tensors:
             _check(kind, tensor)
     if {"BF16", "BYTES"} <= {_datatype(tensor) for tensor in (*inputs, *outputs)}:
-        raise UnsupportedModelError("strings and bfloat16 in one model: onnxruntime's Python interface has no way")
+        raise UnsupportedModelError("onnxruntime's Python interface cannot take strings and bfloat16 in one model")
     trial = _first_trial(session, inputs)
     batched = _may_be_batch(inputs, outputs) and (trial is None or _keeps_rows(session, inputs, trial))
     specs = [tuple(_spec(tensor, batched) for tensor in tensors) for tensors in (inputs, outputs)]

@@ -1,4 +1,4 @@
-"""The key of a model in the cache. Fast, without TVM and, for a model in one file, onnx: every start asks."""
+"""The key of a model in the cache. Every start of a server computes it, so it needs no TVM and rarely onnx."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The door to the compiler: an ONNX file becomes an artifact in the cache, unless it is there already.
+"""The entrance of the compiler: an ONNX file becomes an artifact in the cache, unless the cache has it already.
 
 Only when something must be compiled, `job.py` is imported, and with it onnx, numpy and TVM (a second).
 """
@@ -87,7 +87,7 @@ def find_compiled(path: Path, cache: Cache, target: TargetSpec) -> Compiled | No
 def _compile_tuned(path: Path, tuning: Tuning, static: Compiled, cache: Cache, progress: Progress) -> Compiled:
     folder = cache.folder(tuning.tuned_key)
     with cache.lock(tuning.tuned_key):
-        if manifest := cache.lookup(tuning.tuned_key):  # somebody else compiled it meanwhile
+        if manifest := cache.lookup(tuning.tuned_key):  # another process has compiled it in the meantime
             return Compiled(manifest, folder, True)
         progress(TUNED_PHASE, 0, 1)
         from gangway.compiler.tuning.variants import compile_tuned  # noqa: PLC0415
@@ -133,7 +133,7 @@ def _compile_static(
     if manifest := cache.lookup(key):
         return Compiled(manifest, folder, True)
     with cache.lock(key):
-        if manifest := cache.lookup(key):  # somebody else compiled it meanwhile
+        if manifest := cache.lookup(key):  # another process has compiled it in the meantime
             return Compiled(manifest, folder, True)
         phases = Phases(progress, {"key": (time.monotonic_ns() - start_ns) // 1000})
         with phases.timed("import"):

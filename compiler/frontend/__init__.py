@@ -1,1 +1,1 @@
-"""From an ONNX file to a simplified graph: import, inference, functions, patterns. Nothing here knows about kernels."""
+"""From an ONNX file to a simplified graph: import, inference, functions, patterns, and the check of the batch."""

@@ -1,4 +1,4 @@
-"""Operators that are defined here by simpler ones, since ONNX does not: their bodies, as nodes.
+"""Definitions of operators in simpler ones, as nodes, for operators that ONNX itself does not define so.
 
 They hold for every operator set that the importer accepts; where sets differ, the helper writes what is right.
 """
@@ -126,7 +126,7 @@ def of_a_line(body: Body) -> None:
     """A line of pixels is an image of one row."""
     kind = body.type(0)
     if len(kind.shape) != 3 or any(body.node.outputs[1:]):
-        raise body.node.unsupported("only of lines")
+        raise body.node.unsupported("only lines are possible: [batch, channels, length]")
     attributes = dict(body.node.attributes)
     for name, one in (("kernel_shape", 1), ("strides", 1), ("dilations", 1)):
         if name in attributes:
@@ -214,7 +214,7 @@ def eye_like(body: Body) -> None:
     """A constant."""
     rows, columns = body.type(0).shape
     if body.graph.batched:
-        raise body.node.unsupported("its size is that of the batch")
+        raise body.node.unsupported("its output's size depends on the batch")
     dtype = body.type_of(body.node.outputs[0]).dtype
     eye = body.constant(np.eye(rows, columns, body.attribute("k", 0), dtype))
     body.op("Identity", eye, output=body.node.outputs[0])
@@ -228,7 +228,7 @@ def one_hot(body: Body) -> None:
     length, rank = int(depth.reshape(-1)[0]), len(body.type(0).shape)
     axis = body.attribute("axis", -1) % (rank + 1)
     if body.graph.batched:
-        raise body.node.unsupported("indices of a batch")
+        raise body.node.unsupported("the model has a batch")
     shape = list(body.type(0).shape)
     indices = body.reshape(body.node.inputs[0], [*shape[:axis], 1, *shape[axis:]])
     fractions = body.type(0).dtype in FLOATS  # only a whole number is a place
@@ -248,7 +248,7 @@ def hardmax(body: Body) -> None:
     """1 at the first maximum along an axis."""
     kind = body.type(0)
     if body.graph.opset < _ONE_AXIS:
-        raise body.node.unsupported("an axis that means all from there on")
+        raise body.node.unsupported(f"before opset {_ONE_AXIS} it works on all axes from the given one on")
     axis = body.attribute("axis", -1) % len(kind.shape)
     place = body.op("ArgMax", body.node.inputs[0], axis=axis, keepdims=1)
     positions = np.arange(kind.shape[axis]).reshape([-1] + [1] * (len(kind.shape) - axis - 1))
@@ -266,7 +266,7 @@ def cumulative_sum(body: Body) -> None:
     axis = int(given.reshape(-1)[0]) % rank
     length = kind.shape[axis]
     if length > _LONGEST_SUM:
-        raise body.node.unsupported(f"of {length} numbers; {_LONGEST_SUM} are possible")
+        raise body.node.unsupported(f"the axis has {length} numbers; at most {_LONGEST_SUM} are possible")
     into, source = np.indices((length, length))
     taken = source >= into if body.attribute("reverse", 0) else source <= into
     taken = taken & (source != into) if body.attribute("exclusive", 0) else taken
@@ -352,7 +352,7 @@ def local_response_normalization(body: Body) -> None:
     """Squares are summed up over neighbouring channels by a convolution of one pixel."""
     kind = body.type(0)
     if len(kind.shape) != 4 or kind.dtype != "float32":
-        raise body.node.unsupported("only of images of float32")
+        raise body.node.unsupported("only float32 images are possible")
     channels, size = kind.shape[1], body.attribute("size", 1)
     into, source = np.indices((channels, channels))
     before, after = (size - 1) // 2, -(-(size - 1) // 2)
@@ -386,7 +386,7 @@ def lp_pool(body: Body) -> None:
     kind, power = body.type(0), body.attribute("p", 2)
     window = body.attribute("kernel_shape", ())
     if body.attribute("dilations", None) or body.attribute("ceil_mode", 0):
-        raise body.node.unsupported("dilations or ceil_mode")
+        raise body.node.unsupported("dilations and ceil_mode are not supported")
     names = ("auto_pad", "pads", "strides", "kernel_shape")
     given = {name: body.node.attributes[name] for name in names if name in body.node.attributes}
     sizes = body.op("Pow", body.op("Abs", body.node.inputs[0]), body.constant(np.array(power, kind.dtype)))
@@ -540,7 +540,7 @@ def _start(body: Body, n: int, index: int, hidden: int) -> str:
         part = body.slice(body.node.inputs[n], 0, index, index + 1)
         return body.reshape(part, [-1, hidden])
     if body.type(0).shape[1] != 1 and body.graph.batched:
-        raise body.node.unsupported("zeros for a batch")
+        raise body.node.unsupported("a batch needs its initial state as an input")
     return body.constant(np.zeros((body.type(0).shape[1], hidden), np.float32))
 
 
@@ -562,7 +562,7 @@ def transposed_convolution(body: Body) -> None:
     """
     kind, weights = body.type(0), body.value(1)
     if weights is None or kind.dtype != "float32":
-        raise body.node.unsupported("weights that are no constants, or other types than float32")
+        raise body.node.unsupported("its weights are not constant, or its input is not float32")
     sizes = kind.shape[2:]
     ones = [1] * len(sizes)
     strides, dilations = (list(body.attribute(name, ones)) for name in ("strides", "dilations"))

@@ -1,4 +1,4 @@
-"""Operators that are defined by simpler ones (as functions), replaced by those.
+"""Replace operators by their definitions in simpler ones (functions of ONNX, of the model, or of `bodies`).
 
 Those that a model defines are replaced in any case. Whether a node needs that whose definition is ONNX's is the
 caller's decision: what a template computes in one piece should stay whole.

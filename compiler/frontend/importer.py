@@ -26,7 +26,7 @@ from gangway.compiler.frontend.onnx_file import Stretch, split
 from gangway.compiler.kernels.specs import Array
 
 SMALL_CONSTANT_ELEMENTS = 256  # more than any shape, axes or limits; those must stay visible to shape inference
-OLDEST_OPSET = 7  # before that, broadcasting followed attributes that nobody looks at here
+OLDEST_OPSET = 7  # before that, broadcasting followed attributes that are not read here
 _LEAST_IR_VERSION = 4  # since then a weight need not be an input, too
 _NO_NAME = re.compile(  # what exporters and people write into a dimension of which they only know that it varies
     r"[\W\d_]*|none|null|nan|any|unk|unknown|undefined|dynamic|unk__\d+|(p2o\.)?dynamicdimension\.\d+|.+_dynamic_axes_\d+",
@@ -303,7 +303,7 @@ def _name(node: Any) -> str:
 
 
 def _types(values: Iterable[Any], constants: dict[str, Array]) -> dict[str, TensorType]:
-    """Return the types that are fully known; a shape that depends on data is missing, and missed by who needs it."""
+    """Return the types that are fully known; a shape that depends on data is left out."""
     types = {}
     for value in values:
         tensor = value.type.tensor_type

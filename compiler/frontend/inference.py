@@ -1,4 +1,4 @@
-"""Shapes that onnx's own inference leaves open, because they are computed by operators that it does not follow.
+"""What is known of tensors without a request: types, shapes, and values, by onnx and beyond it.
 
 What depends on known shapes only is computed and given to inference as constants, until nothing new is found. Shapes
 also go backwards through operators that keep them, from outputs whose shape the model declares.
@@ -68,7 +68,7 @@ def model_proto(
     constants: Mapping[str, Array],
     opset: int,
 ) -> Any:
-    """Return a model of these nodes; outputs without a type are inferred by whoever reads it."""
+    """Return a model of these nodes; outputs without a type are left to inference."""
     graph = helper.make_graph(
         list(nodes),
         "part",
@@ -361,7 +361,7 @@ def _evaluate(node: Any, constants: dict[str, Array], types: dict[str, TensorTyp
         return None
     try:
         array = evaluate_proto(node, constants, opset)[node.output[0]]
-    except Exception:  # whatever onnxruntime raises: then this stays unknown, and is missed by whoever needs it
+    except Exception:  # whatever onnxruntime raises: the value stays unknown
         return None
     return array if array.size <= _MOST_ELEMENTS else None
 

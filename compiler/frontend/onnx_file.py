@@ -1,4 +1,4 @@
-"""An ONNX file without its large weights, and where those are.
+"""Read an ONNX file without its large weights, and where those lie. Needs the standard library only.
 
 Parsing keeps every weight twice, as bytes of the file and in the parsed message. So the file is split here: everything
 but large weights is parsed, weights are read one by one, each once, where they are wanted.

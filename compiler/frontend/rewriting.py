@@ -15,7 +15,7 @@ from gangway.compiler.kernels.specs import Array
 
 
 class Editor:
-    """A graph while a rule replaces its nodes; those that nobody needs any more stay, for `remove_unused`.
+    """A graph while a rule replaces its nodes; unused ones stay, for `remove_unused`.
 
     `producers`, `constants` and `types` show what has been replaced already; `uses` and `readers` are those of the
     graph as it was when the rule began.
@@ -47,7 +47,7 @@ class Editor:
         return node if node and node.operator in operators and node.outputs[0] == name else None
 
     def inner(self, name: str, *operators: str) -> Node | None:
-        """Return the producer, if nobody else reads the tensor."""
+        """Return the producer, if the tensor has one reader only."""
         return self.producer(name, *operators) if self.uses[name] == 1 else None
 
     def scalar(self, name: str) -> float | None:
@@ -114,7 +114,7 @@ class Rule:
 
 
 def apply_rule(graph: Graph, rule: Rule) -> Graph:
-    """Return an equivalent graph after one rule; nodes that nobody needs any more stay."""
+    """Return an equivalent graph after one rule; unused nodes stay."""
     editor = Editor(graph)
     for node in graph.nodes:
         if not rule.operators or node.operator in rule.operators:
@@ -123,7 +123,7 @@ def apply_rule(graph: Graph, rule: Rule) -> Graph:
 
 
 def rewrite(graph: Graph, *rules: Rule) -> Graph:
-    """Return an equivalent graph after all rules, each applied once, in this order; what nobody needs is dropped."""
+    """Return an equivalent graph after all rules, each applied once, in this order; unused nodes are dropped."""
     for rule in rules:
         graph = remove_unused(apply_rule(graph, rule))
     return graph

@@ -1,4 +1,4 @@
-"""Is every row of a batch computed by itself? Only then may a model, read at batch 1, run row by row.
+"""Check that every row of a batch is computed by itself: only then may a model, read at batch 1, run row by row.
 
 Shapes are inferred at two batch sizes, so that each tensor's batch axis is the one that differs. What is known of a
 tensor is the place of the batch in its row-major order: on which axis, and how many items of that axis stand before and

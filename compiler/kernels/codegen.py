@@ -1,4 +1,4 @@
-"""TIR kernels to machine code: lowering without TVM's packed calling convention, LLVM, and the linker.
+"""TIR kernels to machine code by LLVM and the linker, and calls of such kernels in this process.
 
 The pass list leaves out `MakePackedAPI`, so that a kernel stays the plain C function its template wrote: a call costs 2
 ns and the result needs no TVM at run time.

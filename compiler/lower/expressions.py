@@ -1,4 +1,4 @@
-"""Programs of elementwise operators over plain tensors, while they grow: operands with their strides, instructions."""
+"""Elementwise programs and index movements over plain tensors, while operators assemble them."""
 
 import math
 from collections.abc import Mapping, Sequence

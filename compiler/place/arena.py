@@ -1,4 +1,4 @@
-"""Where in the arena each activation lives: memory is reused as soon as nobody reads it any more.
+"""The place of each activation in the arena: memory is reused after its last reader.
 
 Kernels read halos and never write them, so a halo must stay zero for ever, and so must what a plain tensor has beyond
 its numbers (kernels that write blocked memory write to its surplus channels, too). A buffer that has either shares

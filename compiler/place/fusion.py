@@ -109,7 +109,7 @@ def _merge(source: Layer, layer: Layer, program: Program) -> Layer | None:
     return replace(source, operator=operator, spec=spec, inputs=inputs, output=layer.output)
 
 
-# Chains of pointwise steps: what nobody else reads is never written to memory.
+# Chains of pointwise steps become one step, and what is between them is never written to memory.
 
 MOST_INSTRUCTIONS = 64  # a longer program gains nothing and takes LLVM long
 

@@ -155,7 +155,7 @@ def _copy(name: str, kind: TensorType, source: Buffer, target: Buffer) -> Step:
 
 
 def _can_move_out(memory: Memory, home: Buffer) -> bool:
-    """Whether a tensor, or its parts, can be computed in an output: plain, without surplus, and read by nobody."""
+    """Whether a tensor, or its parts, can be computed in an output: plain, without surplus, and without readers."""
     written = [buffer for step in memory.steps for buffer in (step.output, *step.more) if buffer.is_in(home)]
     read = any(buffer.is_in(home) for step in memory.steps for buffer in step.inputs)
     plain = home.layout == "plain" or (home.is_vector and not home.surplus(memory.lanes))

@@ -1,4 +1,4 @@
-"""Where every activation lies while layers are placed, and its copies in other layouts, each made once."""
+"""Where every activation lies while layers are placed, its copies in other layouts, and texts of refusals."""
 
 from gangway.artifact.format import Space
 from gangway.compiler.errors import UnsupportedModelError

@@ -1,4 +1,4 @@
-"""Where concatenated and transposed tensors lie. What can be computed in its final place is not copied."""
+"""The place of concatenated and transposed tensors, and of pointwise layers over plain memory."""
 
 import math
 from collections.abc import Callable

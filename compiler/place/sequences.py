@@ -1,4 +1,4 @@
-"""Where sequences lie: tensors whose last axis are the channels, blocked from layer to layer of a transformer."""
+"""The place of sequences: tensors whose channels are the last axis, blocked from layer to layer."""
 
 import math
 from dataclasses import replace

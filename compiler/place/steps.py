@@ -1,4 +1,4 @@
-"""The memory of activations, and the steps that work on it."""
+"""The memory of activations, the steps that work on it, and estimates of what a step costs."""
 
 import math
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ class Step:
 _FLOPS_PER_US = 100_000
 _ACTIVATION_BYTES_PER_US = 40_000  # from the second or third level cache
 _WEIGHT_BYTES_PER_US = 20_000  # from memory
-_SHARE_US = 8.0  # what a rank should at least have to do in a layer; a page turn and a cold cache cost some of it
+_SHARE_US = 8.0  # what a rank should at least have to do in a layer; a change of phase and a cold cache cost some of it
 
 
 def shape_text(step: Step) -> str:

@@ -1,1 +1,1 @@
-"""Versions: kernels of a model that can be had, and artifacts with several of them. Decides and measures nothing."""
+"""Other versions of a model's kernels, and artifacts that hold them. Nothing is measured or decided here."""

@@ -1,4 +1,4 @@
-"""`python -m gangway.compiler.tuning PATH`: makes artifacts with other versions of a model's layers, as it is told to.
+"""`python -m gangway.compiler.tuning PATH`: makes artifacts with other versions of a model's layers, as ordered.
 
 It writes JSON lines to --answers-fd and reads orders, JSON lines too, from standard input until that ends:
   {"phase": "kernels", "done": 8, "total": 32}     zero or more, at any time
@@ -33,22 +33,22 @@ Report = Callable[[dict[str, Any]], None]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Obey until standard input ends; return the exit code."""
+    """Carry out orders until standard input ends; return the exit code."""
     options = _parser().parse_args(argv)
 
     def report(message: dict[str, Any]) -> None:
         os.write(options.answers_fd, json.dumps(message).encode() + b"\n")
 
     try:
-        _obey(options, report)
+        _serve_orders(options, report)
     except (ModelError, UnsupportedTargetError, OSError, ValueError) as error:
-        with suppress(BrokenPipeError):  # whoever gave orders has gone
+        with suppress(BrokenPipeError):  # the process that gave orders has ended
             report({"error": str(error)})
         return 1
     return 0
 
 
-def _obey(options: argparse.Namespace, report: Report) -> None:
+def _serve_orders(options: argparse.Namespace, report: Report) -> None:
     name, path = find_models(options.path)[-1]
     target = detect()
 

@@ -1,4 +1,4 @@
-"""The artifact that a tuning asks for."""
+"""The kernels that can be tried for a model, and artifacts with those that a tuning chose."""
 
 import tempfile
 import time
@@ -148,7 +148,7 @@ def find_plans(tuning: Tuning, steps: Sequence[Step], target: TargetSpec) -> lis
         if number not in found:
             found[number] = _plans(tuning.kernels[number], step, target, tuning.trials)
         if found[number][0].spec != step.spec:
-            raise TuningError(f"layer '{step.name}' is not what the tuning says")
+            raise TuningError(f"layer '{step.name}' differs from the one that was tuned")
     return [found[number] for number in tuning.layers]
 
 

@@ -1,4 +1,4 @@
-"""Groups of ONNX nodes that exporters write for what one kernel computes, replaced by one node each."""
+"""Replace groups of ONNX nodes, as exporters write them, by one node that one kernel computes."""
 
 from gangway.compiler.frontend.graph import Graph
 from gangway.compiler.frontend.patterns.attention import ATTENTION

@@ -1,4 +1,4 @@
-"""Attention: two products of matrices and a softmax between them become one node, whatever stands around them.
+"""Attention: two products of matrices and a softmax between them become one node.
 
 Found from the Softmax on: what is added to the scores, hides or scales them, in any order; and how queries, keys,
 values and the result are cut out of sequences, by any Reshape, Transpose, Split or Slice. The rest stays as it is.

@@ -100,7 +100,7 @@ def _replace(editor: Editor, core: Node, end: Node) -> bool:
 def _cone(editor: Editor, core: Node, end: Node) -> tuple[str, list[Node]] | None:
     """Return a tensor x and the nodes, in order, that compute the output of `end` from x and constant numbers only.
 
-    `core` is among them, and nobody else reads what they compute in between.
+    `core` is among them, and no other node reads what they compute in between.
     """
     order = {node.outputs[0]: index for index, node in enumerate(editor.graph.nodes)}
     open_names, cone = {end.outputs[0]}, list[Node]()

@@ -1,4 +1,4 @@
-"""Tensors as strided views of others: what Reshape, Transpose, Split, Slice and Gather make of them."""
+"""Tensors as strided views of others (Reshape, Transpose, Split, Slice, Gather), and copies of such views."""
 
 from dataclasses import dataclass, replace
 
@@ -55,7 +55,7 @@ def whole(name: str, shape: Shape) -> View:
 
 
 def view_of(editor: Editor, name: str, scales: bool = False) -> View | None:
-    """Return a tensor as a view of the first one that somebody must compute; None if its shape is not known.
+    """Return a tensor as a view of the first one that must be computed; None if its shape is not known.
 
     `scales`: a product with a constant number is taken as a view, too.
     """
@@ -151,7 +151,7 @@ def _find_copies(editor: Editor, node: Node) -> None:
 
 
 def _is_needed(editor: Editor, name: str) -> bool:
-    """Whether somebody reads the tensor who does more than look at it in another way."""
+    """Whether the tensor is an output, or a reader computes more than another view of it."""
     readers = editor.readers[name]
     return editor.uses[name] > len(readers) or not all(_looks(editor, reader) for reader in readers)
 

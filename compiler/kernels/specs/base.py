@@ -1,4 +1,4 @@
-"""What every kernel spec can tell: the base of all specs, and what a template makes of one."""
+"""The base of all specs, activation functions as data, and the plans that templates make of specs."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Specs of kernels over images, and of the plain kernels that belong to them.
+"""Specs of kernels over images, alone and in pairs, and of the plain kernels that belong to them.
 
 Layouts of an activation of C channels, H x W pixels (one row of the batch), L = lanes of the target:
   blocked   [ceil(C/L)][H + 2 halo][W + 2 halo][L], halo always zero, surplus channels finite whenever the others are
@@ -291,7 +291,7 @@ class BlockedElementwiseSpec(KernelSpec):
 
 @dataclass(frozen=True)
 class ConvDepthwiseSpec(KernelSpec):
-    """`depthwise` of what `conv` computes, which nobody else reads and which is never whole in memory.
+    """`depthwise` of what `conv` computes, which has no other reader and is never whole in memory.
 
     Arguments: x, weights, bias, depthwise weights, depthwise bias, y; raw weights "weights", "bias",
     "depthwise_weights", "depthwise_bias". Neither has a residual; the window of `depthwise` is not dilated.

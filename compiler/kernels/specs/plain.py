@@ -1,4 +1,4 @@
-"""Specs of kernels over plain tensors that move numbers or reduce axes."""
+"""Specs of kernels over plain tensors: movements, reductions, elementwise programs, and functions of TVM."""
 
 import math
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class Instruction:
 class PointwiseSpec(KernelSpec):
     """y[i, j, ...] = program(operands at i, j, ...); y is plain, contiguous, of the last instruction's type.
 
-    Arguments: the operands (six at most), y. A chain of ONNX nodes that nobody else reads becomes one kernel.
+    Arguments: the operands (six at most), y. A chain of ONNX nodes without other readers becomes one kernel.
     """
 
     shape: tuple[int, ...]

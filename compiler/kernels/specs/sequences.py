@@ -1,4 +1,4 @@
-"""Specs of kernels of transformers.
+"""Specs of the kernels of transformers.
 
 A *sequence* is a tensor whose last axis are the channels: P positions (the product of all other axes of one row) of C
 channels. Blocked, it is the blocked image of C channels and 1 x P pixels without a halo: [ceil(C/L)][P][L]. So a linear

@@ -1,1 +1,1 @@
-"""Kernel templates in TIR. The door is `registry.py`: plan, versions, pack and emit."""
+"""Kernel templates in TIR. `registry.py` is the interface: plan, versions, pack and emit."""

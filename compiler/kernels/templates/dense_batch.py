@@ -37,7 +37,7 @@ from gangway.compiler.kernels.templates.convolution import Geometry
 from gangway.compiler.kernels.templates.vector_math import activate
 
 MOST_ROWS = 32  # of one call
-CALL_FLOPS = 40_000_000  # of one task, about: half a millisecond, within which nobody can stop it
+CALL_FLOPS = 40_000_000  # of one task, about: half a millisecond, since a task cannot be interrupted
 TILE_ROWS = 6  # most rows of a register tile; each number of rows is code of its own
 BLOCK_CHANNELS = 256  # of a block of weights: 64 KiB for four blocks of sixteen outputs
 

@@ -1,4 +1,4 @@
-"""Depthwise convolution on blocked activations: every channel has a kernel of its own.
+"""Depthwise convolutions on blocked activations, alone and together with the convolution before them.
 
 A register tile is some pixels of one channel block. Each input vector is loaded once per kernel row and used by all
 outputs that it touches. Weights are packed [block][kh][kw][lane].

@@ -1,4 +1,4 @@
-"""Elementwise operators on blocked images of any halos, of which they write the interior only."""
+"""Elementwise operators: programs over plain tensors, and single operators on blocked images."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Between plain tensors (as a client sends them) and blocked or planar activations.
+"""Conversion between plain tensors, as a client sends them, and blocked or planar images and sequences.
 
 Plain tensors are read and written exactly within their bounds, at any 4-byte alignment. Packing writes the interior of
 its output and zeros into surplus channels, and leaves the halo alone.

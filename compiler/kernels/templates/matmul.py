@@ -1,4 +1,4 @@
-"""Products of matrices that are both computed at run time.
+"""Products of matrices that are both computed at run time: panels, tiles, and rows times columns.
 
 Columns are cut into panels a few vectors wide. A panel of B is packed into local memory once, then multiplied by tile
 after tile of A's rows, whose numbers are read where they lie. If there are very few columns, y' = B' A' is computed.

@@ -1,4 +1,4 @@
-"""Plain numbers moved: transposition, and concatenation along inner axes. Any alignment, nothing beyond the tensors."""
+"""Plain numbers moved: transposed, concatenated, sliced, gathered and scattered, at any alignment."""
 
 import math
 from collections.abc import Iterator

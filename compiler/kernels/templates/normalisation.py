@@ -1,5 +1,4 @@
-"""Layer normalisation of a blocked sequence: a few positions at a time are copied to local memory, where mean and
-variance are found in two passes (so that nothing cancels) and the third reads from the L1 cache again.
+"""Softmax of plain tensors, and layer normalisation of blocked sequences.
 
 In the sequence itself a position's blocks lie a plane apart, often a power of two: in a cache they would evict each
 other.

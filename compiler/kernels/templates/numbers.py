@@ -1,4 +1,4 @@
-"""Vectors of any element type in TIR: constants, conversions as ONNX's Cast has them, rounding, half precision.
+"""Vectors of any element type in TIR, conversions as by Cast, and elementary functions of float64.
 
 A *number* of dtype float16 is held as float32 in registers, bool as uint8, 0 or 1. No conversion traps, whatever the
 numbers are.

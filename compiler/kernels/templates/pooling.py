@@ -1,4 +1,4 @@
-"""Max and average pooling on blocked activations. Padding never takes part, except where ONNX counts it in the mean.
+"""Max and average pooling on blocked activations, over windows and over whole images.
 
 For each tile, columns are reduced over the window's rows first and then combined, so that every input is loaded once.
 Columns whose window reaches into the padding are single tiles at known places; rows are bounded at run time.

@@ -1,5 +1,4 @@
-"""The compiler's door to the templates: which template computes a spec, with which knobs, and what its code and weights
-are.
+"""The interface of the templates: which template computes a spec, with which knobs, and its code and weights.
 
 A kernel is `void symbol(arguments..., int32 begin, int32 end)`, arguments in the order of its spec, none overlapping.
 It writes the interior of y only, surplus channels included, and relies on zeros in its inputs' halos. Surplus channels

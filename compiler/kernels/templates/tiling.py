@@ -1,4 +1,4 @@
-"""How the pixels of an output are cut into register tiles, and the tiles into tasks."""
+"""How an output is cut into register tiles, and tiles into tasks, and what each cut is expected to cost."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Exponentials, logarithms and their kin of vectors, in TIR: polynomials, computed lane by lane. No calls.
+"""Exponentials, logarithms and activation functions of vectors, in TIR: polynomials without calls.
 
 Largest errors over all of float32: exp and log 2 units in the last place, subnormal numbers included; expm1 3 units;
 sigmoid, tanh and erf 2e-7, erf also 4 units; `decay` 2e-7. NaN stays NaN.
@@ -37,7 +37,7 @@ _LOG1P = (
     *(1.9663274255e-1, -2.4951616262e-1, 3.3329710499e-1, -4.9999892648e-1, 9.9999999466e-1),
 )
 _ERF = (-5.6480598653e-4, 4.9217620278e-3, -2.6715054232e-2, 1.1280316653e-1, -3.7612343775e-1, 1.1283791262e0)
-# -log2(erfc(z)) / z for 0 <= z <= 4.4, least maximum of the error of erfc; beyond 4.4 it grows on and nobody sees it.
+# -log2(erfc(z)) / z for 0 <= z <= 4.4, least maximum of the error of erfc; beyond 4.4 float32 does not show it.
 _ERFC = (
     *(4.5355670873e-5, -4.4548680504e-4, 1.4893835371e-3, 7.7471058410e-4),
     *(-2.8253740648e-2, 1.4848163754e-1, 9.1841638942e-1, 1.6279085933e0),

@@ -323,7 +323,7 @@ WORTH = 0.8  # of the direct form's estimated time, or less
 # Vectors that a core transforms in a microsecond; measured, loads and stores included.
 _VECTORS_PER_US = 420.0
 _CACHED_BYTES_PER_US, _STREAMED_BYTES_PER_US = 160_000, 28_000  # weights from the second level cache, and from beyond
-_DISPLACED_BYTES_PER_US = 60_000  # what larger weights cost the others who share the last cache, and so count as time
+_DISPLACED_BYTES_PER_US = 60_000  # what larger weights cost other users of the last cache; counted as time
 _UNHIDDEN = 0.3  # share of the time for weights that arithmetic does not hide
 _GANGS = (1, 2, 2, 4, 8)  # to be balanced for; every task transforms its inputs itself, so more tasks are more work
 
@@ -516,7 +516,7 @@ def _span(work: Work, first_band: Expr, count: int) -> Span:
 # for one row, so results are the same, bit for bit.
 
 MOST_BANDS = 8  # of one call, in which the last one costs little if it is not full
-TASK_US = 500.0  # of one task at most, about: nobody can stop it
+TASK_US = 500.0  # of one task at most, about: a task cannot be interrupted
 BATCH_WORTH = 0.75  # of a row's bands alone, or fewer: for each of them its weights are read
 
 

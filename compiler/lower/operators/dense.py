@@ -1,4 +1,4 @@
-"""Gemm and MatMul: dense layers where a matrix is constant, products of plain matrices else."""
+"""Gemm and MatMul, attention, softmax and normalisation."""
 
 import math
 

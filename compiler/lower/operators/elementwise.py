@@ -1,4 +1,4 @@
-"""Add, Sub and Mul of two float tensors, one of which may be constant or hold one number per channel of an image.
+"""Elementwise operators on images and sequences, activation functions, and quantisation.
 
 Layout decides later whether that happens on blocked images. Everything else is pointwise, on plain tensors.
 """
@@ -89,7 +89,7 @@ def leaky_relu(program: Program, node: Node) -> None:
 def without_parameters(program: Program, node: Node) -> None:
     """Swish is x sigmoid(x), by `patterns` or since opset 24."""
     if node.attributes.get("alpha", 1.0) != 1.0:
-        raise node.unsupported("alpha")
+        raise node.unsupported("alpha must be 1")
     match node.operator:
         case "Sigmoid":
             _add(program, node, Activation("sigmoid"))
@@ -175,7 +175,7 @@ def _check_scales(program: Program, node: Node) -> None:
 
 def _quantise(expression: Expression, node: Node, values: list[Value], dtype: str) -> Value:
     if np.dtype(dtype).kind not in "iu":
-        raise node.unsupported(f"to {dtype}")
+        raise node.unsupported(f"its output is {dtype}, no integer type")
     x, scale, *zero_point = (expression.cast(value, "float32") for value in values)
     y = expression.apply("round", expression.apply("div", x, scale))
     if zero_point:
@@ -191,7 +191,7 @@ def _quantise(expression: Expression, node: Node, values: list[Value], dtype: st
 def _dequantise(expression: Expression, node: Node, values: list[Value], dtype: str) -> Value:
     x, scale, *zero_point = values
     if np.dtype(x.dtype).kind not in "iu":
-        raise node.unsupported(f"of {x.dtype}")
+        raise node.unsupported(f"its input is {x.dtype}, no integer type")
     wide = expression.cast(x, "int32")
     if zero_point:
         wide = expression.apply("sub", wide, expression.cast(zero_point[0], "int32"))

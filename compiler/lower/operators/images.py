@@ -1,4 +1,4 @@
-"""Conv, and BatchNormalization that no convolution could absorb."""
+"""Operators on images: convolution, batch normalisation, pooling; and reductions over any axes."""
 
 import math
 from dataclasses import dataclass, replace

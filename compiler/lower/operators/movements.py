@@ -1,4 +1,4 @@
-"""Operators that move numbers about: concatenation and transposition."""
+"""Operators that move numbers: concatenation, transposition, views, slices, gather and scatter."""
 
 import math
 from typing import Literal, cast

@@ -190,7 +190,7 @@ def mod(expression: Expression, node: Node, values: list[Value], dtype: str) -> 
     """The rest with the divisor's sign or, of `fmod`, with the dividend's."""
     fmod = node.attributes.get("fmod", 0)
     if dtype in FLOATS and not fmod:
-        raise node.unsupported(f"of {dtype} without fmod")
+        raise node.unsupported(f"{dtype} is possible with fmod only")
     if dtype in ("int64", "uint64") and fmod:
         raise node.one_engine(f"onnxruntime rounds {dtype} to float64 for fmod")
     return expression.apply("fmod" if fmod else "mod", *values)

@@ -1,4 +1,4 @@
-"""Layers for a node that no template computes: by Relax, checked against onnxruntime before they are believed."""
+"""Layers for a node that no template computes: by Relax, and accepted only if onnxruntime answers the same."""
 
 import math
 import multiprocessing
@@ -41,7 +41,7 @@ def check(
 ) -> None:
     """Do nothing if the layers compute the node, which is this line of functions.
 
-    Raises UnsupportedModelError if they do not, or if nobody can tell.
+    Raises UnsupportedModelError if they do not, or if that cannot be found out.
     """
     names = [name for name in node.inputs if name and name not in constants]
     examples = line.examples or {}
@@ -185,7 +185,7 @@ def lower_by_relax(program: Program, node: Node) -> None:
     if foreign := {kind.dtype for kind in (*inputs.values(), *outputs.values())} - ELEMENT_TYPES:
         raise UnsupportedModelError(f"Relax: element type {', '.join(sorted(foreign))}")
     if any(math.prod(kind.shape) > MOST_ELEMENTS for kind in (*inputs.values(), *outputs.values())):
-        raise UnsupportedModelError(f"Relax: not for tensors of more than {MOST_ELEMENTS} numbers, which nobody checks")
+        raise UnsupportedModelError(f"Relax: a tensor of more than {MOST_ELEMENTS} numbers cannot be checked")
     try:
         line = legalise(node, inputs, outputs, constants, program.graph.opset)
         layers = [_layer(node, index, call) for index, call in enumerate(line.calls)]

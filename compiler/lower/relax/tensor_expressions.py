@@ -1,4 +1,4 @@
-"""Slice and reductions whose axes or places come with a request: the output's shape is fixed, what it shows is not."""
+"""Operators written as tensor expressions: Resize, and Slice and reductions with parameters of a request."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -185,7 +185,7 @@ class _Line:
                 low = tirx.floor(source)
                 weights = _cubic(source - low, float(self.node.attributes.get("cubic_coeff_a", -0.75)))
                 return self._edged(tirx.Cast("int32", low) - 1, weights)
-        raise self.node.unsupported("mode")
+        raise self.node.unsupported("its mode is unknown")
 
     def _edged(self, first: Expr, weights: list[Expr]) -> list[Tap]:
         """Neighbours from `first` on; those beyond the edges are the edge itself, or left out."""
