@@ -15,8 +15,6 @@ from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.onnx_file import may_have_external_data
 
-# Models that no memory can hold are refused before anybody reads them. Only the standard library.
-
 
 def refuse_too_large(files: Iterable[Path]) -> None:
     """Raise UnsupportedModelError if the files have more bytes than this machine, or container, has memory."""
@@ -26,7 +24,9 @@ def refuse_too_large(files: Iterable[Path]) -> None:
 
 
 WHOLE: Mapping[str, int] = MappingProxyType({"whole ": 1})  # tells the key of a model that is not to be compiled
-UNCOMPILED: Mapping[str, int] = MappingProxyType({"uncompiled ": 1})  # of one that is to be, at another time
+UNCOMPILED: Mapping[str, int] = MappingProxyType(
+    {"uncompiled ": 1}
+)  # the key of a model that is to be compiled at another time
 _OPTIONAL = "optional "
 
 

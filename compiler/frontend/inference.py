@@ -170,15 +170,14 @@ def _run(model: bytes, feeds: Mapping[str, Array], newest: bool) -> list[Any]:
 # What is known before any request comes: tensors without numbers, and inputs that only repeat what a static output
 # shape says. They become constants, so that kernels need not read them.
 #
-# A request with other numbers there would have another output shape than the model declares, which nobody could
-# answer.
+# A request with other numbers there would need another output shape than the model declares.
 
 Shape = tuple[int, ...]
 Rule = Callable[[Node, list[Shape], list[Shape]], list[int] | None]  # of a node and the shapes of inputs and outputs
 
 
 def state_shapes(graph: Graph) -> Graph:
-    """Return the graph with such tensors as constants; a batched model, whose shapes depend on the batch, as it is."""
+    """Return the graph with tensors that a static shape determines as constants; a batched model is returned as it is."""
     if graph.batched:
         return graph
     empty = {name: kind for name, kind in graph.types.items() if 0 in kind.shape}

@@ -19,8 +19,7 @@ from tvm import tirx
 
 from gangway.artifact.format import ALIGNMENT_BYTES, TargetSpec
 
-# Call compiled kernels in this process, on buffers of one's own: for tests, benchmarks and measurements, not for
-# serving.
+# Calls of compiled kernels in this process: for the check of Relax, tests and benchmarks, not for serving.
 
 Array = npt.NDArray[Any]
 

@@ -17,7 +17,7 @@ from gangway.compiler.kernels.specs import (
 from gangway.compiler.lower.layers import Geometry, Layer, Program, geometry_of
 from gangway.compiler.place.steps import Buffer, FormatName, Step
 
-# What a client is told whose request has a number that a kernel refuses: onnxruntime's words, where it has any.
+# The error of a request with a number that a kernel refuses, in onnxruntime's words where it has any.
 
 _OUTSIDE = "indices element out of data bounds"
 _INDEX = {
@@ -55,7 +55,7 @@ def _length(spec: KernelSpec) -> int:
 
 
 def _literal(text: str) -> str:
-    """The text without a place for the number: names of nodes are anybody's."""
+    """The text without a place for the number: names of nodes may contain anything."""
     return text.replace("{}", "")
 
 
@@ -128,7 +128,7 @@ class Memory:
         image, home = geometry or self.image(name), self.home(name)
         if image.is_vector and not haloed:
             plain = self.plain(name)
-            # Nobody keeps the surplus zero in a client's memory, nor behind a part of a larger tensor.
+            # The surplus is not kept zero in a client's memory, nor behind a part of a larger tensor.
             in_place = (plain.space == Space.ARENA and not plain.parent) or image.channels % self.lanes == 0
             return plain if in_place else self._pack(plain, image, "blocked")
         if home.is_blocked(image) and not image.is_vector:

@@ -18,7 +18,7 @@ from gangway.compiler.kernels.specs import KernelPlan
 from gangway.compiler.kernels.templates import registry
 from gangway.compiler.place.steps import Step, max_ranks, shape_text
 
-# What can be tried: the distinct kernels of a model, and the points of their templates' knobs.
+# The kernels that can be tried: the distinct specs of a model, each with the points of its template's knobs.
 
 
 @dataclass(frozen=True)

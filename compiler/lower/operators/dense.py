@@ -58,7 +58,7 @@ Shape = tuple[int, ...]
 
 @lowers("Gemm")
 def gemm(program: Program, node: Node) -> None:
-    """y = alpha x B + beta C; `rewrite` has replaced those whose B is no constant, or whose C is no vector.
+    """y = alpha x B + beta C; `simplify` has replaced those whose B is no constant, or whose C is no vector.
 
     x may have any number of axes before the last one.
     """
