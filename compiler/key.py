@@ -15,18 +15,8 @@ from gangway.compiler.arguments import NO_DIMENSIONS
 from gangway.compiler.errors import ModelError, UnreadableModelError, UnsupportedModelError
 from gangway.compiler.frontend.onnx_file import may_have_external_data
 
-
-def refuse_too_large(files: Iterable[Path]) -> None:
-    """Raise UnsupportedModelError if the files have more bytes than this machine, or container, has memory."""
-    size_bytes, limit_bytes = sum(path.stat().st_size for path in files), memory_limit_bytes()
-    if size_bytes > limit_bytes:
-        raise UnsupportedModelError(f"the model has {size_bytes >> 20} MiB, the machine {limit_bytes >> 20} of memory")
-
-
 WHOLE: Mapping[str, int] = MappingProxyType({"whole ": 1})  # tells the key of a model that is not to be compiled
-UNCOMPILED: Mapping[str, int] = MappingProxyType(
-    {"uncompiled ": 1}
-)  # the key of a model that is to be compiled at another time
+UNCOMPILED: Mapping[str, int] = MappingProxyType({"uncompiled ": 1})  # of a model that is to be compiled later
 _OPTIONAL = "optional "
 
 
@@ -71,3 +61,10 @@ def _external_files(path: Path) -> list[Path]:
         return sorted(file_beside(path.parent, location) for location in external_locations(path))
     except ValueError as error:
         raise ModelError(f"external data: {error}") from error
+
+
+def refuse_too_large(files: Iterable[Path]) -> None:
+    """Raise UnsupportedModelError if the files have more bytes than this machine, or container, has memory."""
+    size_bytes, limit_bytes = sum(path.stat().st_size for path in files), memory_limit_bytes()
+    if size_bytes > limit_bytes:
+        raise UnsupportedModelError(f"the model has {size_bytes >> 20} MiB, the machine {limit_bytes >> 20} of memory")

@@ -177,7 +177,7 @@ Rule = Callable[[Node, list[Shape], list[Shape]], list[int] | None]  # of a node
 
 
 def state_shapes(graph: Graph) -> Graph:
-    """Return the graph with tensors that a static shape determines as constants; a batched model is returned as it is."""
+    """Return the graph with tensors that a static shape determines as constants; a batched one is returned as it is."""
     if graph.batched:
         return graph
     empty = {name: kind for name, kind in graph.types.items() if 0 in kind.shape}
