@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from gangway.executor.cores import available_cores
-from gangway.server.repository.repository import BrokenModel, read_model
+from gangway.server.repository.entries import BrokenModel
+from gangway.server.repository.repository import read_model
 
 
 def find_model(path: Path) -> tuple[str, Path]:

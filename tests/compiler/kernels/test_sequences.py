@@ -10,7 +10,7 @@ from gangway.artifact.format import TargetSpec
 from gangway.compiler.kernels.codegen import Array, aligned
 from gangway.compiler.kernels.specs import GatherSpec, KernelSpec, LayerNormSpec, SequencePackSpec
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.kernels.templates.registry import UnsupportedSpecError
+from gangway.compiler.kernels.templates.base import UnsupportedSpecError
 
 Compile = Callable[[Sequence[KernelSpec]], list[Callable[[Sequence[Array]], None]]]
 

@@ -21,7 +21,7 @@ from gangway.compiler.kernels.specs import (
 )
 from gangway.compiler.kernels.specs.base import NONE, RELU, RELU6
 from gangway.compiler.kernels.templates import registry
-from gangway.compiler.kernels.templates.registry import UnsupportedSpecError
+from gangway.compiler.kernels.templates.base import UnsupportedSpecError
 from gangway.compiler.target import detect
 
 Convert = Callable[[Array, int, int], Array]
