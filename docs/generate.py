@@ -16,8 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
-from gangway.server.options.metrics import MetricsOptions
-
 from gangway.server.cli import COMMANDS
 from gangway.server.front_end.metric_families import gangway_families, triton_families
 from gangway.server.front_end.metrics_reading import Reading
@@ -25,6 +23,7 @@ from gangway.server.http.routes import INFERENCES, OPERATIONS, method_of, route_
 from gangway.server.models.config_table import FIELDS, PARAMETERS, Fate
 from gangway.server.options import compatibility
 from gangway.server.options.command_line import make_parser
+from gangway.server.options.endpoints import MetricsOptions
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"

@@ -1,4 +1,4 @@
-"""Requests as units of batches, which the live server's `BatchFormer` forms (docs/batching.md).
+"""Requests as units of batches, which the live server's `BatchFormer` forms (docs/explanation/batching.md).
 
 The former sees what waits at every decision. When the policy starts one unit of a batch, the whole batch begins: its
 requests leave the queue, and its other units wait in their place. A request has its answer when no unit has rows of it
