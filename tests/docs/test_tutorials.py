@@ -25,7 +25,7 @@ TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md
 COMMENT = r"^<!-- (file|run|serve)(?: ([^:\n]+?))?(?:: ([^\n]+?))? -->\n"
 BLOCK = re.compile(COMMENT + r"```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PORTS = {"http": "8000", "grpc": "8001", "metrics": "8002"}
-START_SECONDS = 120
+START_SECONDS = 240
 COMMAND_SECONDS = 120
 
 
@@ -120,7 +120,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_works(page: Path, tmp_path: Path, cache: Path) -> None:
     blocks = list(blocks_of(page))
