@@ -95,7 +95,7 @@ def packed_convolution(spec: ConvSpec, lanes: int) -> Any:
     top, left = halo - spec.pads[0], halo - spec.pads[1]
     x = te.placeholder((inputs, spec.height + 2 * halo, spec.width + 2 * halo, lanes), name="x")
     weights = te.placeholder((outputs, inputs, *spec.kernel, lanes, lanes), name="weights")
-    axes = [te.reduce_axis((0, size)) for size in (inputs, *spec.kernel, lanes)]
+    axes: Any = [te.reduce_axis((0, size)) for size in (inputs, *spec.kernel, lanes)]
     block, kh, kw, channel = axes
 
     def number(o: Any, row: Any, column: Any, lane: Any) -> Any:
@@ -103,7 +103,8 @@ def packed_convolution(spec: ConvSpec, lanes: int) -> Any:
         w = column * spec.stride[1] + kw * spec.dilation[1] + left
         return te.sum(x[block, h, w, channel] * weights[o, block, kh, kw, channel, lane], axis=axes)
 
-    return te.create_prim_func([x, weights, te.compute((outputs, height, width, lanes), number, name="y")])
+    y: Any = te.compute((outputs, height, width, lanes), number, name="y")
+    return te.create_prim_func([x, weights, y])
 
 
 def compare(spec: ConvSpec, target: TargetSpec, trials: int) -> tuple[float, float]:
