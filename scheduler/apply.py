@@ -1,4 +1,4 @@
-"""What decisions do to gangs, and what becomes of requests when a gang has left."""
+"""How decisions are applied to gangs, and what becomes of requests when a gang has left."""
 
 import logging
 from collections.abc import Callable
@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class Execution:
-    """Units on gangs. `changed`: something that a decision may depend on is not as it was at the last one;
-    `queue_changed`: who waits for a core.
+    """Units on gangs. Times are microseconds on CLOCK_MONOTONIC.
 
-    Decisions about queries that are no longer where the policy saw them are ignored. Times are microseconds on
-    CLOCK_MONOTONIC.
+    A decision about a query that is no longer where the policy saw it is ignored. `on_crash` is called with the number
+    of a model that has ended a worker. `changed`: something that a decision may depend on has changed since the last
+    one; `queue_changed`: the queries that wait for a core have.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Execution:
         return any(gang.wanted < self._most_ranks(gang) for gang in self.gangs.all())
 
     def settled(self) -> None:
-        """What has changed is decided about."""
+        """Note that a decision has seen all changes."""
         self.changed = self.queue_changed = False
 
     # -- decisions
@@ -132,7 +132,7 @@ class Execution:
     # -- without a decision
 
     def take_over(self, unit: Unit, present: InFlight, arena_offset: int) -> None:
-        """Let a unit that is under way without a decision be a gang's from now on."""
+        """Give a unit that is under way without a decision to a gang."""
         self._policy.arrived(unit.query)
         spec = self._spec(unit)
         gang = self.gangs.take_over(unit, present, arena_offset, spec.layers, spec.indivisible, spec.name)
@@ -175,7 +175,7 @@ class Execution:
                 self.gangs.stop(gang)
 
     def left(self, core: int, message: Left, now_us: float) -> bool:
-        """A rank has left; return whether a gang came to its end by that."""
+        """Note that a rank has left; return whether a gang came to its end by that."""
         gang = self.gangs.leave(message, now_us)
         if gang is None:
             return False
@@ -191,14 +191,14 @@ class Execution:
         return True
 
     def lose_core(self, core: int, now_us: float, crashed_lease: int = -1) -> None:
-        """The worker of this core is dead. `crashed_lease`: what it died of, -1 if that was none."""
+        """Note that the worker of a core is dead. `crashed_lease`: the lease that it died of, -1 if it was none."""
         self.changed = True
         for gang in self.gangs.lose_core(core, crashed_lease):
             if not gang.outstanding:
                 self._ended(gang, now_us)
 
     def _ended(self, gang: Gang, now_us: float) -> None:
-        """All ranks have left: the unit is done, or paused, or must be ended or run again."""
+        """See to the unit of a gang that all ranks have left: it is done, paused, failed, or must run again."""
         unit = gang.unit
         profile = self._models.profiles.get(unit.query.model_id)
         requests = self._requests.of(unit)
@@ -226,7 +226,7 @@ class Execution:
                     self.late_backlog.answered(unit.query, profile, turned_ns / 1e3, self._workers.in_service)
 
     def _leave(self, unit: Unit) -> None:
-        """The unit has ended. A request of which it was the last is answered by now, unless it was dropped."""
+        """Note that a unit has ended. A request of which it was the last is answered by now, unless it was dropped."""
         for request in self._requests.of(unit):
             request.units.remove(unit)
             if request.units:
@@ -237,7 +237,7 @@ class Execution:
                 self._requests.answered(request)
 
     def _run_again(self, unit: Unit, crashed: bool) -> None:
-        """Its gang was lost: each of its requests goes on for itself, in case that one of them was the reason."""
+        """Let each request of a unit whose gang was lost go on for itself, in case that one of them was the reason."""
         for piece, request in zip(unit.pieces, self._requests.of(unit), strict=True):
             request.units.remove(unit)
             request.crashes += crashed
@@ -252,7 +252,7 @@ class Execution:
             self._on_crash(unit.query.model_id)
 
     def _fail(self, unit: Unit) -> None:
-        """A worker could not run it, and it is of one request."""
+        """Fail the only request of a unit that a worker could not run."""
         (request,) = self._requests.of(unit)
         request.units.remove(unit)
         _log.error("%s: a request failed in a worker process; its client is told INTERNAL", self._spec(unit).name)
@@ -288,7 +288,7 @@ class Execution:
         return self.gangs.open(unit, arena_offset, spec.indivisible, spec.name)
 
     def _cannot_form(self, unit: Unit) -> None:
-        """There is no memory for so many rows: perhaps there is for one request, or when others have ended."""
+        """Break up a unit for which there is no memory; fail it if it has a single request."""
         self.changed = True
         if len(unit.pieces) > 1:
             self._requests.break_up(unit)

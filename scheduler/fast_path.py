@@ -134,7 +134,7 @@ class FastPathScheduler:
 
     def _arena(self, spec: LoadModel) -> int | None:
         try:
-            return self._arenas.set_aside(spec.model_id)
+            return self._arenas.reserve(spec.model_id)
         except OSError as error:
             _log.error("%s: there is no memory for a request that a front end starts itself: %s", spec.name, error)
             return None
@@ -167,5 +167,5 @@ class FastPathScheduler:
             self._former.arrived(request.query)
         offset, known.arenas[place] = known.arenas[place], None
         assert offset is not None, "a worker slot without an arena is not used"
-        self._arenas.put_to_use(present.model_id, offset)
+        self._arenas.use_reserved(present.model_id, offset)
         self._execution.take_over(request.units[0], present, offset)

@@ -1,4 +1,4 @@
-"""Gangs at work: leases, who is in them, and what became of them."""
+"""Gangs: leases in use, the ranks in them, and how ranks left."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,22 +11,21 @@ from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import RunningBlock, Start
 from gangway.scheduler.units import Unit
 
-# How many queries can be under way at once, in the live server and in the simulator.
-
 LEAST_LEASES = 16
 LEASES_PER_WORKER = 4
-
-
-def lease_count(workers: int) -> int:
-    """Return how many queries can be under way: some at work, the others stopped; and an urgent one finds a lease."""
-    return max(LEAST_LEASES, LEASES_PER_WORKER * workers)
-
-
 SETTLE_US = 100.0  # ranks of a block that has ended leave within that, unless something else has their core
-# Ranks do not judge each other: who waits cannot see whether the other one has a core. `stalls.py` does that.
+# A rank that waits cannot see whether the others have a core, so ranks hardly ever give up; `watchdog.py` finds stalls.
 RANKS_WAIT_US = 600_000_000
 
 _LOSSES = frozenset((LeftReason.ABORTED, LeftReason.TIMEOUT))
+
+
+def lease_count(workers: int) -> int:
+    """Return how many queries can be under way, running or stopped, live and simulated.
+
+    There are enough leases for an urgent query to find one beside those that were stopped.
+    """
+    return max(LEAST_LEASES, LEASES_PER_WORKER * workers)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +68,7 @@ class Gang:
         return sum(rank >= self.wanted for rank in self.outstanding)
 
     def block(self, now_us: float) -> RunningBlock:
-        """Return what the policy sees of a gang at work."""
+        """Return what the policy sees of a gang with ranks."""
         _, layer, began_ns = self.shared.position()
         leaving = self.leaving
         cores = self.cores
@@ -89,7 +88,7 @@ class Gang:
 
 
 class GangTable:
-    """The gangs by lease and by query: that of their unit. Knows nothing of queues or models."""
+    """The gangs by lease and by the query of their unit. It knows nothing of queues or models."""
 
     def __init__(self, control: ControlSegment) -> None:
         self._control = control
@@ -115,7 +114,7 @@ class GangTable:
         return [gang.unit.query.model_id for gang in self._gangs.values() if LeftReason.DONE not in gang.reasons]
 
     def of_query(self, query_id: int) -> Gang | None:
-        """Return the gang that has this query, at work or paused."""
+        """Return the gang that has this query, running or paused."""
         return self._by_query.get(query_id)
 
     def open(self, unit: Unit, arena_offset: int, indivisible: bool, model: str) -> Gang:
@@ -198,7 +197,7 @@ class GangTable:
         gang.shared.set_wanted(ranks)
 
     def stop(self, gang: Gang, at_once: bool = False) -> None:
-        """Have all leave at the next layer boundary, or between two tasks."""
+        """Have all ranks leave at the next layer boundary, or between two tasks."""
         gang.stopping = True
         gang.shared.set_control(Control.STOP_NOW if at_once else Control.STOP)
 
@@ -241,7 +240,7 @@ class GangTable:
         return lost
 
     def give_up(self, gang: Gang, now_us: float) -> None:
-        """Have all leave as soon as they look: the gang stands still. Who hangs does not look."""
+        """Have all ranks leave as soon as they look: the gang stands still. A rank that hangs does not look."""
         gang.shared.abort()
         gang.ended_us = now_us
         self._ending.add(gang)
@@ -264,7 +263,7 @@ class GangTable:
         return bool(self._ending)
 
     def _has_ended(self, gang: Gang, reason: LeftReason) -> bool:
-        """Whether the other ranks leave, too, as soon as they look: one that has nothing to do leaves a STOP early."""
+        """Whether the other ranks leave as soon as they look. A rank that has nothing to do leaves early at a STOP."""
         return reason is not LeftReason.STOPPED or gang.shared.position()[0] in (PhaseKind.STOPPED, PhaseKind.END)
 
     def _run(self, gang: Gang, first: int) -> None:

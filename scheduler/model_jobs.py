@@ -1,8 +1,8 @@
-"""Models from LoadModel to ModelUnloaded: arenas, the workers' jobs, and the answers to the supervisor.
+"""Loads and unloads of models: arenas, the jobs of workers, and the answers to the supervisor.
 
-A worker that cannot load what others serve tries again; they serve on meanwhile. A model that has ended a worker may
-have one query under way for a minute, so that others keep a worker. One that ends more of them is taken out of service,
-and the supervisor decides when it comes back.
+A worker that cannot load a model that others serve tries again; the others serve on meanwhile. A model that has ended a
+worker may have one query under way for a minute, so that other models keep a worker. A model that ends more of them is
+taken out of service, and the supervisor decides when it comes back.
 """
 
 import logging
@@ -20,8 +20,8 @@ from gangway.executor.peer import Peer
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.apply import Execution
+from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.models import Model, ModelState, ModelTable
-from gangway.scheduler.pauses import Pauses
 from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import ArenaPool, WorkerTable
 
@@ -37,7 +37,7 @@ class _Retry:
     """A worker's attempts to load a model; `pid` is the worker's."""
 
     pid: int
-    pauses: Pauses
+    pauses: Backoff
     due_us: float
 
 
@@ -88,7 +88,7 @@ class ModelLife:
             _log.warning("a model's profile is not used, so estimates are: %s", error)
 
     def loaded(self, core: int, model_id: int, ok: bool, error: str) -> None:
-        """A worker has loaded the model, or says why not."""
+        """Note that a worker has loaded the model, or why it has not."""
         self._workers.answer(core, model_id, has_model=ok)
         model = self._models.get(model_id)
         if model is None or model.state is ModelState.UNLOADING:
@@ -105,12 +105,12 @@ class ModelLife:
             self._serve_if_complete(model)
 
     def worker_missing(self) -> None:
-        """A worker is not waited for any more."""
+        """Serve models that wait only for a worker which is not waited for any more."""
         for model in self._models.in_state(ModelState.LOADING):
             self._serve_if_complete(model)
 
     def tend(self, now_us: float) -> None:
-        """Have workers try again what they could not load, and forget what crashed long ago."""
+        """Have workers try again what they could not load, and forget old crashes."""
         for model_id, crashes in list(self._crashes.items()):
             if crashes[-1] < now_us / 1e6 - CRASH_WINDOW_SECONDS:
                 del self._crashes[model_id]
@@ -125,7 +125,7 @@ class ModelLife:
                 self._workers.order(worker, model.load)
 
     def crashed(self, model_id: int) -> None:
-        """A worker ended by what it loaded or executed of this model."""
+        """Note that a worker ended by what it loaded or executed of this model."""
         model = self._models.get(model_id)
         if model is None or model.state is ModelState.UNLOADING:
             return
@@ -164,7 +164,7 @@ class ModelLife:
             self.finish_unloads()
 
     def unloaded(self, core: int, model_id: int) -> None:
-        """A worker has forgotten the model."""
+        """Note that a worker has forgotten the model."""
         self._workers.answer(core, model_id, has_model=False)
         self.finish_unloads()
 
@@ -194,6 +194,6 @@ class ModelLife:
     def _retry_later(self, core: int, model_id: int) -> None:
         key, pid = (core, model_id), self._workers[core].pid
         if key not in self._retries or self._retries[key].pid != pid:
-            self._retries[key] = _Retry(pid, Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, math.inf), 0.0)
+            self._retries[key] = _Retry(pid, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, math.inf), 0.0)
         retry = self._retries[key]
         retry.due_us = time.monotonic_ns() / 1e3 + retry.pauses.failed() * 1e6

@@ -1,4 +1,4 @@
-"""The models as the scheduler knows them: from LoadModel to ModelUnloaded."""
+"""The models that the scheduler knows, from LoadModel to ModelUnloaded, and their profiles."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ class ModelTable:
         self.limits = Limits()
         self.any_loading = False  # a query may wait for a model without a profile
         self.any_unloading = False  # the end of a gang may be waited for
-        self.changes = 0  # so often has something of models or their profiles changed
+        self.changes = 0  # of models or their profiles, counted
 
     @property
     def profiles(self) -> Mapping[int, ModelProfile]:

@@ -1,4 +1,4 @@
-"""The workers as the scheduler sees them: who lives, who has which models, who is free."""
+"""Arenas and workers: the memory and the cores that gangs need."""
 
 import mmap
 from collections import deque
@@ -9,22 +9,26 @@ from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Load, Unload
 from gangway.executor.segment import Segment
 
-# First-fit allocation of stretches in a range of bytes. Pure arithmetic; alignment is the caller's.
+PAGE_BYTES = mmap.PAGESIZE
+REST_US = 10e6  # unused for so long, an arena gives its memory back: what comes that seldom can wait for new memory
 
 
 class Extents:
-    """The free stretches of `[0, capacity)`, sorted, never adjacent."""
+    """First-fit allocation of the bytes [0, capacity). Free extents are sorted and never adjacent.
+
+    Pure arithmetic; alignment is the caller's.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._free = [(0, capacity)] if capacity else []
 
     @property
     def free_bytes(self) -> int:
-        """Sum of the free stretches."""
+        """Sum of the free extents."""
         return sum(size for _, size in self._free)
 
     def take(self, size: int) -> int | None:
-        """Return the offset of a stretch of `size` bytes, None when no free one is long enough."""
+        """Return the offset of `size` bytes, None when no free extent is long enough."""
         for index, (offset, free) in enumerate(self._free):
             if free >= size:
                 self._free[index : index + 1] = [(offset + size, free - size)] if free > size else []
@@ -32,7 +36,7 @@ class Extents:
         return None
 
     def give_back(self, offset: int, size: int) -> None:
-        """Return a stretch that `take` handed out; neighbours grow together."""
+        """Return what `take` handed out; adjacent extents become one."""
         merged: list[tuple[int, int]] = []
         for begin, length in sorted([*self._free, (offset, size)]):
             if merged and sum(merged[-1]) == begin:
@@ -40,12 +44,6 @@ class Extents:
             else:
                 merged.append((begin, length))
         self._free = merged
-
-
-# Arenas: where a query under way keeps its activations. A model owns as many as there are leases.
-
-PAGE_BYTES = mmap.PAGESIZE
-REST_US = 10e6  # unused for so long, an arena gives its memory back: what comes that seldom can wait for new memory
 
 
 @dataclass(eq=False)
@@ -62,7 +60,7 @@ class _ModelArenas:
     arena_bytes: int
     idle: list[_Arena] = field(default_factory=list)
     busy: dict[int, _Arena] = field(default_factory=dict)
-    aside: set[int] = field(default_factory=set)  # of those that are busy: nobody uses them yet
+    reserved: set[int] = field(default_factory=set)  # busy arenas that no query uses yet
 
 
 @dataclass(frozen=True)
@@ -74,14 +72,16 @@ class ArenaUsage:
 
 
 class ArenaPool:
-    """Hands out arenas by model. An arena is zero when a model gets it, and no other model has it before an unload.
+    """Hands out arenas, in which queries under way keep their activations. A model owns as many as there are leases.
 
-    Kernels rely on it: halos are zero at first and each model keeps its own zero. The pool is sparse: an arena costs
-    memory from its first use on, for as many rows as were ever asked of it, and up to the next power of two of them: so
-    batches of ever other sizes soon find arenas. The smallest that suffices is used again first, of equal ones the last
-    one used: so batches of all sizes do not make every arena one for the largest.
-    Beyond `kept_bytes` in all, idle arenas give their memory back before another one takes more: those first that were
-    used longest ago. Those in use may be more than that. `tend`, called now and then, gives back what is long idle.
+    An arena is zero when a model gets it, and no other model has it before an unload. Kernels rely on it: halos are
+    zero at first, and each model keeps its own zero. The pool is sparse: an arena costs memory from its first use on,
+    for as many rows as were ever asked of it, rounded up to a power of two, so that batches of other sizes soon find
+    arenas. The smallest arena that suffices is used again first, of equal ones the last one used, so that batches of
+    all sizes do not make every arena one for the largest.
+
+    Beyond `kept_bytes` in all, idle arenas give their memory back before another one takes more, the least recently
+    used first. Arenas in use may exceed that. `tend`, called now and then, gives back what is idle for long.
     """
 
     def __init__(self, segment: Segment, kept_bytes: int) -> None:
@@ -102,7 +102,7 @@ class ArenaPool:
     @property
     def in_use(self) -> bool:
         """Whether any query has an arena."""
-        return any(len(model.busy) > len(model.aside) for model in self._models.values())
+        return any(len(model.busy) > len(model.reserved) for model in self._models.values())
 
     def usage(self, model_id: int) -> ArenaUsage:
         """Return what a model has now; nothing if it is not there."""
@@ -110,7 +110,7 @@ class ArenaPool:
         if model is None:
             return ArenaUsage(0, 0)
         arenas = (*model.idle, *model.busy.values())
-        return ArenaUsage(len(model.busy) - len(model.aside), sum(arena.committed_bytes for arena in arenas))
+        return ArenaUsage(len(model.busy) - len(model.reserved), sum(arena.committed_bytes for arena in arenas))
 
     def add_model(self, model_id: int, row_bytes: int, max_rows: int, count: int) -> None:
         """Reserve `count` arenas of up to `max_rows` rows. Raises MemoryError, having reserved none."""
@@ -156,22 +156,22 @@ class ArenaPool:
         model.busy[arena.offset] = arena
         return arena.offset
 
-    def set_aside(self, model_id: int) -> int | None:
-        """Acquire an arena for one row, for a query that is to come; until then it is in use by nobody."""
+    def reserve(self, model_id: int) -> int | None:
+        """Acquire an arena for one row of a query that is to come; until then no query uses it."""
         offset = self.acquire(model_id, 1)
         if offset is not None:
-            self._models[model_id].aside.add(offset)
+            self._models[model_id].reserved.add(offset)
         return offset
 
-    def put_to_use(self, model_id: int, offset: int) -> None:
-        """A query has come for an arena that was set aside."""
-        self._models[model_id].aside.discard(offset)
+    def use_reserved(self, model_id: int, offset: int) -> None:
+        """Note that a query uses an arena that was reserved."""
+        self._models[model_id].reserved.discard(offset)
 
     def release(self, model_id: int, offset: int) -> None:
         """Take back what `acquire` returned; nobody uses it any more."""
         model = self._models[model_id]
         arena = model.busy.pop(offset)
-        model.aside.discard(offset)
+        model.reserved.discard(offset)
         model.idle.append(arena)
         arena.idle_since_us = self._now_us
         self._idle[offset] = arena
@@ -238,8 +238,8 @@ def _fitting(idle: Sequence[_Arena], needed_bytes: int) -> _Arena:
 class Worker:
     """One worker. `pid` 0: none is there.
 
-    `lease`: what it works on, as far as others are concerned: None already when it is sure to leave at once. `owed`: so
-    many leases that it was told to run has it not left.
+    `lease`: on which it works; None already when it is sure to leave at once. `owed`: how many leases it has not left
+    that it was told to run.
     """
 
     index: int
@@ -288,25 +288,28 @@ class WorkerTable:
         return self._in_service
 
     def occupy(self, index: int, lease: int) -> None:
-        """It is told to run this lease."""
+        """Note that a worker is told to run this lease."""
         worker = self.workers[index]
         worker.lease = lease
         worker.owed += 1
         self._free = None
 
     def left(self, index: int, lease: int) -> bool:
-        """It has left this lease; return whether it came free by that."""
+        """Note that a worker has left this lease; return whether it came free by that."""
         worker = self.workers[index]
         worker.owed = max(worker.owed - 1, 0)
         return self._release(worker, lease)
 
     def leaves(self, index: int, lease: int) -> bool:
-        """It will leave this lease at once; return whether it may be given work now: not twice, in case it hangs."""
+        """Note that a worker leaves this lease at once; return whether it may be given work now.
+
+        It is not given work twice before it has left, since it may hang.
+        """
         worker = self.workers[index]
         return worker.owed == 1 and self._release(worker, lease)
 
     def start(self, index: int, pid: int, loads: Iterable[Load]) -> None:
-        """A new process introduced itself: it has no model; give it these."""
+        """Note that a new process serves a core, which has no model yet, and give it these."""
         self._missing.discard(index)
         self.workers[index] = Worker(index, pid)
         self._review()
@@ -315,12 +318,12 @@ class WorkerTable:
             self.order(worker, load)
 
     def lose(self, index: int) -> None:
-        """The process is gone."""
+        """Note that the process is gone."""
         self.workers[index] = Worker(index)
         self._review()
 
     def miss(self, index: int) -> None:
-        """Nobody comes in the place of a dead worker for now."""
+        """Note that no process takes the place of a dead worker for now."""
         if not self.workers[index].pid:
             self._missing.add(index)
 
@@ -338,7 +341,7 @@ class WorkerTable:
             self.order(worker, job)
 
     def answer(self, index: int, model_id: int, has_model: bool) -> None:
-        """A worker has done its first job; send the next one."""
+        """Note that a worker has done its first job; send the next one."""
         worker = self.workers[index]
         if not worker.jobs or worker.jobs[0].model_id != model_id:
             return  # the answer to a job of a scheduler before this one
@@ -364,7 +367,7 @@ class WorkerTable:
         )
 
     def serve(self, model_id: int, served: bool) -> None:
-        """From now on a worker in service must have this model, or need not."""
+        """Note that a worker in service must have this model from now on, or need not."""
         (self._served.add if served else self._served.discard)(model_id)
         self._review()
 

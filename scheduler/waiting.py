@@ -1,7 +1,7 @@
-"""The queries that wait, in order of arrival, and by kind: live and simulated.
+"""The queries that wait, in order of arrival and by kind, live and simulated; and timers of queries.
 
-An overload makes this queue long, and it is looked at in every decision. So what a decision needs of a long queue (the
-next deadlines that can be met, the oldest of the others) is found here without looking at all of it.
+An overload makes this queue long, and every decision looks at it. What a decision needs of a long queue (the next
+deadlines that can be met, the oldest of the others) is found here without looking at all of it.
 """
 
 import heapq
@@ -12,13 +12,16 @@ from operator import attrgetter
 
 from gangway.scheduler.policy import Query
 
-# One instant per query: which come due, and when the first one does. Times are microseconds.
-
-MIN_STALE = 64  # entries of a heap that nobody needs any more, before it is worth cleaning up
+KIND = attrgetter("model_id", "priority", "rejects_late", "join_key", "started", "formed")
+BY_ARRIVAL = attrgetter("arrival_us", "query_id")
+MIN_STALE = 64  # stale entries of a heap before it is worth cleaning up
 
 
 class Timers:
-    """A heap whose size is bounded by the number of queries that have a timer, not by how many ever had."""
+    """One moment (microseconds) for each query at most, and the next of them.
+
+    The heap's size is bounded by the number of queries that have a timer, not by how many ever had one.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []  # (time, query id); stale unless `_times` says the same
@@ -28,7 +31,7 @@ class Timers:
         return len(self._times)
 
     def set(self, query_id: int, at_us: float) -> None:
-        """Let a query come due at this time, and at no other."""
+        """Set the timer of a query, in place of an earlier one."""
         self._times[query_id] = at_us
         heapq.heappush(self._heap, (at_us, query_id))
         if len(self._heap) > 2 * len(self._times) + MIN_STALE:
@@ -36,18 +39,18 @@ class Timers:
             heapq.heapify(self._heap)
 
     def discard(self, query_id: int) -> None:
-        """Let it not come due, if it has a timer."""
+        """Remove the timer of a query, if it has one."""
         self._times.pop(query_id, None)
 
     @property
     def next_us(self) -> float | None:
-        """When the first one is due; None: there is none."""
+        """When the first timer is due; None: there is none."""
         while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_us: float) -> Iterable[int]:
-        """Yield, once each, the queries that were due before now. What is set meanwhile for an earlier time, too."""
+        """Yield, once each, the queries that were due before now, also those whose timer is set meanwhile."""
         return self._due(now_us) if self._heap and self._heap[0][0] < now_us else ()
 
     def _due(self, now_us: float) -> Iterator[int]:
@@ -57,12 +60,8 @@ class Timers:
             yield query_id
 
 
-KIND = attrgetter("model_id", "priority", "rejects_late", "join_key", "started", "formed")
-BY_ARRIVAL = attrgetter("arrival_us", "query_id")
-
-
 class _ByArrival:
-    """Queries by arrival, those of one moment by number: so a stopped one finds its place again, and a unit its own."""
+    """Queries by arrival, those of one moment by number. A stopped query finds its place again, and a unit its own."""
 
     def __init__(self) -> None:
         self.in_order: list[Query] = []
@@ -131,13 +130,13 @@ class WaitingGroup(_ByArrival):
         found = (query for query in self.in_order if query.deadline_us is None)
         return list(islice(found, count if most is None else min(most, count)))
 
-    def parted(self, from_us: float, hopeful: int, others: int) -> tuple[list[Query], list[Query]]:
-        """Return so many of those with the earliest deadlines that are not before `from_us`, and the oldest others.
+    def split_at(self, from_us: float, on_time: int, others: int) -> tuple[list[Query], list[Query]]:
+        """Return `on_time` queries with the earliest deadlines from `from_us` on, by deadline, and the oldest others.
 
-        So many of these with an earlier deadline, and as many without one, in order of arrival.
+        Of these `others` queries have an earlier deadline, and as many have none; they come in order of arrival.
         """
         begin = self.late(from_us)
-        found = [query for _, _, query in self._due[begin : begin + hopeful]]
+        found = [query for _, _, query in self._due[begin : begin + on_time]]
         late = (query for query in self.in_order if query.deadline_us is not None and query.deadline_us < from_us)
         rest = list(islice(late, min(others, begin)))
         if len(self.in_order) > len(self._due):

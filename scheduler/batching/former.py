@@ -170,11 +170,11 @@ class BatchFormer:
         done_us = now_us + self._way_back_us
         most_late = min(model.cores, selection.max_late(group.priority)) if selection.is_long else most
         first_us = done_us + model.min_row_us
-        on_time, others = group.parted(first_us, (most + 1) * batch_rows, (most_late + 1) * batch_rows)
+        on_time, others = group.split_at(first_us, (most + 1) * batch_rows, (most_late + 1) * batch_rows)
         if not (on_time or most_late):
             return
         if rows > len(group):
-            on_time, others = _parted(on_time + others, model, done_us)
+            on_time, others = _split_by_deadline(on_time + others, model, done_us)
         queue = ModelQueue(on_time + others, len(on_time), rows, model, now_us, self._way_back_us, error)
         self._add_batches(queue, most, most_late, may_wait, error, selection)
 
@@ -400,7 +400,7 @@ def _candidates(group: WaitingGroup, now_us: float, selection: _Selection) -> Se
     if not selection.is_long:
         return group.in_order
     most = max(LEAST_PLANNED, selection.core_count)
-    on_time, others = group.parted(now_us, most, selection.max_late(group.priority))
+    on_time, others = group.split_at(now_us, most, selection.max_late(group.priority))
     return on_time + others
 
 
@@ -430,7 +430,7 @@ def _of_next_rounds(queries: list[Query]) -> list[Query]:
     return [query for query in queries if query.started or query.round == rounds.get(query.batch, query.round)]
 
 
-def _parted(queries: Sequence[Query], model: BatchModel, done_us: float) -> tuple[list[Query], list[Query]]:
+def _split_by_deadline(queries: Sequence[Query], model: BatchModel, done_us: float) -> tuple[list[Query], list[Query]]:
     """Return those that can be on time, by deadline, and the others, by arrival. Their numbers of rows differ."""
     on_time: list[Query] = []
     others: list[Query] = []

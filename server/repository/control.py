@@ -14,7 +14,7 @@ from typing import Final
 
 import grpc
 
-from gangway.scheduler.pauses import Pauses
+from gangway.scheduler.backoff import Backoff
 from gangway.server.errors import LOAD_ERRORS, RequestError
 from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, ModelRemoved, ModelUnavailable
 from gangway.server.models.config import MAX_DEPTH
@@ -131,7 +131,7 @@ class FailedModels:
 
     def __init__(self, bring: Callable[[ModelVersion, BrokenModel], Awaitable[bool]]) -> None:
         self._bring = bring
-        self._pauses: dict[tuple[str, int, bool], Pauses] = {}
+        self._pauses: dict[tuple[str, int, bool], Backoff] = {}
         self._entries: dict[asyncio.Task[None], ModelVersion] = {}
 
     @property
@@ -159,12 +159,12 @@ class FailedModels:
         pauses.works()
 
 
-def _pauses() -> Pauses:
-    return Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, free=1)
+def _pauses() -> Backoff:
+    return Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, free=1)
 
 
-def _quarantine() -> Pauses:
-    return Pauses(FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
+def _quarantine() -> Backoff:
+    return Backoff(FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
 
 
 # Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gangway.artifact.format import Engine
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.messages import LoadModel, SetProfile
-from gangway.scheduler.pauses import Pauses
 from gangway.server.messages import ModelReady, VariantReady
 from gangway.server.models.config import Qos
 from gangway.server.models.settings import ModelBatching, QueuePolicies
@@ -69,7 +69,7 @@ class Shaped:
     loaded: dict[Sizes, VariantReady] = field(default_factory=dict)
     declared: set[Sizes] = field(default_factory=set)
     refused: set[Sizes] = field(default_factory=set)
-    failed: dict[Sizes, tuple[Pauses, float]] = field(default_factory=dict)  # until when they are not tried
+    failed: dict[Sizes, tuple[Backoff, float]] = field(default_factory=dict)  # until when they are not tried
     is_dropped: bool = False
 
     @property
@@ -169,5 +169,5 @@ def warn_of_target(ready: ModelReady, qos: Qos, isolated: Isolated | None, reque
         )
 
 
-def _pauses() -> Pauses:
-    return Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+def _pauses() -> Backoff:
+    return Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gangway.executor.control import Heartbeats
-from gangway.scheduler.pauses import Pauses
+from gangway.scheduler.backoff import Backoff
 from gangway.scheduler.watchdog import Blame
 
 FREE_DEATHS: Final = 20  # in a row without a pause: requests need a successor at once
@@ -101,7 +101,7 @@ class SupervisedProcess:
         self._prepare = prepare
         self._begun = begun
         self._missing = missing
-        self._pauses = Pauses(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SETTLED_SECONDS, FREE_DEATHS)
+        self._pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, SETTLED_SECONDS, FREE_DEATHS)
         self._again: asyncio.Task[None] | None = None
         self._stopping = False
         self._said = ""

@@ -118,14 +118,14 @@ def test_idle_arenas_give_memory_back_where_there_is_no_other(
     assert pool.acquire(2, 1) is not None and resident_bytes(segment) == 20 * PAGE_BYTES
 
 
-def test_an_arena_that_is_set_aside_is_in_use_when_it_has_been_put_to_use(segment: Segment) -> None:
+def test_a_reserved_arena_is_in_use_when_a_query_uses_it(segment: Segment) -> None:
     pool = ArenaPool(segment, 64 * PAGE_BYTES)
     pool.add_model(1, row_bytes=PAGE_BYTES, max_rows=8, count=2)
-    first, second = pool.set_aside(1), pool.set_aside(1)
+    first, second = pool.reserve(1), pool.reserve(1)
     assert first is not None and second is not None
-    assert pool.set_aside(1) is None and pool.acquire(1, rows=1) is None
+    assert pool.reserve(1) is None and pool.acquire(1, rows=1) is None
     assert pool.usage(1).in_use == 0 and pool.usage(1).size_bytes == 2 * PAGE_BYTES
-    pool.put_to_use(1, first)
+    pool.use_reserved(1, first)
     assert pool.usage(1).in_use == 1
     pool.release(1, first)
     pool.release(1, second)

@@ -61,4 +61,4 @@ def test_the_earliest_deadlines_from_some_time_on_and_the_oldest_others(seed: in
         best_effort = [each for each in group.in_order if each.deadline_us is None]
         in_time.sort(key=lambda each: (each.deadline_us or 0, each.query_id))
         rest = sorted(late[:others] + best_effort[:others], key=lambda each: (each.arrival_us, each.query_id))
-        assert group.parted(from_us, hopeful, others) == (in_time[:hopeful], rest)
+        assert group.split_at(from_us, hopeful, others) == (in_time[:hopeful], rest)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from gangway.scheduler.pauses import Pauses
+from gangway.scheduler.backoff import Backoff
 from gangway.server.supervisor import processes as children
 from gangway.server.supervisor.processes import Child, SupervisedProcess
 
@@ -93,7 +93,7 @@ def test_a_process_is_started_again_also_where_that_fails_for_a_while(monkeypatc
 def test_pauses_grow_to_a_bound_and_begin_anew_after_a_quiet_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    pauses = Pauses(0.5, 3.0, settled_seconds=10, free=2)
+    pauses = Backoff(0.5, 3.0, settled_seconds=10, free=2)
     pauses.works()
     assert [pauses.failed() for _ in range(7)] == [0, 0, 0.5, 1, 2, 3, 3]
     pauses.works()

@@ -1,7 +1,7 @@
-"""How long to wait before what has failed is tried again.
+"""Exponential backoff: how long to wait before what has failed is tried again.
 
-A cause may last: a core that was taken away, a full disk, a file that kills whoever reads it. Trying again at once for
-ever costs others their cores; giving up costs the server. So pauses grow to a bound and end only with success.
+A cause may last: a core that was taken away, a full disk, a file that ends each process that reads it. Retries without
+a pause cost others their cores, and giving up costs the server. So pauses grow to a bound and end only with success.
 """
 
 import time
@@ -10,11 +10,11 @@ from typing import Final
 _MOST_DOUBLINGS: Final = 30
 
 
-class Pauses:
-    """Pauses of one thing that fails: none for the first `free` times, then each twice as long as the one before.
+class Backoff:
+    """Backoff after failures of one thing: none for the first `free` failures, then each twice as long as the last one.
 
-    They begin with `first_seconds` and end at `longest_seconds`. What has worked for `settled_seconds` before it fails
-    begins anew.
+    They begin with `first_seconds` and grow up to `longest_seconds`. What has worked for `settled_seconds` before it
+    fails begins anew.
     """
 
     def __init__(self, first_seconds: float, longest_seconds: float, settled_seconds: float, free: int = 0) -> None:
