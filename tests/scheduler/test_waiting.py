@@ -55,10 +55,10 @@ def test_the_earliest_deadlines_from_some_time_on_and_the_oldest_others(seed: in
     for number in range(1, rng.randint(2, 80)):
         waiting.add(query(number, rng))
     for group in waiting.groups:
-        from_us, hopeful, others = rng.uniform(0, 100), rng.randrange(6), rng.randrange(6)
+        from_us, on_time, others = rng.uniform(0, 100), rng.randrange(6), rng.randrange(6)
         in_time = [each for each in group.in_order if each.deadline_us is not None and each.deadline_us >= from_us]
         late = [each for each in group.in_order if each.deadline_us is not None and each not in in_time]
         best_effort = [each for each in group.in_order if each.deadline_us is None]
         in_time.sort(key=lambda each: (each.deadline_us or 0, each.query_id))
         rest = sorted(late[:others] + best_effort[:others], key=lambda each: (each.arrival_us, each.query_id))
-        assert group.split_at(from_us, hopeful, others) == (in_time[:hopeful], rest)
+        assert group.split_at(from_us, on_time, others) == (in_time[:on_time], rest)

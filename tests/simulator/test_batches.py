@@ -47,7 +47,7 @@ def requests(*queries: tuple[float, int]) -> Arrivals:
 UP_TO_64 = Batching(64)
 
 
-def run(known, arrivals, batching=UP_TO_64, ledger=None):
+def run(known, arrivals, batching: Batching | None = UP_TO_64, ledger=None):
     return simulate(Gangway(), {0: known}, arrivals, Machine(CORES), ledger, batching=batching)
 
 
