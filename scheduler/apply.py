@@ -131,12 +131,12 @@ class Execution:
 
     # -- without a decision
 
-    def take_over(self, unit: Unit, present: InFlight, arena_offset: int) -> None:
+    def take_over(self, unit: Unit, in_flight: InFlight, arena_offset: int) -> None:
         """Give a unit that is under way without a decision to a gang."""
         self._policy.arrived(unit.query)
         spec = self._spec(unit)
-        gang = self.gangs.take_over(unit, present, arena_offset, spec.layers, spec.indivisible, spec.name)
-        self._workers.occupy(present.worker, present.lease)
+        gang = self.gangs.take_over(unit, in_flight, arena_offset, spec.layers, spec.indivisible, spec.name)
+        self._workers.occupy(in_flight.worker, in_flight.lease)
         self._accounts.begins(gang, Start(unit.query.query_id, spec.layers, gang.cores), self._requests.of(unit))
 
     def completed_without_gang(self, query: Query, spec: LoadModel, completed: Completed) -> None:

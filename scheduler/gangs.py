@@ -126,18 +126,18 @@ class GangTable:
         return gang
 
     def take_over(
-        self, unit: Unit, present: InFlight, arena_offset: int, layers: int, indivisible: bool, model: str
+        self, unit: Unit, in_flight: InFlight, arena_offset: int, layers: int, indivisible: bool, model: str
     ) -> Gang:
         """Make a gang of what was begun without a decision, with a lease of `spare`."""
-        self._free.remove(present.lease)
-        self._free.append(present.lease)
+        self._free.remove(in_flight.lease)
+        self._free.append(in_flight.lease)
         gang = self.open(unit, arena_offset, indivisible, model)
-        gang.generation = present.lease_generation
+        gang.generation = in_flight.lease_generation
         gang.end_layer = layers
-        gang.cores = (present.worker,)
+        gang.cores = (in_flight.worker,)
         gang.wanted = 1
         gang.outstanding = {0}
-        gang.started_us = present.begun_ns / 1e3
+        gang.started_us = in_flight.begun_ns / 1e3
         return gang
 
     def spare(self, count: int) -> Sequence[int]:

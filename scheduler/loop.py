@@ -25,7 +25,7 @@ from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.decide import Dispatcher
 from gangway.scheduler.fast_path import FastPathScheduler
 from gangway.scheduler.gangs import SETTLE_US, GangTable
-from gangway.scheduler.model_jobs import ModelLife
+from gangway.scheduler.model_jobs import ModelJobs
 from gangway.scheduler.models import ModelState, ModelTable
 from gangway.scheduler.observability import Accounts, Counters, ModelCounters, TraceWriter
 from gangway.scheduler.policy import Policy
@@ -132,7 +132,7 @@ class LiveScheduler:
             parts = (self.requests, self.workers, self._models, pool, self._execution, self._former)
             self.fast_path = FastPathScheduler(control, tables, *parts)
         close = (lambda model_id: None) if self.fast_path is None else self.fast_path.close
-        self.model_life = ModelLife(
+        self.model_jobs = ModelJobs(
             supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases), close
         )
         self._refusals = Refusals(self._execution, self.requests, self.workers, self._models)
@@ -203,7 +203,7 @@ class LiveScheduler:
         self._hear_supervisor()  # or that it is gone: nobody rings for that
         self._report_stuck(now_us)
         self._refusals.shed(now_us)
-        self.model_life.tend(now_us)
+        self.model_jobs.tend(now_us)
         self._arenas.tend(now_us)
         self.accounts.counters.write(now_us)
         self._status.write(now_us)
@@ -217,18 +217,18 @@ class LiveScheduler:
             self._execution.changed = True
             match message:
                 case slow.LoadModel():
-                    self.model_life.load(message)
+                    self.model_jobs.load(message)
                 case slow.UnloadModel(model_id):
-                    self.model_life.unload(model_id)
+                    self.model_jobs.unload(model_id)
                 case slow.SetProfile():
                     self._models.set_profile(message)
                 case slow.UseProfile(model_id, path):
-                    self.model_life.use_profile(model_id, Path(path))
+                    self.model_jobs.use_profile(model_id, Path(path))
                 case slow.WorkerDied():
                     self._worker_died(message)
                 case slow.WorkerMissing(core):
                     self.workers.miss(core)
-                    self.model_life.worker_missing()
+                    self.model_jobs.worker_missing()
                 case slow.FrontEndDied(front_end):
                     self._front_end_died(front_end)
                 case slow.SetLog(levels):
@@ -260,9 +260,9 @@ class LiveScheduler:
                 continue
             match message:
                 case Loaded(model_id, ok, error):
-                    self.model_life.loaded(core, model_id, ok, error)
+                    self.model_jobs.loaded(core, model_id, ok, error)
                 case Unloaded(model_id):
-                    self.model_life.unloaded(core, model_id)
+                    self.model_jobs.unloaded(core, model_id)
                 case Ready(pid):
                     self.worker_ready(core, pid)
             self._execution.changed = True
@@ -308,10 +308,10 @@ class LiveScheduler:
         if worker.pid == died.pid:
             self._lose_worker(died.core, died.lease)
             if died.crashed and died.lease < 0 and worker.jobs:
-                self.model_life.crashed(worker.jobs[0].model_id)
+                self.model_jobs.crashed(worker.jobs[0].model_id)
 
     def _model_crashed(self, model_id: int) -> None:
-        self.model_life.crashed(model_id)
+        self.model_jobs.crashed(model_id)
 
     def _lose_worker(self, core: int, crashed_lease: int = -1) -> None:
         self.workers.lose(core)
@@ -327,7 +327,7 @@ class LiveScheduler:
 
     def _gang_ended(self) -> None:
         if self._models.any_unloading:
-            self.model_life.finish_unloads()
+            self.model_jobs.finish_unloads()
         if self._dying_front_ends:
             self._quiet_front_ends()
 

@@ -41,10 +41,10 @@ class _Retry:
     due_us: float
 
 
-class ModelLife:
-    """Loads and unloads models. `leases`: so many queries of one model can run or be paused at a time.
+class ModelJobs:
+    """Loads and unloads models. `leases`: how many queries of one model can run or be paused at a time.
 
-    `close`: called with a model's number before it is unloaded, so that nothing of it is begun any more.
+    `close` is called with a model's number before an unload, so that the fast path begins nothing of it any more.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ def _learn_models(scheduler: LiveScheduler) -> None:
             case slow.Begin():
                 return
             case slow.LoadModel() as spec:
-                scheduler.model_life.load(spec)
+                scheduler.model_jobs.load(spec)
             case None:
                 bell.wait(seen, 0)
             case other:

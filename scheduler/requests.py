@@ -99,20 +99,20 @@ class RequestTable:
         self._watch_expiry(request)
         return request
 
-    def take_over(self, present: InFlight) -> Request:
+    def take_over(self, in_flight: InFlight) -> Request:
         """Return a new request for what is under way already, in one unit, which does not wait."""
         query = Query(
             next(self._ids),
-            present.model_id,
+            in_flight.model_id,
             1,
-            present.arrival_ns / 1e3,
-            present.deadline_ns / 1e3 if present.deadline_ns else None,
-            present.priority,
-            join_key=present.join_key,
+            in_flight.arrival_ns / 1e3,
+            in_flight.deadline_ns / 1e3 if in_flight.deadline_ns else None,
+            in_flight.priority,
+            join_key=in_flight.join_key,
         )
-        expires_us = present.limit_ns / 1e3 if present.limit_ns else None
-        slot, generation = present.slot, present.slot_generation
-        request = self._enter(Request(query, present.front_end, slot, generation, expires_us, running=True))
+        expires_us = in_flight.limit_ns / 1e3 if in_flight.limit_ns else None
+        slot, generation = in_flight.slot, in_flight.slot_generation
+        request = self._enter(Request(query, in_flight.front_end, slot, generation, expires_us, running=True))
         request.units = [whole_request(query)]
         return request
 
