@@ -1,7 +1,7 @@
 """How decisions are applied to gangs, and what becomes of requests when a gang has left."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gangway.executor.control import ControlSegment
 from gangway.executor.fast_path import Completed, InFlight
@@ -81,8 +81,9 @@ class Execution:
             self._models.limits.started(unit.query.model_id)
         for core in start.cores:
             self._workers.occupy(core, gang.lease)
-        self._accounts.begins(gang, start, self._requests.of(unit))
-        self._requests.count(unit)
+        requests = self._requests.of(unit)
+        self._accounts.begins(gang, start, requests)
+        self._requests.count(requests)
         self.gangs.send(gang, start, self._spec(unit), self._requests.members(unit), now_us)
 
     def stop(self, stop: Stop) -> None:
@@ -169,7 +170,7 @@ class Execution:
             if unit in self._requests.waiting:
                 self._requests.waiting.remove(unit)
                 self._close(gang)
-                self._leave(unit)
+                self._leave(unit, self._requests.of(unit))
                 self.changed = True
             elif not gang.stopping:
                 self.gangs.stop(gang)
@@ -215,19 +216,19 @@ class Execution:
         self.changed |= not self.gangs.free
         self._close(gang)
         if lost or (invalid and len(unit.pieces) > 1):
-            self._run_again(unit, gang.crashed)
+            self._run_again(unit, requests, gang.crashed)
         elif invalid:
             self._fail(unit)
         else:
-            self._leave(unit)
+            self._leave(unit, requests)
             if kind == PhaseKind.END and wanted_by:
                 self._policy.finished(unit.query, turned_ns / 1e3)
                 if profile is not None:
                     self.late_backlog.answered(unit.query, profile, turned_ns / 1e3, self._workers.in_service)
 
-    def _leave(self, unit: Unit) -> None:
+    def _leave(self, unit: Unit, requests: Sequence[Request]) -> None:
         """Note that a unit has ended. A request of which it was the last is answered by now, unless it was dropped."""
-        for request in self._requests.of(unit):
+        for request in requests:
             request.units.remove(unit)
             if request.units:
                 continue
@@ -236,9 +237,9 @@ class Execution:
             else:
                 self._requests.answered(request)
 
-    def _run_again(self, unit: Unit, crashed: bool) -> None:
+    def _run_again(self, unit: Unit, requests: Sequence[Request], crashed: bool) -> None:
         """Let each request of a unit whose gang was lost go on for itself, in case that one of them was the reason."""
-        for piece, request in zip(unit.pieces, self._requests.of(unit), strict=True):
+        for piece, request in zip(unit.pieces, requests, strict=True):
             request.units.remove(unit)
             request.crashes += crashed
             if request.dropped:

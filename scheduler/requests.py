@@ -190,9 +190,9 @@ class RequestTable:
         self.waiting.remove(unit)
         return True
 
-    def count(self, unit: Unit) -> None:
-        """Tell the front ends what has been counted so far. No rank may be working on the unit."""
-        for request in self.of(unit):
+    def count(self, requests: Sequence[Request]) -> None:
+        """Tell the front ends what has been counted so far. No rank may be working on the unit of these requests."""
+        for request in requests:
             self.tables[request.front_end].count(request.slot, request.counts)
 
     def pause(self, unit: Unit, next_layer: int, ran_us: float) -> None:
