@@ -121,7 +121,7 @@ def test_order_is_preserved(joining):
 
 
 @pytest.fixture
-def in_waves(tiny_model, tmp_path):
+def in_rounds(tiny_model, tmp_path):
     """A server whose model is measured: four rows take four times as long as one, 16 rows 64 times, on both cores."""
     batches, factors = (1, 2, 4, 8, 16), (1, 2, 4, 16, 64)
     alone, beside = (
@@ -145,26 +145,26 @@ def counters_of(request, first_row, rows):
     return set(request.outputs[0].cast("i")[first_row * tasks : (first_row + rows) * tasks])
 
 
-def test_parts_of_a_large_request_run_one_after_the_other(in_waves):
-    request = in_waves.open(rows=16)
-    in_waves.order(request, 0, hang=1)
+def test_parts_of_a_large_request_run_one_after_the_other(in_rounds):
+    request = in_rounds.open(rows=16)
+    in_rounds.order(request, 0, hang=1)
     request.submit()
-    in_waves.await_running(request)
+    in_rounds.await_running(request)
     assert counters_of(request, 4, 12) == {0}, "nothing of it runs beside its first part"
-    in_waves.hurry(request)
-    outcome = in_waves.outcome(request)
+    in_rounds.hurry(request)
+    outcome = in_rounds.outcome(request)
     assert (outcome.status, outcome.counts.blocks, outcome.batch_rows) == (SlotStatus.OK, 4, 16)
-    assert in_waves.counters(request) == {1}
+    assert in_rounds.counters(request) == {1}
 
 
-def test_when_a_worker_is_killed_only_the_part_that_ran_runs_again(in_waves):
-    request = in_waves.open(rows=16)
-    in_waves.order(request, 5, hang=1)
+def test_when_a_worker_is_killed_only_the_part_that_ran_runs_again(in_rounds):
+    request = in_rounds.open(rows=16)
+    in_rounds.order(request, 5, hang=1)
     request.submit()
     while not any(counters_of(request, 4, 4)):
         time.sleep(0.0005)
-    in_waves.kill_worker(0)
-    in_waves.hurry(request)
-    outcome = in_waves.outcome(request)
+    in_rounds.kill_worker(0)
+    in_rounds.hurry(request)
+    outcome = in_rounds.outcome(request)
     assert (outcome.status, outcome.attempts) == (SlotStatus.OK, 2)
     assert counters_of(request, 0, 4) == counters_of(request, 8, 8) == {1}
