@@ -198,7 +198,9 @@ def test_a_file_that_shrinks_while_it_is_used(
         assert answer.in_place == 1
         np.testing.assert_array_equal(answer.values, expected[1])
     assert gangway_server.pids() == pids
-    await_that(lambda: f"memory of shared memory region '{segment.name}' is missing" in gangway_server.log.read_text())
+    await_that(
+        lambda: f"shared memory region '{segment.name}' is shorter than registered" in gangway_server.log.read_text()
+    )
     os.truncate(segment.path, segment.size_bytes)
     shm.set_shared_memory_region(segment.handle, [images])
     answer = segment.ask()

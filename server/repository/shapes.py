@@ -168,7 +168,7 @@ class ShapeCache:
         model.failed.pop(sizes, None)
         if self._models.get(model.key) is model:
             self._clients.announce_variant(variant)
-        _log.info("%s: compiled for these sizes, ready", title)
+        _log.info("%s: ready, compiled for these sizes", title)
 
     def _drop_oldest(self, model: Shaped) -> bool:
         """Unload the variant that was not used for the longest time; False if all of them are declared."""
