@@ -137,7 +137,7 @@ def test_warnings_name_what_lies_wrongly(brought: Brought) -> None:
     text = brought.log.read_text()
     assert re.search(r"WARNING supervisor: \S+/loose.onnx is not served: .* as \S+/models/loose/1/model.onnx", text)
     assert re.search(r"WARNING supervisor: \S+/caf.* is not served: .* must be UTF-8", text)
-    assert "standard output does not take the summary of the start: [Errno 28]" in text
+    assert "the summary cannot be written to standard output: [Errno 28]" in text
 
 
 def test_no_process_has_a_secret_on_its_command_line(brought: Brought) -> None:
