@@ -73,32 +73,35 @@ class ProgressDisplay:
 JOB_END_SECONDS = 10.0  # from the job's last word to its end
 BESIDE_REQUESTS_NICE = 10  # of a job that gets no time when it gives way
 PATIENCE_SECONDS = 5.0
-LEAST_LIMIT_SECONDS = 300.0  # for the smallest model
-LIMIT_SECONDS_PER_MIB = 3.0
+LEAST_TIMEOUT_SECONDS = 300.0  # for the smallest model
+TIMEOUT_SECONDS_PER_MIB = 3.0
 LOOK_SECONDS = 0.5
 MAX_RECIPES = 8192  # more than models and variants can be loaded
 FINAL_KINDS = ("model", "unsupported", "internal")  # of errors that another attempt would have, too
 
 
-def limit_seconds(path: Path) -> float:
+def job_timeout_seconds(path: Path) -> float:
     """Return how long a job for an ONNX file may take, by the size of what lies in its folder. Raises OSError."""
     size_bytes = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
-    return LEAST_LIMIT_SECONDS + LIMIT_SECONDS_PER_MIB * (size_bytes >> 20)
+    return LEAST_TIMEOUT_SECONDS + TIMEOUT_SECONDS_PER_MIB * (size_bytes >> 20)
 
 
 class Compiler:
     """Turns ONNX files into artifacts in the cache.
 
-    `log`: where details go, if they are wanted. `target`: what the last artifact was built for, for people. `limit`: of
-    the job for a file, in seconds.
+    `log`: where details go, if they are wanted. `target`: what the last artifact was built for, for people.
+    `timeout_seconds`: of the job for a file.
     """
 
     def __init__(
-        self, cache_dir: Path, log: ServerLog | None = None, limit: Callable[[Path], float] = limit_seconds
+        self,
+        cache_dir: Path,
+        log: ServerLog | None = None,
+        timeout_seconds: Callable[[Path], float] = job_timeout_seconds,
     ) -> None:
         self._cache_dir = cache_dir
         self._log = log
-        self._limit = limit
+        self._timeout_seconds = timeout_seconds
         self._stopping = False
         self._job: Child | None = None
         self._turn = asyncio.Lock()
@@ -209,15 +212,15 @@ class Compiler:
             else:
                 last.update(report)
 
-        limit = await asyncio.to_thread(self._limit, path)
-        job, is_overdue = await self._run(arguments, take, limit)
-        fate = f"took more than {limit:.0f} s and was ended" if is_overdue else job.fate()
+        timeout_seconds = await asyncio.to_thread(self._timeout_seconds, path)
+        job, is_overdue = await self._run(arguments, take, timeout_seconds)
+        fate = f"took more than {timeout_seconds:.0f} s and was ended" if is_overdue else job.fate()
         return last or {"error": f"the compile job {fate}"}
 
     async def _run(
-        self, arguments: Sequence[str], take: Callable[[dict[str, Any]], None], limit: float = math.inf
+        self, arguments: Sequence[str], take: Callable[[dict[str, Any]], None], timeout_seconds: float = math.inf
     ) -> tuple[Child, bool]:
-        """Run a job to its end, or for `limit` seconds; return it, and whether it was killed because they were over.
+        """Run a job to its end, or for `timeout_seconds`; return it, and whether it was killed because they were over.
 
         Its warnings are logged, all else that it reports is taken.
         """
@@ -241,7 +244,7 @@ class Compiler:
         finally:
             os.close(write_fd)
         give_way_timer = self._give_way(process.pid)
-        end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, limit))
+        end = asyncio.get_running_loop().create_task(_kill_when_overdue(job, timeout_seconds))
         try:
             async for report in _reports(read_fd):
                 if "warning" in report:
@@ -265,9 +268,9 @@ class Compiler:
         return loop.call_later(PATIENCE_SECONDS, give_way_less, pid, BESIDE_REQUESTS_NICE)
 
 
-async def _kill_when_overdue(job: Child, limit: float) -> None:
+async def _kill_when_overdue(job: Child, timeout_seconds: float) -> None:
     """Return after a job has had its time, and is killed for that."""
-    blame = Blame(job.pid, limit * 1e6, time.monotonic_ns() / 1e3)
+    blame = Blame(job.pid, timeout_seconds * 1e6, time.monotonic_ns() / 1e3)
     while not blame.is_too_much(time.monotonic_ns() / 1e3):
         await asyncio.sleep(LOOK_SECONDS)
     job.kill()

@@ -208,9 +208,9 @@ def test_a_job_that_does_not_end_is_killed_and_the_model_left_to_onnxruntime(tmp
     path = tmp_path / "model.onnx"
     onnx.save(model_of(DOUBLE), path)
     cache = Cache(tmp_path / "cache")
-    limits = iter((1.0, 100.0))
+    timeouts = iter((1.0, 100.0))
     with cache.lock(model_key(path, detect())):
-        compiler = Compiler(cache.root, limit=lambda path: next(limits))
+        compiler = Compiler(cache.root, timeout_seconds=lambda path: next(timeouts))
         manifest = asyncio.run(compiler.compile("double", path))
         assert manifest.engine is Engine.ONNXRUNTIME
         assert manifest.fallback_reason == "the compile job took more than 1 s and was ended"
