@@ -106,14 +106,19 @@ class SchedulerBlock:
 
     def read(self, model_ids: Iterable[int]) -> SchedulerStatus:
         """Return what was written last, of these models."""
+        content = self._content()
+        waiting, leases, arena_bytes, level = _SCHEDULER.unpack_from(content, _SCHEDULER_AT)
+        models = {model_id: ModelAccount(*_MODEL.unpack_from(content, _row_offset(model_id))) for model_id in model_ids}
+        return SchedulerStatus(waiting, leases, arena_bytes, level, models)
+
+    def _content(self) -> bytes:
+        """Copy the block between two writes; in the middle of one if its writer does not come to an end."""
         for _ in range(_READ_ATTEMPTS):
             before = _WORD.unpack_from(self._view, self._offset + _SEQUENCE_AT)
             content = bytes(self._view[self._offset : self._offset + SCHEDULER_BLOCK.size_bytes])
             if not before[0] & 1 and _WORD.unpack_from(self._view, self._offset + _SEQUENCE_AT) == before:
-                break
-        waiting, leases, arena_bytes, level = _SCHEDULER.unpack_from(content, _SCHEDULER_AT)
-        models = {model_id: ModelAccount(*_MODEL.unpack_from(content, _row_offset(model_id))) for model_id in model_ids}
-        return SchedulerStatus(waiting, leases, arena_bytes, level, models)
+                return content
+        return bytes(self._view[self._offset : self._offset + SCHEDULER_BLOCK.size_bytes])
 
 
 @dataclass(frozen=True)

@@ -176,8 +176,8 @@ class ModelJobs:
             self._done.put(done)
             del done
             self._worker.nudge()
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)  # as whenever a worker fails: it is replaced
 
     def _load(self, job: Load) -> _Done:
