@@ -44,9 +44,8 @@ _FLOPS_PER_US: Final = 50e3  # what a kernel does on one core where no profile s
 _BYTES_PER_US: Final = 10e3
 _HEAD: Final = struct.Struct("<4I")  # arguments, versions, max_ranks, row_ns
 _ARGUMENT: Final = struct.Struct("<IIQ")  # space, index, offset
-_KERNEL: Final = struct.Struct(
-    "<III"
-)  # tasks, chunk, rows; of a version's own, then of its batch kernel (rows 0: none)
+# tasks, chunk, rows: of a version's own kernel, then of its batch kernel (rows 0: none)
+_KERNEL: Final = struct.Struct("<III")
 _NO_KERNEL: Final = bytes(_KERNEL.size)
 _NOT_STAGED: Final = (1 << 64) - 1
 
@@ -137,9 +136,8 @@ class ModelJobs:
         self._worker = worker
         self._cache_dir = cache_dir
         self._done: queue.SimpleQueue[_Done] = queue.SimpleQueue()
-        self._programs: dict[
-            int, _native.Program
-        ] = {}  # a second reference: what an unload frees is freed by the thread
+        # A second reference: what an unload frees is freed by the thread.
+        self._programs: dict[int, _native.Program] = {}
         self._last: threading.Thread | None = None
         self.pending = 0
 

@@ -1,4 +1,4 @@
-"""One model on workers of its own, layer by layer against the clock."""
+"""Workers without a server, and one model on them, layer by layer against the clock."""
 
 import array
 import math
@@ -21,8 +21,14 @@ from gangway.executor.messages import Exit, Left, Load, Loaded, Message, Ready, 
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SLOT_BYTES, SlotRequest, SlotStatus, SlotTable
 
-# Small things that the parts of a measurement share.
+START_TIMEOUT_S = 10.0
+RUN_TIMEOUT_S: Final = 60
+_MODEL_ID: Final = 0
+_ALIGNMENT_BYTES: Final = 4096
+_SPARE: Final = 0.5  # share of free memory that a measurement may take,
+_MOST_BYTES: Final = 4 << 30  # but not more than this: it is zeroed first, and taken from whoever else runs
 
+MessageT = TypeVar("MessageT", bound=Message)
 Progress = Callable[[str, float], None]
 """`progress(phase, share)`: the share of the whole measurement's time that is over, 0 to 1."""
 
@@ -50,14 +56,10 @@ def powers_of_two(limit: int) -> list[int]:
     return [1 << power for power in range(limit.bit_length())]
 
 
-# Workers without a server: the smallest thing that can run a gang. For tests, benchmarks and profiling.
-
-START_TIMEOUT_S = 10.0
-MessageT = TypeVar("MessageT", bound=Message)
-
-
 class LocalExecutor:
-    """One worker per core of `cores`, one io segment, and the caller as the scheduler. A context manager.
+    """The smallest thing that can run a gang: a worker per core, one io segment, the caller as scheduler.
+
+    A context manager, for measurements, benchmarks and tests.
 
     Everything public is meant to be used: `control`, `arena`, `io`, `slots`, `workers` (processes), `leases`.
     """
@@ -194,13 +196,6 @@ class LocalExecutor:
                 messages.append(unpack(raw))
                 found = True
         return found
-
-
-RUN_TIMEOUT_S: Final = 60
-_MODEL_ID: Final = 0
-_ALIGNMENT_BYTES: Final = 4096
-_SPARE: Final = 0.5  # share of free memory that a measurement may take,
-_MOST_BYTES: Final = 4 << 30  # but not more than this: it is zeroed first, and taken from whoever else runs
 
 
 class RunError(Exception):

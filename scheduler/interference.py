@@ -1,7 +1,7 @@
-"""How much running queries slow each other down: the level of interference that policies see.
+"""What the times of finished blocks say: how much queries slow each other down, and how well times are predicted.
 
-Level 1 means that a layer takes (1 + slope) times its isolated time, VELTAIR's definition with the slopes of the
-profile. What measures it is behind one interface, fed with every unit (layer block) that ends.
+Level 1 of interference means that a layer takes (1 + slope) times its isolated time, with the slopes of the profile:
+VELTAIR's definition (ASPLOS 2022).
 """
 
 from collections import deque
@@ -15,15 +15,15 @@ from gangway.scheduler.profiles import ModelProfile
 WINDOW_US: Final = 250_000.0  # what is older says nothing about now
 SAMPLES: Final = 15
 SPACING_US: Final = 2000.0  # more often it costs more than it tells
-LEAST_UNIT_US: Final = 100.0  # in shorter ones waking up counts for more than caches
-LEAST_SLOPE: Final = 0.2  # mean of a unit: below it noise counts for more than interference
-TOLERANCE: Final = 1.05  # so far from its isolated time a unit may be when it is alone
+LEAST_BLOCK_US: Final = 100.0  # in shorter ones waking up counts for more than caches
+LEAST_SLOPE: Final = 0.2  # mean of a block: below it noise counts for more than interference
+TOLERANCE: Final = 1.05  # so far from its isolated time a block may be when it is alone
 HIGHEST: Final = 4.0
 
 
 @value(frozen=True, slots=True)
-class Unit:
-    """Layers [begin_layer, end_layer) of a query that ran in `time_us`, always on the same number of cores."""
+class FinishedBlock:
+    """Layers [begin_layer, end_layer) of a query, which took `time_us` and never changed their number of cores."""
 
     model: ModelProfile
     begin_layer: int
@@ -35,9 +35,9 @@ class Unit:
 
 
 class Interference:
-    """The level by which the units just finished were slower than alone: the median of the last ones.
+    """The level by which the blocks just finished were slower than alone: the median of the last ones.
 
-    Units of models without a measured profile, or whose layers hardly depend on memory, say nothing. The median,
+    Blocks of models without a measured profile, or whose layers hardly depend on memory, say nothing. The median,
     because a core that the front end or the system took away for a while is no interference.
     """
 
@@ -45,16 +45,16 @@ class Interference:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # (when, level)
         self._level: float | None = 0.0  # None: to be found again
 
-    def finished(self, unit: Unit, now_us: float) -> None:
-        """Take the unit into account if it says something."""
+    def finished(self, block: FinishedBlock, now_us: float) -> None:
+        """Take the block into account if it says something."""
         if self._samples and now_us < self._samples[-1][0] + SPACING_US:
             return
-        if not unit.model.measured or not unit.model.slope:
+        if not block.model.measured or not block.model.slope:
             return
-        isolated_us, slope_us = _isolated_us(unit)
-        if isolated_us < LEAST_UNIT_US or slope_us < LEAST_SLOPE * isolated_us:
+        isolated_us, slope_us = _isolated_us(block)
+        if isolated_us < LEAST_BLOCK_US or slope_us < LEAST_SLOPE * isolated_us:
             return
-        level = (unit.time_us - TOLERANCE * isolated_us) / slope_us
+        level = (block.time_us - TOLERANCE * isolated_us) / slope_us
         self._samples.append((now_us, min(max(level, 0.0), HIGHEST)))
         self._level = None
 
@@ -69,16 +69,16 @@ class Interference:
         return self._level
 
 
-def _isolated_us(unit: Unit) -> tuple[float, float]:
-    """Return the unit's isolated time, and by how much a level of 1 lengthens it."""
-    model, begin, end = unit.model, unit.begin_layer, unit.end_layer
-    if not unit.versions:
-        isolated_us = model.span_us(begin, end, unit.cores, unit.rows)
-        return isolated_us, model.span_us(begin, end, unit.cores, unit.rows, 1.0) - isolated_us
-    layers = list(zip(range(begin, end), unit.versions, strict=False))
-    scale = model.rows_scale(unit.cores, unit.rows)
-    isolated_us = sum(model.layer_us(layer, unit.cores, version) for layer, version in layers)
-    disturbed_us = sum(model.layer_us(layer, unit.cores, version, 1.0) for layer, version in layers)
+def _isolated_us(block: FinishedBlock) -> tuple[float, float]:
+    """Return the block's isolated time, and by how much a level of 1 lengthens it."""
+    model, begin, end = block.model, block.begin_layer, block.end_layer
+    if not block.versions:
+        isolated_us = model.span_us(begin, end, block.cores, block.rows)
+        return isolated_us, model.span_us(begin, end, block.cores, block.rows, 1.0) - isolated_us
+    layers = list(zip(range(begin, end), block.versions, strict=False))
+    scale = model.rows_scale(block.cores, block.rows)
+    isolated_us = sum(model.layer_us(layer, block.cores, version) for layer, version in layers)
+    disturbed_us = sum(model.layer_us(layer, block.cores, version, 1.0) for layer, version in layers)
     return isolated_us * scale, (disturbed_us - isolated_us) * scale
 
 
@@ -113,13 +113,13 @@ class Stretches:
         """By how much gangs of several cores exceed predictions more than gangs of one, all models together."""
         return max(1.0, self._wide / self._narrow)
 
-    def finished(self, model_id: int, unit: Unit, level: float) -> None:
-        """Take a unit into account that ended at this level of interference."""
-        predicted_us = unit.model.span_us(unit.begin_layer, unit.end_layer, unit.cores, unit.rows, level)
-        if not unit.model.measured or predicted_us < LEAST_PREDICTED_US:
+    def finished(self, model_id: int, block: FinishedBlock, level: float) -> None:
+        """Take a block into account that ended at this level of interference."""
+        predicted_us = block.model.span_us(block.begin_layer, block.end_layer, block.cores, block.rows, level)
+        if not block.model.measured or predicted_us < LEAST_PREDICTED_US:
             return
-        ratio = unit.time_us / predicted_us
-        self._see_width(unit.cores, min(ratio, MOST_OF_A_WIDTH))
+        ratio = block.time_us / predicted_us
+        self._see_width(block.cores, min(ratio, MOST_OF_A_WIDTH))
         ratio = min(ratio, MOST)
         mean = self._mean.setdefault(model_id, ratio)
         error = ratio - mean
@@ -140,11 +140,8 @@ class Stretches:
             known.pop(model_id, None)
 
 
-# What the times of finished blocks say: about interference, and about how well they were predicted.
-
-
 class BlockTimes:
-    """Feeds what learns from them."""
+    """Both of these, fed with each block that ends."""
 
     def __init__(self) -> None:
         self.interference = Interference()
@@ -156,15 +153,15 @@ class BlockTimes:
         if profile is None or not profile.measured or gang.resized or end_layer == query.next_layer:
             return
         time_us = (turned_ns - gang.joined_ns) / 1e3
-        block = Unit(profile, query.next_layer, end_layer, gang.wanted, query.rows, gang.versions, time_us)
+        block = FinishedBlock(profile, query.next_layer, end_layer, gang.wanted, query.rows, gang.versions, time_us)
         self._learn(query.model_id, block, turned_ns / 1e3)
 
     def completed_without_gang(self, profile: ModelProfile | None, joined_ns: int, ended_ns: int) -> None:
         """The same for a query of one row that one core has computed."""
         if profile is not None and profile.measured:
-            block = Unit(profile, 0, profile.layers, 1, 1, (), (ended_ns - joined_ns) / 1e3)
+            block = FinishedBlock(profile, 0, profile.layers, 1, 1, (), (ended_ns - joined_ns) / 1e3)
             self._learn(profile.model_id, block, ended_ns / 1e3)
 
-    def _learn(self, model_id: int, block: Unit, ended_us: float) -> None:
+    def _learn(self, model_id: int, block: FinishedBlock, ended_us: float) -> None:
         self.interference.finished(block, ended_us)
         self.stretches.finished(model_id, block, self.interference.level(ended_us))

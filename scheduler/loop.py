@@ -34,14 +34,16 @@ from gangway.scheduler.resources import ArenaPool, WorkerTable
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.watchdog import StallWatch
 
-# What the scheduler says of itself for metrics: put into its status block from time to time, not with every event.
-
-PERIOD_US = 500e3
+IDLE_WAIT_US = 400_000  # whoever looks on sees that it gets on
+WATCH_WAIT_US = 100_000  # while a gang is under way: perhaps it has ended, and its ranks did not ring, or hang
+KEPT_SHARE = 1 / 8  # of the memory limit stays taken for idle arenas
+STATUS_PERIOD_US = 500e3  # between two writes of the status block: not with every event
 _NOTHING = Counters()
+_log = logging.getLogger(__name__)
 
 
 class StatusWriter:
-    """Writes the block of the control segment (`executor/control.py`)."""
+    """Writes what the scheduler says of itself for metrics (`executor/control.py`)."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class StatusWriter:
         """Write how things are, unless that was done less than a period ago."""
         if now_us < self._next_us:
             return
-        self._next_us = now_us + PERIOD_US
+        self._next_us = now_us + STATUS_PERIOD_US
         self._block.write(
             SchedulerStatus(
                 waiting=len(self._requests.queries),
@@ -87,12 +89,6 @@ class StatusWriter:
             arenas=arenas.in_use,
             arena_bytes=arenas.size_bytes,
         )
-
-
-IDLE_WAIT_US = 400_000  # whoever looks on sees that it gets on
-WATCH_WAIT_US = 100_000  # while a gang is under way: perhaps it has ended, and its ranks did not ring, or hang
-KEPT_SHARE = 1 / 8  # of the memory limit stays taken for idle arenas
-_log = logging.getLogger(__name__)
 
 
 class LiveScheduler:

@@ -26,10 +26,68 @@ from gangway.scheduler.requests import MAX_ATTEMPTS, Request, RequestTable
 from gangway.scheduler.timeline import TimelineWriter
 from gangway.scheduler.watchdog import Blame
 
-# Taking over: what a scheduler does first, whether it is the first one or a predecessor was killed.
+_log = logging.getLogger(__name__)
 
+
+@dataclass(frozen=True)
+class SchedulerPlan:
+    """What the process inherits (descriptors), and how it shall work. Every io segment begins with `slots` slots."""
+
+    control_fd: int
+    arena_fd: int
+    io_fds: tuple[int, ...]
+    supervisor_fd: int
+    slots: int
+    policy: str
+    spin_us: int = 0
+    way_back_us: int = 0  # of an answer, from the last layer's end to the client, when the machine is busy
+    dispatch_us: int = 0  # of the workers' cores, what each dispatch takes
+    trace: str = ""  # file for decisions; empty: none
+    timeline: str = ""  # file for Perfetto; empty: none
+    log_levels: int = LogLevels().to_number()
+
+
+def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subprocess.Popen[bytes]":
+    """Start the process. It dies with the thread that calls this. `stderr`: where its log goes; None: as this one's."""
+    arguments = {
+        "control-fd": plan.control_fd,
+        "arena-fd": plan.arena_fd,
+        "io-fds": ",".join(map(str, plan.io_fds)),
+        "supervisor-fd": plan.supervisor_fd,
+        "slots": plan.slots,
+        "policy": plan.policy,
+        "spin-us": plan.spin_us,
+        "way-back-us": plan.way_back_us,
+        "dispatch-us": plan.dispatch_us,
+        "trace": plan.trace,
+        "timeline": plan.timeline,
+        "log-levels": plan.log_levels,
+    }
+    command = [sys.executable, "-m", "gangway.scheduler.process"]
+    command += [f"--{name}={value}" for name, value in arguments.items()]
+    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, plan.supervisor_fd)
+    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
+    take_precedence(process.pid)
+    return process
+
+
+def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
+    """Read the command line that `start_scheduler` wrote."""
+    parser = argparse.ArgumentParser(prog="gangway.scheduler.process")
+    descriptors = ("control-fd", "arena-fd", "supervisor-fd")
+    for name in (*descriptors, "slots", "spin-us", "way-back-us", "dispatch-us", "log-levels"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--io-fds", type=lambda text: tuple(map(int, text.split(","))), required=True)
+    for name in ("policy", "trace", "timeline"):
+        parser.add_argument(f"--{name}", required=True)
+    return SchedulerPlan(**vars(parser.parse_args(argv)))
+
+
+# Taking over: what a scheduler does first, whether it is the first one or a predecessor was killed.
+#
 # Claims last milliseconds; a worker that is not quiet by then, and had a core, hangs or executes an indivisible query.
 # All others would have to wait for that one, so its worker is replaced, too, and the query run again.
+
 QUIET_TIMEOUT_US = 2_000_000.0
 
 
@@ -120,63 +178,6 @@ def _drain(control: ControlSegment, core: int) -> int:
         if isinstance(message, Ready):
             pid = message.pid
     return pid
-
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SchedulerPlan:
-    """What the process inherits (descriptors), and how it shall work. Every io segment begins with `slots` slots."""
-
-    control_fd: int
-    arena_fd: int
-    io_fds: tuple[int, ...]
-    supervisor_fd: int
-    slots: int
-    policy: str
-    spin_us: int = 0
-    way_back_us: int = 0  # of an answer, from the last layer's end to the client, when the machine is busy
-    dispatch_us: int = 0  # of the workers' cores, what each dispatch takes
-    trace: str = ""  # file for decisions; empty: none
-    timeline: str = ""  # file for Perfetto; empty: none
-    log_levels: int = LogLevels().to_number()
-
-
-def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subprocess.Popen[bytes]":
-    """Start the process. It dies with the thread that calls this. `stderr`: where its log goes; None: as this one's."""
-    arguments = {
-        "control-fd": plan.control_fd,
-        "arena-fd": plan.arena_fd,
-        "io-fds": ",".join(map(str, plan.io_fds)),
-        "supervisor-fd": plan.supervisor_fd,
-        "slots": plan.slots,
-        "policy": plan.policy,
-        "spin-us": plan.spin_us,
-        "way-back-us": plan.way_back_us,
-        "dispatch-us": plan.dispatch_us,
-        "trace": plan.trace,
-        "timeline": plan.timeline,
-        "log-levels": plan.log_levels,
-    }
-    command = [sys.executable, "-m", "gangway.scheduler.process"]
-    command += [f"--{name}={value}" for name, value in arguments.items()]
-    fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, plan.supervisor_fd)
-    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
-    take_precedence(process.pid)
-    return process
-
-
-def parse_plan(argv: list[str] | None = None) -> SchedulerPlan:
-    """Read the command line that `start_scheduler` wrote."""
-    parser = argparse.ArgumentParser(prog="gangway.scheduler.process")
-    descriptors = ("control-fd", "arena-fd", "supervisor-fd")
-    for name in (*descriptors, "slots", "spin-us", "way-back-us", "dispatch-us", "log-levels"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--io-fds", type=lambda text: tuple(map(int, text.split(","))), required=True)
-    for name in ("policy", "trace", "timeline"):
-        parser.add_argument(f"--{name}", required=True)
-    return SchedulerPlan(**vars(parser.parse_args(argv)))
 
 
 def serve(plan: SchedulerPlan, log: ProcessLog) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gangway.scheduler.interference import TOLERANCE, WINDOW_US, Interference, Unit
+from gangway.scheduler.interference import TOLERANCE, WINDOW_US, FinishedBlock, Interference
 from gangway.scheduler.profiles import ModelProfile
 
 MODEL = ModelProfile(
@@ -16,9 +16,9 @@ MODEL = ModelProfile(
 )
 
 
-def unit(factor: float, **changes: object) -> Unit:
+def unit(factor: float, **changes: object) -> FinishedBlock:
     """Layers 1 and 2 on two cores, so many times as slow as alone."""
-    return replace(Unit(MODEL, 1, 3, 2, 1, (), factor * 400.0), **changes)
+    return replace(FinishedBlock(MODEL, 1, 3, 2, 1, (), factor * 400.0), **changes)
 
 
 def test_the_level_is_the_slowdown_by_the_slope() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gangway.scheduler.interference import MOST, Stretches, Unit
+from gangway.scheduler.interference import MOST, FinishedBlock, Stretches
 from gangway.scheduler.profiles import ModelProfile
 
 
@@ -21,8 +21,8 @@ def model(measured: bool = True, layer_us: float = 1000.0) -> ModelProfile:
     )
 
 
-def unit(time_us: float, of: ModelProfile | None = None) -> Unit:
-    return Unit(of or model(), 0, 10, 1, 1, (), time_us)
+def unit(time_us: float, of: ModelProfile | None = None) -> FinishedBlock:
+    return FinishedBlock(of or model(), 0, 10, 1, 1, (), time_us)
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -43,8 +43,8 @@ def test_varying_times_give_more_than_their_mean() -> None:
     assert stretches.factors[3] == pytest.approx(1.5, abs=0.05)  # mean 1.3, deviation 0.2
 
 
-def of_width(cores: int, time_us: float) -> Unit:
-    return Unit(model(), 0, 10, cores, 1, (), time_us)
+def of_width(cores: int, time_us: float) -> FinishedBlock:
+    return FinishedBlock(model(), 0, 10, cores, 1, (), time_us)
 
 
 def test_gangs_of_several_cores_may_lose_more_than_those_of_one() -> None:
