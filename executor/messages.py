@@ -15,6 +15,7 @@ from gangway.executor.segment import Segment
 MESSAGE_BYTES: Final = MESSAGE.size_bytes
 _KIND: Final = MESSAGE.whole("kind")
 _REQUEST: Final = REQUEST_MESSAGE.whole("kind", "slot", "generation", size_bytes=MESSAGE_BYTES)
+_SLOT: Final = REQUEST_MESSAGE.whole("slot", "generation", size_bytes=MESSAGE_BYTES)
 _RUN: Final = GANG_MESSAGE.whole("kind", "lease", "rank", "generation", size_bytes=MESSAGE_BYTES)
 _LEFT: Final = GANG_MESSAGE.whole(
     "kind", "lease", "rank", "generation", "reason", "joined_ns", "left_ns", size_bytes=MESSAGE_BYTES
@@ -214,8 +215,8 @@ def _unpack_left(raw: bytes) -> Left:
 _RUN_KIND: Final = int(MessageKind.RUN)
 _REASONS: Final = tuple(LeftReason)
 _MAKERS: Final[dict[int, Callable[[bytes], Message]]] = {
-    MessageKind.SUBMIT: lambda raw: Submit(*_REQUEST.unpack(raw)[1:]),
-    MessageKind.CANCEL: lambda raw: Cancel(*_REQUEST.unpack(raw)[1:]),
+    MessageKind.SUBMIT: lambda raw: Submit._make(_SLOT.unpack(raw)),
+    MessageKind.CANCEL: lambda raw: Cancel(*_SLOT.unpack(raw)),
     MessageKind.RUN: lambda raw: Run(*_RUN.unpack(raw)[1:]),
     MessageKind.LOAD: _unpack_load,
     MessageKind.UNLOAD: lambda raw: Unload(_MODEL.unpack(raw)[1]),
