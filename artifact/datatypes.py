@@ -22,4 +22,3 @@ DTYPES: Mapping[str, np.dtype[np.generic]] = {
 
 # What numpy holds of a tensor: of BF16 the bits, as whole numbers. Nobody here computes with those, they only pass.
 STORAGE: Mapping[str, np.dtype[np.generic]] = {**DTYPES, "BF16": np.dtype(np.uint16)}
-ITEM_BYTES: Mapping[str, int] = {**{name: dtype.itemsize for name, dtype in STORAGE.items()}, "BYTES": 0}  # 0: any

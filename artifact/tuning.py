@@ -13,8 +13,7 @@ from pathlib import Path
 
 from gangway.artifact.codec import decode_record
 from gangway.artifact.files import write_whole
-from gangway.artifact.machine import whole_machine_id
-from gangway.artifact.profile import InterferencePoint
+from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS
 
 TUNING_VERSION = 2

@@ -20,8 +20,7 @@ from benchmarks.live_server import live_server
 from benchmarks.replay_live import LiveRun, Lone, Replayed
 from benchmarks.report import add_repository_option, option_parser, start_report
 from benchmarks.repository import compile_model, ensure_zoo
-from gangway.artifact.machine import whole_machine_id
-from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
+from gangway.artifact.profile import LayerProfile, Machine, Profile, whole_machine_id, write_profile
 from gangway.clients.connection import Connection
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.profiles import ModelProfile

@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.quiet import QuietMachine
-from gangway.artifact.machine import whole_machine_id
-from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile
+from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile, whole_machine_id
 from gangway.artifact.reader import read_manifest
 from gangway.zoo import DEFAULT_NAMES
 

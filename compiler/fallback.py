@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gangway.artifact.datatypes import ITEM_BYTES, STORAGE
+from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import (
+    ITEM_BYTES,
     MAX_TENSORS,
     MOST_PLAUSIBLE_ELEMENTS,
     PLAUSIBLE_SIZES,

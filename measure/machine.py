@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.format import TargetSpec
-from gangway.artifact.machine import cpu_name, machine_id
-from gangway.artifact.profile import Machine
+from gangway.artifact.profile import Machine, cpu_name, machine_id
 from gangway.executor import _probes
 
 # Whether the cores are there whole: a host with others to serve may give less of them for seconds or minutes.

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gangway.artifact.cache import add_cache_dir
-from gangway.artifact.machine import cpu_name, machine_id
-from gangway.artifact.profile import ProfileError, profile_path, read_profile
+from gangway.artifact.profile import ProfileError, cpu_name, machine_id, profile_path, read_profile
 from gangway.artifact.tuning import find_tuning_by_result
 from gangway.measure.arguments import model_and_cores
 from gangway.measure.report_tables import SERIES, Evidence, Row

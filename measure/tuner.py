@@ -18,7 +18,7 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.codec import decode_record
 from gangway.artifact.files import write_whole
 from gangway.artifact.format import Manifest
-from gangway.artifact.machine import whole_machine_id
+from gangway.artifact.profile import whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS, read_manifest
 from gangway.artifact.tuning import Finalist, Sample, TunedKernel, Tuning, tuning_path, write_tuning
 from gangway.artifact.writer import temporary_prefix

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gangway.artifact.files import file_beside, require_regular
-from gangway.artifact.format import TensorSpec
-from gangway.artifact.item_bytes import ITEM_BYTES
+from gangway.artifact.format import ITEM_BYTES, TensorSpec
 from gangway.executor.frames import join_strings, split_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig, ModelSequenceBatching

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from gangway.artifact.format import TensorSpec
-from gangway.artifact.item_bytes import ITEM_BYTES
+from gangway.artifact.format import ITEM_BYTES, TensorSpec
 from gangway.protos.model_config_pb2 import DataType, ModelInput, ModelOutput
 
 

@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 from gangway.artifact.format import Engine, Manifest
-from gangway.artifact.machine import cpu_name, machine_id
-from gangway.artifact.profile import Profile, ProfileError, profile_path, read_profile
+from gangway.artifact.profile import Profile, ProfileError, cpu_name, machine_id, profile_path, read_profile
 from gangway.executor.control import ControlSegment
 from gangway.server.repository.compile_jobs import Compiler
 from gangway.server.supervisor.log import ServerLog

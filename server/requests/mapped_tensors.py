@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gangway.artifact.item_bytes import ITEM_BYTES
+from gangway.artifact.format import ITEM_BYTES
 from gangway.executor import _native
 from gangway.executor.control import LostRegions
 from gangway.executor.peer import Peer

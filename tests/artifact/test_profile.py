@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.machine import machine_id
 from gangway.artifact.profile import (
     InterferencePoint,
     LayerProfile,
     Machine,
     Profile,
     ProfileError,
+    machine_id,
     profile_path,
     read_profile,
     write_profile,

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangway.artifact.machine import whole_machine_id
-from gangway.artifact.profile import InterferencePoint
+from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.tuning import (
     Candidate,
     Finalist,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.artifact.machine import cpu_name, machine_id
-from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
+from gangway.artifact.profile import LayerProfile, Machine, Profile, cpu_name, machine_id, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores
 

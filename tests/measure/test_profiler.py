@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
-from gangway.artifact.machine import cpu_name
-from gangway.artifact.profile import Profile, read_profile, write_profile
+from gangway.artifact.profile import Profile, cpu_name, read_profile, write_profile
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor import _probes
 from gangway.executor.cores import available_cores

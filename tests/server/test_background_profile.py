@@ -14,8 +14,7 @@ from benchmarks.load import raw_channel, raw_infer
 from benchmarks.processes import command_of, descendants_of
 from benchmarks.reference import example_of
 from gangway.artifact.format import Manifest
-from gangway.artifact.machine import cpu_name, machine_id
-from gangway.artifact.profile import profile_path, read_profile, write_profile
+from gangway.artifact.profile import cpu_name, machine_id, profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores
 from gangway.measure.profiler import profile_model

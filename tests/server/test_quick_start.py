@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-from gangway.artifact import datatypes, item_bytes
+from gangway.artifact import datatypes
+from gangway.artifact import format as item_bytes
 
 HEAVY = ("numpy", "uvicorn", "uvloop", "httptools", "orjson", "http.server", "onnx", "rich", "tvm", "opentelemetry")
 
