@@ -30,7 +30,7 @@ from gangway.server.requests.ensemble_codecs import EnsembleCodec, Result, Shape
 from gangway.server.requests.regions import Content, Contents
 from gangway.server.statistics import Times
 
-# Stretches of the io segment that several requests use: one writes its outputs where the next ones find their inputs.
+# Blocks of the io segment that several requests use: one writes its outputs where the next ones find their inputs.
 #
 # A block lives as long as anybody holds it: requests until the executor has let go of them, also those that were
 # closed early, and whoever has yet to read it.

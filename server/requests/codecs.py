@@ -322,8 +322,8 @@ def copy_content(content: Content, view: memoryview) -> None:
 #
 # It works on finished responses, so that it does not matter how the model was executed or where the request came from.
 
-PARAMETER = "classification"
-UNSUPPORTED = ("BYTES", "BOOL", "FP16", "BF16")
+CLASSIFICATION = "classification"
+NOT_CLASSIFIED = ("BYTES", "BOOL", "FP16", "BF16")
 MAX_CLASSES = 2**31 - 1
 
 OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
@@ -339,18 +339,18 @@ class Classes:
 
 def wanted_classes(output: OutputTensor, tensor: Tensor, model: ServedModel) -> Classes | None:
     """Return the classes that a requested output asks for; None if it asks for its elements. Raises RequestError."""
-    if PARAMETER not in output.parameters:
+    if CLASSIFICATION not in output.parameters:
         return None
     where = f"output '{tensor.name}' for model '{model.name}'"
-    choice = output.parameters[PARAMETER].WhichOneof("parameter_choice")
+    choice = output.parameters[CLASSIFICATION].WhichOneof("parameter_choice")
     if choice not in ("int64_param", "uint64_param"):
-        invalid(f"{where}: parameter '{PARAMETER}': expected int64_param, got {choice}")
-    count = int(getattr(output.parameters[PARAMETER], choice))
+        invalid(f"{where}: parameter '{CLASSIFICATION}': expected int64_param, got {choice}")
+    count = int(getattr(output.parameters[CLASSIFICATION], choice))
     if not 0 <= count <= MAX_CLASSES:
-        invalid(f"{where}: parameter '{PARAMETER}': expected 0 to {MAX_CLASSES}, got {count}")
+        invalid(f"{where}: parameter '{CLASSIFICATION}': expected 0 to {MAX_CLASSES}, got {count}")
     if not count:
         return None
-    if tensor.datatype in UNSUPPORTED:
+    if tensor.datatype in NOT_CLASSIFIED:
         invalid(f"class result not available for output due to unsupported type '{tensor.datatype}': {where}")
     if REGION in output.parameters:
         invalid(f"{where}: a classification cannot be written to shared memory")

@@ -46,12 +46,12 @@ class StepCodec:
 
 @dataclass(frozen=True)
 class StepCodecs:
-    """Remembers the ways of one graph's steps. Safe for threads: at worst one is made twice."""
+    """Remembers the codecs of one graph's steps. Safe for threads: at worst one is made twice."""
 
     _known: dict[tuple[int, tuple[tuple[str, Kind], ...]], StepCodec] = field(default_factory=dict)
 
     def of(self, index: int, step: Step, inputs: Mapping[str, Kind]) -> StepCodec:
-        """Return the way of a step with these inputs, by their names in the model. Raises RequestError."""
+        """Return the codec of a step with these inputs, by their names in the model. Raises RequestError."""
         key = index, tuple(inputs.items())
         codec = self._known.get(key)
         if codec is None:

@@ -17,8 +17,8 @@ from gangway.server.models.sequences import SequencePosition, check_position, po
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes, Tensor, item_bytes
-from gangway.server.requests.codecs import PARAMETER as CLASSIFICATION
 from gangway.server.requests.codecs import (
+    CLASSIFICATION,
     Classes,
     ClassifyingCodec,
     Codec,
@@ -51,7 +51,7 @@ OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
 class RequestPlan:
     """A checked request. `typed` are the contents, if these came in the header.
 
-    `spare` is another way, for a compiled variant of a model that may be unloaded at any time. `sources` says which
+    `spare` is another codec, for a compiled variant of a model that may be unloaded at any time. `sources` says which
     inputs are in regions, in the request's order (empty: none); `typed` leaves these out. `sinks` are outputs that are
     to be in regions. Which regions have these names is looked up for each request: plans stay, regions come and go.
     `may_be_cached`: the response cache may answer it, if no tensor is in a region. `members`: of an ensemble.
