@@ -378,9 +378,10 @@ class RequestTable:
     def _forget(self, request: Request) -> None:
         if self._by_slot.pop((request.front_end, request.slot, request.generation), None) is None:
             return
-        del self._by_number[request.number]
-        self._expiries.discard(request.number)
-        self.late.discard(request.number)
+        number = request.number
+        del self._by_number[number]
+        self._expiries.discard(number)
+        self.late.discard(number)
         if not request.running:
             self._queued.remove(request)
 
