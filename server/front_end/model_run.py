@@ -49,10 +49,6 @@ class RequestClock(NamedTuple):
         """When to stop waiting."""
         return self.limit_ns or self.arrival_ns + MAX_WAIT_NS
 
-    def is_met(self, end_ns: int) -> bool | None:
-        """Return whether an answer at `end_ns` meets the target; None if there is none."""
-        return end_ns <= self.deadline_ns if self.deadline_ns else None
-
     def status_of(self, status: SlotStatus, end_ns: int) -> SlotStatus:
         """Return how a request ended that ended with `status` at `end_ns`.
 

@@ -121,7 +121,7 @@ class ClientRequest(ModelRun):
 
     def open(self, contents: Contents) -> Submission:
         """Take a slot and memory for an attempt, which `finish` gives back. Raises RequestError."""
-        external = self._external(contents)
+        external = self._external(contents) if self.regions and self._maps else NO_EXTERNAL
         try:
             self.submission = self._resources.plane.open(self._codec.layout(contents), self.shapes.rows, external)
         except PoolExhaustedError as error:
@@ -149,10 +149,10 @@ class ClientRequest(ModelRun):
         Raises RequestError.
         """
         self.finished_ns = time.monotonic_ns()
-        response, plan = None, self.plan
-        assert self.submission is not None, "opened"
-        with self.submission as submission:
-            external = submission.external
+        response, plan, submission = None, self.plan, self.submission
+        assert submission is not None, "opened"
+        external = submission.external
+        try:
             if external is not NO_EXTERNAL and outcome.status in COMPUTED and external.spoiled():
                 self._maps = False
             elif outcome.status is SlotStatus.OK:
@@ -161,6 +161,8 @@ class ClientRequest(ModelRun):
                 self._codec, self._maps = plan.spare, False
             else:
                 raise self.failure(outcome)
+        finally:
+            submission.close()
         if response is None:
             return None
         self.submitted_ns -= plan.waited_ns  # waiting for its turn in a sequence is waiting
@@ -173,7 +175,7 @@ class ClientRequest(ModelRun):
 
     def _external(self, contents: Contents) -> ExternalTensors:
         """Return what of the request the workers are to use where the client has it."""
-        mappings, candidates = self._resources.mappings, self.plan.mappable if self.regions and self._maps else None
+        mappings, candidates = self._resources.mappings, self.plan.mappable
         if mappings is None or candidates is None:
             return NO_EXTERNAL
         return choose(candidates, contents, self.regions, mappings)
@@ -231,7 +233,10 @@ class ClientRequest(ModelRun):
 
     def is_in_time(self) -> bool | None:
         """Whether `end_ns` meets the target; an answer that does makes room for others. None: there is none."""
-        is_met = self.clock.is_met(self.end_ns)
+        deadline_ns = self.clock.deadline_ns
+        if not deadline_ns:
+            return None
+        is_met = self.end_ns <= deadline_ns
         if is_met:
             self._resources.plane.admission.in_time()
             statistics = self.model.statistics
