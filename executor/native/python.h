@@ -14,7 +14,7 @@ extern PyMethodDef counter_methods[];  /* py_counters.c */
 extern PyType_Spec program_type_spec;  /* py_program.c */
 extern PyTypeObject *program_type;
 extern PyType_Spec worker_type_spec;   /* py_worker.c */
-extern PyType_Spec fast_path_type_spec; /* py_reception.c */
+extern PyType_Spec fast_path_type_spec; /* py_fast_path.c */
 
 /* py_buffer.c: address of `size_bytes` bytes at `offset` of a buffer; NULL with ValueError set if they are not all inside, or misaligned. */
 void *locate(const Py_buffer *buffer, Py_ssize_t offset, size_t size_bytes);
