@@ -1,23 +1,30 @@
-"""Refusing requests: those beyond a full queue, those that are certain to be late, if that is their policy, and of very
-many that are late already those that would wait in vain."""
+"""Admission: who is refused, and when. (A front end that cannot read all calls has a rule of its own.)
+
+| rule | who is refused | when |
+|---|---|---|
+| full queue | the newcomer | as many requests of its model and class wait as its queue policy allows |
+| certainly late | a request that `rejects_late` | now > its deadline - the least time that its rest takes |
+| crowded | certainly late ones, then best effort | waiting requests take more than 7/8 of a front end's slots |
+| late backlog | late ones, and best effort beside them | more late work waits than the machine does in two seconds |
+
+Of late ones the oldest go first, of best effort the newest, so that the old ones are answered; lower classes go before
+higher ones. No request that has begun is refused, but by the second rule. Times are microseconds.
+"""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler.apply import Execution
+from gangway.scheduler.gangs import GangTable
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.policy import Query
+from gangway.scheduler.policy_config import DEFAULT, PolicyConfig, Shedding
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.requests import Request, RequestTable
 from gangway.scheduler.resources import WorkerTable
 from gangway.scheduler.units import Piece, Unit
-
-# When a query is certain to miss its deadline: even if it had every core to itself from now on. Pure.
-#
-# The live scheduler and the simulator refuse a query that `rejects_late` then, waiting or running, and not before.
-# Policies may refuse a waiting one earlier, by a prediction.
+from gangway.scheduler.waiting import WaitingGroup
 
 
 def certain_from_us(query: Query, model: ModelProfile, core_count: int, layer: int | None = None) -> float | None:
@@ -41,19 +48,13 @@ def certain_to_be_late(
     return from_us is not None and now_us > from_us
 
 
-# Who is refused when so many queries wait that newcomers would find no request slot. Pure.
-#
-# In an overload the queue fills with queries that cannot be in time any more. Without this they would keep out new
-# ones that can, and the server would be busy with answers that come too late.
-
-
 def crowded_out(
     waiting: Sequence[Query], models: Mapping[int, ModelProfile], now_us: float, core_count: int, count: int
 ) -> list[int]:
     """Return the numbers of up to `count` waiting queries, given in order of arrival, that make room for others.
 
-    First those that are certain to be late, the oldest first; then those without a deadline, the newest first, so that
-    the old ones are answered at last. In each group lower classes come first. None that has begun, none with hope.
+    None that has begun, and none that may be in time: in an overload the queue fills with queries that cannot be in
+    time any more, which would keep out new ones that can.
     """
     late, best_effort = [], []
     for query in waiting:
@@ -69,57 +70,116 @@ def crowded_out(
     return [query.query_id for query in (*late, *best_effort)[:count]]
 
 
-MOST_WAITING = 7 / 8  # of a front end's slots; the others are for newcomers
-ROOM = 1 / 16  # of them is made at once
-LEAST_CROWD = 32  # fewer waiting requests are no crowd, however long they take
+def work_us(model: ModelProfile, rows: int, core_count: int) -> float:
+    """Return the machine's time for rows of a model: that of single cores, the most efficient use of them."""
+    return model.rows_us(1, 1) * rows / core_count
 
 
-class Refusals:
-    """Sees every request once, and one that `rejects_late` again when it may have become certain that it will be late.
+def excess(
+    groups: Iterable[WaitingGroup],
+    models: Mapping[int, ModelProfile],
+    now_us: float,
+    core_count: int,
+    config: Shedding = DEFAULT.shedding,
+) -> list[int]:
+    """Return the numbers of the waiting queries to refuse because too much late work waits, none that has begun.
 
-    Times are microseconds on CLOCK_MONOTONIC.
+    Late queries are served with what others leave, and in an overload that is next to nothing: without a bound there
+    would be ever more of them, with the memory of their tensors, until no request slot is left. Late work whose time is
+    not known does not count. Best effort of no higher class would wait as long, so only some of it may.
     """
+    fresh = [group for group in groups if not group.started]
+    late = [(group, model) for group in fresh if group.late(now_us) and (model := _known(group, models))]
+    waiting_us = sum(group.late(now_us) * work_us(model, group.rows, core_count) / len(group) for group, model in late)
+    if waiting_us <= config.max_late_us or not config.enabled:
+        return []
+    first = min(group.priority for group, _ in late)
+    chosen = _newest([group for group in fresh if group.priority >= first], config.min_waiting)
+    return chosen + _oldest(late, now_us, core_count, waiting_us - (1 - config.room_share) * config.max_late_us)
 
-    def __init__(self, execution: Execution, requests: RequestTable, workers: WorkerTable, models: ModelTable) -> None:
-        self._execution = execution
+
+def _oldest(
+    groups: Iterable[tuple[WaitingGroup, ModelProfile]], now_us: float, core_count: int, least_us: float
+) -> list[int]:
+    """Return late queries of so much work at least, the oldest of the lowest class."""
+    late = [(query, model) for group, model in groups for query in group.late_ones(now_us)]
+    late.sort(key=lambda one: (-one[0].priority, one[0].arrival_us))
+    chosen = []
+    for query, model in late:
+        if least_us <= 0:
+            break
+        least_us -= work_us(model, query.rows, core_count)
+        chosen.append(query.query_id)
+    return chosen
+
+
+def _newest(groups: Iterable[WaitingGroup], most: int) -> list[int]:
+    """Return the best-effort queries beyond so many, the newest of the lowest class."""
+    queries = [query for group in groups for query in group.best_effort()]
+    queries.sort(key=lambda query: (query.priority, query.arrival_us))
+    return [query.query_id for query in queries[most:]]
+
+
+def _known(group: WaitingGroup, models: Mapping[int, ModelProfile]) -> ModelProfile | None:
+    model = models.get(group.model_id)
+    is_known = model is not None and (model.measured or model.isolated_us > 0) and not model.varies
+    return model if is_known else None
+
+
+class Admission:
+    """Applies the rules to the requests of a server, by calling `drop`. Times are on CLOCK_MONOTONIC."""
+
+    def __init__(
+        self,
+        drop: Callable[[Request, SlotStatus], None],
+        gangs: GangTable,
+        requests: RequestTable,
+        workers: WorkerTable,
+        models: ModelTable,
+        config: PolicyConfig,
+    ) -> None:
+        self._drop = drop
+        self._gangs = gangs
         self._requests = requests
         self._workers = workers
         self._models = models
+        self._config = config
 
     @property
     def next_us(self) -> float | None:
-        """When `act` has something to do, at the earliest."""
+        """When `refuse_late` has something to do, at the earliest."""
         return self._requests.late.next_us
 
-    def refuse_if_full(self, request: Request) -> None:
-        """A request has just been queued: refuse it if its queue was full."""
+    def arrived(self, request: Request) -> None:
+        """A request has just been queued: refuse it if its queue was full, or others if slots run out."""
         if request.max_queue and self._requests.queued_like(request) > request.max_queue:
-            self._execution.drop(request, SlotStatus.QUEUE_FULL)
+            self._drop(request, SlotStatus.QUEUE_FULL)
+        self._make_room(request.front_end)
 
-    def make_room(self, front_end: int) -> None:
-        """Refuse some of the hopeless where so many requests of a front end wait that its slots run out."""
+    def _make_room(self, front_end: int) -> None:
+        crowding = self._config.crowding
         slots = self._requests.slots(front_end)
-        if self._requests.queued_count(front_end) <= MOST_WAITING * slots:
+        if not crowding.enabled or self._requests.queued_count(front_end) <= crowding.max_waiting_share * slots:
             return
         queries = [request.query for request in self._requests.queued_of(front_end)]
         now_us = time.monotonic_ns() / 1e3
-        count = int(ROOM * slots)
+        count = int(crowding.room_share * slots)
         for number in crowded_out(queries, self._models.profiles, now_us, self._workers.in_service, count):
             request = self._requests.get(number)
             if request is not None:
-                self._execution.drop(request, SlotStatus.CROWDED)
+                self._drop(request, SlotStatus.CROWDED)
 
     def shed(self, now_us: float) -> None:
-        """Refuse requests whose turn would not come: of many that are late, and of best effort beside them."""
+        """Refuse requests of late work that is too much, and best effort beside it."""
         queries = self._requests.queries
-        if len(queries) < LEAST_CROWD:
+        if len(queries) < self._config.shedding.min_waiting:
             return
-        backlog, in_service = self._execution.late_backlog, self._workers.in_service
-        for number in backlog.excess(queries.groups, self._models.profiles, now_us, in_service):
+        profiles, in_service = self._models.profiles, self._workers.in_service
+        for number in excess(queries.groups, profiles, now_us, in_service, self._config.shedding):
             unit = self._requests.waiting.get(number)
             for request in self._requests.of(unit) if unit is not None else ():
                 if not request.running:  # another part of it may be under way
-                    self._execution.drop(request, SlotStatus.CROWDED)
+                    self._drop(request, SlotStatus.CROWDED)
 
     def watch(self, request: Request) -> None:
         """Refuse the request as soon as it is certain to be late, if that is its policy."""
@@ -128,7 +188,7 @@ class Refusals:
             if at_us is not None:
                 self._requests.late.set(request.query.query_id, at_us)
 
-    def act(self, now_us: float) -> None:
+    def refuse_late(self, now_us: float) -> None:
         """Refuse what is certain to be late by now, waiting or running; look again later at what has got further."""
         for number in self._requests.late.due(now_us):
             request = self._requests.get(number)
@@ -136,7 +196,7 @@ class Refusals:
                 continue
             at_us = self._certain_from_us(request)
             if at_us is not None and now_us > at_us:
-                self._execution.drop(request, SlotStatus.LATE)
+                self._drop(request, SlotStatus.LATE)
             elif at_us is not None:
                 self._requests.late.set(number, at_us)
 
@@ -156,7 +216,7 @@ class Refusals:
         if profile is None:  # it is being loaded again, or unloaded
             return request.deadline_us
         query = replace(request, rows=piece.rows, next_layer=unit.query.next_layer)
-        gang = self._execution.gangs.of_query(unit.query.query_id)
+        gang = self._gangs.of_query(unit.query.query_id)
         layer = gang.shared.position()[1] if gang is not None and gang.outstanding else None
         at_us = certain_from_us(query, profile, self._workers.in_service, layer)
         assert at_us is not None

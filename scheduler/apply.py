@@ -10,7 +10,6 @@ from gangway.executor.messages import Left, LeftReason
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler.gangs import Gang, GangTable
 from gangway.scheduler.interference import BlockTimes
-from gangway.scheduler.limits import LateBacklog
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.models import ModelTable
 from gangway.scheduler.observability import Accounts
@@ -43,7 +42,6 @@ class Execution:
     ) -> None:
         self.gangs = GangTable(control)
         self.times = BlockTimes()
-        self.late_backlog = LateBacklog()
         self.changed = False
         self.queue_changed = False
         self._requests = requests
@@ -223,8 +221,6 @@ class Execution:
             self._leave(unit, requests)
             if kind == PhaseKind.END and wanted_by:
                 self._policy.finished(unit.query, turned_ns / 1e3)
-                if profile is not None:
-                    self.late_backlog.answered(unit.query, profile, turned_ns / 1e3, self._workers.in_service)
 
     def _leave(self, unit: Unit, requests: Sequence[Request]) -> None:
         """Note that a unit has ended. A request of which it was the last is answered by now, unless it was dropped."""

@@ -26,23 +26,22 @@ from gangway.scheduler.timeline import Place
 from gangway.scheduler.units import Unit
 from gangway.scheduler.waiting import WaitingQueries
 
-PATIENCE = 4.0  # a decision's times may pass before the next one that is only about who waits for a core,
-HURRIED = 1.0  # or so many, if somebody who runs may yield
-MOST_PATIENCE_US = 5000.0  # whatever held up the scheduler
-MOST_REST_US = 20_000.0  # whatever the policy says of those that run
-CALM_US = 50_000.0  # that long may pass until one that is only about those who take no cores from others
-# Newcomers: without a deadline, with one, for whom somebody who runs makes room (of a class below, or it is brief).
-CALM, TIMED, ABOVE = range(3)
+# Newcomers: without a deadline; with one; that preempt in any case (of a class above, or brief).
+BEST_EFFORT, TIMED, PREEMPTING = range(3)
 
 
 class Dispatcher:
     """Asks the policy when something has changed, or at the time that it asked for, and has its decisions applied.
 
-    While no core is free, newcomers wait for the next decision if the last one was just now. They could only take cores
-    from others, at the next layer boundary; and in an overload, when decisions take longest, hundreds come in a second.
-    They wait longer while the policy knows that nobody who runs would yield, and hardly at all if somebody would. Those
-    without a deadline, whose class is not above that of anybody who runs, take no cores from others: they wait longest,
-    and nobody need wake the scheduler for them (`calm_us`).
+    While no core is free, newcomers wait for the next decision: they could only take cores from others, at a layer
+    boundary, and in an overload, when decisions take longest, hundreds come in a second. How long they wait:
+
+    - those that preempt in any case: as long as the last decision took (4 times as long if the policy cannot say who
+      yields), 5 ms at most;
+    - others with a deadline: until somebody who runs may yield, 20 ms at most;
+    - others, whose class is not above that of anybody who runs: 50 ms, and nobody need wake the scheduler for them.
+
+    `PolicyConfig` has the numbers.
     With a `former` the policy is shown batches: units that are made of waiting requests when one of them is to start.
     """
 
@@ -66,7 +65,7 @@ class Dispatcher:
         self._trace = trace
         self._way_back_us = way_back_us
         self._next_us = [0.0, 0.0, 0.0]  # when to decide about newcomers of each kind, if nothing happens before
-        self._came = CALM  # those who may change most of those who have come since the last decision,
+        self._came = BEST_EFFORT  # those who may change most of those who have come since the last decision,
         self._highest = float("inf")  # and their highest class
         self.wake_us: float | None = None  # when policy or former want to be asked, if nothing happens before
 
@@ -74,15 +73,15 @@ class Dispatcher:
         """A query waits from now on."""
         execution = self._execution
         execution.queue_changed = True
-        if self._came < ABOVE and query.deadline_us is not None:
-            self._came = ABOVE if self._is_let_through(query) else TIMED
+        if self._came < PREEMPTING and query.deadline_us is not None:
+            self._came = PREEMPTING if self._is_brief(query) else TIMED
         if query.priority < self._highest:  # no need to compare others like it
             self._highest = query.priority
             if any(query.priority < gang.unit.query.priority for gang in execution.gangs.all()):
-                self._came = ABOVE
+                self._came = PREEMPTING
 
-    def _is_let_through(self, query: Query) -> bool:
-        """Whether others make room for it at once, as for one of a class above theirs."""
+    def _is_brief(self, query: Query) -> bool:
+        """Whether others make room for it at once."""
         model = self._models.profiles.get(query.model_id) if self._policy.brief_first else None
         return model is not None and model.is_brief
 
@@ -92,11 +91,11 @@ class Dispatcher:
         Front ends do not ring for them then.
         """
         execution = self._execution
-        calm_until_us = self._next_us[CALM]
-        if execution.changed or self._workers.free or now_us >= calm_until_us:
+        until_us = self._next_us[BEST_EFFORT]
+        if execution.changed or self._workers.free or now_us >= until_us:
             return 0.0
         above_all = all(gang.unit.query.priority <= 0 for gang in execution.gangs.all())
-        return calm_until_us - now_us if execution.gangs.count and above_all else 0.0
+        return until_us - now_us if execution.gangs.count and above_all else 0.0
 
     def dispatch(self, now_us: float) -> None:
         """Ask the policy if there may be something to decide."""
@@ -113,7 +112,7 @@ class Dispatcher:
             execution.changed = True  # and asked soon, when the policy can see that query, too
             return
         execution.settled()
-        self._came, self._highest = CALM, float("inf")
+        self._came, self._highest = BEST_EFFORT, float("inf")
         self.wake_us = None
         if not self._workers.in_service:
             return  # nothing to plan with, until a worker is there
@@ -121,7 +120,7 @@ class Dispatcher:
         running = execution.gangs.running(now_us)
         if woken or waiting or (running and self._workers.free):
             self._decide(waiting, running, now_us)
-            self._be_patient(now_us, time.monotonic_ns() / 1e3)
+            self._space_decisions(now_us, time.monotonic_ns() / 1e3)
 
     def _decide(self, waiting: WaitingQueries, running: Sequence[RunningBlock], now_us: float) -> None:
         snapshot, units, wake_us = self._snapshot(waiting, running, now_us)
@@ -135,14 +134,18 @@ class Dispatcher:
         if wake_us is not None:
             self._wake_at(wake_us)
 
-    def _be_patient(self, begin_us: float, end_us: float) -> None:
-        """Set until when newcomers wait, after a decision that took so long."""
+    def _space_decisions(self, begin_us: float, end_us: float) -> None:
+        """Set until when newcomers of each kind wait, after a decision that took so long."""
+        config = self._policy.config
+        gap, yielding = config.decision_gap, config.yield_gap
         yields_from_us = None if self._workers.free else self._policy.yields_from_us()
-        times = PATIENCE if yields_from_us is None else HURRIED
-        patient_until_us = timed_until_us = end_us + min(times * (end_us - begin_us), MOST_PATIENCE_US)
-        if yields_from_us is not None:
-            timed_until_us = max(patient_until_us, min(yields_from_us, end_us + MOST_REST_US))
-        self._next_us = [end_us + CALM_US, timed_until_us, patient_until_us]
+        factor = gap.min_gap_factor if yields_from_us is None else gap.yielding_gap_factor
+        gap_us = min(factor * (end_us - begin_us), gap.max_gap_us) if gap.enabled else 0.0
+        preempting_us = timed_us = end_us + gap_us
+        if yields_from_us is not None and yielding.enabled:
+            timed_us = max(preempting_us, min(yields_from_us, end_us + yielding.max_us))
+        best_effort_us = end_us + config.best_effort_gap.gap_us if config.best_effort_gap.enabled else timed_us
+        self._next_us = [best_effort_us, timed_us, preempting_us]
 
     def _wake_at(self, at_us: float) -> None:
         self.wake_us = at_us if self.wake_us is None else min(at_us, self.wake_us)
@@ -151,8 +154,9 @@ class Dispatcher:
         self, queued: WaitingQueries, running: Sequence[RunningBlock], now_us: float
     ) -> tuple[Snapshot, Mapping[int, Unit], float | None]:
         """Return what the policy sees, the batches among it, and when others could be formed."""
-        models, gangs = self._models, self._execution.gangs
-        workers, times = self._workers, self._execution.times
+        models, gangs, workers = self._models, self._execution.gangs, self._workers
+        times, config = self._execution.times, self._policy.config
+        errors = times.stretches.factors if config.prediction_error.enabled else {}
         units: Mapping[int, Unit] = {}
         wake_us = None
         waiting: Sequence[Query] = queued.in_order
@@ -166,7 +170,7 @@ class Dispatcher:
                 workers.in_service,
                 len(workers.free),
                 running,
-                times.stretches.factors,
+                errors,
             )
             waiting, units, wake_us = formed.queries, formed.units, formed.wake_us
         if models.limits:
@@ -181,7 +185,7 @@ class Dispatcher:
             times.interference.level(now_us),
             gangs.free,
             self._way_back_us,
-            times.stretches.factors,
+            errors,
             times.stretches.wide_stretch,
         )
         return snapshot, units, wake_us

@@ -19,7 +19,7 @@ from gangway.executor.peer import Peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import messages as slow
-from gangway.scheduler.admission import Refusals
+from gangway.scheduler.admission import Admission
 from gangway.scheduler.apply import Execution
 from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.decide import Dispatcher
@@ -131,7 +131,15 @@ class LiveScheduler:
         self.model_jobs = ModelJobs(
             supervisor, self._models, self.workers, pool, self.requests, self._execution, len(control.leases), close
         )
-        self._refusals = Refusals(self._execution, self.requests, self.workers, self._models)
+        execution = self._execution
+        self._admission = Admission(
+            execution.drop,
+            execution.gangs,
+            self.requests,
+            self.workers,
+            self._models,
+            policy.config,
+        )
         self._dispatcher = Dispatcher(
             policy, self._execution, self.requests, self.workers, self._models, self._former, trace, way_back_us
         )
@@ -169,7 +177,7 @@ class LiveScheduler:
             self._hear_supervisor()
         now_us = _now_us()
         self.requests.expire(now_us, self._execution.drop)
-        self._refusals.act(now_us)
+        self._admission.refuse_late(now_us)
         self._dispatcher.dispatch(now_us)
         if now_us >= self._housekeeping_us + (WATCH_WAIT_US if arrived else 0):  # better not beside gangs that begin
             self._keep_house(now_us)
@@ -198,7 +206,7 @@ class LiveScheduler:
         self._housekeeping_us = now_us + WATCH_WAIT_US
         self._hear_supervisor()  # or that it is gone: nobody rings for that
         self._report_stuck(now_us)
-        self._refusals.shed(now_us)
+        self._admission.shed(now_us)
         self.model_jobs.tend(now_us)
         self._arenas.tend(now_us)
         self.accounts.counters.write(now_us)
@@ -270,8 +278,7 @@ class LiveScheduler:
         request = self.requests.admit(front_end, slot, generation)
         if request is not None:
             self._dispatcher.came(request.query)
-            self._refusals.refuse_if_full(request)
-            self._refusals.make_room(front_end)
+            self._admission.arrived(request)
             self.accept(request)
             if not request.dropped:
                 self._policy.arrived(request.query)
@@ -284,7 +291,7 @@ class LiveScheduler:
         if model is None or model.state is ModelState.UNLOADING:
             self._execution.drop(request, SlotStatus.UNAVAILABLE if model is None else model.refusal)
         elif not request.dropped:
-            self._refusals.watch(request)
+            self._admission.watch(request)
 
     def _cancel(self, front_end: int, slot: int, generation: int) -> None:
         request = self.requests.find(front_end, slot, generation)
@@ -359,7 +366,7 @@ class LiveScheduler:
             return int(SETTLE_US) if self.gangs.any_ending else 0
         wait_us = WATCH_WAIT_US if self.gangs.count else IDLE_WAIT_US
         first_us = math.inf
-        for at_us in (self.requests.next_expiry_us(), self._refusals.next_us, self._dispatcher.wake_us):
+        for at_us in (self.requests.next_expiry_us(), self._admission.next_us, self._dispatcher.wake_us):
             if at_us is not None and at_us < first_us:
                 first_us = at_us
         if first_us < math.inf:

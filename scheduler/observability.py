@@ -1,4 +1,4 @@
-"""What is written down about gangs: counters for the log and for the front end, and the timeline."""
+"""What is written down: counts of what scheduling did, why each decision was made, and which core did what."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from gangway.scheduler.policy import Decision, Query, Snapshot, Start
 from gangway.scheduler.requests import NOTHING, Request
 from gangway.scheduler.timeline import Place, Stretch, TimelineWriter
 
-# What scheduling did, counted per model and in total, and a line of it in the log from time to time.
+# Counts, by model and in total, and a line of them in the log once a minute.
 
 PERIOD_US = 60e6
 _log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TypeVar, dataclass_transform
 
+from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.profiles import ModelProfile
 
 # Frozen dataclasses that are made for every request, or for every decision.
@@ -76,8 +77,8 @@ class Snapshot:
     level: float = 0.0  # of interference: 1 means that layers that depend on memory entirely take twice their time
     free_leases: int = 1_000_000  # so many queries that have not started yet can be started now
     way_back_us: float = 150.0  # from the last layer's end until the client has the answer, when the machine is busy
-    stretches: Mapping[int, float] = field(default_factory=dict)  # by model: blocks lately took so much longer
-    wide_stretch: float = 1.0  # so much more gangs of several cores lately exceeded predictions than gangs of one
+    prediction_errors: Mapping[int, float] = field(default_factory=dict)  # by model: time over prediction, lately
+    gang_slowdown: float = 1.0  # the same of gangs of several cores, over that of gangs of one
 
 
 @value(frozen=True, slots=True)
@@ -159,8 +160,9 @@ class Policy(ABC):
     """
 
     name: str
+    config: PolicyConfig = DEFAULT  # what the driver goes by, too
     batches = False  # whether it is shown batches (queries joined and split) instead of single requests
-    brief_first = False  # whether others make room at once for what takes next to nothing (`ModelProfile.is_brief`)
+    brief_first: bool = False  # whether others make room at once for a brief query (`ModelProfile.is_brief`)
     fast_path = False  # whether a query that waits alone and can use one core only always begins on the first free one
 
     @abstractmethod

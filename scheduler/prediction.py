@@ -1,7 +1,7 @@
-"""How much longer a query runs, on how many cores: what the `gangway` policy decides by. Pure.
+"""How much longer a query runs, on how many cores: what policies decide by. Pure.
 
-Times come from the profile, in the versions that are fastest at the present level of interference, and as long as they
-are at that level (`blocks.demands`).
+`demands` says what VELTAIR's policies ask for, `Work` what the `gangway` policy needs of one query. Times come from the
+profile: each layer in the version that is fastest at the present level of interference, as long as it takes there.
 """
 
 from array import array
@@ -12,6 +12,7 @@ from itertools import accumulate
 from math import ceil
 
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot
+from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.profiles import ModelProfile
 
 # VELTAIR's layer blocks (ASPLOS 2022, section 4.2, Algorithm 2): core demands of layers, models, blocks; pivots.
@@ -25,7 +26,7 @@ from gangway.scheduler.profiles import ModelProfile
 #   by: for a layer that computes it is in proportion to operations, for one that moves bytes to its bytes.
 # - A layer that can never keep to its share has more, from the others: else the whole model would miss its target.
 # - A layer or block that no number of cores makes fast enough asks for the fewest cores with which it is at most
-#   `NO_GAIN` slower than it can be.
+#   `NO_GAIN_FACTOR` times as slow as it can be.
 # - More cores never make a layer slower: a gang leaves those idle that do not pay.
 # - `Algorithm 2` numbers the pivot's successor as the next beginning and says 0 for "none". Its text and Fig. 10 have
 #   the pivot begin the next block; without one the block runs to the end.
@@ -33,8 +34,8 @@ from gangway.scheduler.profiles import ModelProfile
 #   opposite: a high threshold finds no pivots, and the whole model is one block of its average demand. The algorithm
 #   counts.
 
-BEST_EFFORT_TARGET = 3.0  # times the isolated latency, for models without a target
-NO_GAIN = 1.05
+BEST_EFFORT_TARGET_FACTOR = 3.0  # times the isolated latency, for models without a target
+NO_GAIN_FACTOR = 1.05  # cores that make it no faster than that are not worth having
 LEVEL_STEP = 0.1  # levels of interference are told apart so finely, and up to MAX_LEVEL
 MAX_LEVEL = 4.0
 _ROUNDING = 1 + 1e-9
@@ -80,7 +81,7 @@ class Demands:
         goal_us = (self.target_us[end] - self.target_us[begin]) * _ROUNDING - self.unit_us
         fastest_us = self.span_us(begin, end, len(self.time_us))
         if fastest_us > goal_us:
-            goal_us = fastest_us * NO_GAIN
+            goal_us = fastest_us * NO_GAIN_FACTOR
         return bisect_left(self.time_us, -goal_us, key=lambda times: times[begin] - times[end]) + 1
 
     def pivot(self, begin: int, limit_cores: float) -> int:
@@ -147,7 +148,7 @@ def target_us(profile: ModelProfile) -> float:
     """Return the model's latency target; 3 times the isolated latency where it has none."""
     if profile.qos_us is not None:
         return profile.qos_us
-    return BEST_EFFORT_TARGET * (profile.isolated_us or profile.span_us(0, profile.layers, profile.cores))
+    return BEST_EFFORT_TARGET_FACTOR * (profile.isolated_us or profile.span_us(0, profile.layers, profile.cores))
 
 
 def target_shares(profile: ModelProfile) -> list[float]:
@@ -164,7 +165,7 @@ def layer_targets(profile: ModelProfile, goal_us: float, unit_us: float = 0.0) -
 
     A layer whose share is below what it takes on the best number of cores has that, from the others' shares.
     """
-    least = [min(layer[0]) * NO_GAIN for layer in profile.latency_us]
+    least = [min(layer[0]) * NO_GAIN_FACTOR for layer in profile.latency_us]
     weights = target_shares(profile)
     spare_us = goal_us - sum(least)
     if spare_us <= 0:
@@ -248,9 +249,7 @@ def _sums(values: Iterable[float]) -> Sequence[float]:
     return array("d", accumulate(values, initial=0.0))
 
 
-MARGIN = 1.04  # at least: predictions are stretched by this where a deadline depends on them
 INFINITE = float("inf")
-MOST_LEVEL = 1.0  # what slows layers down more than this is not memory, and passes as it came
 
 
 class Outlook:
@@ -295,26 +294,31 @@ def outlook(model: ModelProfile, level: float, rows: int, core_count: int) -> Ou
 class Work:
     """A waiting query, or a running one with its block, and what is predicted of it. Times are microseconds.
 
-    `slack_us`: from now to its deadline, less the answer's way back. `due_us`: its place in the order. `margin`: by how
-    much to stretch times where a deadline depends on them. `worth`: of its deadline. `gang`: cores it asks for,
+    `slack_us`: from now to its deadline, less the answer's way back. `due_us`: its place in the order. `margin`: what
+    times are multiplied by where a deadline depends on them. `weight`: of its deadline. `gang`: cores it asks for,
     `grant`: cores it shall have.
     """
 
     __slots__ = (
         "block", "cores", "due_us", "elapsed_us", "fixed", "gang", "grant", "isolated_us", "layer", "level",
-        "margin", "model", "most", "now_us", "outlook", "query", "slack_us", "table", "tier", "way_back_us", "worth",
+        "margin", "model", "most", "now_us", "outlook", "query", "slack_us", "table", "tier", "way_back_us", "weight",
     )  # fmt: skip
 
-    def __init__(self, query: Query, block: RunningBlock | None, snapshot: Snapshot) -> None:
+    def __init__(
+        self, query: Query, block: RunningBlock | None, snapshot: Snapshot, config: PolicyConfig = DEFAULT
+    ) -> None:
         model_id = query.model_id
         model = snapshot.models[model_id]
-        level = snapshot.level
+        level = snapshot.level if config.interference.enabled else 0.0
+        most_level = config.prediction.max_level
         self.query = query
         self.block = block
         self.model = model
-        self.level = level = level if level < MOST_LEVEL else MOST_LEVEL
-        stretch = snapshot.stretches.get(model_id, MARGIN)
-        self.margin = stretch if stretch > MARGIN else MARGIN
+        self.level = level = level if level < most_level else most_level
+        self.margin = config.prediction.min_margin_factor
+        if config.prediction_error.enabled:
+            error = snapshot.prediction_errors.get(model_id, 1.0)
+            self.margin = error if error > self.margin else self.margin
         self.outlook = known = outlook(model, level, query.rows, snapshot.core_count)
         self.table: Demands = known.table
         self.most = known.most
@@ -331,7 +335,7 @@ class Work:
             self.layer, self.cores = block.layer, len(block.cores)
             self.elapsed_us = snapshot.now_us - max(block.layer_started_us, block.started_us)
             self.fixed = block.stopping or model.indivisible
-        self.worth = 1.0
+        self.weight = 1.0
         self.due_us = 0.0
         self.now_us = snapshot.now_us
         self.tier = 0  # of `gangway_order`

@@ -1,4 +1,8 @@
-"""Gangs that stand still, and ranks that do not leave. Who merely waits for a core is let be (`blame.py`)."""
+"""Finds gangs that stand still, and ranks that do not leave, unless they merely wait for a core.
+
+Times count against a process, and what counts is compared with a limit: 5 s for a gang without progress, 1 s for a rank
+that has not left after its gang has ended. These are faults of processes; no scheduling decision depends on them.
+"""
 
 import os
 from collections.abc import Iterable

@@ -16,9 +16,8 @@ from gangway.executor.leases import MAX_MEMBERS
 from gangway.scheduler.batching.planner import Part
 from gangway.scheduler.batching.sizes import NEVER_LATE, BatchModel
 from gangway.scheduler.messages import LoadModel
-from gangway.scheduler.policies.gangway_order import LEAST_PLANNED
 from gangway.scheduler.policy import Query, RunningBlock, value
-from gangway.scheduler.prediction import MARGIN
+from gangway.scheduler.policy_config import DEFAULT
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.units import Batch, Unit
 from gangway.scheduler.waiting import BY_ARRIVAL, KIND, WaitingGroup, WaitingQueries
@@ -114,7 +113,7 @@ class BatchFormer:
         `free_cores` are idle. Of a long queue those queries are shown that the policy may choose (`candidates` of
         `gangway`), so the cost does not grow with it. `prediction_errors`: of each model's blocks lately.
         """
-        is_long = len(waiting) > LEAST_PLANNED
+        is_long = len(waiting) > DEFAULT.planning.min_queries
         classes = [block.query.priority for block in running] if is_long else ()
         selection = _Selection(is_long, free_cores, core_count, max(classes, default=NO_CLASS))
         begun: list[Query] = []  # stopped, or of a batch that has begun
@@ -278,7 +277,7 @@ class ModelQueue:
         self._rows = rows
         self._now_us = now_us
         self._done_us = now_us + way_back_us
-        self._margin = max(MARGIN, prediction_error)
+        self._margin = max(DEFAULT.prediction.min_margin_factor, prediction_error)
 
     def batches(self, most: int, most_late: int, may_wait: bool) -> tuple[list[tuple[int, int]], float | None]:
         """Return the next batches as (begin, end) in `queries`, and until when the others wait for more, if they do.
@@ -399,7 +398,7 @@ def _candidates(group: WaitingGroup, now_us: float, selection: _Selection) -> Se
     """Return those of a kind that the policy would choose from if it saw all of them."""
     if not selection.is_long:
         return group.in_order
-    most = max(LEAST_PLANNED, selection.core_count)
+    most = max(DEFAULT.planning.min_queries, selection.core_count)
     on_time, others = group.split_at(now_us, most, selection.max_late(group.priority))
     return on_time + others
 

@@ -23,8 +23,8 @@ from gangway.executor.slots import MAX_PARTS, NEVER_JOINED
 from gangway.scheduler.arrival_rate import ArrivalRate
 from gangway.scheduler.batching.planner import GANG_US, Part, PlanTable, min_gain_share, plan_table
 from gangway.scheduler.messages import LoadModel
-from gangway.scheduler.policies.gangway_shares import IDLE_EFFICIENCY
 from gangway.scheduler.policy import Query
+from gangway.scheduler.policy_config import DEFAULT
 from gangway.scheduler.prediction import efficient_cores
 from gangway.scheduler.profiles import ModelProfile
 
@@ -244,5 +244,5 @@ class BatchModel:
             return None
         if not is_worth_waiting(rows, more, gap_us, self.latency_us) or len(self.parts(rows + more)) > 1:
             return None
-        takes_all = efficient_cores(self._profile, 0.0, rows, self.cores, IDLE_EFFICIENCY) == self.cores
+        takes_all = efficient_cores(self._profile, 0.0, rows, self.cores, DEFAULT.growth.idle_efficiency) == self.cores
         return gap_us if takes_all else None  # else there is a core for the next request anyway

@@ -1,8 +1,6 @@
-"""edf: earliest deadline first, preemptive (Liu and Layland, JACM 1973, section 7), over gangs of cores.
+"""Policies of other systems and papers, to compare with: `edf`, `prema`, `parties` and `triton`.
 
-Loose ends. The algorithm is for one processor: here the machine is the processor. The query with the earliest deadline
-has all cores that it can use, what it leaves goes to the next one. Preemption is at layer boundaries. Lower priority
-numbers go first whatever the deadline. Best effort is due a second after its arrival (`urgency.due_us`).
+Each section names its source, and says where the source leaves something open or does not fit a machine of cores.
 """
 
 from collections import defaultdict
@@ -11,6 +9,196 @@ from dataclasses import dataclass
 from heapq import heapify, heappop
 
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, RunningBlock, Snapshot, Start, Stop, Wake
+
+# From an order of queries to cores: the first has all that it can use, what is left goes to the next.
+
+Item = Query | RunningBlock
+
+
+def work(snapshot: Snapshot, waiting: Iterable[Query]) -> list[Item]:
+    """Return all that can be ordered: these waiting queries, and the running blocks that can still be told something.
+
+    Not those that are stopping already, nor those that nothing stops.
+    """
+    return [
+        *waiting,
+        *(
+            block
+            for block in snapshot.running
+            if not block.stopping and not snapshot.models[block.query.model_id].indivisible
+        ),
+    ]
+
+
+def query_of(item: Item) -> Query:
+    """Return the query itself."""
+    return item if isinstance(item, Query) else item.query
+
+
+def share_out(
+    snapshot: Snapshot, ranking: Iterable[Item], at_most: int = 1_000_000, reason: str = ""
+) -> list[Decision]:
+    """Give the machine to the first `at_most` of `ranking`, each as many cores as it can use of those left.
+
+    `ranking` is `work(...)`, most urgent first; it is read no further than there are cores. A query begins on the
+    cores that are free and grows as others come free. Running blocks beyond those are stopped at the next layer
+    boundary, or shrunk.
+    """
+    decisions: list[Decision] = []
+    left = snapshot.core_count - sum(
+        len(block.cores) for block in snapshot.running if snapshot.models[block.query.model_id].indivisible
+    )
+    free = snapshot.free_cores
+    leases = snapshot.free_leases
+    served: set[int] = set()
+    for item in ranking:
+        if left <= 0 or len(served) == at_most:
+            break
+        query = query_of(item)
+        target = min(left, snapshot.models[query.model_id].max_ranks)
+        if isinstance(item, Query):
+            if not query.started:
+                if leases == 0:
+                    continue
+                leases -= 1
+            if free:
+                decisions.append(_start(query, free[:target], target, snapshot, reason))
+                free = free[target:]
+        else:
+            size = len(item.cores)
+            joining = free[: max(0, target - size)]
+            free = free[len(joining) :]
+            if joining or target < size:
+                decisions.append(Resize(query.query_id, (item.cores + joining)[:target], reason))
+        left -= target
+        served.add(query.query_id)
+    decisions += [
+        Stop(item.query.query_id, reason="others go first")
+        for item in work(snapshot, ())
+        if isinstance(item, RunningBlock) and item.query.query_id not in served
+    ]
+    return decisions
+
+
+def _start(query: Query, cores: tuple[int, ...], wanted: int, snapshot: Snapshot, reason: str) -> Start:
+    return Start(query.query_id, snapshot.models[query.model_id].layers, cores, wanted=wanted, reason=reason)
+
+
+# edf: earliest deadline first, preemptive (Liu and Layland, JACM 1973, section 7), over gangs of cores.
+#
+# Loose ends. The algorithm is for one processor: here the machine is the processor. The query with the earliest
+# deadline has all cores that it can use, what it leaves goes to the next one. Preemption is at layer boundaries. Lower
+# priority numbers go first whatever the deadline.
+
+BEST_EFFORT_DUE_US = 1_000_000.0  # after its arrival
+
+
+def due_us(query: Query) -> float:
+    """Return the deadline; of a query without one, one second after its arrival.
+
+    So best effort goes after what is due soon, and before whatever becomes due a second after its arrival: it ages,
+    and nothing starves.
+    """
+    return query.arrival_us + BEST_EFFORT_DUE_US if query.deadline_us is None else query.deadline_us
+
+
+class EarliestDeadlineFirst(Policy):
+    """The machine to whoever is due first."""
+
+    name = "edf"
+
+    def decide(self, snapshot: Snapshot) -> list[Decision]:
+        """Start, grow, shrink and stop so that the earliest deadlines have the cores."""
+        return share_out(snapshot, _by_deadline(work(snapshot, snapshot.waiting)), reason="earliest deadline")
+
+
+def _by_deadline(items: list[Item]) -> Iterator[Item]:
+    """Yield lazily: a few of many queries find cores."""
+    heap = []
+    for index, item in enumerate(items):
+        query = query_of(item)
+        heap.append((query.priority, due_us(query), query.query_id, index))
+    heapify(heap)
+    while heap:
+        yield items[heappop(heap)[3]]
+
+
+# prema: token-based temporal multitasking with preemption (PREMA, HPCA 2020, section V, Algorithms 2 and 3).
+#
+# One query has the machine at a time. A query earns tokens with its priority and its slowdown so far; those whose
+# tokens reach a threshold are candidates; the candidate with the shortest estimated time goes next.
+#
+# Loose ends. The paper adds `priority x slowdown` at each call of its scheduler; we read it as the total that does not
+# depend on how often it is called: `tokens = priority x (1 + time waited / isolated time)`, where waiting is all time
+# off the cores. Priorities are the paper's 9, 3 and 1 for numbers below, at and above 0. The threshold is the largest
+# number of tokens, rounded down to one of 9, 3, 1. Its CHECKPOINT costs time, ours is a stop at a layer boundary; its
+# KILL, which throws work away, is left out. DRAIN or CHECKPOINT is decided as in Algorithm 3: whoever would lose more,
+# relative to its isolated time, by waiting for the other. Tokens grow while nothing happens, so the policy looks again
+# every 2.5 ms, ten times the paper's quota, because layers take that much longer here.
+
+TOKENS = (9.0, 3.0, 1.0)  # tokens of high, medium and low priority
+QUOTA_US = 2500.0
+
+
+class Prema(Policy):
+    """Tokens decide who may, the shortest of those does."""
+
+    name = "prema"
+
+    def decide(self, snapshot: Snapshot) -> list[Decision]:
+        """Give the machine to the shortest candidate, unless the one that runs had better end first."""
+        ranking = self._ranking(work(snapshot, snapshot.waiting), snapshot)
+        decisions = share_out(snapshot, ranking, at_most=1, reason="shortest of those with tokens")
+        if snapshot.waiting:
+            decisions.append(Wake(snapshot.now_us + QUOTA_US))
+        return decisions
+
+    def _ranking(self, items: list[Item], snapshot: Snapshot) -> list[Item]:
+        tokens = {query_of(item).query_id: _tokens(item, snapshot) for item in items}
+        threshold = next((level for level in TOKENS if level <= max(tokens.values(), default=0)), 0.0)
+
+        def order(item: Item) -> tuple[bool, float, int]:
+            query = query_of(item)
+            return tokens[query.query_id] < threshold, _remaining_us(item, snapshot), query.query_id
+
+        ranking = sorted(items, key=order)
+        running = next((item for item in ranking if isinstance(item, RunningBlock)), None)
+        if running is not None and _drains(running, ranking[0], snapshot):
+            ranking.remove(running)
+            ranking.insert(0, running)
+        return ranking
+
+
+def _tokens(item: Item, snapshot: Snapshot) -> float:
+    query = query_of(item)
+    on_cores_us = query.ran_us + (snapshot.now_us - item.started_us if isinstance(item, RunningBlock) else 0.0)
+    waited_us = max(0.0, snapshot.now_us - query.arrival_us - on_cores_us)
+    level = TOKENS[(query.priority > 0) - (query.priority < 0) + 1]
+    return level * (1 + waited_us / _isolated_us(query, snapshot))
+
+
+def _drains(running: RunningBlock, candidate: Item, snapshot: Snapshot) -> bool:
+    """Say whether the candidate loses less by waiting than the running query would."""
+    running_loses = _remaining_us(candidate, snapshot) / _isolated_us(running.query, snapshot)
+    candidate_loses = _remaining_us(running, snapshot) / _isolated_us(query_of(candidate), snapshot)
+    return running_loses > candidate_loses
+
+
+def _remaining_us(item: Item, snapshot: Snapshot) -> float:
+    query = query_of(item)
+    layer = item.layer if isinstance(item, RunningBlock) else query.next_layer
+    model = snapshot.models[query.model_id]
+    return model.remaining_us(layer, _gang(query, snapshot), query.rows)
+
+
+def _isolated_us(query: Query, snapshot: Snapshot) -> float:
+    model = snapshot.models[query.model_id]
+    return max(model.remaining_us(0, _gang(query, snapshot), query.rows), 1e-3)
+
+
+def _gang(query: Query, snapshot: Snapshot) -> int:
+    return min(snapshot.core_count, snapshot.models[query.model_id].max_ranks)
+
 
 # parties: cores are divided among models, and the division follows feedback (PARTIES, ASPLOS 2019, section 4).
 #
@@ -26,8 +214,8 @@ from gangway.scheduler.policy import Decision, Policy, Query, Resize, RunningBlo
 # in order of arrival, each with all of the model's cores. Models without deadlines are its best-effort jobs.
 
 INTERVAL_US = 500_000.0
-UPSIZE_BELOW = 0.05
-DOWNSIZE_ABOVE = 0.2
+UPSIZE_BELOW_SLACK = 0.05  # share of the target
+DOWNSIZE_ABOVE_SLACK = 0.2
 
 
 class Parties(Policy):
@@ -73,9 +261,9 @@ class Parties(Policy):
         slack = {model_id: _tail(self._slacks[model_id]) for model_id in {*targeted, *self._slacks} & {*self._shares}}
         if slack:
             neediest = min(sorted(slack), key=slack.__getitem__)
-            if slack[neediest] < UPSIZE_BELOW:
+            if slack[neediest] < UPSIZE_BELOW_SLACK:
                 self._upsize(neediest, slack)
-            elif slack[neediest] > DOWNSIZE_ABOVE:
+            elif slack[neediest] > DOWNSIZE_ABOVE_SLACK:
                 self._take_one(slack)
         self._slacks.clear()
         self._adjusted_us = snapshot.now_us
@@ -233,189 +421,3 @@ def make_triton(argument: str) -> Triton:
             raise ValueError(f"scheduler 'triton' takes instances=I,threads=T (1 and more), got {part!r}")
         values[key] = int(value)
     return Triton(Instances(**values))
-
-
-# From an order of queries to cores: the first has all that it can use, what is left goes to the next.
-
-Work = Query | RunningBlock
-
-
-def work(snapshot: Snapshot, waiting: Iterable[Query]) -> list[Work]:
-    """Return all that can be ordered: these waiting queries, and the running blocks that can still be told something.
-
-    Not those that are stopping already, nor those that nothing stops.
-    """
-    return [
-        *waiting,
-        *(
-            block
-            for block in snapshot.running
-            if not block.stopping and not snapshot.models[block.query.model_id].indivisible
-        ),
-    ]
-
-
-def query_of(item: Work) -> Query:
-    """Return the query itself."""
-    return item if isinstance(item, Query) else item.query
-
-
-def share_out(
-    snapshot: Snapshot, ranking: Iterable[Work], at_most: int = 1_000_000, reason: str = ""
-) -> list[Decision]:
-    """Give the machine to the first `at_most` of `ranking`, each as many cores as it can use of those left.
-
-    `ranking` is `work(...)`, most urgent first; it is read no further than there are cores. A query begins on the
-    cores that are free and grows as others come free. Running blocks beyond those are stopped at the next layer
-    boundary, or shrunk.
-    """
-    decisions: list[Decision] = []
-    left = snapshot.core_count - sum(
-        len(block.cores) for block in snapshot.running if snapshot.models[block.query.model_id].indivisible
-    )
-    free = snapshot.free_cores
-    leases = snapshot.free_leases
-    served: set[int] = set()
-    for item in ranking:
-        if left <= 0 or len(served) == at_most:
-            break
-        query = query_of(item)
-        target = min(left, snapshot.models[query.model_id].max_ranks)
-        if isinstance(item, Query):
-            if not query.started:
-                if leases == 0:
-                    continue
-                leases -= 1
-            if free:
-                decisions.append(_start(query, free[:target], target, snapshot, reason))
-                free = free[target:]
-        else:
-            size = len(item.cores)
-            joining = free[: max(0, target - size)]
-            free = free[len(joining) :]
-            if joining or target < size:
-                decisions.append(Resize(query.query_id, (item.cores + joining)[:target], reason))
-        left -= target
-        served.add(query.query_id)
-    decisions += [
-        Stop(item.query.query_id, reason="others go first")
-        for item in work(snapshot, ())
-        if isinstance(item, RunningBlock) and item.query.query_id not in served
-    ]
-    return decisions
-
-
-def _start(query: Query, cores: tuple[int, ...], wanted: int, snapshot: Snapshot, reason: str) -> Start:
-    return Start(query.query_id, snapshot.models[query.model_id].layers, cores, wanted=wanted, reason=reason)
-
-
-# prema: token-based temporal multitasking with preemption (PREMA, HPCA 2020, section V, Algorithms 2 and 3).
-#
-# One query has the machine at a time. A query earns tokens with its priority and its slowdown so far; those whose
-# tokens reach a threshold are candidates; the candidate with the shortest estimated time goes next.
-#
-# Loose ends. The paper adds `priority x slowdown` at each call of its scheduler; we read it as the total that does not
-# depend on how often it is called: `tokens = priority x (1 + time waited / isolated time)`, where waiting is all time
-# off the cores. Priorities are the paper's 9, 3 and 1 for numbers below, at and above 0. The threshold is the largest
-# number of tokens, rounded down to one of 9, 3, 1. Its CHECKPOINT costs time, ours is a stop at a layer boundary; its
-# KILL, which throws work away, is left out. DRAIN or CHECKPOINT is decided as in Algorithm 3: whoever would lose more,
-# relative to its isolated time, by waiting for the other. Tokens grow while nothing happens, so the policy looks again
-# every 2.5 ms, ten times the paper's quota, because layers take that much longer here.
-
-LEVELS = (9.0, 3.0, 1.0)  # tokens of high, medium and low priority
-QUOTA_US = 2500.0
-
-
-class Prema(Policy):
-    """Tokens decide who may, the shortest of those does."""
-
-    name = "prema"
-
-    def decide(self, snapshot: Snapshot) -> list[Decision]:
-        """Give the machine to the shortest candidate, unless the one that runs had better end first."""
-        ranking = self._ranking(work(snapshot, snapshot.waiting), snapshot)
-        decisions = share_out(snapshot, ranking, at_most=1, reason="shortest of those with tokens")
-        if snapshot.waiting:
-            decisions.append(Wake(snapshot.now_us + QUOTA_US))
-        return decisions
-
-    def _ranking(self, items: list[Work], snapshot: Snapshot) -> list[Work]:
-        tokens = {query_of(item).query_id: _tokens(item, snapshot) for item in items}
-        threshold = next((level for level in LEVELS if level <= max(tokens.values(), default=0)), 0.0)
-
-        def order(item: Work) -> tuple[bool, float, int]:
-            query = query_of(item)
-            return tokens[query.query_id] < threshold, _remaining_us(item, snapshot), query.query_id
-
-        ranking = sorted(items, key=order)
-        running = next((item for item in ranking if isinstance(item, RunningBlock)), None)
-        if running is not None and _drains(running, ranking[0], snapshot):
-            ranking.remove(running)
-            ranking.insert(0, running)
-        return ranking
-
-
-def _tokens(item: Work, snapshot: Snapshot) -> float:
-    query = query_of(item)
-    on_cores_us = query.ran_us + (snapshot.now_us - item.started_us if isinstance(item, RunningBlock) else 0.0)
-    waited_us = max(0.0, snapshot.now_us - query.arrival_us - on_cores_us)
-    level = LEVELS[(query.priority > 0) - (query.priority < 0) + 1]
-    return level * (1 + waited_us / _isolated_us(query, snapshot))
-
-
-def _drains(running: RunningBlock, candidate: Work, snapshot: Snapshot) -> bool:
-    """Say whether the candidate loses less by waiting than the running query would."""
-    running_loses = _remaining_us(candidate, snapshot) / _isolated_us(running.query, snapshot)
-    candidate_loses = _remaining_us(running, snapshot) / _isolated_us(query_of(candidate), snapshot)
-    return running_loses > candidate_loses
-
-
-def _remaining_us(item: Work, snapshot: Snapshot) -> float:
-    query = query_of(item)
-    layer = item.layer if isinstance(item, RunningBlock) else query.next_layer
-    model = snapshot.models[query.model_id]
-    return model.remaining_us(layer, _gang(query, snapshot), query.rows)
-
-
-def _isolated_us(query: Query, snapshot: Snapshot) -> float:
-    model = snapshot.models[query.model_id]
-    return max(model.remaining_us(0, _gang(query, snapshot), query.rows), 1e-3)
-
-
-def _gang(query: Query, snapshot: Snapshot) -> int:
-    return min(snapshot.core_count, snapshot.models[query.model_id].max_ranks)
-
-
-# When a query is due: what several policies agree on.
-
-PATIENCE_US = 1_000_000.0
-
-
-def due_us(query: Query) -> float:
-    """Return the deadline; of a query without one, one second after its arrival.
-
-    So best effort goes after what is due soon, and before whatever becomes due a second after its arrival: it ages,
-    and nothing starves.
-    """
-    return query.arrival_us + PATIENCE_US if query.deadline_us is None else query.deadline_us
-
-
-class EarliestDeadlineFirst(Policy):
-    """The machine to whoever is due first."""
-
-    name = "edf"
-
-    def decide(self, snapshot: Snapshot) -> list[Decision]:
-        """Start, grow, shrink and stop so that the earliest deadlines have the cores."""
-        return share_out(snapshot, _by_deadline(work(snapshot, snapshot.waiting)), reason="earliest deadline")
-
-
-def _by_deadline(items: list[Work]) -> Iterator[Work]:
-    """Yield lazily: a few of many queries find cores."""
-    heap = []
-    for index, item in enumerate(items):
-        query = query_of(item)
-        heap.append((query.priority, due_us(query), query.query_id, index))
-    heapify(heap)
-    while heap:
-        yield items[heappop(heap)[3]]

@@ -1,32 +1,28 @@
 """From what is to what should be: which queries start, stop, grow and shrink now.
 
-A running query makes room only if that is worth it: see `worth_it`.
+A running query makes room only if that saves more than it costs: see `should_preempt`.
 """
 
 from collections.abc import Sequence
 
 from gangway.scheduler.policies.gangway_order import AGED, AT_RISK, BACKFILL, BEST_EFFORT, BRIEF, ON_TIME, machine_us
 from gangway.scheduler.policy import Decision, Resize, Snapshot, Start, Stop, Wake
-from gangway.scheduler.prediction import Work
-from gangway.scheduler.profiles import SWITCH_US
+from gangway.scheduler.policy_config import DEFAULT, SWITCH_US, Growth, PolicyConfig, StopAtOnce
+from gangway.scheduler.prediction import INFINITE, Work
 
-LONGER = 2.0  # a query that was given up yields to a single one if it still takes so many times as much
-FAR_US = 300.0  # a layer boundary that is farther away is not waited for
-LEAST_GAIN_US = 150.0  # growing must save so much,
-LEAST_GAIN = 0.03  # and such a share of the rest
-EARLIEST_WAKE_US = 50.0
 REASONS = {BRIEF: "takes next to nothing", ON_TIME: "next by deadline", BACKFILL: "late, and nobody else will be by it"}
 OTHERWISE = "nobody with a deadline to meet needs the cores"
 
 
-def moves(ordered: Sequence[Work], snapshot: Snapshot) -> list[Decision]:
-    """Return the decisions that lead to the grants, as far as they are worth it."""
+def moves(ordered: Sequence[Work], snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> list[Decision]:
+    """Return the decisions that lead to the grants, as far as they save more than they cost."""
     decisions: list[Decision] = []
     free, short = _starts(ordered, snapshot, decisions)
     if short:
-        _make_room(ordered, short, snapshot, decisions)
-    elif free:
-        _grow(ordered, free, decisions)
+        if config.preemption.enabled:
+            _make_room(ordered, short, snapshot, decisions, config)
+    elif free and config.growth.enabled:
+        _grow(ordered, free, decisions, config.growth)
     return decisions
 
 
@@ -56,7 +52,13 @@ def _start(work: Work, gang: tuple[int, ...]) -> Start:
     return Start(query.query_id, work.model.layers, gang, versions, work.grant, REASONS.get(work.tier, OTHERWISE))
 
 
-def _make_room(ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapshot, decisions: list[Decision]) -> None:
+def _make_room(
+    ordered: Sequence[Work],
+    short: Sequence[Work],
+    snapshot: Snapshot,
+    decisions: list[Decision],
+    config: PolicyConfig,
+) -> None:
     """Let running queries yield cores to those that got too few, the least urgent ones first."""
     missing = sum(work.grant for work in short) - len(snapshot.free_cores)
     missing -= sum(len(block.cores) for block in snapshot.running if block.stopping)
@@ -66,36 +68,40 @@ def _make_room(ordered: Sequence[Work], short: Sequence[Work], snapshot: Snapsho
             break
         if victim.block is None or victim.fixed or victim.grant >= victim.cores:
             continue
-        if worth_it(first, victim) or _saves_several(ordered, victim, snapshot.core_count):
-            decisions.append(_yield(victim, first.tier == BRIEF))
+        if should_preempt(first, victim, config) or (
+            config.rescue.enabled and _saves_several(ordered, victim, snapshot.core_count)
+        ):
+            decisions.append(_yield(victim, first.tier == BRIEF, config.stop_at_once))
             victim.fixed = True
             missing -= victim.cores - victim.grant
     wake_us = min(
         (work.slack_us - work.least_us * work.margin - SWITCH_US for work in short if work.tier == ON_TIME),
         default=float("inf"),
     )
-    if EARLIEST_WAKE_US < wake_us < float("inf"):
+    if config.preemption.min_wake_us < wake_us < float("inf"):
         decisions.append(Wake(snapshot.now_us + wake_us))
 
 
-def _yield(victim: Work, hurried: bool) -> Decision:
-    """Return how it makes room. `hurried`: a boundary that should have come already is not waited for."""
+def _yield(victim: Work, to_brief: bool, config: StopAtOnce) -> Decision:
+    """Return how it makes room. `to_brief`: a boundary that should have come already is not waited for."""
     block = victim.block
     assert block is not None
     boundary_us = victim.boundary_us()
-    far = boundary_us > FAR_US or (hurried and boundary_us <= 0.0)
+    far = config.enabled and (boundary_us > config.min_boundary_us or (to_brief and boundary_us <= 0.0))
     if victim.grant and not far:
         return Resize(block.query.query_id, block.cores[: victim.grant], "others need the cores")
     return Stop(block.query.query_id, far, "others go first")
 
 
-def worth_it(first: Work, victim: Work) -> bool:
+def should_preempt(first: Work, victim: Work, config: PolicyConfig = DEFAULT) -> bool:
     """Return whether taking cores from a running query now is better than waiting for its end.
 
-    For a higher class it always is, for one that takes next to nothing, and for a query that can be in time if the
-    other is lost. One that was given up may still be in time if it goes on: then it is one deadline for another, and
-    the time counts that the longer one would take from those who come meanwhile. Otherwise it must save more deadlines
-    than it costs; if it costs none, shorter latencies count, each in proportion to the isolated one.
+    - A higher class always preempts a lower one. In a class, nobody is preempted with less than a switch to go.
+    - `BRIEF` and `AGED` preempt all but each other; `BEST_EFFORT` victims yield to `ON_TIME` and better.
+    - An `AT_RISK` or `BACKFILL` victim yields to a query that it would make late, if its cores x time / weight are more
+      than twice that query's: it may still be in time, so it is one deadline for another.
+    - An `ON_TIME` victim yields if it is in time all the same, and saves a deadline by it; or gives up only some of its
+      cores; or if its wait x isolated latency is more than what the other one takes, times that one's.
     """
     if first.query.priority != victim.query.priority:
         return first.query.priority < victim.query.priority
@@ -111,11 +117,15 @@ def worth_it(first: Work, victim: Work) -> bool:
     first_us = first.remaining_us(first.grant)
     saves = first.tier != BACKFILL and wait_us + first_us * first.margin > first.slack_us
     if victim.tier != ON_TIME:
-        longer = wait_us * victim.cores / victim.worth > LONGER * first_us * first.grant / first.worth
-        return saves and longer
+        factor = config.trading.min_length_factor
+        longer = wait_us * victim.cores / victim.weight > factor * first_us * first.grant / first.weight
+        return saves and longer and config.trading.enabled
     if not can_spare(victim, first_us, victim.grant):
         return False
-    return saves or victim.grant > 0 or wait_us * victim.isolated_us > (first_us + SWITCH_US) * first.isolated_us
+    if saves or victim.grant > 0:
+        return True
+    shortens = wait_us * victim.isolated_us > (first_us + SWITCH_US) * first.isolated_us
+    return shortens and config.latency_preemption.enabled
 
 
 def can_spare(victim: Work, first_us: float, cores: int) -> bool:
@@ -140,7 +150,7 @@ def _saves_several(ordered: Sequence[Work], victim: Work, core_count: int) -> bo
     return late > (not victim.is_lost)
 
 
-def _grow(ordered: Sequence[Work], free: tuple[int, ...], decisions: list[Decision]) -> None:
+def _grow(ordered: Sequence[Work], free: tuple[int, ...], decisions: list[Decision], config: Growth) -> None:
     """Let running queries have more cores where that pays."""
     for work in ordered:
         if not free:
@@ -151,6 +161,24 @@ def _grow(ordered: Sequence[Work], free: tuple[int, ...], decisions: list[Decisi
         joining = free[: work.grant - work.cores]
         rest_us = work.remaining_us(work.cores)
         gain_us = rest_us - work.remaining_us(work.cores + len(joining))
-        if gain_us > max(LEAST_GAIN_US, LEAST_GAIN * rest_us):
+        if gain_us > max(config.min_gain_us, config.min_gain_share * rest_us):
             free = free[len(joining) :]
             decisions.append(Resize(block.query.query_id, block.cores + joining, "idle cores"))
+
+
+def yields_in_us(works: Sequence[Work]) -> float:
+    """Return for how long nobody who runs would yield to a newcomer with a deadline; 0 if somebody would at once.
+
+    `works`: after `moves`. By `should_preempt`: `BEST_EFFORT`, and who was given up, may yield at once. An `ON_TIME`
+    query yields only what it can spare, to a query as short as the shortest that is there; if it runs longer than
+    predicted, it is given up when its slack is gone. Who is leaving anyway is not asked.
+    """
+    shortest_us = min(work.isolated_us for work in works)
+    found_us = INFINITE
+    for work in works:
+        if not work.cores or work.fixed:
+            continue
+        if work.tier != ON_TIME or can_spare(work, shortest_us, 0) or (work.cores > 1 and can_spare(work, 0.0, 1)):
+            return 0.0
+        found_us = min(found_us, work.slack_us - work.remaining_us(work.cores) * work.margin)
+    return max(0.0, found_us)

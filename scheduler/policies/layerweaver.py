@@ -1,16 +1,16 @@
 """layerweaver and layerweaver_plus: memory-bound beside compute-bound layers (HPCA 2021; IEICE E105-D, 2022).
 
-The choice is `weaving`'s. This is what the engines of the papers' accelerator are on a CPU:
+The choice is `two_modes`'s. This is what the engines of the papers' accelerator are on a CPU:
 
 - A core fetches and computes at the same time and cannot fetch for later, so what runs side by side should keep both
-  engines busy. The load of an engine is the sum of m (or c) of the pieces that run. The engine with less of it is idle
-  until the other one ends: a piece's idle time is how far the two loads are apart with it.
-- m and c are those of one core: whether a piece is memory-bound does not depend on the number of cores.
-- Two pieces share the machine, half of the cores each; alone, or urgent, a piece has all that are free. Pieces are
-  short (`kinds`), so nothing is preempted, as in the papers.
+  engines busy. The load of an engine is the sum of m (or c) of the chunks that run. The engine with less of it is idle
+  until the other one ends: a chunk's idle time is how far the two loads are apart with it.
+- m and c are those of one core: whether a chunk is memory-bound does not depend on the number of cores.
+- Two chunks share the machine, half of the cores each; alone, or urgent, a chunk has all that are free. Chunks are
+  short, so nothing is preempted, as in the papers.
 - The remaining time is the profile's on a whole gang: the paper's "Precise" variant. Its approximation, the sum of
   max(m, c), is for NPUs, where it is nearly exact; on gangs of cores it is off by their number.
-- Best effort is due a second after its arrival (`urgency.due_us`).
+- Best effort is due a second after its arrival.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from gangway.scheduler.profiles import ModelProfile
 
 
 class Candidate(NamedTuple):
-    """The next layer, or piece, of a request. Times are microseconds of one clock."""
+    """The next layer, or chunk, of a request. Times are microseconds of one clock."""
 
     idle_us: float  # of both engines together, if it goes next
     end_us: float  # T_PE, if it goes next
@@ -68,10 +68,10 @@ def two_modes(candidates: Sequence[Candidate]) -> Choice:
     return Choice(urgent, urgent=True)
 
 
-# Pieces of models that are bound by memory or by compute: what Layerweaver and AI-MT schedule, on a CPU.
+# Chunks of models that are bound by memory or by compute: what Layerweaver and AI-MT schedule, on a CPU.
 #
-# The papers schedule single layers, on accelerators that take a layer from a queue. Here each piece is a dispatch of
-# some 10 us, and layers may be as short. So a piece is a run of layers: it ends where the kind of layer changes once
+# The papers schedule single layers, on accelerators that take a layer from a queue. Here each chunk is a dispatch of
+# some 10 us, and layers may be as short. So a chunk is a run of layers: it ends where the kind of layer changes once
 # it is 300 us long, and at the next boundary whatever the kind once it is 2 ms long (times of one row on one core).
 
 SHORTEST_US = 300.0
@@ -79,7 +79,7 @@ LONGEST_US = 2000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """Layers [begin, end) of one row, with the times that memory and arithmetic of one core are busy with them."""
 
     begin: int
@@ -93,14 +93,14 @@ class Piece:
         return self.memory_us > self.compute_us
 
 
-class Pieces:
-    """The piece that begins at a layer. Remembered, because each decision asks for those of all waiting queries."""
+class Chunks:
+    """The chunk that begins at a layer. Remembered, because each decision asks for those of all waiting queries."""
 
     def __init__(self) -> None:
-        self._models: dict[int, tuple[ModelProfile, dict[int, Piece]]] = {}
+        self._models: dict[int, tuple[ModelProfile, dict[int, Chunk]]] = {}
 
-    def piece(self, model: ModelProfile, begin: int, end: int | None = None) -> Piece:
-        """Return the piece that begins at this layer; with `end` the layers up to there, whatever they are."""
+    def chunk(self, model: ModelProfile, begin: int, end: int | None = None) -> Chunk:
+        """Return the chunk that begins at this layer; with `end` the layers up to there, whatever they are."""
         if end is not None:
             return _sum(model, begin, end)
         known = self._models.get(model.model_id)
@@ -121,56 +121,56 @@ def layer_times_us(model: ModelProfile, layer: int) -> tuple[float, float]:
 def _end(model: ModelProfile, begin: int) -> int:
     if model.indivisible:
         return model.layers
-    time_us = piece_memory_us = piece_compute_us = 0.0
+    time_us = chunk_memory_us = chunk_compute_us = 0.0
     for layer in range(begin, model.layers):
         memory_us, compute_us = layer_times_us(model, layer)
-        changes = (memory_us > compute_us) != (piece_memory_us > piece_compute_us)
+        changes = (memory_us > compute_us) != (chunk_memory_us > chunk_compute_us)
         if time_us >= LONGEST_US or (changes and time_us >= SHORTEST_US):
             return layer
         time_us += max(memory_us, compute_us)
-        piece_memory_us += memory_us
-        piece_compute_us += compute_us
+        chunk_memory_us += memory_us
+        chunk_compute_us += compute_us
     return model.layers
 
 
-def _sum(model: ModelProfile, begin: int, end: int) -> Piece:
+def _sum(model: ModelProfile, begin: int, end: int) -> Chunk:
     times = [layer_times_us(model, layer) for layer in range(begin, end)]
-    return Piece(begin, end, sum(time[0] for time in times), sum(time[1] for time in times))
+    return Chunk(begin, end, sum(time[0] for time in times), sum(time[1] for time in times))
 
 
 # ai_mt: memory blocks fetched early beside compute blocks (AI-MT, ISCA 2020, section IV), as read for a CPU.
 #
 # The paper cuts layers into memory blocks (fetch weights) and compute blocks, and fetches the memory block of another
-# network while the arrays compute. A core cannot fetch for another one, so here a piece of layers that is bound by
-# memory (`kinds`) is the memory block, and one bound by compute the compute block: at most one of either kind runs.
-# Early fetch: a memory-bound piece does not wait for the compute-bound one that has the machine; that gives it a
+# network while the arrays compute. A core cannot fetch for another one, so here a chunk of layers that is bound by
+# memory is the memory block, and one bound by compute the compute block: at most one of either kind runs.
+# Early fetch: a memory-bound chunk does not wait for the compute-bound one that has the machine; that gives it a
 # quarter of the cores. Deadlines and priorities are not looked at; of each kind the oldest query goes first (the paper
 # goes round networks in turn). Merging and eviction of blocks manage the paper's on-chip buffer, and have no
 # counterpart here.
 
 
 class AiMt(Policy):
-    """One memory-bound and one compute-bound piece side by side."""
+    """One memory-bound and one compute-bound chunk side by side."""
 
     name = "ai_mt"
 
     def __init__(self) -> None:
-        self._pieces = Pieces()
+        self._chunks = Chunks()
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
-        """Start the oldest piece of each kind that does not run yet, and make room for a memory-bound one."""
+        """Start the oldest chunk of each kind that does not run yet, and make room for a memory-bound one."""
         running = self._running(snapshot)
         ready = self._ready(running, snapshot)
         decisions: list[Decision] = []
         free = snapshot.free_cores
-        for memory_bound, (query, piece) in ready.items():
+        for memory_bound, (query, chunk) in ready.items():
             beside_other = (not memory_bound) in ready or (not memory_bound) in running
             most = min(snapshot.models[query.model_id].max_ranks, self._cores(memory_bound, beside_other, snapshot))
             gang = free[:most]
             if gang:
                 free = free[most:]
                 kind = "memory" if memory_bound else "compute"
-                decisions.append(Start(query.query_id, piece.end, gang, wanted=most, reason=f"oldest {kind}-bound"))
+                decisions.append(Start(query.query_id, chunk.end, gang, wanted=most, reason=f"oldest {kind}-bound"))
             elif memory_bound:
                 decisions += self._make_room(snapshot)
         return decisions
@@ -183,32 +183,32 @@ class AiMt(Policy):
 
     def _running(self, snapshot: Snapshot) -> set[bool]:
         return {
-            self._pieces.piece(
+            self._chunks.chunk(
                 snapshot.models[block.query.model_id], block.query.next_layer, block.end_layer
             ).memory_bound
             for block in snapshot.running
         }
 
-    def _ready(self, running: set[bool], snapshot: Snapshot) -> dict[bool, tuple[Query, Piece]]:
+    def _ready(self, running: set[bool], snapshot: Snapshot) -> dict[bool, tuple[Query, Chunk]]:
         """Return the oldest of each kind that does not run, memory-bound first: it takes the fewer cores."""
-        ready: dict[bool, tuple[Query, Piece]] = {}
+        ready: dict[bool, tuple[Query, Chunk]] = {}
         leases = snapshot.free_leases
         for query in snapshot.waiting:
-            piece = self._pieces.piece(snapshot.models[query.model_id], query.next_layer)
-            if piece.memory_bound in running or piece.memory_bound in ready or (not query.started and leases == 0):
+            chunk = self._chunks.chunk(snapshot.models[query.model_id], query.next_layer)
+            if chunk.memory_bound in running or chunk.memory_bound in ready or (not query.started and leases == 0):
                 continue
             leases -= not query.started
-            ready[piece.memory_bound] = (query, piece)
+            ready[chunk.memory_bound] = (query, chunk)
             if len(ready) == 2:
                 break
         return dict(sorted(ready.items(), reverse=True))
 
     def _make_room(self, snapshot: Snapshot) -> list[Resize]:
-        """Shrink the compute-bound piece that has the machine."""
+        """Shrink the compute-bound chunk that has the machine."""
         keep = self._cores(memory_bound=False, beside_other=True, snapshot=snapshot)
         for block in snapshot.running:
             if not block.stopping and len(block.cores) > keep:
-                return [Resize(block.query.query_id, block.cores[:keep], "room for a memory-bound piece")]
+                return [Resize(block.query.query_id, block.cores[:keep], "room for a memory-bound chunk")]
         return []
 
 
@@ -218,10 +218,10 @@ class Layerweaver(Policy):
     name = "layerweaver"
 
     def __init__(self) -> None:
-        self._pieces = Pieces()
+        self._chunks = Chunks()
 
     def decide(self, snapshot: Snapshot) -> list[Decision]:
-        """Start pieces while there are cores."""
+        """Start chunks while there are cores."""
         free = snapshot.free_cores
         if not free:
             return []
@@ -237,10 +237,10 @@ class Layerweaver(Policy):
             model = snapshot.models[query.model_id]
             gang = free[: min(model.max_ranks, len(free) if choice.urgent else lane)]
             free = free[len(gang) :]
-            piece = self._piece(query, snapshot)
-            memory_us += piece.memory_us * query.rows
-            compute_us += piece.compute_us * query.rows
-            decisions.append(Start(query.query_id, piece.end, gang, reason=_reason(choice, piece)))
+            chunk = self._chunk(query, snapshot)
+            memory_us += chunk.memory_us * query.rows
+            compute_us += chunk.compute_us * query.rows
+            decisions.append(Start(query.query_id, chunk.end, gang, reason=_reason(choice, chunk)))
         return decisions
 
     def _choose(self, candidates: Sequence[Candidate]) -> Choice:
@@ -256,25 +256,25 @@ class Layerweaver(Policy):
     def _load(self, snapshot: Snapshot) -> tuple[float, float]:
         memory_us = compute_us = 0.0
         for block in snapshot.running:
-            piece = self._pieces.piece(snapshot.models[block.query.model_id], block.layer, block.end_layer)
-            memory_us += piece.memory_us * block.query.rows
-            compute_us += piece.compute_us * block.query.rows
+            chunk = self._chunks.chunk(snapshot.models[block.query.model_id], block.layer, block.end_layer)
+            memory_us += chunk.memory_us * block.query.rows
+            compute_us += chunk.compute_us * block.query.rows
         return memory_us, compute_us
 
     def _lane(self, snapshot: Snapshot) -> int:
         alone = len(snapshot.waiting) + len(snapshot.running) == 1
         return snapshot.core_count if alone else ceil(snapshot.core_count / 2)
 
-    def _piece(self, query: Query, snapshot: Snapshot) -> Piece:
-        return self._pieces.piece(snapshot.models[query.model_id], query.next_layer)
+    def _chunk(self, query: Query, snapshot: Snapshot) -> Chunk:
+        return self._chunks.chunk(snapshot.models[query.model_id], query.next_layer)
 
     def _candidate(self, query: Query, snapshot: Snapshot, memory_us: float, compute_us: float, lane: int) -> Candidate:
         model = snapshot.models[query.model_id]
-        piece = self._piece(query, snapshot)
+        chunk = self._chunk(query, snapshot)
         widest = min(snapshot.core_count, model.max_ranks)
         return Candidate(
-            idle_us=abs(memory_us + piece.memory_us * query.rows - compute_us - piece.compute_us * query.rows),
-            end_us=snapshot.now_us + model.span_us(piece.begin, piece.end, min(lane, widest), query.rows),
+            idle_us=abs(memory_us + chunk.memory_us * query.rows - compute_us - chunk.compute_us * query.rows),
+            end_us=snapshot.now_us + model.span_us(chunk.begin, chunk.end, min(lane, widest), query.rows),
             due_us=due_us(query),
             remaining_us=model.remaining_us(query.next_layer, widest, query.rows),
         )
@@ -303,7 +303,7 @@ def _startable(waiting: Sequence[Query], leases: int) -> list[Query]:
     return startable
 
 
-def _reason(choice: Choice, piece: Piece) -> str:
+def _reason(choice: Choice, chunk: Chunk) -> str:
     if choice.urgent:
         return "urgent: would be late after anything else"
-    return f"least idle time, {'memory' if piece.memory_bound else 'compute'}-bound"
+    return f"least idle time, {'memory' if chunk.memory_bound else 'compute'}-bound"

@@ -1,4 +1,8 @@
-"""The scheduling policies by name, as `--scheduler` and `gangway simulate --policy` take them."""
+"""The scheduling policies by name, as `--scheduler` and `gangway simulate --policy` take them.
+
+`gangway:without=PART+PART` is the default policy without some of its parts (`policy_config.PolicyConfig.parts`), as
+`benchmarks/ablation.py` compares them. It is for measurements only.
+"""
 
 from collections.abc import Callable
 
@@ -7,12 +11,22 @@ from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.layerweaver import AiMt, Layerweaver, LayerweaverPlus
 from gangway.scheduler.policies.veltair import ModelFcfs, Planaria, Protean, Veltair, VeltairAc, VeltairAs, fixed_block
 from gangway.scheduler.policy import Policy
+from gangway.scheduler.policy_config import DEFAULT
+
+
+def make_gangway(argument: str) -> Gangway:
+    """Make the default policy, of "" or "without=PART+PART". Raises ValueError."""
+    option, _, names = argument.partition("=")
+    if argument and option != "without":
+        raise ValueError(f"scheduler {Gangway.name!r} takes without=PART+PART, got {argument!r}")
+    return Gangway(DEFAULT.without(*names.split("+")) if argument else DEFAULT)
+
 
 # Each makes a policy of the text behind a colon, as in "fixed_block:6" (empty without one). Raises ValueError.
 POLICIES: dict[str, Callable[[str], Policy]] = {
     "fixed_block": fixed_block,
     ModelFcfs.name: lambda argument: plain(ModelFcfs, argument),
-    Gangway.name: lambda argument: plain(Gangway, argument),
+    Gangway.name: make_gangway,
     Planaria.name: lambda argument: plain(Planaria, argument),
     Protean.name: lambda argument: plain(Protean, argument),
     Veltair.name: lambda argument: plain(Veltair, argument),

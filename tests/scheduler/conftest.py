@@ -242,6 +242,11 @@ class ScriptedServer(Server):
     traced = True  # decisions, and the timeline
     _numbers = itertools.count()
 
+    def configure(self, part: str, **numbers: float) -> None:
+        """Change numbers of a part of the policy's configuration."""
+        config = self.script.config
+        self.script.config = replace(config, **{part: replace(getattr(config, part), **numbers)})
+
     def make_former(self, next_id: Callable[[], int], *costs_us: float) -> BatchFormer:
         """Return what forms batches, if the policy is shown such."""
         return BatchFormer(next_id, *costs_us)

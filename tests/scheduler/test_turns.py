@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gangway.executor.slots import SlotStatus
-from gangway.scheduler import decide as dispatch
 from gangway.scheduler import loop as live
 from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Resize, Start
@@ -125,8 +124,8 @@ def test_not_patient_while_another_gang_could_grow(scripted):
 
 
 def test_while_no_core_is_free_newcomers_wait_for_the_next_decision(scripted, monkeypatch):
-    monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
-    monkeypatch.setattr(dispatch, "MOST_PATIENCE_US", 60e6)
+    scripted.configure("decision_gap", min_gap_factor=1e9)
+    scripted.configure("decision_gap", max_gap_us=60e6)
     first = hang_on_both(scripted)
     scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     decisions = len(scripted.script.seen)
@@ -138,8 +137,8 @@ def test_while_no_core_is_free_newcomers_wait_for_the_next_decision(scripted, mo
 
 
 def test_but_not_longer_than_a_few_times_what_a_decision_takes(scripted, monkeypatch):
-    monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
-    monkeypatch.setattr(dispatch, "MOST_PATIENCE_US", 20_000)
+    scripted.configure("decision_gap", min_gap_factor=1e9)
+    scripted.configure("decision_gap", max_gap_us=20_000)
     first = hang_on_both(scripted)
     second = scripted.request(deadline_ns=LATE_NS)
     scripted.await_snapshot(lambda snapshot: snapshot.running and snapshot.waiting)
@@ -169,9 +168,9 @@ def decided_about(server, first, newcomer):
 def test_a_policy_that_knows_who_yields_is_asked_when_that_matters(
     scripted, monkeypatch, yields_in_us, newcomer, decided
 ):
-    monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
-    monkeypatch.setattr(dispatch, "HURRIED", 0.0)
-    monkeypatch.setattr(dispatch, "MOST_REST_US", 60e6)
+    scripted.configure("decision_gap", min_gap_factor=1e9)
+    scripted.configure("decision_gap", yielding_gap_factor=0.0)
+    scripted.configure("yield_gap", max_us=60e6)
     scripted.script.yields_in_us = yields_in_us
     first = hang_on_both(scripted)
     scripted.until(lambda: scripted.is_asleep(skips_completions=True))
@@ -179,8 +178,8 @@ def test_a_policy_that_knows_who_yields_is_asked_when_that_matters(
 
 
 def test_who_takes_next_to_nothing_is_decided_about_at_once(scripted, monkeypatch):
-    monkeypatch.setattr(dispatch, "HURRIED", 0.0)
-    monkeypatch.setattr(dispatch, "MOST_REST_US", 60e6)
+    scripted.configure("decision_gap", yielding_gap_factor=0.0)
+    scripted.configure("yield_gap", max_us=60e6)
     scripted.tell(slow.SetProfile(7, isolated_us=100.0))
     scripted.script.brief_first = True
     scripted.script.yields_in_us = 60e6
@@ -190,8 +189,8 @@ def test_who_takes_next_to_nothing_is_decided_about_at_once(scripted, monkeypatc
 
 
 def test_however_long_nobody_yields_newcomers_wait_only_for_a_while(scripted, monkeypatch):
-    monkeypatch.setattr(dispatch, "PATIENCE", 1e9)
-    monkeypatch.setattr(dispatch, "MOST_REST_US", 20_000)
+    scripted.configure("decision_gap", min_gap_factor=1e9)
+    scripted.configure("yield_gap", max_us=20_000)
     scripted.script.yields_in_us = 60e6
     first = hang_on_both(scripted)
     second = scripted.request(deadline_ns=LATE_NS)
@@ -202,8 +201,8 @@ def test_however_long_nobody_yields_newcomers_wait_only_for_a_while(scripted, mo
 
 @pytest.mark.parametrize("hurried", [{"deadline_ns": LATE_NS}, {"priority": -1}])
 def test_who_can_take_no_cores_from_others_waits_longer(scripted, monkeypatch, hurried):
-    monkeypatch.setattr(dispatch, "PATIENCE", 0.0)
-    monkeypatch.setattr(dispatch, "CALM_US", 60e6)
+    scripted.configure("decision_gap", min_gap_factor=0.0)
+    scripted.configure("best_effort_gap", gap_us=60e6)
     first = hang_on_both(scripted)
     scripted.until(lambda: scripted.is_asleep(skips_completions=True))
     decisions = len(scripted.script.seen)
@@ -218,7 +217,7 @@ def test_who_can_take_no_cores_from_others_waits_longer(scripted, monkeypatch, h
 
 def calm(server, monkeypatch):
     """Return two requests: one has all cores, and the scheduler does not want to hear of others like the other one."""
-    monkeypatch.setattr(dispatch, "CALM_US", 60e6)
+    server.configure("best_effort_gap", gap_us=60e6)
     requests = [hang_on_both(server)]
     server.until(lambda: server.is_asleep(skips_completions=True))
     requests.append(server.request())
@@ -256,7 +255,7 @@ def test_where_slots_run_out_nobody_waits(scripted, monkeypatch):
 
 
 def test_nobody_waits_behind_a_lower_class(scripted, monkeypatch):
-    monkeypatch.setattr(dispatch, "CALM_US", 60e6)
+    scripted.configure("best_effort_gap", gap_us=60e6)
     scripted.script.answer = on_both
     first = scripted.request(hang=1, priority=1)
     scripted.await_gang(2)

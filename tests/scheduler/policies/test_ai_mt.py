@@ -35,13 +35,13 @@ def test_the_oldest_of_either_kind_run_side_by_side() -> None:
     assert starts(decide(waiting, [])) == [(3, 1, (0, 1)), (1, 1, (2, 3, 4, 5, 6, 7))]
 
 
-def test_alone_a_piece_has_the_machine() -> None:
+def test_alone_a_chunk_has_the_machine() -> None:
     assert starts(decide([query(1, MEMORY)], [])) == [(1, 1, tuple(range(8)))]
 
 
 def test_a_memory_block_is_fetched_early() -> None:
     running = RunningBlock(query(1, COMPUTE), 1, tuple(range(8)), 0.0)
-    assert decide([query(2, MEMORY)], [running]) == [Resize(1, tuple(range(6)), "room for a memory-bound piece")]
+    assert decide([query(2, MEMORY)], [running]) == [Resize(1, tuple(range(6)), "room for a memory-bound chunk")]
     assert decide([query(2, COMPUTE)], [running]) == []
     shrunk = RunningBlock(query(1, COMPUTE), 1, tuple(range(6)), 0.0)
     assert starts(decide([query(2, MEMORY), query(3, MEMORY)], [shrunk])) == [(2, 1, (6, 7))]

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.policies.gangway import AGING_SHARE, Gangway
+from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
 from gangway.scheduler.policies.gangway_shares import ask
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, StartOver, Stop, Wake
-from gangway.scheduler.prediction import MARGIN, Work
+from gangway.scheduler.policy_config import DEFAULT
+from gangway.scheduler.prediction import Work
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.engine import simulate
 from gangway.simulator.machine import Machine
@@ -217,12 +218,12 @@ def test_a_waiting_query_is_looked_at_again_when_it_gets_urgent() -> None:
     block = running(query(1, LONG, -35_000.0), 0.0, layer=17, in_layer_us=1000.0)
     decisions = decide(0.0, [query(2, SHORT, 0.0)], [block])
     [wake] = [each for each in decisions if isinstance(each, Wake)]
-    assert wake.at_us == pytest.approx(12_000.0 - MARGIN * 4000.0 - 300.0 - 150.0)
+    assert wake.at_us == pytest.approx(12_000.0 - DEFAULT.prediction.min_margin_factor * 4000.0 - 300.0 - 150.0)
 
 
 def test_what_takes_longer_than_predicted_lately_gets_urgent_earlier() -> None:
     block = running(query(1, LONG, -35_000.0), 0.0, layer=17, in_layer_us=1000.0)
-    state = Snapshot(0.0, [query(2, SHORT, 0.0)], [block], (), 2, MODELS, stretches={SHORT: 1.5})
+    state = Snapshot(0.0, [query(2, SHORT, 0.0)], [block], (), 2, MODELS, prediction_errors={SHORT: 1.5})
     [wake] = [each for each in Gangway().decide(state) if isinstance(each, Wake)]
     assert wake.at_us == pytest.approx(12_000.0 - 1.5 * 4000.0 - 300.0 - 150.0)
 
@@ -240,7 +241,7 @@ def test_nothing_starves_nor_has_more_than_its_share() -> None:
         if start.query_id == 0:
             served_us += ran_us
         now_us += ran_us
-    assert served_us / (now_us - 1e6) == pytest.approx(AGING_SHARE, rel=0.1)
+    assert served_us / (now_us - 1e6) == pytest.approx(DEFAULT.aging.machine_share, rel=0.1)
 
 
 def test_a_model_whose_deadlines_are_missed_is_not_given_up_again() -> None:
@@ -283,20 +284,6 @@ def test_the_last_leases_are_for_queries_that_can_be_in_time() -> None:
     assert any(isinstance(each, Start) for each in Gangway().decide(state))
 
 
-def test_what_computes_goes_beside_what_needs_memory() -> None:
-    # Core 0 is busy with a model that is all memory; of two that can use one core, the later one computes.
-    streams, computes = (
-        replace(NARROW, memory_us=(90.0,) * 20, compute_us=(10.0,) * 20),
-        replace(NARROW, memory_us=(10.0,) * 20, compute_us=(90.0,) * 20),
-    )
-    models = {0: streams, 1: streams, 2: computes}
-    block = RunningBlock(Query(1, 0, 1, 0.0, 400_000.0), 20, (0,), -1.0, 0, -1.0)
-    for due_us, first in ((400_000.0, 3), (90_000.0, 2)):
-        waiting = [Query(2, 1, 1, 0.0, due_us), Query(3, 2, 1, 0.0, 410_000.0)]
-        [start, *_] = Gangway().decide(Snapshot(0.0, waiting, [block], (1,), 2, models))
-        assert isinstance(start, Start) and start.query_id == first
-
-
 def test_versions_follow_the_level_of_interference() -> None:
     # Version 1 takes 1200 instead of 1000, but interference does nothing to it.
     two = ((1000.0, 500.0), (1200.0, 600.0))
@@ -319,16 +306,6 @@ def test_a_query_asks_for_what_is_efficient_or_what_its_deadline_needs(slack_us:
     classify([work])
     ask(work, state)
     assert work.gang == cores
-
-
-def test_two_that_cannot_wait_for_each_other_run_side_by_side() -> None:
-    # 8 layers take 8000 on one core and 4960 on two. Number 2 has 9000: after number 1 it would need 9920, on one core
-    # 8000. Number 1 can do with one, too. With 12000 number 2 can wait.
-    models = {0: replace(MODELS[SHORT], latency_us=(((1000.0, 620.0),),) * 8)}
-    for due_us, gangs in ((9_000.0, [(0,), (1,)]), (12_000.0, [(0, 1)])):
-        waiting = [Query(1, 0, 1, 0.0, 8_900.0), Query(2, 0, 1, 0.0, due_us)]
-        decisions = Gangway().decide(Snapshot(0.0, waiting, [], (0, 1), 2, models))
-        assert [each.cores for each in decisions if isinstance(each, Start)] == gangs
 
 
 def under_load(share: float, weights: dict[int, float]) -> Result:
@@ -426,5 +403,5 @@ def test_gangs_are_narrow_where_those_of_several_cores_lose_more() -> None:
     almost = replace(MODELS[LAZY], latency_us=((grid,),) * 8, layers=8, isolated_us=8 * grid[1])
     waiting = [query(1, LAZY, 0.0), query(2, LAZY, 0.0)]
     for wide_stretch, cores in ((1.0, [(0, 1)]), (1.33, [(0,), (1,)])):
-        state = Snapshot(0.0, waiting, [], (0, 1), 2, {LAZY: almost}, wide_stretch=wide_stretch)
+        state = Snapshot(0.0, waiting, [], (0, 1), 2, {LAZY: almost}, gang_slowdown=wide_stretch)
         assert [start.cores for start in Gangway().decide(state) if isinstance(start, Start)] == cores

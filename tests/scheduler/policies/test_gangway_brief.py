@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.policies.gangway import BRIEF_BURST_US, BRIEF_SHARE, Gangway
+from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_order import candidates
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, Stop
-from gangway.scheduler.profiles import SWITCH_US
+from gangway.scheduler.policy_config import DEFAULT, SWITCH_US
 from gangway.simulator.engine import simulate
 from gangway.simulator.machine import Machine
 from gangway.workload.arrivals import Arrivals, poisson
@@ -88,7 +88,7 @@ def test_what_they_take_from_others_is_bounded() -> None:
         waiting = [query(1, LONG, now_us - 75_390.0), tiny(number + 2, now_us - 5000.0)]
         starts = [each for each in decide(now_us, waiting, [], policy) if isinstance(each, Start)]
         first += starts[0].query_id != 1
-    bound_us = BRIEF_BURST_US + BRIEF_SHARE * step_us * steps
+    bound_us = DEFAULT.brief.burst_us + DEFAULT.brief.machine_share * step_us * steps
     assert first == pytest.approx(bound_us / ((80.0 + SWITCH_US) / 2), rel=0.02)
 
 

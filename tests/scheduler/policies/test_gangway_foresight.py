@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.policies.gangway import Foresight, Gangway
+from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_order import AT_RISK, ON_TIME, classify
+from gangway.scheduler.policies.gangway_overload import Foresight
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Stop
-from gangway.scheduler.prediction import MARGIN, Work
+from gangway.scheduler.policy_config import DEFAULT
+from gangway.scheduler.prediction import Work
 from gangway.scheduler.profiles import ModelProfile
 
 SHORT, LONG = 0, 1
@@ -107,8 +109,8 @@ def test_a_model_that_has_gone_asks_for_nothing() -> None:
 
 def test_predictions_that_are_exceeded_are_a_higher_load() -> None:
     of, state = query(9999, LONG, 1e6), snapshot(1e6, [])
-    for stretch, expected in ((MARGIN, ON_TIME), (1.6, AT_RISK)):
-        stretched = replace(state, stretches={SHORT: stretch})
+    for stretch, expected in ((DEFAULT.prediction.min_margin_factor, ON_TIME), (1.6, AT_RISK)):
+        stretched = replace(state, prediction_errors={SHORT: stretch})
         work = Work(of, None, stretched)
         classify([work])
         after(2600.0, 1e6).give_up([work], stretched)

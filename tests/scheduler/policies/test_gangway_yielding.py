@@ -4,9 +4,11 @@ import pytest
 
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot
-from gangway.scheduler.prediction import INFINITE, MARGIN
-from gangway.scheduler.profiles import SWITCH_US
+from gangway.scheduler.policy_config import DEFAULT, SWITCH_US
+from gangway.scheduler.prediction import INFINITE
 from tests.scheduler.policies.test_gangway import LAZY, LONG, MODELS, SHORT, query, running
+
+MARGIN = DEFAULT.prediction.min_margin_factor
 
 LONG_US, SHORT_US, WAY_BACK_US = 40_000.0, 4000.0, 150.0  # on both cores
 

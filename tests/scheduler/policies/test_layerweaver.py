@@ -64,7 +64,7 @@ def test_memory_is_paired_with_compute(policy: Layerweaver) -> None:
     assert starts(policy, [query(1, COMPUTE), query(2, MEMORY)], [beside], (1,)) == [Start(2, 1, (1,))]
 
 
-def test_alone_a_piece_has_the_machine() -> None:
+def test_alone_a_chunk_has_the_machine() -> None:
     assert starts(Layerweaver(), [query(1, MEMORY, next_layer=3)], [], (0, 1)) == [Start(1, 4, (0, 1))]
 
 

@@ -1,0 +1,158 @@
+"""What changes when more is asked for than the machine can do: who is given up, and who gives back what it holds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gangway.scheduler import policy_config
+from gangway.scheduler.arrival_rate import GAIN, ArrivalRate
+from gangway.scheduler.policies.gangway_order import AT_RISK, BEST_EFFORT, ON_TIME
+from gangway.scheduler.policies.gangway_shares import busy_efficiency
+from gangway.scheduler.policy import Query, Snapshot
+from gangway.scheduler.policy_config import PolicyConfig
+from gangway.scheduler.prediction import Work, outlook
+
+# Foresight: who will be late because of queries that are still to come.
+#
+# Moore and Hodgson's algorithm (`gangway_order`) plans with the queries that are there. A long query has a long time to
+# meet its deadline, and of those that come meanwhile the shorter ones have earlier deadlines. In an overload it begins
+# whenever nobody else waits, yields again and again, and is late in the end; others needed what it took. So it is given
+# up from the start.
+
+
+@dataclass(slots=True)
+class _Kind:
+    """The requests of a model and a class that have a deadline: how many come, and how long it is until then."""
+
+    rate: ArrivalRate = field(default_factory=ArrivalRate)
+    target_us: float = 0.0
+
+    def arrived(self, query: Query, target_us: float) -> None:
+        self.target_us += (target_us - self.target_us) * (GAIN if self.target_us else 1.0)
+        self.rate.arrived(query.arrival_us, query.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What a kind takes: `share` of the time of the whole machine."""
+
+    priority: int
+    target_us: float
+    share: float
+
+
+class Foresight:
+    """Gives up a query if needed time > slack - time that earlier deadlines will take, while the load is full."""
+
+    def __init__(self, config: PolicyConfig = policy_config.DEFAULT) -> None:
+        self._config = config
+        self._kinds: dict[tuple[int, int], _Kind] = {}  # by model and class
+        self._loads: list[_Load] = []
+        self._is_full = False
+        self._review_us = 0.0
+
+    def arrived(self, query: Query) -> None:
+        """A request has come."""
+        if query.deadline_us is not None:
+            kind = self._kinds.setdefault((query.model_id, query.priority), _Kind())
+            kind.arrived(query, query.deadline_us - query.arrival_us)
+
+    def give_up(self, works: list[Work], snapshot: Snapshot) -> None:
+        """Move those from `ON_TIME` to `AT_RISK` for whom the others will leave too little of the machine."""
+        if not self._config.foresight.enabled:
+            return
+        if snapshot.now_us >= self._review_us:
+            self._review(snapshot)
+        if not self._is_full:
+            return
+        for work in works:
+            if work.tier == ON_TIME and _needed_us(work, snapshot.core_count) > self._left_us(work):
+                work.tier = AT_RISK
+
+    def _left_us(self, work: Work) -> float:
+        """Return how much of its slack the machine has, but for what will come meanwhile and go first."""
+        slack_us, priority = work.slack_us, work.query.priority
+        left_us = slack_us
+        for load in self._loads:
+            if load.priority < priority:
+                left_us -= load.share * slack_us
+            elif load.priority == priority and load.target_us < slack_us:
+                left_us -= load.share * (slack_us - load.target_us)
+        return left_us
+
+    def _review(self, snapshot: Snapshot) -> None:
+        now_us = snapshot.now_us
+        self._review_us = now_us + self._config.foresight.review_us
+        for key in [key for key in self._kinds if key[0] not in snapshot.models]:
+            del self._kinds[key]
+        self._loads = [
+            _Load(priority, kind.target_us, kind.rate.rows_per_us_at(now_us) * self._row_us(model_id, snapshot))
+            for (model_id, priority), kind in self._kinds.items()
+        ]
+        self._is_full = sum(load.share for load in self._loads) >= self._config.foresight.min_load
+
+    def _row_us(self, model_id: int, snapshot: Snapshot) -> float:
+        """Return how long the whole machine has to do with a row, in gangs as a query asks for."""
+        known = outlook(snapshot.models[model_id], 0.0, 1, snapshot.core_count)
+        gang = known.efficient_cores(busy_efficiency(snapshot.gang_slowdown, self._config))
+        margin = self._config.prediction.min_margin_factor
+        if self._config.prediction_error.enabled:
+            margin = snapshot.prediction_errors.get(model_id, margin)
+        return known.whole_us[gang - 1] * margin * gang / snapshot.core_count
+
+
+def _needed_us(work: Work, core_count: int) -> float:
+    """Return how long the whole machine has to do with a query that has all cores that it can use."""
+    return work.least_us * work.margin * work.most / core_count
+
+
+class FairnessWeights:
+    """What a deadline of a model weighs: 1, or more the further the model is below the goal.
+
+    Whoever gives up the longest query first gives up those of the same models always. So a model that misses its goal
+    weighs more, until others take their turn.
+    """
+
+    def __init__(self, config: policy_config.Fairness = policy_config.DEFAULT.fairness) -> None:
+        self._config = config
+        self._in_time: dict[int, float] = {}  # share of each model's deadlines that were met lately
+        self._weights: dict[int, float] = {}  # of the models below the goal
+
+    def note(self, query: Query, now_us: float) -> None:
+        """A query was answered."""
+        config = self._config
+        if query.deadline_us is None or not config.enabled:
+            return
+        share = self._in_time.get(query.model_id, 1.0)
+        self._in_time[query.model_id] = share = share + config.gain * ((now_us <= query.deadline_us) - share)
+        if share < config.goal_share:
+            weight = 1.0 + config.weight_per_share * (config.goal_share - share)
+            self._weights[query.model_id] = min(config.max_weight, weight)
+        else:
+            self._weights.pop(query.model_id, None)
+
+    def weigh(self, works: list[Work]) -> None:
+        """Set what each query's deadline weighs."""
+        if self._weights:
+            for work in works:
+                work.weight = self._weights.get(work.query.model_id, 1.0)
+
+
+def excess_stopped(works: Sequence[Work], core_count: int, config: policy_config.Restarts) -> list[Work]:
+    """Return the stopped late queries beyond so many for each core: those that have computed least.
+
+    A query that is stopped for a more urgent one may lose its deadline while it waits. In an overload most do, and wait
+    for long with their leases and memory, until none is left for those that come.
+    """
+    if not config.enabled:
+        return []
+    stopped = [
+        work
+        for work in works
+        if work.tier == BEST_EFFORT and work.query.started and work.block is None and work.query.deadline_us is not None
+    ]
+    stopped.sort(key=lambda work: (_done_us(work), -work.query.query_id))
+    return stopped[: max(0, len(stopped) - config.max_stopped_per_core * core_count)]
+
+
+def _done_us(work: Work) -> float:
+    return work.outlook.whole_us[0] - work.remaining_us(1)

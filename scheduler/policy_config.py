@@ -1,0 +1,315 @@
+"""Every number that steers the default policy and its driver, with its unit and its source.
+
+A part with `enabled` can be left out: `DEFAULT.without("fairness")`, or `--scheduler gangway:without=fairness+aging`.
+`benchmarks/ablation.py` says what each part is worth. Where a comment names a paper, the rule is the paper's; "measured
+by" names the benchmark that a number was chosen with; "bound" marks a number that only has to be about right.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+SWITCH_US: Final = 300.0  # stop a query and start it again; measured by benchmarks.live_gang. A cost, not a choice
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How predictions of the profile are used where a deadline depends on them."""
+
+    min_margin_factor: float = 1.04  # times the prediction, at least; measured by gangway simulate
+    max_level: float = 1.0  # of interference: what slows down more is not memory, and ends soon; bound
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionError:
+    """A model's predictions are stretched by what its blocks lately took beyond theirs: mean plus deviation.
+
+    The estimator of TCP's retransmission time-out (Jacobson, SIGCOMM 1988).
+    """
+
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GangSlowdown:
+    """A query asks for fewer cores while gangs of several exceed their predictions more than gangs of one."""
+
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class InterferenceLevel:
+    """Predictions depend on how much running queries slow each other down (VELTAIR, ASPLOS 2022, section 4.1)."""
+
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """Of very many waiting queries a decision plans only those that may be served next."""
+
+    enabled: bool = True
+    min_queries: int = 32  # planned, or as many as there are cores; measured by benchmarks.decisions
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualDeadlines:
+    """When a query that has no deadline, or cannot meet it, should be answered all the same."""
+
+    late_factor: float = 10.0  # times its latency target after its arrival; bound
+    best_effort_factor: float = 30.0  # times its isolated latency after its arrival; bound
+    best_effort_min_us: float = 1_000_000.0  # after its arrival, at least; bound
+
+
+@dataclass(frozen=True, slots=True)
+class Triage:
+    """As few queries as possible are given up so that the others are in time (Moore and Hodgson, 1968)."""
+
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """A late query goes before longer ones that can spare the time."""
+
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LatestStart:
+    """A query that uses few of many cores is ordered nearly by its latest start instead of its deadline."""
+
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """While deadlines ask for the whole machine, a query is given up for which those to come leave too little."""
+
+    enabled: bool = True
+    min_load: float = 1.0  # share of the machine's time that queries with deadlines ask for; by definition of overload
+    review_us: float = 10_000.0  # between two sums of the load; bound
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """The deadlines of a model weigh more, the more of them it missed lately."""
+
+    enabled: bool = True
+    goal_share: float = 0.98  # of a model's queries in time; above the 95 % of benchmarks.serving
+    gain: float = 0.02  # weight of the latest query in the share: about the last 50; bound
+    weight_per_share: float = 100.0  # per missing share; measured by gangway simulate
+    max_weight: float = 10.0  # bound
+
+
+@dataclass(frozen=True, slots=True)
+class Aging:
+    """The oldest query behind its virtual deadline has the machine for a bounded share of the time: nothing starves."""
+
+    enabled: bool = True
+    machine_share: float = 0.05  # of the time of the whole machine; a price that is set
+    burst_us: float = 20_000.0  # of the whole machine at once; about one long query
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """A query that computes no longer than a switch takes goes first, for a bounded share of the time."""
+
+    enabled: bool = True
+    machine_share: float = 0.05  # of the time of the whole machine; a price that is set
+    burst_us: float = 20_000.0  # of the whole machine at once; bound
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """Of the late queries that were stopped only so many keep their leases and memory; the others start over."""
+
+    enabled: bool = True
+    max_stopped_per_core: int = 2  # measured by gangway simulate at 3 x capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How many cores a query asks for."""
+
+    busy_efficiency: float = 0.8  # of each core of a gang, against one alone; measured by gangway simulate
+    efficiency_step: float = 0.02  # efficiencies are rounded to it, since what follows is remembered; bound
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineGangs:
+    """A query asks for more cores than are efficient if its deadline needs them."""
+
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReserve:
+    """The last leases are for queries that can be in time."""
+
+    enabled: bool = True
+    leases: int = 2  # bound
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Running queries grow into idle cores."""
+
+    enabled: bool = True
+    idle_efficiency: float = 0.3  # of each core of a gang, against one alone; measured by gangway simulate
+    min_gain_us: float = 150.0  # that growing saves; what joining costs, measured by benchmarks.live_gang
+    min_gain_share: float = 0.03  # of the rest; bound
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A running query makes room for a more urgent one."""
+
+    enabled: bool = True
+    min_wake_us: float = 50.0  # a moment that is nearer is not waited for; bound
+
+
+@dataclass(frozen=True, slots=True)
+class Trading:
+    """A query that was given up yields to a shorter one that it would make late."""
+
+    enabled: bool = True
+    min_length_factor: float = 2.0  # of cores x time, the longer over the shorter one; measured by gangway simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """A query that was given up yields if more deadlines would be lost by its end than its own."""
+
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyPreemption:
+    """A query yields, though no deadline is saved, if latencies in sum become shorter and none is lost."""
+
+    enabled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StopAtOnce:
+    """A query is stopped between two tasks if its next layer boundary is far away."""
+
+    enabled: bool = True
+    min_boundary_us: float = 300.0  # farther is far; measured by benchmarks.live_gang
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionGap:
+    """While no core is free, newcomers wait for the next decision, so that deciding takes a bounded share of a core."""
+
+    enabled: bool = True
+    min_gap_factor: float = 4.0  # times the last decision's duration, of a policy that says nothing of yielding
+    yielding_gap_factor: float = 1.0  # the same, if somebody who runs may yield; measured by benchmarks.serving
+    max_gap_us: float = 5_000.0  # whatever held up the scheduler; bound
+
+
+@dataclass(frozen=True, slots=True)
+class YieldGap:
+    """While nobody who runs would yield to a newcomer with a deadline, it waits for longer."""
+
+    enabled: bool = True
+    max_us: float = 20_000.0  # whatever the policy says of those that run; bound
+
+
+@dataclass(frozen=True, slots=True)
+class BestEffortGap:
+    """A newcomer without a deadline takes cores from nobody: it waits longest, and does not wake the scheduler."""
+
+    enabled: bool = True
+    gap_us: float = 50_000.0  # bound
+
+
+@dataclass(frozen=True, slots=True)
+class Crowding:
+    """Waiting requests without hope make room before a front end's request slots run out."""
+
+    enabled: bool = True
+    max_waiting_share: float = 7 / 8  # of the slots; bound
+    room_share: float = 1 / 16  # of the slots is made at once; bound
+
+
+@dataclass(frozen=True, slots=True)
+class Shedding:
+    """Beyond two seconds of late work the oldest of the lowest class is refused, and the newest best effort."""
+
+    enabled: bool = True
+    max_late_us: float = 2_000_000.0  # of the whole machine's time may wait; measured by benchmarks.ablation
+    room_share: float = 1 / 8  # of that is made at once; bound
+    min_waiting: int = 32  # requests; fewer are no overload, and so many of best effort may wait; bound
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How batches are formed and split (docs/batching.md)."""
+
+    max_fill_cost_share: float = 0.5  # of what rows take alone, that filling up a batch with them may cost; bound
+    min_shown: int = 4  # batches of a kind are shown to the policy, or as many as there are cores; bound
+    min_gain_share: float = 0.02  # of a split, or of a larger batch; measured by benchmarks.batching
+    min_gang_gain_share: float = 0.05  # of one gang over several, where nothing is cut; measured by benchmarks.batching
+    gang_loss_share: float = 0.5  # what one gang loses in addition, of what others take from a narrow one
+    slowdown_steps: int = 20  # the slowdown of gangs is rounded to twentieths; bound
+    gang_us: float = 50.0  # a further gang: a lease to write, to send, to hear of; measured by benchmarks.live_gang
+    wave_us: float = 250.0  # from the end of a part to the next one on its cores; measured by benchmarks.live_gang
+    unknown_doubt: float = 1.0  # of a time that too few runs stand behind
+    max_steps: int = 128  # more rows are counted in steps of 2, 4, ...; bound
+    max_queue_rows: int = 1024  # in a longer queue the next batch is the same; bound
+    max_busy_batches: int = 4  # so far a busy period is looked ahead; bound
+    max_load: float = 0.95  # with more, a busy period has no end; bound
+    depth_gain: float = 0.5  # alpha of the estimator of the queue's depth (Packrat)
+    depth_window: int = 16  # estimates of which the mode is taken (Packrat)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """The parts of the default policy, of the dispatcher that drives it, and of admission."""
+
+    prediction: Prediction = Prediction()
+    prediction_error: PredictionError = PredictionError()
+    gang_slowdown: GangSlowdown = GangSlowdown()
+    interference: InterferenceLevel = InterferenceLevel()
+    planning: Planning = Planning()
+    virtual_deadlines: VirtualDeadlines = VirtualDeadlines()
+    triage: Triage = Triage()
+    backfill: Backfill = Backfill()
+    latest_start: LatestStart = LatestStart()
+    foresight: Foresight = Foresight()
+    fairness: Fairness = Fairness()
+    aging: Aging = Aging()
+    brief: Brief = Brief()
+    restarts: Restarts = Restarts()
+    shares: Shares = Shares()
+    deadline_gangs: DeadlineGangs = DeadlineGangs()
+    lease_reserve: LeaseReserve = LeaseReserve()
+    growth: Growth = Growth()
+    preemption: Preemption = Preemption()
+    trading: Trading = Trading()
+    rescue: Rescue = Rescue()
+    latency_preemption: LatencyPreemption = LatencyPreemption()
+    stop_at_once: StopAtOnce = StopAtOnce()
+    decision_gap: DecisionGap = DecisionGap()
+    yield_gap: YieldGap = YieldGap()
+    best_effort_gap: BestEffortGap = BestEffortGap()
+    crowding: Crowding = Crowding()
+    shedding: Shedding = Shedding()
+    batching: Batching = Batching()
+
+    def without(self, *names: str) -> "PolicyConfig":
+        """Return it with these parts left out. Raises ValueError for what is no part, or cannot be left out."""
+        parts = self.parts()
+        for name in names:
+            if name not in parts:
+                raise ValueError(f"no part of the policy: {name!r}; known: {', '.join(parts)}")
+        return replace(self, **{name: replace(getattr(self, name), enabled=False) for name in names})
+
+    @classmethod
+    def parts(cls) -> tuple[str, ...]:
+        """Return the names of the parts that can be left out."""
+        return tuple(each.name for each in fields(cls) if hasattr(getattr(DEFAULT, each.name), "enabled"))
+
+
+DEFAULT: Final = PolicyConfig()
