@@ -10,8 +10,8 @@ from benchmarks.batching_queue import Change, Dispatcher, Packrat, PerDispatch, 
 from benchmarks.batching_setup import MAX_ROWS, Setting, model_profile
 from benchmarks.papers.packrat_estimator import BatchSizeEstimator
 from benchmarks.report import Report, Row
-from gangway.scheduler.batching.planner import GANG_US
 from gangway.scheduler.batching.sizes import BatchSizes, batch_sizes
+from gangway.scheduler.policy_config import BATCHING
 from gangway.workload.arrivals import Floats
 
 MODELS = ("resnet50", "mobilenetv2")
@@ -46,7 +46,7 @@ def run_estimator(report: Report, setting: Setting) -> None:
 
 def compare(sizes: BatchSizes, load: str, queries: int = QUERIES) -> dict[str, Floats]:
     """Return the latencies of each way under one load. Packrat has the timeout that is best for it."""
-    batch_us = cache(lambda rows: sizes.latency_us(rows) + GANG_US)
+    batch_us = cache(lambda rows: sizes.latency_us(rows) + BATCHING.gang_us)
     arrivals_us = arrivals_of(load, batch_us, queries)
 
     def rows_of(depth: int, rows_per_us: float) -> int:

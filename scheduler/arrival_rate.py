@@ -1,10 +1,6 @@
 """How often a model is asked, learned from its requests. Pure."""
 
-from typing import Final
-
-GAIN: Final = 1 / 8  # weight of the latest request in the smoothed gap, as in TCP's round-trip time
-STEADY_GAIN: Final = 1 / 32  # the same for the load: a burst is not yet a load
-LONGEST_GAP_US: Final = 1_000_000.0  # a pause says no more about the next request than this
+from gangway.scheduler.policy_config import ARRIVALS
 
 
 class ArrivalRate:
@@ -12,7 +8,7 @@ class ArrivalRate:
 
     def __init__(self) -> None:
         self.gap_us: float | None = None  # None: fewer than two requests so far
-        self._steady_gap_us = LONGEST_GAP_US  # as if the first request had come after such a pause
+        self._steady_gap_us = ARRIVALS.max_gap_us  # as if the first request had come after such a pause
         self._gaps = 1
         self._rows = 1.0
         self._latest_us: float | None = None
@@ -39,13 +35,13 @@ class ArrivalRate:
             self._rows = float(rows)
             self._latest_us = arrival_us
             return
-        gap_us = min(max(arrival_us - self._latest_us, 0.0), LONGEST_GAP_US)
-        self.gap_us = gap_us if self.gap_us is None else self.gap_us + GAIN * (gap_us - self.gap_us)
+        gap_us = min(max(arrival_us - self._latest_us, 0.0), ARRIVALS.max_gap_us)
+        self.gap_us = gap_us if self.gap_us is None else self.gap_us + ARRIVALS.gain * (gap_us - self.gap_us)
         self._gaps += 1  # of the first ones it is the mean: a load is known after tens of requests
         self._steady_gap_us += self._steady_gain * (gap_us - self._steady_gap_us)
-        self._rows += GAIN * (rows - self._rows)
+        self._rows += ARRIVALS.gain * (rows - self._rows)
         self._latest_us = max(arrival_us, self._latest_us)
 
     @property
     def _steady_gain(self) -> float:
-        return max(STEADY_GAIN, 1 / self._gaps)
+        return max(ARRIVALS.load_gain, 1 / self._gaps)

@@ -6,19 +6,11 @@ VELTAIR's definition (ASPLOS 2022).
 
 from collections import deque
 from statistics import median
-from typing import Final
 
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.policy import value
+from gangway.scheduler.policy_config import ERROR, INTERFERENCE, SLOWDOWN
 from gangway.scheduler.profiles import ModelProfile
-
-WINDOW_US: Final = 250_000.0  # what is older says nothing about now
-SAMPLES: Final = 15
-SPACING_US: Final = 2000.0  # more often it costs more than it tells
-LEAST_BLOCK_US: Final = 100.0  # in shorter ones waking up counts for more than caches
-LEAST_SLOPE: Final = 0.2  # mean of a block: below it noise counts for more than interference
-TOLERANCE: Final = 1.05  # so far from its isolated time a block may be when it is alone
-HIGHEST: Final = 4.0
 
 
 @value(frozen=True, slots=True)
@@ -42,26 +34,26 @@ class Interference:
     """
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)  # (when, level)
+        self._samples: deque[tuple[float, float]] = deque(maxlen=INTERFERENCE.max_samples)  # (when, level)
         self._level: float | None = 0.0  # None: to be found again
 
     def finished(self, block: FinishedBlock, now_us: float) -> None:
         """Take the block into account if it says something."""
-        if self._samples and now_us < self._samples[-1][0] + SPACING_US:
+        if self._samples and now_us < self._samples[-1][0] + INTERFERENCE.min_spacing_us:
             return
         if not block.model.measured or not block.model.slope:
             return
         isolated_us, slope_us = _isolated_us(block)
-        if isolated_us < LEAST_BLOCK_US or slope_us < LEAST_SLOPE * isolated_us:
+        if isolated_us < INTERFERENCE.min_block_us or slope_us < INTERFERENCE.min_slope * isolated_us:
             return
-        level = (block.time_us - TOLERANCE * isolated_us) / slope_us
-        self._samples.append((now_us, min(max(level, 0.0), HIGHEST)))
+        level = (block.time_us - INTERFERENCE.tolerance_factor * isolated_us) / slope_us
+        self._samples.append((now_us, min(max(level, 0.0), INTERFERENCE.max_level)))
         self._level = None
 
     def level(self, now_us: float) -> float:
         """Return the median of the window."""
         samples = self._samples
-        while samples and samples[0][0] < now_us - WINDOW_US:
+        while samples and samples[0][0] < now_us - INTERFERENCE.window_us:
             samples.popleft()
             self._level = None
         if self._level is None:
@@ -88,13 +80,6 @@ def _isolated_us(block: FinishedBlock) -> tuple[float, float]:
 # have filled, and front end and scheduler may have the cores for a while. Then all of a gang wait at the next layer
 # boundary for the rank whose core they have, so gangs of several cores lose more than those of one.
 
-LEAST_PREDICTED_US: Final = 500.0  # in shorter ones waking up counts for more than anything else
-MEAN_GAIN: Final = 1 / 8
-DEVIATION_GAIN: Final = 1 / 4
-MOST: Final = 2.0  # a machine that stood still says nothing about the next query
-WIDTH_GAIN: Final = 1 / 32  # of all models together
-MOST_OF_A_WIDTH: Final = 4.0  # times its prediction a block counts at most
-
 
 class Stretches:
     """Per model the smoothed ratio of time to prediction, plus its smoothed deviation.
@@ -116,23 +101,23 @@ class Stretches:
     def finished(self, model_id: int, block: FinishedBlock, level: float) -> None:
         """Take a block into account that ended at this level of interference."""
         predicted_us = block.model.span_us(block.begin_layer, block.end_layer, block.cores, block.rows, level)
-        if not block.model.measured or predicted_us < LEAST_PREDICTED_US:
+        if not block.model.measured or predicted_us < ERROR.min_predicted_us:
             return
         ratio = block.time_us / predicted_us
-        self._see_width(block.cores, min(ratio, MOST_OF_A_WIDTH))
-        ratio = min(ratio, MOST)
+        self._see_width(block.cores, min(ratio, SLOWDOWN.max_ratio))
+        ratio = min(ratio, ERROR.max_factor)
         mean = self._mean.setdefault(model_id, ratio)
         error = ratio - mean
         deviation = self._deviation.get(model_id, 0.0)
-        self._mean[model_id] = mean = mean + MEAN_GAIN * error
-        self._deviation[model_id] = deviation = deviation + DEVIATION_GAIN * (abs(error) - deviation)
-        self.factors[model_id] = min(max(mean + deviation, 1.0), MOST)
+        self._mean[model_id] = mean = mean + ERROR.mean_gain * error
+        self._deviation[model_id] = deviation = deviation + ERROR.deviation_gain * (abs(error) - deviation)
+        self.factors[model_id] = min(max(mean + deviation, 1.0), ERROR.max_factor)
 
     def _see_width(self, cores: int, ratio: float) -> None:
         if cores == 1:
-            self._narrow += WIDTH_GAIN * (ratio - self._narrow)
+            self._narrow += SLOWDOWN.gain * (ratio - self._narrow)
         else:
-            self._wide += WIDTH_GAIN * (ratio - self._wide)
+            self._wide += SLOWDOWN.gain * (ratio - self._wide)
 
     def forget(self, model_id: int) -> None:
         """The model is not served any more, or has another profile."""

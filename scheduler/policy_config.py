@@ -27,6 +27,10 @@ class PredictionError:
     """
 
     enabled: bool = True
+    mean_gain: float = 1 / 8  # weight of the latest block in the mean; Jacobson's
+    deviation_gain: float = 1 / 4  # the same in the deviation; Jacobson's
+    min_predicted_us: float = 500.0  # in shorter blocks waking up counts for more than anything else; bound
+    max_factor: float = 2.0  # a machine that stood still says nothing about the next query; bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +38,25 @@ class GangSlowdown:
     """A query asks for fewer cores while gangs of several exceed their predictions more than gangs of one."""
 
     enabled: bool = True
+    gain: float = 1 / 32  # weight of the latest block, of all models together; bound
+    max_ratio: float = 4.0  # times its prediction that a block counts at most; bound
 
 
 @dataclass(frozen=True, slots=True)
 class InterferenceLevel:
-    """Predictions depend on how much running queries slow each other down (VELTAIR, ASPLOS 2022, section 4.1)."""
+    """Predictions depend on how much running queries slow each other down (VELTAIR, ASPLOS 2022, section 4.1).
+
+    The level is the median over the last blocks of (time - isolated time) / (what a level of 1 adds to it).
+    """
 
     enabled: bool = True
+    window_us: float = 250_000.0  # older blocks say nothing about now; bound
+    max_samples: int = 15  # blocks in the window; bound
+    min_spacing_us: float = 2_000.0  # between two samples: more cost more than they tell; bound
+    min_block_us: float = 100.0  # in shorter blocks waking up counts for more than caches; bound
+    min_slope: float = 0.2  # mean of a block: below it noise counts for more than interference; bound
+    tolerance_factor: float = 1.05  # so far from its isolated time a block may be when it is alone; bound
+    max_level: float = 4.0  # bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,23 +261,30 @@ class Shedding:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How batches are formed and split (docs/batching.md)."""
+    """How batches are formed and split (Packrat; docs/explanation/batching.md)."""
 
     max_fill_cost_share: float = 0.5  # of what rows take alone, that filling up a batch with them may cost; bound
     min_shown: int = 4  # batches of a kind are shown to the policy, or as many as there are cores; bound
     min_gain_share: float = 0.02  # of a split, or of a larger batch; measured by benchmarks.batching
-    min_gang_gain_share: float = 0.05  # of one gang over several, where nothing is cut; measured by benchmarks.batching
-    gang_loss_share: float = 0.5  # what one gang loses in addition, of what others take from a narrow one
-    slowdown_steps: int = 20  # the slowdown of gangs is rounded to twentieths; bound
+    min_gang_gain_share: float = 0.05  # of one gang over several, for rows that are requests; by benchmarks.batching
+    gang_loss_share: float = 0.5  # what one gang loses in addition, of what others take from a gang of one core
+    error_steps: int = 20  # that loss is rounded to twentieths; bound
     gang_us: float = 50.0  # a further gang: a lease to write, to send, to hear of; measured by benchmarks.live_gang
-    wave_us: float = 250.0  # from the end of a part to the next one on its cores; measured by benchmarks.live_gang
+    round_us: float = 250.0  # from the end of a part to the next one on its cores; measured by benchmarks.live_gang
     unknown_doubt: float = 1.0  # of a time that too few runs stand behind
-    max_steps: int = 128  # more rows are counted in steps of 2, 4, ...; bound
+    max_steps: int = 128  # more rows are counted in steps of 2, 4, ...: finer than what is measured
     max_queue_rows: int = 1024  # in a longer queue the next batch is the same; bound
     max_busy_batches: int = 4  # so far a busy period is looked ahead; bound
-    max_load: float = 0.95  # with more, a busy period has no end; bound
-    depth_gain: float = 0.5  # alpha of the estimator of the queue's depth (Packrat)
-    depth_window: int = 16  # estimates of which the mode is taken (Packrat)
+    max_load: float = 0.95  # share of the machine's time; with more, a busy period has no end to plan for
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """How often a model is asked, smoothed over its requests."""
+
+    gain: float = 1 / 8  # weight of the latest gap, as in TCP's round-trip time (Jacobson, SIGCOMM 1988)
+    load_gain: float = 1 / 32  # the same for the load: a burst is not yet a load; bound
+    max_gap_us: float = 1_000_000.0  # a longer pause says no more about the next request; bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +320,7 @@ class PolicyConfig:
     crowding: Crowding = Crowding()
     shedding: Shedding = Shedding()
     batching: Batching = Batching()
+    arrivals: Arrivals = Arrivals()
 
     def without(self, *names: str) -> "PolicyConfig":
         """Return it with these parts left out. Raises ValueError for what is no part, or cannot be left out."""
@@ -313,3 +337,8 @@ class PolicyConfig:
 
 
 DEFAULT: Final = PolicyConfig()
+BATCHING: Final = DEFAULT.batching
+ARRIVALS: Final = DEFAULT.arrivals
+INTERFERENCE: Final = DEFAULT.interference
+ERROR: Final = DEFAULT.prediction_error
+SLOWDOWN: Final = DEFAULT.gang_slowdown

@@ -17,12 +17,11 @@ from gangway.scheduler.batching.planner import Part
 from gangway.scheduler.batching.sizes import NEVER_LATE, BatchModel
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import Query, RunningBlock, value
-from gangway.scheduler.policy_config import DEFAULT
+from gangway.scheduler.policy_config import BATCHING, DEFAULT
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.units import Batch, Unit
 from gangway.scheduler.waiting import BY_ARRIVAL, KIND, WaitingGroup, WaitingQueries
 
-MIN_SHOWN = 4  # batches of a kind are shown, or as many as there are cores: more cannot begin now
 NO_CLASS = float("-inf")  # above all classes
 _NO_ERRORS: Mapping[int, float] = MappingProxyType({})
 
@@ -164,7 +163,7 @@ class BatchFormer:
             for query in candidates:
                 self._add_batch([query], query.deadline_us, model, error, selection)
             return
-        most = max(MIN_SHOWN, model.cores)
+        most = max(BATCHING.min_shown, model.cores)
         batch_rows = batch_rows or rows
         done_us = now_us + self._way_back_us
         most_late = min(model.cores, selection.max_late(group.priority)) if selection.is_long else most

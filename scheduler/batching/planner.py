@@ -17,7 +17,7 @@ What the paper leaves open:
 Rounds are not in the paper. The activations of many rows leave the caches between layers, so two batches of half the
 rows may take less time than the whole. A plan has k rounds of equally many rows, but for one row:
 
-    plan[T, B] = min over k in 1, 2, 4, ... of k opt[T, B / k] + (k - 1) ROUND_US
+    plan[T, B] = min over k in 1, 2, 4, ... of k opt[T, B / k] + (k - 1) BATCHING.round_us
 """
 
 from bisect import bisect_right
@@ -28,16 +28,8 @@ from math import sqrt
 from typing import NamedTuple
 
 from gangway.executor.slots import MAX_PARTS
+from gangway.scheduler.policy_config import BATCHING
 from gangway.scheduler.profiles import ModelProfile
-
-MIN_GAIN_SHARE = 0.02  # that a split or a larger batch must gain, however well it was measured
-MIN_GANG_GAIN_SHARE = 0.05  # that one gang must gain over several for rows that are requests of their own
-GANG_LOSS_SHARE = 0.5  # that one gang loses in addition, of what others take from a gang of one core
-ERROR_STEPS = 20  # that loss is rounded to twentieths
-GANG_US = 50.0  # cost of each further gang: a lease to write, to send and to hear of
-ROUND_US = 250.0  # from the end of a part until the next one begins on its cores, after a turn of the scheduler
-MAX_STEPS = 128  # more rows are counted in steps of 2, 4, ...: still finer than anything that is measured
-UNKNOWN_DOUBT = 1.0  # doubt of a time that too few runs stand behind
 
 Latency = Callable[[int, int], float]  # (cores, rows) -> microseconds
 GainShare = Callable[[int], float]  # rows -> share of the latency that must be gained
@@ -65,7 +57,7 @@ class Plan:
     @property
     def latency_us(self) -> float:
         """When the last part ends."""
-        return sum(self.rounds_us) + (len(self.rounds_us) - 1) * ROUND_US
+        return sum(self.rounds_us) + (len(self.rounds_us) - 1) * BATCHING.round_us
 
     @property
     def rounds(self) -> list[list[tuple[int, int, int]]]:
@@ -94,9 +86,9 @@ def one_after_the_other(plans: Sequence[Plan]) -> Plan:
     """Return the plan of several rounds, each of which is a plan of one."""
     rounds_us = tuple([plan.latency_us for plan in plans])
     parts = list[Part]()
-    left_us = sum(rounds_us) + (len(rounds_us) - 1) * ROUND_US
+    left_us = sum(rounds_us) + (len(rounds_us) - 1) * BATCHING.round_us
     for number, (plan, round_us) in enumerate(zip(plans, rounds_us, strict=True)):
-        left_us = max(left_us - round_us - ROUND_US, 0.0)
+        left_us = max(left_us - round_us - BATCHING.round_us, 0.0)
         parts += [Part(part.cores, part.rows, number, left_us) for part in plan.parts]
     return Plan(tuple(parts), rounds_us)
 
@@ -115,8 +107,8 @@ class SplitTable:
         max_rows: int,
         alone_us: Latency,
         together_us: Latency | None,
-        gang_us: float = GANG_US,
-        min_gain: GainShare = lambda rows: MIN_GAIN_SHARE,
+        gang_us: float = BATCHING.gang_us,
+        min_gain: GainShare = lambda rows: BATCHING.min_gain_share,
     ) -> None:
         self.cores = cores
         self.max_rows = max_rows
@@ -156,7 +148,7 @@ class SplitTable:
         if found is None:
             found = self.best(cores, rows)
             equal = self._equal_gangs(cores, rows)
-            min_gain = steps / ERROR_STEPS
+            min_gain = steps / BATCHING.error_steps
             if equal and len(found.parts) == 1 and found.latency_us > (1 - min_gain) * equal.latency_us:
                 found = equal
             self._single_rows[key] = found
@@ -175,7 +167,9 @@ class SplitTable:
         """Return the time of `best_of_single_rows` where predictions are right. Raises ValueError."""
         time_us = self.latency_us(cores, rows)
         equal = self._equal_gangs(cores, rows) if time_us == self.one_gang_us(cores, rows) else None
-        return equal.latency_us if equal and time_us > (1 - MIN_GANG_GAIN_SHARE) * equal.latency_us else time_us
+        return (
+            equal.latency_us if equal and time_us > (1 - BATCHING.min_gang_gain_share) * equal.latency_us else time_us
+        )
 
     def one_gang_us(self, cores: int, rows: int) -> float:
         """Return how long a batch takes in one gang of at most so many cores, alone. Raises ValueError."""
@@ -225,7 +219,7 @@ class SplitTable:
     def _grid(self, step: int, together_us: Latency) -> "_Grid":
         grid = self._grids.get(step)
         if grid is None:
-            steps = min(MAX_STEPS, -(-self.max_rows // step))
+            steps = min(BATCHING.max_steps, -(-self.max_rows // step))
             grid = self._grids[step] = _Grid(_monotonic(together_us, self.cores, steps, step))
         return grid
 
@@ -271,7 +265,7 @@ class _Grid:
 
 
 def _step(rows: int) -> int:
-    return 1 << ((rows - 1) // MAX_STEPS).bit_length()
+    return 1 << ((rows - 1) // BATCHING.max_steps).bit_length()
 
 
 def _monotonic(latency_us: Latency, cores: int, steps: int, step: int) -> list[list[float]]:
@@ -398,7 +392,7 @@ class PlanTable:
     @staticmethod
     def _in_rounds_us(cores: int, rows: int, count: int, round_us: Latency) -> float:
         least, more = divmod(rows, count)
-        time_us = (count - more) * round_us(cores, least) + (count - 1) * ROUND_US
+        time_us = (count - more) * round_us(cores, least) + (count - 1) * BATCHING.round_us
         return time_us + more * round_us(cores, least + 1) if more else time_us
 
     def _max_gangs(self, cores: int, rows: int) -> int:
@@ -438,14 +432,18 @@ def known_rows(profile: ModelProfile) -> int:
     if not profile.measured or profile.indivisible:
         return 0
     doubts = profile.doubt or (0.0,) * len(profile.batches)
-    return max((rows for rows, doubt in zip(profile.batches, doubts, strict=True) if doubt < UNKNOWN_DOUBT), default=0)
+    return max(
+        (rows for rows, doubt in zip(profile.batches, doubts, strict=True) if doubt < BATCHING.unknown_doubt), default=0
+    )
 
 
 def min_gain_share(profile: ModelProfile, rows: int) -> float:
     """Return the share of its time that a batch must gain, split or joined: more than the profile's times may err."""
-    return max(MIN_GAIN_SHARE, profile.doubt_of(rows))
+    return max(BATCHING.min_gain_share, profile.doubt_of(rows))
 
 
 def gang_gain_steps(prediction_error: float) -> int:
     """Return what one gang must gain over several for rows that are requests of their own, in steps of a twentieth."""
-    return round(ERROR_STEPS * max(MIN_GANG_GAIN_SHARE, GANG_LOSS_SHARE * (prediction_error - 1.0)))
+    return round(
+        BATCHING.error_steps * max(BATCHING.min_gang_gain_share, BATCHING.gang_loss_share * (prediction_error - 1.0))
+    )

@@ -21,17 +21,13 @@ from math import ceil
 
 from gangway.executor.slots import MAX_PARTS, NEVER_JOINED
 from gangway.scheduler.arrival_rate import ArrivalRate
-from gangway.scheduler.batching.planner import GANG_US, Part, PlanTable, min_gain_share, plan_table
+from gangway.scheduler.batching.planner import Part, PlanTable, min_gain_share, plan_table
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import Query
-from gangway.scheduler.policy_config import DEFAULT
+from gangway.scheduler.policy_config import BATCHING, DEFAULT
 from gangway.scheduler.prediction import efficient_cores
 from gangway.scheduler.profiles import ModelProfile
 
-MAX_QUEUE_ROWS = 1024  # in a longer queue the next batch is the same: the one with the most rows a second
-MAX_BUSY_BATCHES = 4  # batches of the most rows: so far a busy period is looked ahead
-MAX_LOAD = 0.95  # with more, a busy period has no end that could be planned for
-MAX_FILL_COST_SHARE = 0.5  # of the time that they would take alone, that rows may cost which fill up a batch
 NEVER_LATE = float("inf")
 
 
@@ -43,7 +39,11 @@ class BatchSizes:
     """
 
     def __init__(
-        self, latency_us: Callable[[int], float], max_rows: int, allowed: Sequence[int] = (), batch_us: float = GANG_US
+        self,
+        latency_us: Callable[[int], float],
+        max_rows: int,
+        allowed: Sequence[int] = (),
+        batch_us: float = BATCHING.gang_us,
     ) -> None:
         self.latency_us = latency_us
         self._batch_us = batch_us
@@ -57,9 +57,11 @@ class BatchSizes:
 
         `load`: share of the machine's time that the rows take that come meanwhile, in batches of the best size.
         """
-        rows = min(waiting_rows, MAX_QUEUE_ROWS)
-        busy_rows = ceil(rows / (1.0 - min(load, MAX_LOAD)))
-        found = self._first_of(max(rows, min(busy_rows, MAX_BUSY_BATCHES * self._allowed[-1], MAX_QUEUE_ROWS)))
+        rows = min(waiting_rows, BATCHING.max_queue_rows)
+        busy_rows = ceil(rows / (1.0 - min(load, BATCHING.max_load)))
+        found = self._first_of(
+            max(rows, min(busy_rows, BATCHING.max_busy_batches * self._allowed[-1], BATCHING.max_queue_rows))
+        )
         return found if found <= rows else self._fastest(rows)
 
     @cached_property
@@ -98,7 +100,7 @@ def batch_sizes(
     max_rows: int,
     allowed: Sequence[int] = (),
     splits: bool = True,
-    batch_us: float = GANG_US,
+    batch_us: float = BATCHING.gang_us,
 ) -> BatchSizes:
     """Return the sizes for a model on so many cores, made once for a profile. `splits`: batches may be split."""
     key = (batch_sizes, cores, max_rows, tuple(allowed), splits, batch_us)
@@ -183,7 +185,7 @@ class BatchModel:
         if profile is not self._profile or cores != self.cores or timed != self._timed:
             self._profile, self.cores, self._timed = profile, cores, timed
             self._table = plan_table(profile, cores, self.max_rows)
-            batch_us = GANG_US if timed else GANG_US + self._dispatch_us / cores
+            batch_us = BATCHING.gang_us if timed else BATCHING.gang_us + self._dispatch_us / cores
             most_rows = self.max_rows if self._joins else 1  # otherwise it may be any number
             self._sizes = batch_sizes(profile, cores, most_rows, self._preferred, self.splits, batch_us)
             self.latency_us = self._sizes.latency_us
@@ -234,7 +236,7 @@ class BatchModel:
         if self.max_delay_us is not None:
             return True
         extra_us = self.latency_us(more_rows) - self.latency_us(rows)
-        return extra_us <= MAX_FILL_COST_SHARE * self.latency_us(more_rows - rows)
+        return extra_us <= BATCHING.max_fill_cost_share * self.latency_us(more_rows - rows)
 
     def gap_worth_waiting_us(self, rows: int) -> float | None:
         """Return in what time the next request is expected if it pays that so many rows wait for it, else None."""

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gangway.scheduler import policy_config
-from gangway.scheduler.arrival_rate import GAIN, ArrivalRate
+from gangway.scheduler.arrival_rate import ArrivalRate
 from gangway.scheduler.policies.gangway_order import AT_RISK, BEST_EFFORT, ON_TIME
 from gangway.scheduler.policies.gangway_shares import busy_efficiency
 from gangway.scheduler.policy import Query, Snapshot
-from gangway.scheduler.policy_config import PolicyConfig
+from gangway.scheduler.policy_config import ARRIVALS, PolicyConfig
 from gangway.scheduler.prediction import Work, outlook
 
 # Foresight: who will be late because of queries that are still to come.
@@ -27,7 +27,7 @@ class _Kind:
     target_us: float = 0.0
 
     def arrived(self, query: Query, target_us: float) -> None:
-        self.target_us += (target_us - self.target_us) * (GAIN if self.target_us else 1.0)
+        self.target_us += (target_us - self.target_us) * (ARRIVALS.gain if self.target_us else 1.0)
         self.rate.arrived(query.arrival_us, query.rows)
 
 

@@ -25,8 +25,8 @@ from benchmarks.turns import Turns
 from gangway.clients.inputs import outputs_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import model_config_pb2 as mc
-from gangway.scheduler.batching.planner import GANG_US
 from gangway.scheduler.batching.sizes import BatchSizes
+from gangway.scheduler.policy_config import BATCHING
 
 MS = 1_000_000
 
@@ -172,7 +172,7 @@ def test_deciding_at_each_dispatch_spares_the_time_of_changes(row_us: float) -> 
 @pytest.mark.parametrize("row_us", [100.0, 500.0, 800.0, 950.0])
 def test_sizes_by_the_load_are_no_worse_than_the_two_that_do_not_know_it(row_us: float, load: str) -> None:
     sizes = BatchSizes(lambda rows: 10_000.0 + 10 * row_us * (rows - 1), MAX_ROWS)
-    times_us = [float("inf"), *(sizes.latency_us(rows) + GANG_US for rows in range(1, MAX_ROWS + 1))]
+    times_us = [float("inf"), *(sizes.latency_us(rows) + BATCHING.gang_us for rows in range(1, MAX_ROWS + 1))]
     arrivals_us = arrivals_of(load, times_us.__getitem__, 1500)
     fastest = [min(range(1, rows + 1), key=lambda size: times_us[size] / size) for rows in range(1, MAX_ROWS + 1)]
 

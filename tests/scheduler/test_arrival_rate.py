@@ -2,7 +2,8 @@
 
 import pytest
 
-from gangway.scheduler.arrival_rate import LONGEST_GAP_US, ArrivalRate
+from gangway.scheduler.arrival_rate import ArrivalRate
+from gangway.scheduler.policy_config import ARRIVALS
 
 
 def test_the_rate_is_smoothed() -> None:
@@ -47,7 +48,7 @@ def test_a_pause_is_soon_forgotten_and_time_never_runs_backwards() -> None:
     rate = ArrivalRate()
     for at_us in (0.0, 100.0, 1e12, 1e12 - 5.0):
         rate.arrived(at_us, 1)
-    assert rate.gap_us is not None and 0 < rate.gap_us < LONGEST_GAP_US / 4
+    assert rate.gap_us is not None and 0 < rate.gap_us < ARRIVALS.max_gap_us / 4
 
 
 def test_a_pause_counts_before_it_is_over() -> None:

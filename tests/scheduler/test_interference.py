@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from gangway.scheduler.interference import TOLERANCE, WINDOW_US, FinishedBlock, Interference
+from gangway.scheduler.interference import FinishedBlock, Interference
+from gangway.scheduler.policy_config import INTERFERENCE
 from gangway.scheduler.profiles import ModelProfile
 
 MODEL = ModelProfile(
@@ -24,14 +25,14 @@ def unit(factor: float, **changes: object) -> FinishedBlock:
 def test_the_level_is_the_slowdown_by_the_slope() -> None:
     interference = Interference()
     assert interference.level(0.0) == 0.0
-    interference.finished(unit(TOLERANCE + 0.5 * 0.6), 1000.0)
+    interference.finished(unit(INTERFERENCE.tolerance_factor + 0.5 * 0.6), 1000.0)
     assert abs(interference.level(1000.0) - 0.6) < 1e-9
-    assert interference.level(1001.0 + WINDOW_US) == 0.0, "that is long ago"
+    assert interference.level(1001.0 + INTERFERENCE.window_us) == 0.0, "that is long ago"
 
 
 def test_versions_have_their_own_times_and_slopes() -> None:
     interference = Interference()
-    interference.finished(unit(0, versions=(1, 1), time_us=800.0 * (TOLERANCE + 0.25 * 0.8)), 0.0)
+    interference.finished(unit(0, versions=(1, 1), time_us=800.0 * (INTERFERENCE.tolerance_factor + 0.25 * 0.8)), 0.0)
     assert abs(interference.level(0.0) - 0.8) < 1e-9
 
 

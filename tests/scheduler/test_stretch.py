@@ -2,7 +2,8 @@
 
 import pytest
 
-from gangway.scheduler.interference import MOST, FinishedBlock, Stretches
+from gangway.scheduler.interference import FinishedBlock, Stretches
+from gangway.scheduler.policy_config import ERROR
 from gangway.scheduler.profiles import ModelProfile
 
 
@@ -69,7 +70,7 @@ def test_it_is_never_below_one_and_bounded() -> None:
     stretches = Stretches()
     stretches.finished(3, unit(5_000.0), level=0.0)
     stretches.finished(4, unit(500_000.0), level=0.0)
-    assert stretches.factors == {3: 1.0, 4: MOST}
+    assert stretches.factors == {3: 1.0, 4: ERROR.max_factor}
 
 
 def test_short_blocks_and_models_without_a_profile_say_nothing() -> None:

@@ -7,8 +7,6 @@ import pytest
 
 from gangway.executor.slots import MAX_PARTS
 from gangway.scheduler.batching.planner import (
-    GANG_US,
-    ROUND_US,
     Latency,
     Part,
     PlanTable,
@@ -19,6 +17,7 @@ from gangway.scheduler.batching.planner import (
     side_by_side,
 )
 from gangway.scheduler.batching.sizes import batch_sizes
+from gangway.scheduler.policy_config import BATCHING
 from gangway.scheduler.profiles import ModelProfile
 from tests.scheduler.batching import largest_table
 from tests.scheduler.batching.test_split import lists_of_gangs, random_times
@@ -58,7 +57,7 @@ def test_no_other_number_of_rounds_is_done_sooner(seed: int) -> None:
             if rounds <= rows:
                 least, more = divmod(rows, rounds)
                 sizes = [least + 1] * more + [least] * (rounds - more)
-                ways_us.append(sum(at_once_us(count, size) + 100 for size in sizes) + ROUND_US * (rounds - 1))
+                ways_us.append(sum(at_once_us(count, size) + 100 for size in sizes) + BATCHING.round_us * (rounds - 1))
         plan = found.best(count, rows)
         assert min(ways_us) <= plan.latency_us <= min(ways_us) / (1 - WELL) ** 2
         assert plan.latency_us == pytest.approx(found.latency_us(count, rows))
@@ -77,12 +76,12 @@ def test_parts_of_few_rows_run_one_after_the_other() -> None:
     plans = table(leaving_the_cache, lambda cores, rows: leaving_the_cache(cores, rows) * (0.9 if cores == 1 else 1.0))
     plan = plans.best(2, 64)
     assert str(plan) == "4 times <2, 1, 8>"
-    assert plan.latency_us == pytest.approx(4 * 0.9 * 33_000 + 3 * ROUND_US) == plans.latency_us(2, 64)
+    assert plan.latency_us == pytest.approx(4 * 0.9 * 33_000 + 3 * BATCHING.round_us) == plans.latency_us(2, 64)
     assert plans.one_gang_us(2, 64) == leaving_the_cache(2, 64)
     assert list(plan.parts[:3]) == [
-        Part(1, 8, 0, pytest.approx(3 * 0.9 * 33_000 + 2 * ROUND_US)),
-        Part(1, 8, 0, pytest.approx(3 * 0.9 * 33_000 + 2 * ROUND_US)),
-        Part(1, 8, 1, pytest.approx(2 * 0.9 * 33_000 + ROUND_US)),
+        Part(1, 8, 0, pytest.approx(3 * 0.9 * 33_000 + 2 * BATCHING.round_us)),
+        Part(1, 8, 0, pytest.approx(3 * 0.9 * 33_000 + 2 * BATCHING.round_us)),
+        Part(1, 8, 1, pytest.approx(2 * 0.9 * 33_000 + BATCHING.round_us)),
     ]
     assert plan.parts[-1] == Part(1, 8, 3, pytest.approx(0.0, abs=1e-6))
     assert [part.rows for part in plans.best(2, 61).parts] == [8, 8, 8, 7, 8, 7, 8, 7]
@@ -170,7 +169,7 @@ def test_beyond_what_was_measured_nothing_is_well_known() -> None:
     factors = (1.0, 2.0, 4.0, 8.8)  # the last slope would go on with 1.2 of what a row takes
     rising = replace(model, rows_factor=(factors,) * 2, together_factor=(factors,) * 2)
     plan = plan_table(rising, 1, 64).best(1, 64)
-    assert len(plan.rounds_us) == 16 and plan.latency_us == 640_000.0 + 15 * ROUND_US
+    assert len(plan.rounds_us) == 16 and plan.latency_us == 640_000.0 + 15 * BATCHING.round_us
     outlier = replace(rising, doubt=(0.01, 0.01, 0.01, 1.0))
     assert len(plan_table(outlier, 1, 64).best(1, 64).rounds_us) == 1
 
@@ -195,7 +194,7 @@ def test_sizes_of_batches_know_of_rounds() -> None:
     assert sizes.latency_us(64) == pytest.approx(plan.latency_us)
     assert sizes.next_rows(64, load=0.9) == 2, "nobody gains by being in a batch that is cut again"
     assert batch_sizes(model, 2, 64, splits=False).latency_us(64) == 800_000.0
-    assert ROUND_US > GANG_US, "else large batches in rounds would be as good as small ones"
+    assert BATCHING.round_us > BATCHING.gang_us, "else large batches in rounds would be as good as small ones"
 
 
 @pytest.mark.alone

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gangway.scheduler.batching.sizes import MAX_QUEUE_ROWS, BatchSizes, batch_sizes, is_worth_waiting
+from gangway.scheduler.batching.sizes import BatchSizes, batch_sizes, is_worth_waiting
+from gangway.scheduler.policy_config import BATCHING
 from gangway.scheduler.profiles import ModelProfile
 
 
@@ -101,7 +102,7 @@ def test_only_preferred_sizes_except_for_the_last_rows() -> None:
 
 def test_a_queue_of_any_length_has_an_answer() -> None:
     sizes = BatchSizes(lambda rows: 1000.0 + 10 * rows, 8)
-    assert sizes.next_rows(50 * MAX_QUEUE_ROWS) == sizes.next_rows(MAX_QUEUE_ROWS) == 8
+    assert sizes.next_rows(50 * BATCHING.max_queue_rows) == sizes.next_rows(BATCHING.max_queue_rows) == 8
 
 
 def test_a_model_whose_batches_may_be_split_has_other_sizes() -> None:

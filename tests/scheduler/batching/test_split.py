@@ -7,19 +7,12 @@ from itertools import product
 
 import pytest
 
-from gangway.scheduler.batching.planner import (
-    GANG_US,
-    MIN_GAIN_SHARE,
-    MIN_GANG_GAIN_SHARE,
-    Plan,
-    SplitTable,
-    side_by_side,
-    split_table,
-)
+from gangway.scheduler.batching.planner import Plan, SplitTable, side_by_side, split_table
+from gangway.scheduler.policy_config import BATCHING
 from gangway.scheduler.profiles import ModelProfile
 from tests.scheduler.batching import largest_table
 
-GAIN = MIN_GANG_GAIN_SHARE
+GAIN = BATCHING.min_gang_gain_share
 
 
 def lists_of_gangs(cores: int, rows: int, widest: int) -> Iterator[list[tuple[int, int]]]:
@@ -100,10 +93,10 @@ def test_one_gang_unless_a_split_gains_enough() -> None:
     def table(gain: float) -> SplitTable:
         return SplitTable(2, 8, lambda cores, rows: 1e6 * rows, lambda cores, rows: 2e6 * rows * (1 - gain))
 
-    assert table(MIN_GAIN_SHARE / 2).best(2, 8) == side_by_side([(1, 8)], 8e6)
-    assert str(table(2 * MIN_GAIN_SHARE).best(2, 8)) == "<2, 1, 4>"
-    assert str(table(2 * MIN_GAIN_SHARE).best(1, 8)) == "<1, 1, 8>"
-    assert str(table(2 * MIN_GAIN_SHARE).best(2, 1)) == "<1, 1, 1>"
+    assert table(BATCHING.min_gain_share / 2).best(2, 8) == side_by_side([(1, 8)], 8e6)
+    assert str(table(2 * BATCHING.min_gain_share).best(2, 8)) == "<2, 1, 4>"
+    assert str(table(2 * BATCHING.min_gain_share).best(1, 8)) == "<1, 1, 8>"
+    assert str(table(2 * BATCHING.min_gain_share).best(2, 1)) == "<1, 1, 1>"
 
 
 def test_a_further_gang_costs_time() -> None:
@@ -111,7 +104,7 @@ def test_a_further_gang_costs_time() -> None:
         return SplitTable(4, 4, lambda cores, rows: 100.0 * rows, lambda cores, rows: 60.0 * rows, gang_us)
 
     assert str(table(0.0).best(4, 4)) == "<4, 1, 1>"
-    assert table(GANG_US).best(4, 4).latency_us == table(GANG_US).latency_us(4, 4)
+    assert table(BATCHING.gang_us).best(4, 4).latency_us == table(BATCHING.gang_us).latency_us(4, 4)
     assert len(table(200.0).best(4, 4).parts) == 1
     assert table(200.0).latency_us(4, 4) == 400.0
 
@@ -136,7 +129,7 @@ def test_requests_of_one_row_each_stay_apart_unless_one_gang_gains_much() -> Non
             (table(gain).latency_of_single_rows_us(4, rows), table(gain).best_of_single_rows(4, rows).latency_us)
             for rows in range(1, 9)
         ]
-        assert all(found_us == pytest.approx(time_us, abs=4 * GANG_US) for found_us, time_us in times)
+        assert all(found_us == pytest.approx(time_us, abs=4 * BATCHING.gang_us) for found_us, time_us in times)
 
 
 def test_one_gang_has_no_more_cores_than_help() -> None:
