@@ -159,14 +159,6 @@ class DeadlineGangs:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseReserve:
-    """The last leases are for queries that can be in time."""
-
-    enabled: bool = True
-    leases: int = 2  # bound
-
-
-@dataclass(frozen=True, slots=True)
 class Growth:
     """Running queries grow into idle cores."""
 
@@ -307,7 +299,6 @@ class PolicyConfig:
     restarts: Restarts = Restarts()
     shares: Shares = Shares()
     deadline_gangs: DeadlineGangs = DeadlineGangs()
-    lease_reserve: LeaseReserve = LeaseReserve()
     growth: Growth = Growth()
     preemption: Preemption = Preemption()
     trading: Trading = Trading()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gangway.scheduler.policies.gangway_order import ON_TIME
 from gangway.scheduler.policy import Snapshot
-from gangway.scheduler.policy_config import DEFAULT, LeaseReserve, PolicyConfig
+from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.prediction import Work
 
 
@@ -44,14 +44,13 @@ def busy_efficiency(gang_slowdown: float, config: PolicyConfig) -> float:
 def share_out(ordered: Sequence[Work], core_count: int, leases: int, config: PolicyConfig = DEFAULT) -> None:
     """Grant cores in this order, first as many as are asked for, then what is left.
 
-    A query that has not started yet and finds no lease gets none. The last leases are for those that can be in time:
-    stopped queries hold theirs, and if all did, an urgent one could not begin.
+    A query that has not started yet and finds no lease gets none.
     """
     left = core_count
     for work in ordered:
         if work.fixed:
             left -= work.cores
-    able = _able(ordered, leases, config.lease_reserve)
+    able = _able(ordered, leases)
     for work in able:
         work.grant = grant = work.gang if work.gang < left else left
         left -= grant
@@ -68,18 +67,15 @@ def share_out(ordered: Sequence[Work], core_count: int, leases: int, config: Pol
             left -= more
 
 
-def _able(ordered: Sequence[Work], leases: int, config: LeaseReserve) -> list[Work]:
+def _able(ordered: Sequence[Work], leases: int) -> list[Work]:
     """Set the grants of what nothing changes, and return the others that can run, in order."""
     able = []
-    reserved = config.leases if config.enabled else 0
     for work in ordered:
         if work.fixed:
             work.grant = work.cores
         elif work.block is not None or work.query.started:
             able.append(work)
-        elif leases > (0 if work.tier <= ON_TIME else reserved):
+        elif leases > 0:
             leases -= 1
             able.append(work)
-    if not able and leases:
-        return [work for work in ordered if not work.fixed][:1]
     return able

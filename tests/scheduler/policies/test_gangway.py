@@ -271,19 +271,6 @@ def test_very_many_queries_are_not_all_planned() -> None:
     assert len(found) < 100
 
 
-def test_the_last_leases_are_for_queries_that_can_be_in_time() -> None:
-    state = Snapshot(0.0, [query(1, LAZY, -5.0), query(2, SHORT, 0.0)], [], (0, 1), 2, MODELS, free_leases=1)
-    [start] = Gangway().decide(state)
-    assert isinstance(start, Start) and start.query_id == 2
-    # LAZY may hold the last but two, and the very last one if nothing else can run.
-    busy = running(query(3, LONG, 0.0), 0.0, cores=(0,))
-    for leases, starts in ((2, False), (3, True)):
-        state = Snapshot(0.0, [query(1, LAZY, -5.0)], [busy], (1,), 2, {**MODELS, LONG: NARROW}, free_leases=leases)
-        assert any(isinstance(each, Start) for each in Gangway().decide(state)) == starts
-    state = Snapshot(0.0, [query(1, LAZY, -5.0)], [], (0, 1), 2, MODELS, free_leases=1)
-    assert any(isinstance(each, Start) for each in Gangway().decide(state))
-
-
 def test_versions_follow_the_level_of_interference() -> None:
     # Version 1 takes 1200 instead of 1000, but interference does nothing to it.
     two = ((1000.0, 500.0), (1200.0, 600.0))
