@@ -85,7 +85,7 @@ class Dispatcher:
         model = self._models.profiles.get(query.model_id) if self._policy.brief_first else None
         return model is not None and model.is_brief
 
-    def calm_us(self, now_us: float) -> float:
+    def skip_best_effort_us(self, now_us: float) -> float:
         """Return how long nothing need be heard of newcomers without a deadline, of class 0 or lower; 0: no time.
 
         Front ends do not ring for them then.
@@ -156,7 +156,7 @@ class Dispatcher:
         """Return what the policy sees, the batches among it, and when others could be formed."""
         models, gangs, workers = self._models, self._execution.gangs, self._workers
         times, config = self._execution.times, self._policy.config
-        errors = times.stretches.factors if config.prediction_error.enabled else {}
+        errors = times.errors.factors if config.prediction_error.enabled else {}
         units: Mapping[int, Unit] = {}
         wake_us = None
         waiting: Sequence[Query] = queued.in_order
@@ -186,7 +186,7 @@ class Dispatcher:
             gangs.free,
             self._way_back_us,
             errors,
-            times.stretches.wide_stretch,
+            times.errors.gang_slowdown,
         )
         return snapshot, units, wake_us
 

@@ -81,7 +81,7 @@ def _isolated_us(block: FinishedBlock) -> tuple[float, float]:
 # boundary for the rank whose core they have, so gangs of several cores lose more than those of one.
 
 
-class Stretches:
+class PredictionErrors:
     """Per model the smoothed ratio of time to prediction, plus its smoothed deviation.
 
     The estimator of TCP's retransmission time-out (Jacobson, SIGCOMM 1988): cheap, and wide where times vary.
@@ -94,7 +94,7 @@ class Stretches:
         self.factors: dict[int, float] = {}  # by model; none: nothing is known
 
     @property
-    def wide_stretch(self) -> float:
+    def gang_slowdown(self) -> float:
         """By how much gangs of several cores exceed predictions more than gangs of one, all models together."""
         return max(1.0, self._wide / self._narrow)
 
@@ -130,7 +130,7 @@ class BlockTimes:
 
     def __init__(self) -> None:
         self.interference = Interference()
-        self.stretches = Stretches()
+        self.errors = PredictionErrors()
 
     def finished(self, gang: Gang, profile: ModelProfile | None, end_layer: int, turned_ns: int) -> None:
         """Take into account the block that a gang ended before `end_layer` at that time, if it says something."""
@@ -149,4 +149,4 @@ class BlockTimes:
 
     def _learn(self, model_id: int, block: FinishedBlock, ended_us: float) -> None:
         self.interference.finished(block, ended_us)
-        self.stretches.finished(model_id, block, self.interference.level(ended_us))
+        self.errors.finished(model_id, block, self.interference.level(ended_us))

@@ -83,7 +83,7 @@ class ModelJobs:
         """Show policies a measured profile. One that cannot be read is named in the log."""
         try:
             self._models.use_profile(model_id, read_profile(path))
-            self._execution.times.stretches.forget(model_id)
+            self._execution.times.errors.forget(model_id)
         except ProfileError as error:
             _log.warning("a model's profile is not used, so estimates are: %s", error)
 
@@ -177,7 +177,7 @@ class ModelJobs:
                 self._arenas.remove_model(model_id)
                 self._models.remove(model)
                 self._crashes.pop(model_id, None)
-                self._execution.times.stretches.forget(model_id)
+                self._execution.times.errors.forget(model_id)
                 self._supervisor.send(slow.ModelUnloaded(model_id))
 
     def _serve_if_complete(self, model: Model) -> None:

@@ -389,6 +389,6 @@ def test_gangs_are_narrow_where_those_of_several_cores_lose_more() -> None:
     grid = (1000.0, 1000.0 / 1.8)
     almost = replace(MODELS[LAZY], latency_us=((grid,),) * 8, layers=8, isolated_us=8 * grid[1])
     waiting = [query(1, LAZY, 0.0), query(2, LAZY, 0.0)]
-    for wide_stretch, cores in ((1.0, [(0, 1)]), (1.33, [(0,), (1,)])):
-        state = Snapshot(0.0, waiting, [], (0, 1), 2, {LAZY: almost}, gang_slowdown=wide_stretch)
+    for gang_slowdown, cores in ((1.0, [(0, 1)]), (1.33, [(0,), (1,)])):
+        state = Snapshot(0.0, waiting, [], (0, 1), 2, {LAZY: almost}, gang_slowdown=gang_slowdown)
         assert [start.cores for start in Gangway().decide(state) if isinstance(start, Start)] == cores
