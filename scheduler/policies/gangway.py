@@ -1,4 +1,4 @@
-"""The default policy: gangs that grow and yield, by deadlines. docs/scheduling.md explains it.
+"""The default policy: gangs that grow and yield, by deadlines. docs/explanation/scheduling.md explains it.
 
 How many cores and for how long follows VELTAIR's profile (ASPLOS 2022), who goes next Layerweaver+'s slack (IEICE
 2022). A decision goes through the parts in this order, each in a file of its own:
