@@ -59,6 +59,8 @@ MIN_LINES, MAX_LINES = 30, 800
 # Small files, each with the reason why it is none of its neighbour's lines.
 SMALL = {
     "artifact/datatypes.py": "imports numpy, which workers of compiled models do without",
+    "compiler/errors.py": "every stage imports it",
+    "compiler/progress.py": "pipeline and job import it, neither imports the other",
     "executor/complain.py": "workers do without Python's logging",
     "server/grpc/environment.py": "is imported before gRPC is",
     "server/serve_command.py": "is imported only when a server is started",
