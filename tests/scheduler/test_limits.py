@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from gangway.scheduler.limits import Limits
 from gangway.scheduler.messages import LoadModel, decode, encode
+from gangway.scheduler.models import Limits
 from gangway.scheduler.policy import Query
 
 
