@@ -95,7 +95,7 @@ def service() -> Service:
 class _Zeros:
     """In place of Inference: checks a request as it does, and answers with zeros."""
 
-    def infer_parts(self, header: bytes, request_id: bytes, raws: list[memoryview], *_: Any) -> bytes:
+    def __call__(self, header: bytes, request_id: bytes, raws: list[memoryview], *_: Any) -> bytes:
         """Return an answer for one row. Raises RequestError."""
         plan = checked_plan(header, raws)
         response = pb.ModelInferResponse(model_name=plan.model.name, model_version="1", id=request_id.decode())

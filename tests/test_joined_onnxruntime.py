@@ -126,7 +126,7 @@ def test_a_frame_that_lies_costs_only_itself(open_model: OpenModel, capfd: pytes
     assert (first, third) == (None, None)
     assert second and not second[0] and "a frame of" in second[1]
     lines = capfd.readouterr().err.splitlines()
-    assert "joined: onnxruntime: 3 requests together: " in lines[0]
+    assert "joined: onnxruntime could not execute 3 requests in a batch: " in lines[0]
     assert len(lines) == 2, "one for the run of all, one for the request that fails"
 
 

@@ -72,9 +72,11 @@ def served(logging_server: Logging) -> Iterator[Logging]:
 
 def test_every_line_is_an_object_and_says_whose_it_is(served: Logging) -> None:
     served.await_line("ready: gRPC")
+    served.ask_for_nothing("anything")
+    served.await_line("'anything'")
     assert {line[0] for line in served.file.read_text().splitlines()} == {"{"}
     lines = served.lines()
-    assert {"supervisor", "scheduler"} <= {line["process"] for line in lines}
+    assert {"supervisor", "front end"} <= {line["process"] for line in lines}
     for line in lines:
         assert line.keys() >= {"time", "level", "process", "logger", "message"}
         assert line["level"] in ("DEBUG", "INFO", "WARNING", "ERROR")
