@@ -10,15 +10,18 @@ ROOMS := artifact clients compiler executor measure protos scheduler server simu
 SOURCES := $(ROOMS) benchmarks docs tests setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint bench tools format docs docs-serve clean
+.PHONY: help install serve check test lint bench tools format docs docs-serve clean
 
 help:
 	@echo "make serve     install, write example models, compile them, serve on port 8001"
+	@echo "make check     pure tests, in less than a minute"
 	@echo "make test      install what the tests need and run them"
 	@echo "make lint      ruff, mypy --strict, pyright and the links of the documents"
 	@echo "make docs      the documents as a site, in build/site; make docs-serve shows it on port 8010"
 	@echo "make bench     measure against onnxruntime, OpenVINO and Triton (an hour)"
 	@echo "make install   only install, into $(VENV)"
+
+IMPURE := live_server|subprocess|Popen|fork|served|compiled|read_model|triton\.
 
 # One stamp per set of packages: what changes the build (C, protos, metadata) installs again.
 NATIVE := $(wildcard executor/native/*.c executor/native/*.h executor/probes/*.c protos/*.proto) pyproject.toml setup.py constraints.txt
@@ -53,6 +56,13 @@ serve: install
 test: $(VENV)/.installed-test tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not alone" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m alone $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
+
+# Pure tests, in less than a minute: of files that start no process, serve nothing and compile nothing.
+check: $(VENV)/.installed-test
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not alone" $(TEST_FLAGS) \
+		tests/test_rooms.py tests/docs/test_pages.py tests/docs/test_reference.py \
+		$$(grep -rLE --include='test_*.py' '$(IMPURE)' $(addprefix tests/,artifact scheduler server simulator workload) | sort)
 
 # The real perf_analyzer, for tests and benchmarks.
 tools: $(VENV)/.installed-test
