@@ -87,6 +87,7 @@ def test_they_overtake_long_ones(served: Served) -> None:
     assert [answer.result(60) for answer in queue] == [None] * 10
 
 
+@pytest.mark.alone  # both measure a latency
 def test_perf_and_server_mean_the_same(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By latency alone, roughly: it is measured twice; by the server's target, exactly."""
     result = tmp_path / "result.json"
