@@ -82,7 +82,8 @@ class Execution:
         requests = self._requests.of(unit)
         self._accounts.begins(gang, start, requests)
         self._requests.count(requests)
-        self.gangs.send(gang, start, self._spec(unit), self._requests.members(unit), now_us)
+        members = () if gang.generation else self._requests.members(unit)  # a lease has them from its first block on
+        self.gangs.send(gang, start, self._spec(unit), members, now_us)
 
     def stop(self, stop: Stop) -> None:
         """Take a running unit off its cores."""

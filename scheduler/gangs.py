@@ -161,7 +161,7 @@ class GangTable:
         self._free.append(gang.lease)
 
     def send(self, gang: Gang, start: Start, model: LoadModel, members: tuple[Member, ...], now_us: float) -> None:
-        """Let the gang run a block of its unit on the decision's cores. `members`: the unit's pieces."""
+        """Let the gang run a block of its unit on the decision's cores. `members`: the pieces, for a first block."""
         ranks = len(start.cores)
         if gang.generation == 0:
             gang.generation = gang.shared.initialise(_lease_spec(gang, start, model, members))
