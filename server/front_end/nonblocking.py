@@ -177,12 +177,20 @@ class NonBlockingInference:
 
     def _ended(self, request: ClientRequest) -> None:
         """Answer a request that has ended; in the thread for that."""
+        self._settle(request, self._finish)
+
+    def _finish(self, request: ClientRequest) -> bytes | None:
+        """Return as `ClientRequest.finish` does, and note how long the answer was waited for. Raises RequestError."""
         assert request.submission is not None, "opened"
+        outcome = request.submission.outcome()
+        wait_ns = time.monotonic_ns() - request.submitted_ns
+        self._resources.plane.last_wait_ns[request.model.model_id] = wait_ns
+        return request.finish(outcome)
+
+    def _settle(self, request: ClientRequest, response_of: Callable[[ClientRequest], bytes | None]) -> None:
+        """Answer with the response, or with the error that is raised; without a response another attempt follows."""
         try:
-            outcome = request.submission.outcome()
-            wait_ns = time.monotonic_ns() - request.submitted_ns
-            self._resources.plane.last_wait_ns[request.model.model_id] = wait_ns
-            response = request.finish(outcome)
+            response = response_of(request)
         except RequestError as error:
             self._fail(request, error)
         except Exception:
@@ -196,23 +204,12 @@ class NonBlockingInference:
                 _call_of(request).answer(response)
 
     def _start_again(self, request: ClientRequest) -> None:
+        """Go on in the blocking way, in a thread of its own: it finds out what is wrong with a region."""
+        again = (request, lambda request: request.answer(request.contents))
         try:
-            threading.Thread(target=self._again, args=(request,), name="again", daemon=True).start()
+            threading.Thread(target=self._settle, args=again, name="again", daemon=True).start()
         except RuntimeError:
             self._fail(request, RequestError(grpc.StatusCode.UNAVAILABLE, NO_THREAD))
-
-    def _again(self, request: ClientRequest) -> None:
-        """Go on in the blocking way, in a thread of its own: it finds out what is wrong with a region."""
-        try:
-            response = request.answer(request.contents)
-        except RequestError as error:
-            self._fail(request, error)
-        except Exception:
-            _log.exception("a request failed by a fault of the server; its client is told INTERNAL", extra=OFTEN)
-            self._fail(request, _INTERNAL)
-        else:
-            request.close()
-            _call_of(request).answer(response)
 
     def _expired(self, request: ClientRequest) -> None:
         """Answer a request that has not ended in its time; what it holds follows later."""
