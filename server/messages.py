@@ -6,19 +6,19 @@ them has loaded or failed, changes as they happen (also `ModelRemoved`, `Variant
 `RepositoryCall` and `ModelRetired`. A later message about the same (name, version) replaces what was known.
 What one front end is asked to change for all of them (regions of shared memory, settings of log and traces) it proposes
 to the supervisor, which has all of them make the change and then settles it with the one that asked
-(`front_ends/agreements.py`). A successor gets what was agreed upon before anything else. `AllKnown` ends what a new
+(`supervisor/front_ends.py`). A successor gets what was agreed upon before anything else. `AllKnown` ends what a new
 front end is told before it listens.
 """
 
 import json
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.executor.peer import Peer
-from gangway.scheduler.messages import tuples
+from gangway.server.json_dataclass import make
 from gangway.server.log_settings import LogSettings
 from gangway.server.tracing.settings import TraceOverrides
 
@@ -41,12 +41,12 @@ class ModelReady:
     """This version of the model answers requests from now on.
 
     `config` is the serialised ModelConfig, base64. `inputs`, `outputs` and `engine` are the manifest's. `batched`: the
-    first dimension of every tensor counts rows (`auto_complete.counts_rows`).
+    first dimension of every tensor counts rows (`counts_rows` in `repository/completion.py`).
     `max_batch_size` is the config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one
     request may hold. `qos_us` is the resolved latency target. `load_seconds`: compiling and measuring included.
     `weights_bytes`: 0 if onnxruntime has them. `labels`: (output, file with the names of its classes). `isolated_us`:
     first task to last of one row, alone on all cores; 0: not known. An ensemble has a `model_id` that only supervisor
-    and front end know. `statistics_row`: where it is counted (counting/layout.py); -1: in each front end's own memory.
+    and front end know. `statistics_row`: where it is counted (`counters.py`); -1: in each front end's own memory.
     `initial_states`: (input, file with what it has at the start of a sequence).
     """
 
@@ -315,16 +315,5 @@ def _message_of(content: dict[str, Any]) -> FrontEndMessage:
     kind = _TYPES[content.pop("type")]
     if content.get("change") is not None:
         content["change"] = _message_of(content["change"])
-    for group in {"inputs", "outputs"} & content.keys():
-        content[group] = tuple(_tensor(item) for item in content[group])
-    for group in {"sizes", "oldest", "labels", "level", "initial_states"} & content.keys():
-        content[group] = tuples(content[group])
-    if "engine" in content:
-        content["engine"] = Engine(content["engine"])
-    if content.keys() - {field.name for field in fields(kind)}:
-        raise ValueError("unknown fields")
-    return kind(**content)
-
-
-def _tensor(content: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(**{**content, "shape": tuple(content["shape"]), "symbols": tuple(content["symbols"])})
+    message: FrontEndMessage = make(kind, content)
+    return message
