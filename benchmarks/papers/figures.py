@@ -1,11 +1,61 @@
-"""What every figure of a paper is asked for, and what drawing them shares. Imports matplotlib late."""
+"""What every figure of a paper is asked for, and what drawing them shares: CSV files, and matplotlib, imported late."""
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from gangway.artifact.console import Console
 from gangway.simulator.measured import MeasuredModel
+
+COLOURS = {
+    "planaria": "tab:red",
+    "fixed_block:6": "tab:olive",
+    "fixed_block:11": "tab:brown",
+    "model_fcfs": "black",
+    "veltair_as": "tab:cyan",
+    "veltair_ac": "tab:orange",
+    "veltair": "tab:blue",
+    "gangway": "tab:green",
+}
+
+
+class Csv:
+    """A CSV file whose rows are there as soon as they are written; a context manager. Raises OSError."""
+
+    def __init__(self, path: Path, header: Sequence[str]) -> None:
+        self._file = path.open("w", newline="")
+        self._writer = csv.writer(self._file)
+        self.write(*header)
+
+    def write(self, *cells: object) -> None:
+        """Append a row; fractions are rounded to six digits."""
+        self._writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in cells])
+        self._file.flush()
+
+    def __enter__(self) -> "Csv":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def new_figure(title: str, columns: int = 1, rows: int = 1, size: tuple[float, float] = (7.0, 4.2)) -> tuple[Any, Any]:
+    """Return a figure and its axes [rows][columns]. Raises ModuleNotFoundError without matplotlib."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra package, slow to import
+
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a PNG. Raises OSError."""
+    figure.savefig(path, dpi=120)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from benchmarks.papers.drawing import Csv, new_figure, save
-from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.figures import Csv, FigureRequest, new_figure, save
 from gangway.scheduler.batching.planner import Plan, split_table
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.measured import MeasuredModel, batch_models, read_measured

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.papers.drawing import Csv, new_figure, save
-from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.figures import Csv, FigureRequest, new_figure, save
 from benchmarks.papers.packrat_server import Change, PackratServer, by_burst
 from benchmarks.papers.packrat_splits import CHANGE_GAIN, CHANGE_S, CHANGE_SLOWDOWN
 from gangway.scheduler.batching.planner import split_table

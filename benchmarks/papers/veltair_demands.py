@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from benchmarks.papers.drawing import Csv, new_figure, save
-from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.figures import Csv, FigureRequest, new_figure, save
 from gangway.scheduler.policies.veltair import TARGET_SHARE, UNIT_US
 from gangway.scheduler.prediction import Block, Demands, demands, threshold_share
 from gangway.simulator.scenario import make_scenario

@@ -7,8 +7,7 @@ is counted twice: as held, with what each unit costs beside its layers, and of t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.papers.drawing import COLOURS, Csv, new_figure, save
-from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
 from benchmarks.papers.veltair_numbers import CORE_USE_GAP
 from gangway.simulator.block import Block
 from gangway.simulator.cores import Observer

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.papers.drawing import COLOURS, Csv, new_figure, save
-from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
 from benchmarks.papers.veltair_numbers import CONFLICT_RATE, LATENCY_MS
 from gangway.scheduler.policies.registry import make_policy
 from gangway.simulator.engine import simulate

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.papers.drawing import COLOURS, Csv, new_figure, save
-from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
 from benchmarks.papers.veltair_numbers import LATENCY_OVER_ISOLATED, RATE_OVER_PLANARIA
 from gangway.scheduler.policies.registry import POLICIES
 from gangway.simulator.runs import TARGET, Goal, PolicyRun, run_policy, search_rate

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from benchmarks.papers.drawing import COLOURS, Csv, new_figure, save
 from benchmarks.papers.fewer_versions import best_us, limit_versions
-from benchmarks.papers.figures import FigureRequest
+from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
 from benchmarks.papers.veltair_numbers import RATE_OVER_PLANARIA, SATURATED_BY_VERSIONS
 from gangway.simulator.measured import MeasuredModel, one_row
 from gangway.simulator.runs import Goal, search_rate
