@@ -16,7 +16,7 @@ FIRST = {
     "tutorials": ("first-model", "image-to-label", "three-models", "from-triton"),
     "how-to": ("latency-target", "capacity", "batches", "sequences", "tls", "traces", "troubleshooting"),
     "reference": ("commands", "flags", "config", "metrics", "http"),
-    "explanation": ("overview", "targets", "scheduling", "batching", "compiler"),
+    "explanation": ("how-it-works", "targets", "scheduling", "batching", "compiler"),
     "measurements": ("overview",),
 }
 

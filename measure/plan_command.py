@@ -104,9 +104,9 @@ def _batches(text: str) -> list[int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gangway plan",
-        description="Show into which parts a server on so many cores cuts batches of a model that was measured by "
-        "`gangway profile`, and how long they are predicted to take, beside one gang on all cores. Gangs work side by "
-        "side; `4 times` says that there are four such rounds, one after the other.",
+        description="Show into which parts a server on so many cores cuts batches of a model, and how long they are "
+        "predicted to take, beside one gang on all cores. `gangway profile` must have measured the model. Gangs work "
+        "side by side; `4 times` says that there are four such rounds, one after the other.",
     )
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)")
