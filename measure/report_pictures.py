@@ -1,4 +1,4 @@
-"""The pictures, drawn from the tables of `series.py`. Imports matplotlib."""
+"""The pictures, drawn from the tables of `report_tables.py`. Imports matplotlib."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The live scheduler: applies a policy to the requests in shared memory. `scheduler/process.py` is its process.
 
 One loop, one thing to wait on (the bell): messages come in from front ends, workers and the supervisor; the policy
-decides; Run messages go out. Everything kept here can be rebuilt from shared memory (`recovery.py`), so the process may
+decides; Run messages go out. Everything kept here can be rebuilt from shared memory (`process.py`), so the process may
 be killed at any time.
 """
 

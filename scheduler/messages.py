@@ -18,7 +18,7 @@ class LoadModel:
     `key` names the artifact. An arena is `arena_bytes` for each of up to `max_rows` rows of one query. `indivisible`:
     a query is one task, which nothing can stop and which may last long. `layer_us` (of one row on one core) and
     `layer_ranks` (more cores do not help) are estimates, which count until the model is measured; empty: not known.
-    `limits`: (name, amount, available) of resources that a query holds (`limits.py`); `limit_priority`: the larger, the
+    `limits`: (name, amount, available) of resources that a query holds (`models.py`); `limit_priority`: the larger, the
     fewer turns a model gets where they are short; 0: turns do not count.
     `joins`: its requests may be joined to batches of up to `max_rows` rows; `preferred_rows`: only so many (empty: any
     number) unless the oldest has waited for `max_delay_us` (None: as long as it is predicted to pay).

@@ -20,7 +20,7 @@ class FrontEndOptions:
     a successor gets its predecessor's). At most `slots` requests are in flight, whatever comes on top is answered
     UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere). `statistics_fd`:
     the table in which it counts (-1: in its own memory). `other_io_fds`: the io segments of other front ends.
-    `regions_fd`: for having workers map regions (-1: they do not). `thread_share`: see `thread_share.py`.
+    `regions_fd`: for having workers map regions (-1: they do not). `thread_share`: see `system.py`.
     """
 
     index: int

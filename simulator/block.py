@@ -18,7 +18,7 @@ class Goal(IntEnum):
 
 
 class Block:
-    """Its progress is a point of a time table (`tables.py`): `offset_us` at time `since_us`, `scale` times as slow.
+    """Its progress is a point of a time table (`cores.py`): `offset_us` at time `since_us`, `scale` times as slow.
 
     `since_us` may lie in the future: until then nothing proceeds (dispatching, ranks that are on their way).
     """

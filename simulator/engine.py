@@ -1,6 +1,6 @@
 """The discrete-event driver: the live policies on a virtual clock. `docs/explanation/simulator.md` explains it.
 
-Events are arrivals, what happens to running blocks (`floor.py`), and times that the policy, the former of batches or a
+Events are arrivals, what happens to running blocks (`cores.py`), and times that the policy, the former of batches or a
 queue policy asked for. Between events everything proceeds as time tables say, so a block of a hundred layers is one
 event. A *request* arrives and is answered; what waits and runs is a *query*, a request or a unit of a batch.
 """

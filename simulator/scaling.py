@@ -11,7 +11,7 @@ A layer of T tasks on c ranks takes `serial + parallel ceil(T / c) / T + turn (c
 - more ranks than are best take no part, as in the executor (`max_ranks`), so no time grows with the cores.
 
 Where times were measured they are kept as they are. Of models that were measured in batches the whole is scaled by
-`row_scaling.py`, and what is said above says only how it is shared out among the layers.
+the times of rows (below), and what is said above says only how it is shared out among the layers.
 """
 
 from collections.abc import Mapping

@@ -4,6 +4,7 @@ CONTRIBUTING.md explains it. A new arrow is a decision: whoever needs one change
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -224,3 +225,19 @@ def test_sizes_of_files_and_folders() -> None:
     assert not {name for name, count in lines.items() if count > MAX_LINES}
     folders = [str(Path(name).parent) for name in lines]
     assert not {folder for folder in folders if folders.count(folder) > MAX_FILES}
+
+
+def test_comments_name_files_that_exist() -> None:
+    """Files of ours in backquotes, by the end of their path: `messages.py`, `supervisor/exporter.py`."""
+    known = {
+        f"/{path.relative_to(ROOT)}"
+        for folder in (*ROOMS, "benchmarks", "docs")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    missing = {
+        f"{module}: {name}"
+        for module, path in MODULES.items()
+        for name in re.findall(r"`((?:\w+/)*\w+\.py)`", path.read_text())
+        if not any(each.endswith(f"/{name}") for each in known)
+    }
+    assert not missing

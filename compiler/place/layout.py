@@ -1,6 +1,6 @@
 """Give every activation a place and a layout: insert packing layers, decide halos, choose what is read in place.
 
-Layouts are those of `specs.py`. A *vector* (1 x 1 pixels) is the same in blocked and plain memory once its surplus
+Layouts are those of `kernels/specs`. A *vector* (1 x 1 pixels) is the same in blocked and plain memory once its surplus
 channels exist, so dense layers, global means and elementwise layers hand vectors to each other without copies.
 """
 

@@ -1,4 +1,5 @@
-"""The exporter's process: `python -m gangway.server.tracing.exporter`, started by the supervisor (exporter_control.py).
+"""The exporter's process: `python -m gangway.server.tracing.exporter`, started by the supervisor
+(`supervisor/exporter.py`).
 
 It gets traced requests from front ends and writes them to a file, or sends them to a collector. It has ordinary
 priority, so it comes after everything that serves.

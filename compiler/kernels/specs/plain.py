@@ -58,7 +58,7 @@ class Instruction:
 
     `sources` number the values so far: first the operands, then the results of the instructions before. `parameters`
     are immediate numbers, whose meaning is the operator's (the number of "constant", alpha and beta of an activation).
-    Operators are those of `templates/instructions.py` and, of float16 and float32, the names of `activations.py`.
+    Operators are those of `templates/instructions.py` and, of float16 and float32, the activations of `base.py`.
     """
 
     operator: str

@@ -2,7 +2,7 @@
 products. Which convolutions, and how they are cut into tasks, is decided by estimated time.
 
 A task takes some tiles and some channel blocks through all three phases, so that nothing but inputs, weights and
-outputs leaves its core's cache (see `winograd_tiles.py`). Weights are packed [group][point][input channel][output
+outputs leaves its core's cache. Weights are packed [group][point][input channel][output
 channels of the group], `points` times larger than those of the direct form over 9.
 """
 
