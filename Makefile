@@ -61,7 +61,7 @@ test: $(VENV)/.installed-test tools
 check: $(VENV)/.installed-test
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not alone" $(TEST_FLAGS) \
-		tests/test_rooms.py tests/docs/test_pages.py tests/docs/test_reference.py \
+		tests/test_rooms.py tests/docs/test_pages.py tests/docs/test_reference.py tests/docs/test_troubleshooting.py \
 		$$(grep -rLE --include='test_*.py' '$(IMPURE)' $(addprefix tests/,artifact scheduler server simulator workload) | sort)
 
 # The real perf_analyzer, for tests and benchmarks.

@@ -17,7 +17,7 @@ from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Tls, Unreach
 from gangway.clients.open_loop import run_open_loop
 from gangway.clients.perf import command as perf
 from gangway.workload.arrivals import Arrivals
-from tests.certificates import Authority, Identity
+from tests.helpers.certificates import Authority, Identity
 
 ANSWER_BYTES = 3_000_000
 

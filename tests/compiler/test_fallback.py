@@ -15,7 +15,7 @@ from gangway.artifact.reader import verify
 from gangway.compiler.command import main as compile_command
 from gangway.compiler.errors import ModelError, UnsupportedModelError
 from gangway.compiler.frontend.importer import dimension_name
-from tests.onnx_networks import FOREIGN, Foreign
+from tests.helpers.onnx_networks import FOREIGN, Foreign
 
 node = helper.make_node
 

@@ -14,7 +14,7 @@ from gangway.executor.cores import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.slots import SlotRequest
 from gangway.measure.model_runner import LocalExecutor
-from tests.tiny_model import TinyModel, make_artifact
+from tests.helpers.tiny_model import TinyModel, make_artifact
 
 HEAP = 1 << 16
 SETTLE_S = 1.0  # for a rank to leave a lease that is aborted

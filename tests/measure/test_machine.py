@@ -5,7 +5,7 @@ import pytest
 from gangway.artifact.profile import LEAST_WHOLE
 from gangway.executor.cores import available_cores
 from gangway.measure.machine import share_of_cores
-from tests.company import company
+from tests.helpers.busy_core import company
 
 pytestmark = pytest.mark.alone  # it takes cores from whoever else runs
 

@@ -30,7 +30,7 @@ from gangway.scheduler.timeline import TimelineWriter
 from gangway.server.requests.data_plane import DataPlane, Submission, TensorLayout
 from gangway.server.supervisor.shared_memory import FRONT_END, SLOTS, SUPERVISOR, SharedMemory
 from gangway.server.supervisor.workers import CRASHES
-from tests.tiny_model import TASKS, make_artifact
+from tests.helpers.tiny_model import TASKS, make_artifact
 
 TIMEOUT_SECONDS = 20.0
 LAYERS = 6

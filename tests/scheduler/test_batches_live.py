@@ -12,10 +12,10 @@ from gangway.executor.slots import NEVER_JOINED, SLOT_BYTES, SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Reject, Start, Stop
 from gangway.server.supervisor.shared_memory import FRONT_END
+from tests.helpers.tiny_model import TASKS, make_artifact
 from tests.scheduler.chaos import Chaos
 from tests.scheduler.conftest import LAYERS
 from tests.scheduler.scripted_batches import BatchingServer, ChaosServer
-from tests.tiny_model import TASKS, make_artifact
 
 
 @pytest.fixture(scope="session")

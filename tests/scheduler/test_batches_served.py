@@ -8,8 +8,8 @@ import pytest
 from gangway.artifact.profile import LayerProfile, Machine, Profile, write_profile
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
+from tests.helpers.tiny_model import TASKS
 from tests.scheduler.conftest import LAYERS, Server
-from tests.tiny_model import TASKS
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from gangway.executor.cores import available_cores
 from gangway.scheduler.watchdog import LEAST_LOOKS, LOOK_EVERY_US, Blame, activity_of
-from tests.company import SPIN, company
+from tests.helpers.busy_core import SPIN, company
 
 LIMIT_US = 4 * LOOK_EVERY_US
 SLEEP = "import time\ntime.sleep(60)"

@@ -10,9 +10,9 @@ from gangway.scheduler import messages as slow
 from gangway.scheduler.observability import Counters
 from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
 from gangway.server.supervisor.shared_memory import FRONT_END
+from tests.helpers.tiny_model import TASKS
 from tests.scheduler.chaos import Chaos
 from tests.scheduler.conftest import LAYERS
-from tests.tiny_model import TASKS
 
 
 def begin(snapshot, end_layer=LAYERS, cores=(0, 1), versions=()):

@@ -10,9 +10,9 @@ import pytest
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.server.supervisor.shared_memory import FRONT_END
-from tests.company import company
-from tests.pace import back_within_s
-from tests.tiny_model import TASKS
+from tests.helpers.busy_core import company
+from tests.helpers.start_time import back_within_s
+from tests.helpers.tiny_model import TASKS
 
 TIMEOUT_SECONDS = 20
 

@@ -12,8 +12,8 @@ from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Resize, Start
 from gangway.server.requests import data_plane
 from gangway.server.supervisor.shared_memory import SUPERVISOR
+from tests.helpers.tiny_model import TASKS
 from tests.scheduler.conftest import LAYERS, ScriptedServer
-from tests.tiny_model import TASKS
 
 LATE_NS = 1 << 62  # a deadline that nobody misses
 

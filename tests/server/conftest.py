@@ -4,16 +4,13 @@ The real ones are exercised by the tests that start the whole server; here a tes
 """
 
 import base64
-import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from http.client import HTTPConnection
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,7 +32,8 @@ from gangway.server.options.endpoints import GrpcOptions, HttpOptions
 from gangway.server.repository.completion import complete_config, max_rows
 from gangway.server.requests.data_plane import DataPlane, Usage
 from gangway.server.restriction import Restrictions, parse_restriction
-from tests.server.segments import Segments
+from tests.helpers.client_segments import Segments
+from tests.helpers.http_requests import HttpAsk, ask_http
 
 SLOTS = 8
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -257,36 +255,6 @@ class Announced:
 @pytest.fixture
 def announced(simple_inputs: Callable[..., list[triton.InferInput]]) -> Announced:
     return Announced(SIMPLE, simple_inputs)
-
-
-@dataclass(frozen=True)
-class HttpAnswer:
-    """What an HTTP server answered. Names of headers are in lower case."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def content(self) -> Any:
-        """The body's JSON, without the tensors that may follow it."""
-        size = self.headers.get("inference-header-content-length")
-        return json.loads(self.body if size is None else self.body[: int(size)])
-
-
-HttpAsk = Callable[..., HttpAnswer]
-
-
-def ask_http(
-    address: str, verb: str, path: str, body: Any = b"", headers: Mapping[str, str] = MappingProxyType({})
-) -> HttpAnswer:
-    """Send one request over a connection of its own; a body that is no bytes is sent as JSON."""
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    with closing(HTTPConnection(address, timeout=20)) as connection:
-        connection.request(verb, path, content or None, dict(headers))
-        response = connection.getresponse()
-        names = {name.lower(): value for name, value in response.getheaders()}
-        return HttpAnswer(response.status, names, response.read())
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from gangway.server.http.json_text import set_parameters
 from gangway.server.http.replies import STATUSES
 from gangway.server.messages import Drain
 from gangway.server.options.endpoints import GrpcOptions
-from tests.server.conftest import ask_http
-from tests.server.streaming import RawStream
+from tests.helpers.http_requests import ask_http
+from tests.helpers.raw_stream import RawStream
 
 Ask = Callable[..., Any]
 Parameters = Mapping[str, Any]

@@ -1,0 +1,136 @@
+"""The end of `gangway serve`: by a signal at any time, or because its supervisor is killed."""
+
+import os
+import re
+import signal
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import np_to_triton_dtype
+
+from benchmarks.live_server import LiveServer, live_server
+from benchmarks.load import TOLERANCE, relative_error
+from benchmarks.processes import descendants_of
+from benchmarks.reference import example_of
+from gangway.executor.cores import available_cores
+from gangway.server.supervisor.supervisor import EXIT_GRACE_SECONDS
+from tests.helpers.start_time import back_within_s
+from tests.helpers.stopped_workers import held_workers
+from tests.helpers.whole_server import TIMEOUT_SECONDS, alive, all_pids, names_of, small_repository, started, until
+
+
+@pytest.fixture
+def repository(tmp_path, compiled_zoo):
+    return small_repository(tmp_path / "models", compiled_zoo)
+
+
+def sent(client, example, count):
+    """Requests for a model; what becomes of each."""
+    inputs = []
+    for name, values in example.inputs.items():
+        inputs.append(triton.InferInput(name, values.shape, np_to_triton_dtype(values.dtype)))
+        inputs[-1].set_data_from_numpy(values)
+    ends = [Future() for _ in range(count)]
+    for end in ends:
+        client.async_infer("resnet50", inputs, lambda result, error, end=end: end.set_result(error or result))
+    return ends
+
+
+def test_a_signal_lets_running_requests_finish(compiled_zoo):
+    """Those that wait, too. What comes later is refused."""
+    example = example_of("resnet50", compiled_zoo.onnx_file("resnet50"))
+    with (
+        live_server(compiled_zoo.repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        pids = all_pids(server)
+        with held_workers(server):
+            answers = sent(client, example, 4)
+            until(lambda: server.busy_slots() == 4)
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: not client.is_server_ready())
+            (refused,) = sent(client, example, 1)
+            assert refused.result(TIMEOUT_SECONDS).status() == "StatusCode.UNAVAILABLE"
+        for answer in answers:
+            ((name, expected),) = example.outputs.items()
+            assert relative_error(answer.result(TIMEOUT_SECONDS).as_numpy(name), expected) <= TOLERANCE
+        assert server.process.wait(TIMEOUT_SECONDS) == 0
+        text = server.log.read_text()
+    assert re.search(r"resnet50, version 1, in all: 4 answered, .* QoS met \d+, missed \d+ ", text), text
+    assert not alive(pids) and not names_of(pids)
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_signal_while_models_are_compiled(compiled_zoo, tmp_path, far):
+    """At the very beginning, and when TVM is at work."""
+    with started(compiled_zoo.repository, tmp_path) as process:
+        assert process.stdout.readline()  # it logs: everything has been started
+        if far:
+            until(lambda: any("libtvm" in mapped(pid) for pid in descendants_of(process.pid)))
+        pids = descendants_of(process.pid)
+        process.terminate()
+        begin = time.monotonic()
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        took_s = time.monotonic() - begin
+    assert process.returncode == 0, output
+    assert took_s < 5 or took_s < back_within_s("gangway.server.front_end.process", 5), "a job is not waited for"
+    assert "Traceback" not in output
+    assert not alive(pids) and not names_of(pids)
+
+
+def test_workers_that_have_only_begun_hear_of_the_end(repository, compiled_zoo):
+    """They drop what was meant for a predecessor."""
+    with started(repository, compiled_zoo.cache_dir) as process:
+        server = LiveServer("", process, Path(), 0)
+        until(lambda: len(server.pids()["worker"]) == len(available_cores()))
+        pids = server.pids()["worker"]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        process.terminate()
+        until(lambda: not server.pids()["scheduler"])
+        begin = time.monotonic()
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0
+    assert time.monotonic() - begin < EXIT_GRACE_SECONDS, "they were killed"
+
+
+def mapped(pid):
+    """The files that a process has mapped."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # it has just ended
+        return ""
+
+
+def test_requests_that_take_too_long_do_not_hold_up_the_exit(compiled_zoo):
+    example = example_of("resnet50", compiled_zoo.onnx_file("resnet50"))
+    flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--exit-timeout-secs=0.01"]
+    with (
+        live_server(compiled_zoo.repository, flags) as server,
+        triton.InferenceServerClient(server.url) as client,
+    ):
+        with held_workers(server):
+            answers = sent(client, example, 8)
+            until(lambda: server.busy_slots() == 8)
+            server.process.send_signal(signal.SIGINT)  # the same as SIGTERM
+            until(lambda: "requests unfinished" in server.log.read_text())
+        assert server.process.wait(TIMEOUT_SECONDS) == 0
+        assert {answer.result(TIMEOUT_SECONDS).status() for answer in answers} == {"StatusCode.UNAVAILABLE"}
+
+
+def test_a_killed_supervisor_takes_everything_with_it(repository, compiled_zoo):
+    flags = [f"--cache-dir={compiled_zoo.cache_dir}"]
+    with live_server(repository, flags) as server:
+        pids = all_pids(server)
+        assert len(pids) == 3 + len(server.pids()["worker"])
+        server.process.kill()
+        server.process.wait(TIMEOUT_SECONDS)
+        until(lambda: not alive(pids))
+    assert not names_of(pids)
+    with live_server(repository, flags) as server:
+        assert triton.InferenceServerClient(server.url).is_model_ready("mlp")

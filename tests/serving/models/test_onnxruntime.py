@@ -1,0 +1,311 @@
+"""`gangway serve` with models that only onnxruntime can execute, beside compiled ones."""
+
+import math
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import onnxruntime
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from benchmarks.live_server import LiveServer, live_server
+from benchmarks.repository import GANGWAY
+from gangway.artifact.cache import Cache
+from gangway.clients.connection import SERVICE
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from gangway.executor.frames import join_strings
+from gangway.protos import grpc_service_pb2 as pb
+from gangway.protos.model_config_pb2 import DataType
+from gangway.zoo import write_model
+from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array, Foreign
+
+TIMEOUT_SECONDS = 30
+LONG_STEPS = 300_000  # half a second
+ONE = join_strings([b"1"])
+NETWORKS = {**FOREIGN, **SYMBOLIC}
+
+
+@dataclass(frozen=True)
+class Served:
+    server: LiveServer
+    client: triton.InferenceServerClient
+    repository: Path
+    networks: dict[str, Foreign]
+
+    def infer(self, name: str, feeds: dict[str, Array], **options: Any) -> dict[str, Array]:
+        inputs = []
+        for key, value in feeds.items():
+            inputs.append(triton.InferInput(key, list(value.shape), np_to_triton_dtype(value.dtype)))
+            inputs[-1].set_data_from_numpy(value)
+        result = self.client.infer(name, inputs, **options)
+        return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repository")
+    for name in ("simple", "simple_string"):
+        write_model(folder, name)
+    for name, make in NETWORKS.items():
+        make().save(folder / name / "1" / "model.onnx")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    networks = {name: make() for name, make in NETWORKS.items()}
+    cache_dir = tmp_path_factory.mktemp("cache")
+    for path in repository.glob("*/1/model.onnx"):  # in this process: one import of TVM for all
+        compile_model(path, path.parts[-3], Cache(cache_dir), detect(), lambda phase, done, total: None)
+    flags = [f"--cache-dir={cache_dir}"]
+    with live_server(repository, flags) as server, triton.InferenceServerClient(server.url) as client:
+        yield Served(server, client, repository, networks)
+    assert server.process.returncode == 0
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_the_server_answers_like_onnxruntime(served: Served, name: str) -> None:
+    network = served.networks[name]
+    session = onnxruntime.InferenceSession(str(served.repository / name / "1" / "model.onnx"))
+    names = [output.name for output in session.get_outputs()]
+    for rows in (1, 4) if network.batched else (1,):
+        feeds = network.feeds(rows, seed=rows)
+        answers = served.infer(name, feeds)
+        assert list(answers) == names
+        for key, expected in zip(names, session.run(names, feeds), strict=True):
+            assert (answers[key].shape, answers[key].dtype) == (expected.shape, expected.dtype)
+            np.testing.assert_array_equal(answers[key], expected)
+
+
+def floats(*shape: int) -> Array:
+    return np.random.default_rng(math.prod(shape)).standard_normal(shape).astype(np.float32)
+
+
+def test_a_symbolic_length(served: Served) -> None:
+    metadata = served.client.get_model_metadata("running_sum")
+    assert [list(tensor.shape) for tensor in (*metadata.inputs, *metadata.outputs)] == [
+        [-1, -1, 3],
+        [-1, -1, 1],
+        [-1, -1, 3],
+    ]
+    config = served.client.get_model_config("running_sum").config
+    assert (config.max_batch_size, list(config.input[0].dims)) == (4, [-1, 3])
+    for rows, length in ((1, 1), (2, 5), (3, 0), (4, 700), (2, 5)):
+        x, z = floats(rows, length, 3), floats(rows, length, 1)
+        answer = served.infer("running_sum", {"x": x, "z": z})["y"]
+        np.testing.assert_allclose(answer, np.cumsum(x, axis=1) + z, rtol=1e-5, atol=1e-5)
+        assert answer.shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("x", "z", "reason"),
+    [
+        (floats(1, 4, 3), floats(1, 5, 1), "'S', of which the request has two sizes, 4 and 5"),
+        (floats(1, 4, 3), floats(2, 4, 1), "batch size does not match"),
+        (floats(5, 4, 3), floats(5, 4, 1), "batch-size must be <= 4"),
+        (floats(0, 4, 3), floats(0, 4, 1), "unexpected shape"),
+        (floats(1, 4, 2), floats(1, 4, 1), "unexpected shape"),
+        (floats(4, 3), floats(1, 4, 1), "unexpected shape"),
+    ],
+)
+def test_wrong_shapes_are_refused(served: Served, x: Array, z: Array, reason: str) -> None:
+    with pytest.raises(InferenceServerException, match=reason) as caught:
+        served.infer("running_sum", {"x": x, "z": z})
+    assert "INVALID_ARGUMENT" in caught.value.status()
+
+
+def test_outputs_as_large_as_they_become(served: Served) -> None:
+    for value in (np.zeros((3, 5)), np.eye(40), np.ones((300, 7))):
+        feeds = {"x": value.astype(np.float32)}
+        np.testing.assert_array_equal(served.infer("nonzero", feeds)["y"], np.array(np.nonzero(value)))
+    for shape in ([1], [1000, 1000], [2, 3, 4, 5, 6, 7, 8], [3]):
+        answer = served.infer("expand", {"x": np.array([2.5], np.float32), "shape": np.array(shape)})["y"]
+        assert answer.shape == tuple(shape) and (answer == 2.5).all()
+
+
+def test_an_answer_too_large_to_be_sent(served: Served) -> None:
+    with pytest.raises(InferenceServerException, match=r"has 33554\d+ bytes, 268435456 are possible") as caught:
+        served.infer("expand", {"x": np.ones(1, np.float32), "shape": np.array([80 << 20])})
+    assert "RESOURCE_EXHAUSTED" in caught.value.status()
+    assert served.infer("expand", {"x": np.ones(1, np.float32), "shape": np.array([2])})["y"].shape == (2,)
+
+
+def test_strings_in_shared_memory(served: Served) -> None:
+    """Their sizes are in their contents; what the model answers is known only when it has."""
+    values = np.array([[str(number) for number in range(16)]], dtype=object)
+    content = join_strings([text.encode() for text in values.flat])
+    key = f"/strings-test-{os.getpid()}"
+    handle = shm.create_shared_memory_region("strings", key, 4096)
+    try:
+        served.client.register_system_shared_memory("strings", key, 4096)
+        inputs = [triton.InferInput(name, [1, 16], "BYTES") for name in ("INPUT0", "INPUT1")]
+        for number, tensor in enumerate(inputs):
+            shm.set_shared_memory_region(handle, [np.array(content, dtype=object)], offset=1024 * number)
+            tensor.set_shared_memory("strings", len(content), offset=1024 * number)
+        total = triton.InferRequestedOutput("OUTPUT0")
+        total.set_shared_memory("strings", 1024, offset=2048)
+        result = served.client.infer("simple_string", inputs, outputs=[total, triton.InferRequestedOutput("OUTPUT1")])
+        texts = shm.get_contents_as_numpy(handle, np.object_, [1, 16], 2048)
+        assert [int(text) for text in texts.flat] == [2 * number for number in range(16)]
+        assert [int(text) for text in result.as_numpy("OUTPUT1").flat] == [0] * 16
+        assert result.get_output("OUTPUT0").parameters["shared_memory_byte_size"].int64_param < 1024
+        total.set_shared_memory("strings", 64)
+        with pytest.raises(InferenceServerException, match=r"'OUTPUT0' \(64 bytes\) should be at least"):
+            served.client.infer("simple_string", inputs, outputs=[total])
+        inputs[0].set_shared_memory("strings", len(content) - 1)
+        with pytest.raises(InferenceServerException, match="bytes, but only"):
+            served.client.infer("simple_string", inputs)
+    finally:
+        served.client.unregister_system_shared_memory()
+        shm.destroy_shared_memory_region(handle)
+
+
+def test_strings(served: Served) -> None:
+    metadata = served.client.get_model_metadata("simple_string")
+    assert {tensor.datatype for tensor in (*metadata.inputs, *metadata.outputs)} == {"BYTES"}
+    assert served.client.get_model_config("simple_string").config.input[0].data_type == DataType.TYPE_STRING
+    for rows in (1, 5):
+        numbers = np.arange(16 * rows).reshape(rows, 16) * 12345
+        a, b = numbers.astype(str).astype(object), np.full((rows, 16), "-7", object)
+        answers = served.infer("simple_string", {"INPUT0": a, "INPUT1": b})
+        assert answers["OUTPUT0"].astype(str).astype(int).tolist() == (numbers - 7).tolist()
+        assert answers["OUTPUT1"].astype(str).astype(int).tolist() == (numbers + 7).tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (ONE, "the contents end before element 1 of 16"),
+        (bytes([255] * 4) + b"1", "element 0 has 4294967295 bytes, but only 1 follow"),
+        (ONE[:4] + bytes([255]) + ONE * 15, "element 0 is not UTF-8"),
+        (ONE * 17, "5 bytes follow after element 15"),
+    ],
+)
+def test_wrong_strings_are_refused(served: Served, content: bytes, reason: str) -> None:
+    request = pb.ModelInferRequest(model_name="simple_string", raw_input_contents=[ONE * 16, content])
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="BYTES", shape=[1, 16])
+    with grpc.insecure_channel(served.server.url) as channel, pytest.raises(grpc.RpcError) as caught:
+        infer_of(channel)(request)
+    assert (caught.value.code(), reason in caught.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+def test_typed_strings(served: Served) -> None:
+    request = pb.ModelInferRequest(model_name="simple_string")
+    for name in ("INPUT0", "INPUT1"):
+        request.inputs.add(name=name, datatype="BYTES", shape=[1, 16]).contents.bytes_contents.extend([b"21"] * 16)
+    with grpc.insecure_channel(served.server.url) as channel:
+        answer = infer_of(channel)(request)
+    assert answer.raw_output_contents[0] == join_strings([b"42"]) * 16
+
+
+def infer_of(channel: grpc.Channel) -> Any:
+    return channel.unary_unary(
+        SERVICE + "ModelInfer",
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelInferResponse.FromString,
+    )
+
+
+def test_native_models_beside_them(served: Served) -> None:
+    numbers = np.arange(16, dtype=np.int32).reshape(1, 16)
+    for _ in range(3):
+        answers = served.infer("simple", {"INPUT0": numbers, "INPUT1": numbers})
+        np.testing.assert_array_equal(answers["OUTPUT0"], 2 * numbers)
+        served.infer("gru", served.networks["gru"].feeds(2))
+
+
+def test_log_summary_and_configuration_say_so(served: Served) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while "ready: gRPC" not in (text := served.server.log.read_text()):
+        assert time.monotonic() < deadline, text
+    assert "WARNING model lstm, version 1: ready after " in text.replace("supervisor: ", "")
+    assert " ERROR " not in text
+    lines = {line.split()[0]: line for line in text.splitlines() if " ready" in line}
+    assert lines["lstm"].endswith("ready, served by onnxruntime")
+    assert lines["simple"].rstrip().endswith("ready")
+    parameters = {name: served.client.get_model_config(name).config.parameters for name in ("lstm", "simple")}
+    assert parameters["lstm"]["gangway_engine"].string_value == "onnxruntime"
+    assert "If" in parameters["lstm"]["gangway_fallback_reason"].string_value
+    assert parameters["simple"]["gangway_engine"].string_value == "native"
+    assert "gangway_fallback_reason" not in parameters["simple"]
+
+
+def test_a_failure_concerns_one_request(served: Served) -> None:
+    before = served.server.pids()["worker"]
+    for index in (10, 3, -11, 4):
+        if -10 <= index < 10:
+            assert served.infer("gather", {"index": np.array([[index, 0]])})["y"][0, 0, 0] == 4 * index
+        else:
+            with pytest.raises(
+                InferenceServerException, match=f"model 'gather': Gather: .* idx={index} must"
+            ) as caught:
+                served.infer("gather", {"index": np.array([[index, 0]])})
+            assert "INVALID_ARGUMENT" in caught.value.status()
+    assert served.server.pids()["worker"] == before
+
+
+def test_a_request_that_is_given_up_disturbs_nobody(served: Served) -> None:
+    steps = {"count": np.array([LONG_STEPS])}
+    with pytest.raises(InferenceServerException) as caught:
+        served.infer("loop", steps, client_timeout=0.2)
+    assert "DEADLINE_EXCEEDED" in caught.value.status()
+    begin = time.monotonic()
+    np.testing.assert_array_equal(served.infer("loop", {"count": np.array([3])})["y"], np.eye(32))
+    assert time.monotonic() - begin < 10
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while served.server.busy_slots():  # the next requests give back what the abandoned one left
+        assert time.monotonic() < deadline
+        served.infer("loop", {"count": np.array([3])})
+
+
+def test_a_killed_worker_costs_no_request(served: Served) -> None:
+    answers: list[Array] = []
+    request = threading.Thread(
+        target=lambda: answers.append(served.infer("loop", {"count": np.array([LONG_STEPS])})["y"])
+    )
+    before = served.server.pids()["worker"]
+    request.start()
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not served.server.busy_slots():
+        assert time.monotonic() < deadline
+    time.sleep(0.2)  # it runs; nobody can see how far it is
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    request.join(TIMEOUT_SECONDS)
+    np.testing.assert_array_equal(answers[0], np.eye(32))
+    assert not set(before) & set(served.server.pids()["worker"])
+
+
+def test_what_nobody_can_serve_is_refused(tmp_path: Path) -> None:
+    path = FOREIGN["lstm"]().save(tmp_path / "models" / "broken" / "1" / "model.onnx")
+    path.write_bytes(path.read_bytes()[:-30])
+    command = [*GANGWAY, "serve", f"--model-repository={tmp_path / 'models'}", f"--cache-dir={tmp_path / 'cache'}"]
+    command += ["--grpc-address=127.0.0.1", "--grpc-port=0", "--metrics-port=0", "--http-port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if "ready: gRPC" in line:
+                    break
+            assert any("ERROR" in line and "it is truncated" in line for line in lines), lines
+            assert any("not ready: " in line for line in lines)
+            process.terminate()
+            process.communicate(timeout=TIMEOUT_SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 0

@@ -1,0 +1,289 @@
+"""`gangway serve` with a model whose length is symbolic: onnxruntime at once, compiled for lengths that are used."""
+
+import queue
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tritonclient.grpc as triton
+from onnx import TensorProto, helper, numpy_helper
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.live_server import LiveServer, live_server
+from benchmarks.processes import command_of, descendants_of
+from gangway.artifact.cache import Cache
+from gangway.artifact.format import TensorSpec
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.scheduler.messages import LoadModel
+from gangway.server.errors import ConfigError
+from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady, from_json, to_json
+from gangway.server.models.config import buckets_of
+from gangway.server.repository.loaded import FIRST_PAUSE_SECONDS, Shaped
+from gangway.server.repository.shapes import MAX_QUEUED
+from tests.helpers.http_requests import ask_http
+
+TIMEOUT_S = 60
+LIMIT = 2
+
+
+def save(path: Path) -> None:
+    """y = relu(x + b) + z, lengths of x and z symbolic."""
+    path.parent.mkdir(parents=True)
+    names = {"x": ["N", "S", 4], "z": ["N", "S", 4], "y": ["N", "S", 4]}
+    x, z, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in names.items())
+    nodes = [
+        helper.make_node("Add", ["x", "b"], ["s"]),
+        helper.make_node("Relu", ["s"], ["r"]),
+        helper.make_node("Add", ["r", "z"], ["y"]),
+    ]
+    bias = numpy_helper.from_array(np.arange(4, dtype=np.float32), "b")
+    graph = helper.make_graph(nodes, "symbolic", [x, z], [y], [bias])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def save_one(path: Path, operator: str, inputs: dict[str, list[int | str]]) -> None:
+    """One operator, whose result is as large as its first input."""
+    path.parent.mkdir(parents=True)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, next(iter(inputs.values())))
+    graph = helper.make_graph([helper.make_node(operator, list(inputs), ["y"])], "one", values, [output])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+def save_embedding(path: Path) -> None:
+    """Rows of a table, and quotients."""
+    path.parent.mkdir(parents=True)
+    values = {"tokens": TensorProto.INT64, "parts": TensorProto.INT64}
+    inputs = [helper.make_tensor_value_info(name, kind, ["N", "S"]) for name, kind in values.items()]
+    outputs = [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "S", 2]),
+        helper.make_tensor_value_info("q", TensorProto.INT64, ["N", "S"]),
+    ]
+    nodes = [
+        helper.make_node("Gather", ["rows", "tokens"], ["y"], name="table"),
+        helper.make_node("Div", ["tokens", "parts"], ["q"], name="shares"),
+    ]
+    rows = numpy_helper.from_array(np.arange(20, dtype=np.float32).reshape(10, 2), "rows")
+    graph = helper.make_graph(nodes, "embedding", inputs, outputs, [rows])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server with two models of the same file, one of which declares sizes, and others of one operator."""
+
+    server: LiveServer
+    client: triton.InferenceServerClient
+
+    def infer(self, name: str, arrays: dict[str, Any]) -> Any:
+        inputs = [triton.InferInput(key, list(value.shape), "FP32") for key, value in arrays.items()]
+        for given, value in zip(inputs, arrays.values(), strict=True):
+            given.set_data_from_numpy(value)
+        return self.client.infer(name, inputs).as_numpy("y")
+
+    def check(self, rows: int, length: int, name: str = "sequence") -> None:
+        """Send a request and compare the answer."""
+        random = np.random.default_rng(rows * 1000 + length)
+        arrays = {key: random.standard_normal((rows, length, 4)).astype(np.float32) for key in ("x", "z")}
+        answer = self.infer(name, arrays)
+        expected = np.maximum(arrays["x"] + np.arange(4, dtype=np.float32), 0) + arrays["z"]
+        assert answer.shape == expected.shape
+        np.testing.assert_allclose(answer, expected, rtol=1e-6)
+
+    def lines(self, pattern: str) -> list[str]:
+        return re.findall(pattern, self.server.log.read_text())
+
+    def wait_for(self, pattern: str, count: int = 1) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(self.lines(pattern)) < count:
+            assert time.monotonic() < deadline, self.server.log.read_text()
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("repository")
+    for name in ("sequence", "declared"):
+        save(folder / name / "1" / "model.onnx")
+    buckets = 'parameters { key: "gangway_buckets" value: { string_value: "S=2,6" } }'
+    (folder / "declared" / "config.pbtxt").write_text(f"max_batch_size: 4 {buckets}")
+    save_one(folder / "windows" / "1" / "model.onnx", "Add", {"x": ["S", 4], "w": [1, 4]})
+    dims = 'input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }, { name: "w" dims: [ 1, 4 ] } ]'
+    (folder / "windows" / "config.pbtxt").write_text(dims)
+    save_one(folder / "picture" / "1" / "model.onnx", "Relu", {"x": ["?", 3, "?", "?"]})
+    save_embedding(folder / "embedding" / "1" / "model.onnx")
+    (folder / "embedding" / "config.pbtxt").write_text(f"max_batch_size: 4 {buckets.replace('2,6', '3')}")
+    cache_dir = tmp_path_factory.mktemp("cache")
+    sizes: dict[str, list[dict[str, int]]] = {
+        "declared": [{}, {"S": 2}, {"S": 6}],
+        "windows": [{}, {"S": 1}, {"S": 5}],
+        "embedding": [{}, {"S": 3}],
+        "picture": [{}, {"x.2": 4, "x.3": 6}],
+    }
+    for name, each in sizes.items():  # in this process: one import of TVM for all
+        for dimensions in each:
+            path = folder / name / "1" / "model.onnx"
+            compile_model(path, name, Cache(cache_dir), detect(), lambda *progress: None, dimensions)
+    flags = [f"--cache-dir={cache_dir}", f"--max-shapes={LIMIT}"]
+    with live_server(folder, flags) as server, triton.InferenceServerClient(server.url) as client:
+        yield Served(server, client)
+    assert server.process.returncode == 0
+
+
+def test_one_sentence_says_what_serves_a_model(served: Served) -> None:
+    for name in ("sequence", "declared"):
+        (sentence,) = served.lines(rf"INFO supervisor: model {name}, version 1: ready after .* s, (.*)")
+        assert sentence.startswith("served by onnxruntime until a size of (S) has been compiled, which begins with its")
+    assert not served.lines(" ERROR ")
+
+
+def test_declared_sizes_are_compiled_before_the_model_is_ready(served: Served) -> None:
+    for size in (2, 6):
+        assert served.lines(rf"declared, version 1, S={size}: ready")
+        served.check(3, size, "declared")
+
+
+def test_a_first_dimension_that_is_no_batch(served: Served) -> None:
+    config = served.client.get_model_config("windows").config
+    assert (config.max_batch_size, [list(tensor.dims) for tensor in config.input]) == (0, [[-1, 4], [1, 4]])
+    w = np.full((1, 4), 3, np.float32)
+    for length in (1, 5, 5):
+        x = np.arange(4 * length, dtype=np.float32).reshape(length, 4)
+        np.testing.assert_array_equal(served.infer("windows", {"x": x, "w": w}), x + w)
+        served.wait_for(rf"windows, version 1, S={length}: ready")
+
+
+def test_dimensions_of_a_name_that_says_nothing_may_differ(served: Served) -> None:
+    for rows in (1, 2):
+        x = np.arange(72 * rows, dtype=np.float32).reshape(rows, 3, 4, 6) - 30
+        np.testing.assert_array_equal(served.infer("picture", {"x": x}), np.maximum(x, 0))
+        served.wait_for(r"picture, version 1, x.2=4, x.3=6: ready")
+
+
+def test_a_size_is_compiled_when_it_has_been_used_and_the_oldest_one_goes(served: Served) -> None:
+    shapes = [list(tensor.shape) for tensor in served.client.get_model_metadata("sequence").inputs]
+    assert shapes == [[-1, -1, 4]] * 2
+    for length in (5, 6):
+        for rows in (1, 2, 3):
+            served.check(rows, length)
+        served.wait_for(rf"sequence, version 1, S={length}: ready")
+    assert not served.lines("unloaded")
+    for rows in (1, 4, 2):
+        for length in (6, 5, 6):  # compiled
+            served.check(rows, length)
+    served.check(1, 7)
+    served.wait_for(r"sequence, version 1, S=7: ready")
+    assert served.lines(r"S=(\d+): unloaded") == ["5"]
+    for length in (5, 6, 7):
+        served.check(2, length)
+    assert len(served.lines(r"sequence, version 1, S=5: (?:compiled|found)")) == 1
+    statistics = served.client.get_inference_statistics("sequence").model_stats
+    assert [(entry.name, entry.version) for entry in statistics] == [("sequence", "1")]
+    assert statistics[0].inference_stats.success.count == 6 + 9 + 1 + 3
+    assert statistics[0].inference_stats.fail.count == 0
+
+
+BOUNDS = "Gather node 'table': indices element out of data bounds, idx={} must be within the inclusive range [-10,9]"
+REFUSED = [
+    ([3, 10, 5, 6], [1] * 4, BOUNDS.format(10)),
+    ([3, -11, 5, 6], [1] * 4, BOUNDS.format(-11)),
+    ([3, 5, 1 << 40, 6], [1] * 4, BOUNDS.format(1 << 40)),
+    ([3, 5, 6, 7], [3, 1, 0, 2], "Div node 'shares': Integer division by zero"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "parts", "reason"), REFUSED)
+def test_a_refusal_is_the_same_whether_a_size_is_compiled(
+    served: Served, tokens: list[int], parts: list[int], reason: str
+) -> None:
+    message = f"model 'embedding': {reason}"
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for length in (3, 4):  # compiled, and not
+        arrays = {"tokens": np.array([tokens[:length]]), "parts": np.array([parts[:length]])}
+        inputs = [triton.InferInput(name, [1, length], "INT64") for name in arrays]
+        for given, value in zip(inputs, arrays.values(), strict=True):
+            given.set_data_from_numpy(value)
+        with pytest.raises(InferenceServerException) as caught:
+            served.client.infer("embedding", inputs)
+        assert (caught.value.status(), caught.value.message()) == ("StatusCode.INVALID_ARGUMENT", message)
+        with triton.InferenceServerClient(served.server.url) as client:
+            client.start_stream(lambda result, error: answers.put(error))
+            client.async_stream_infer("embedding", inputs)
+            assert message in str(answers.get(timeout=TIMEOUT_S))
+        body = {
+            "inputs": [
+                {"name": n, "datatype": "INT64", "shape": [1, length], "data": a.tolist()} for n, a in arrays.items()
+            ]
+        }
+        answer = ask_http(served.server.http_url, "POST", "/v2/models/embedding/infer", body)
+        assert (answer.status, answer.content) == (400, {"error": message})
+
+
+def test_a_storm_of_sizes_is_answered_and_compiles_little(served: Served) -> None:
+    for length in range(100, 200):
+        served.check(1, length)
+    served.check(4, 3000)
+    jobs = [pid for pid in descendants_of(served.server.process.pid) if "gangway.compiler" in command_of(pid)]
+    assert len(jobs) <= 1
+    assert len(served.lines(r"sequence, version 1, S=1\d\d: ready")) <= MAX_QUEUED
+
+
+@pytest.mark.parametrize(
+    ("text", "symbols", "sizes"),
+    [
+        ("", ["S"], []),
+        ("S=8", ["S"], [(8,)]),
+        ("S=8, 16,8", ["S"], [(8,), (16,)]),
+        ("T=1,2; S=8,16", ["S", "T"], [(8, 1), (8, 2), (16, 1), (16, 2)]),
+        ("x.1=3", ["x.1"], [(3,)]),
+    ],
+)
+def test_buckets(text: str, symbols: list[str], sizes: list[tuple[int, ...]]) -> None:
+    assert buckets_of(config_with(text), symbols) == sizes
+
+
+@pytest.mark.parametrize("text", ["S", "S=", "S=a", "S=-1", "T=3", "S=3;", "=3", "S=3;T=4"])
+def test_wrong_buckets(text: str) -> None:
+    with pytest.raises(ConfigError, match="gangway_buckets"):
+        buckets_of(config_with(text), ["S"])
+    with pytest.raises(ConfigError, match="no sizes of 'T'"):
+        buckets_of(config_with("S=3"), ["S", "T"])
+
+
+def config_with(text: str) -> ModelConfig:
+    config = ModelConfig()
+    config.parameters["gangway_buckets"].string_value = text
+    return config
+
+
+def test_messages_about_variants() -> None:
+    tensor = TensorSpec("x", "FP32", (-1, 3), 12)
+    messages: list[Any] = [
+        VariantReady(7, "m", 1, (3, 4), (tensor,), (tensor,), 8),
+        VariantGone("m", 1, (3,)),
+        ShapeWanted("m", 2, (3,), ((1,), (2,))),
+    ]
+    assert [from_json(to_json(message)) for message in messages] == messages
+
+
+def test_sizes_are_tried_again_after_growing_pauses_unless_the_compiler_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    ready = ModelReady(1, "sequence", 1, "", (), (), 0, 1, True)
+    model = Shaped(ready, Path("model.onnx"), ("S",), LoadModel(1, "sequence", "", 1, 1, 0, 1))
+    model.refused.add((2,))
+    for pause in (FIRST_PAUSE_SECONDS, 2 * FIRST_PAUSE_SECONDS):
+        assert model.may_try((3,))
+        model.failed_for_now((3,))
+        now += pause - 1
+        assert not model.may_try((3,))
+        now += 1
+    assert model.may_try((3,)) and model.may_try((4,)) and not model.may_try((2,))
