@@ -1,7 +1,8 @@
 """Requests to models for onnxruntime that are computed in one run: each gets its own rows, or its own failure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from onnx import helper
 from benchmarks.frame_requests import read_answer, write_request
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import ONNX_FILE
+from gangway.artifact.onnx_session import run_session
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
+from gangway.executor import onnxruntime_program
 from gangway.executor.cores import available_cores
 from gangway.executor.frames import join_strings, needed_bytes, plan_frame, read_frame, split_strings, write_header
 from gangway.executor.leases import LeaseSpec, Member
@@ -40,18 +43,17 @@ def open_model(tmp_path: Path) -> OpenModel:
     return open_model
 
 
-class Counted:
-    """A session that counts its runs, and the rows of the first input in each."""
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each run of onnxruntime, the rows of its first input."""
+    rows: list[int] = []
 
-    def __init__(self, model: OnnxRuntimeModel) -> None:
-        self._session = model._session
-        self.rows: list[int] = []
-        model._session = self
+    def run(session: Any, outputs: Sequence[str], feeds: Feeds, bfloat16: Collection[str]) -> list[Any]:
+        rows.append(len(next(iter(feeds.values()))))
+        return run_session(session, outputs, feeds, bfloat16)
 
-    def run(self, outputs: Sequence[str], feeds: Feeds) -> list[Array]:
-        self.rows.append(len(next(iter(feeds.values()))))
-        answers: list[Array] = self._session.run(outputs, feeds)
-        return answers
+    monkeypatch.setattr(onnxruntime_program, "run_session", run)
+    return rows
 
 
 def contents_of(array: Array) -> bytes:
@@ -76,16 +78,16 @@ def answers_of(answer: memoryview) -> list[tuple[tuple[int, ...], bytes]]:
 
 
 @pytest.mark.parametrize("name", ["lstm", "attention", "topk", "einsum", "type_float16", "type_bool"])
-def test_each_request_gets_its_own_rows(open_model: OpenModel, name: str) -> None:
+def test_each_request_gets_its_own_rows(open_model: OpenModel, runs: list[int], name: str) -> None:
     network = FOREIGN[name]()
     model = open_model(network)
     requests = [network.feeds(rows, seed=rows) for rows in (2, 1, 5)]
     alone = [frames_of(feeds) for feeds in requests]
     assert all(model([each]) == [None] for each in alone)
-    counted = Counted(model)
+    runs.clear()
     together = [frames_of(feeds) for feeds in requests]
     assert model(together) == [None] * 3
-    assert counted.rows == [8]
+    assert runs == [8]
     for (_, one), (_, other) in zip(alone, together, strict=True):
         for (shape, content), (same_shape, same_content) in zip(answers_of(one), answers_of(other), strict=True):
             assert shape == same_shape
@@ -96,13 +98,12 @@ def test_each_request_gets_its_own_rows(open_model: OpenModel, name: str) -> Non
                 assert content == same_content
 
 
-def test_strings_are_joined(open_model: OpenModel) -> None:
+def test_strings_are_joined(open_model: OpenModel, runs: list[int]) -> None:
     model = open_model(STRINGS)
     words = [np.array([["a", "longer"]], object), np.array([["", "ü"], ["x" * 300, "y"]], object)]
     frames = [frames_of({"x": array}) for array in words]
-    counted = Counted(model)
     assert model(frames) == [None, None]
-    assert counted.rows == [3]
+    assert runs == [3]
     for (_, answer), array in zip(frames, words, strict=True):
         ((shape, content),) = answers_of(answer)
         assert (shape, split_strings(content, array.size)) == (array.shape, array.ravel().tolist())
@@ -130,27 +131,26 @@ def test_a_frame_that_lies_costs_only_itself(open_model: OpenModel, capfd: pytes
     assert len(lines) == 2, "one for the run of all, one for the request that fails"
 
 
-def test_an_answer_without_room_is_no_failure(open_model: OpenModel) -> None:
+def test_an_answer_without_room_is_no_failure(open_model: OpenModel, runs: list[int]) -> None:
     network = FOREIGN["lstm"]()
     model = open_model(network)
     frames = [frames_of(network.feeds(2, seed), room) for seed, room in enumerate((ANSWER_BYTES, 64, ANSWER_BYTES))]
-    counted = Counted(model)
     assert model(frames) == [None] * 3
-    assert counted.rows == [6]
+    assert runs == [6]
     needed = needed_bytes(frames[1][1])
     assert needed == read_frame(frames[0][1]).size_bytes > 64
     assert not any(frames[1][1][8:])
 
 
-def test_requests_of_other_shapes_are_computed_one_by_one(open_model: OpenModel) -> None:
+def test_requests_of_other_shapes_are_computed_one_by_one(open_model: OpenModel, runs: list[int]) -> None:
     model = open_model(SYMBOLIC["running_sum"]())
     shapes = [(2, 4, 3), (1, 4, 3), (2, 5, 3)]
     requests = [{"x": np.ones(shape, np.float32), "z": np.zeros((*shape[:2], 1), np.float32)} for shape in shapes]
-    for chosen, runs in ((requests[:2], [3]), (requests, [2, 1, 2])):
+    for chosen, rows in ((requests[:2], [3]), (requests, [2, 1, 2])):
         frames = [frames_of(feeds) for feeds in chosen]
-        counted = Counted(model)
+        runs.clear()
         assert model(frames) == [None] * len(chosen)
-        assert counted.rows == runs
+        assert runs == rows
         for (_, answer), feeds in zip(frames, chosen, strict=True):
             ((shape, content),) = answers_of(answer)
             assert shape == feeds["x"].shape
@@ -158,12 +158,11 @@ def test_requests_of_other_shapes_are_computed_one_by_one(open_model: OpenModel)
             np.testing.assert_array_equal(np.frombuffer(content, np.float32), expected.ravel())
 
 
-def test_a_model_without_a_batch_is_never_joined(open_model: OpenModel) -> None:
+def test_a_model_without_a_batch_is_never_joined(open_model: OpenModel, runs: list[int]) -> None:
     network = FOREIGN["topk_unbatched"]()
     model = open_model(network)
-    counted = Counted(model)
     assert model([frames_of(network.feeds(1, seed)) for seed in range(2)]) == [None, None]
-    assert counted.rows == [4, 4]
+    assert runs == [4, 4]
 
 
 def test_a_worker_answers_each_slot_of_a_lease(tmp_path: Path) -> None:

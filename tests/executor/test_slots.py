@@ -42,7 +42,6 @@ def table():
     made = SlotTable(segment, 8)
     made.init()
     yield made
-    del made._view
     segment.close()
 
 
@@ -131,7 +130,7 @@ def test_parts_that_a_request_cannot_have(table, parts):
 
 
 def set_parts_done(table, slot, mask):
-    struct.pack_into("<Q", table._view, slot * SLOT_BYTES + SLOT.offset("parts_done"), mask)
+    struct.pack_into("<Q", table.view, slot * SLOT_BYTES + SLOT.offset("parts_done"), mask)
 
 
 def test_parts_done_belong_to_one_attempt(table):
@@ -228,7 +227,7 @@ def test_wait_for_any_of_several_sees_the_first_one_that_is_done(table):
 @pytest.mark.parametrize("numbers", [b"", b"123", bytes(4 * 65), b"\xff\xff\xff\x7f"])
 def test_wait_for_slots_that_there_are_not(table, numbers):
     with pytest.raises(ValueError, match=r"slots, not|not inside"):
-        _native.slot_wait_any(table._view, numbers, 0, 1000)
+        _native.slot_wait_any(table.view, numbers, 0, 1000)
 
 
 @pytest.mark.parametrize("rescue", ["requeue", "finish"])
@@ -241,7 +240,7 @@ def test_answer_of_a_worker_that_died_before_waking_is_delivered(table, rescue):
     waiter = threading.Thread(target=lambda: answers.append(table.wait(slot, 60_000_000)))
     waiter.start()
     time.sleep(0.05)  # asleep in the kernel now, or it sees DONE by itself
-    assert _native.slot_change(table._view, slot, generation, 1 << SlotState.RUNNING, SlotState.DONE, SlotStatus.OK)
+    assert _native.slot_change(table.view, slot, generation, 1 << SlotState.RUNNING, SlotState.DONE, SlotStatus.OK)
     if rescue == "requeue":
         assert not table.requeue(slot, generation)
     else:
@@ -255,7 +254,7 @@ def test_two_who_finish_at_once_have_one_winner(table):
     slot = table.acquire()
     generation = table.entry(slot).generation
     for _ in range(300):
-        _native.slot_change(table._view, slot, generation, 0xFF, SlotState.RUNNING, 0)
+        _native.slot_change(table.view, slot, generation, 0xFF, SlotState.RUNNING, 0)
         barrier, winners = threading.Barrier(2), []
 
         def finish(status, barrier=barrier, winners=winners):

@@ -10,13 +10,18 @@ KEY = "ab" * 32
 
 
 @pytest.fixture
-def table():
+def control():
     control = ControlSegment.create(ControlLayout(workers=2, front_ends=1, leases=2))
+    yield control
+    control.segment.close()
+
+
+@pytest.fixture
+def table(control):
     table = WorkerTable(control)
     for index in range(2):
         table.start(index, pid=100 + index, loads=())
-    yield table
-    control.segment.close()
+    return table
 
 
 def test_a_worker_that_is_loading_goes_on_working(table):
@@ -43,9 +48,9 @@ def test_a_worker_that_will_leave_takes_work_ahead_but_once(table):
     assert table.left(1, lease=1) and table.free == (0, 1)
 
 
-def test_only_a_worker_in_service_gives_way_while_it_loads(table):
+def test_only_a_worker_in_service_gives_way_while_it_loads(control, table):
     def sent(index):
-        return unpack(table._control.command_rings[index].receive())
+        return unpack(control.command_rings[index].receive())
 
     table.order_all(Load(3, KEY))
     assert [sent(index) for index in range(2)] == [Load(3, KEY), Load(3, KEY)]
