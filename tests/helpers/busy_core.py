@@ -21,7 +21,7 @@ print(flush=True)
 
 
 @contextmanager
-def company(core: int, script: str = SPIN, count: int = 1) -> Iterator[int]:
+def busy_core(core: int, script: str = SPIN, count: int = 1) -> Iterator[int]:
     """So many processes on one core that run a script, which all have begun; yield the number of the first."""
     command = [sys.executable, "-c", _BEGIN.format(core=core, others=count - 1) + script]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as first:

@@ -16,7 +16,7 @@ TIMEOUT_S = 30
 
 
 @contextmanager
-def held_workers(server: LiveServer) -> Iterator[None]:
+def stopped_workers(server: LiveServer) -> Iterator[None]:
     """Let no worker do anything while the block lasts; front end, scheduler and supervisor go on.
 
     Begins when no worker has anything to do. To be left within seconds: the workers of a gang that does not get on for

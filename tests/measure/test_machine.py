@@ -5,7 +5,7 @@ import pytest
 from gangway.artifact.profile import LEAST_WHOLE
 from gangway.executor.cores import available_cores
 from gangway.measure.machine import share_of_cores
-from tests.helpers.busy_core import company
+from tests.helpers.busy_core import busy_core
 
 pytestmark = pytest.mark.alone  # it takes cores from whoever else runs
 
@@ -18,5 +18,5 @@ def test_one_core_is_whole() -> None:
 def test_a_core_that_others_use_is_missed() -> None:
     first, *_, last = available_cores()
     assert 0 < share_of_cores((first, last)) <= 1
-    with company(last, count=3):
+    with busy_core(last, count=3):
         assert share_of_cores((first, last)) < LEAST_WHOLE

@@ -9,7 +9,7 @@ import pytest
 
 from gangway.executor.cores import available_cores
 from gangway.scheduler.watchdog import LEAST_LOOKS, LOOK_EVERY_US, Blame, activity_of
-from tests.helpers.busy_core import SPIN, company
+from tests.helpers.busy_core import SPIN, busy_core
 
 LIMIT_US = 4 * LOOK_EVERY_US
 SLEEP = "import time\ntime.sleep(60)"
@@ -20,7 +20,7 @@ NOBODY = 1 << 30  # no process has such a number
 
 def running(script):
     """A process on the first core that runs a script, which has begun."""
-    return company(available_cores()[0], script)
+    return busy_core(available_cores()[0], script)
 
 
 def await_state(pid, state):

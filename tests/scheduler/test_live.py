@@ -10,7 +10,7 @@ import pytest
 from gangway.executor.slots import SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.server.supervisor.shared_memory import FRONT_END
-from tests.helpers.busy_core import company
+from tests.helpers.busy_core import busy_core
 from tests.helpers.start_time import back_within_s
 from tests.helpers.tiny_model import TASKS
 
@@ -228,7 +228,7 @@ def test_a_worker_that_waits_for_a_core_is_let_be(server):
     server.await_gang(2)
     worker = server.workers[1].pid
     (core,) = os.sched_getaffinity(worker)
-    with company(core, count=8):
+    with busy_core(core, count=8):
         os.sched_setscheduler(worker, os.SCHED_IDLE, os.sched_param(0))
         time.sleep(0.3)  # it has lost the core
         server.hurry(running)

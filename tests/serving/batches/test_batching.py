@@ -33,7 +33,7 @@ from tests.helpers.ensemble_configs import config_of
 from tests.helpers.ensemble_configs import write as write_ensemble
 from tests.helpers.onnx_networks import FOREIGN, SYMBOLIC, Array
 from tests.helpers.scraped_metrics import Scraped, until
-from tests.helpers.stopped_workers import held_workers
+from tests.helpers.stopped_workers import stopped_workers
 
 TIMEOUT_S = 60
 NEVER_US = 3_600_000_000  # who waits so long for company is not there when the tests end
@@ -174,7 +174,7 @@ def test_everybody_gets_his_own_rows(served: Served, pool: ThreadPoolExecutor, m
     requests = [images(MAX_ROWS if seed == 20 else 1 + seed % 5, seed) for seed in range(40)]
     expected = [served.infer("alone", x) for x in requests]
     before = served.counts(model)
-    with held_workers(served.server):
+    with stopped_workers(served.server):
         ways: list[Callable[..., Array]] = [served.infer, served.infer_http]
         running = [pool.submit(ways[seed % 2], model, x) for seed, x in enumerate(requests)]
         until(lambda: served.server.busy_slots() == len(requests))
@@ -269,7 +269,7 @@ def test_measuring_and_warming_up_wait_for_nobody(served: Served) -> None:
 
 def test_a_model_without_batches(served: Served, pool: ThreadPoolExecutor) -> None:
     before = served.counts("alone")
-    with held_workers(served.server):
+    with stopped_workers(served.server):
         running = [pool.submit(served.infer, "alone", images(2, seed)) for seed in range(12)]
         until(lambda: served.server.busy_slots() == 12)
     results(running)
@@ -371,7 +371,7 @@ def test_strings_are_joined(served: Served, pool: ThreadPoolExecutor) -> None:
         for seed in range(16)
     ]
     before = served.counts("strings")
-    with held_workers(served.server):
+    with stopped_workers(served.server):
         running = [pool.submit(served.ask, "strings", {"INPUT0": text}) for text in texts]
         until(lambda: served.server.busy_slots() == len(texts))
     for text, answer in zip(texts, results(running), strict=True):
@@ -394,7 +394,7 @@ def test_only_requests_of_equal_shapes_are_joined(served: Served, pool: ThreadPo
             }
         )
     before = served.counts("running_sum")
-    with held_workers(served.server):
+    with stopped_workers(served.server):
         running = [pool.submit(partial(served.ask, "running_sum", feed)) for feed in feeds]
         until(lambda: served.server.busy_slots() == len(feeds))
     for feed, answer in zip(feeds, results(running), strict=True):
@@ -407,7 +407,7 @@ def test_only_requests_of_equal_shapes_are_joined(served: Served, pool: ThreadPo
 def test_a_request_that_fails_costs_no_other_one(served: Served, pool: ThreadPoolExecutor) -> None:
     """One of them asks for what the model does not have."""
     good = [np.full((1, 2), seed % 10) for seed in range(8)]
-    with held_workers(served.server):
+    with stopped_workers(served.server):
         running = [pool.submit(served.ask, "gather", {"index": index}) for index in good]
         bad = pool.submit(served.ask, "gather", {"index": np.full((1, 2), 99)})
         until(lambda: served.server.busy_slots() == len(good) + 1)
@@ -435,7 +435,7 @@ def test_the_server_can_do_without(repository: Path, cache_dir: Path, pool: Thre
     flags = [f"--cache-dir={cache_dir}", "--max-shapes=0", "--batching=off", "--model-control-mode=explicit"]
     with live_server(repository, [*flags, "--load-model=joined", "--load-model=fours"]) as server:
         served = Served(server)
-        with held_workers(server):
+        with stopped_workers(server):
             running = [pool.submit(served.infer, "joined", images(2, seed)) for seed in range(12)]
             until(lambda: server.busy_slots() == 12)
         results(running)

@@ -34,7 +34,7 @@ from tests.helpers.ensemble_configs import config_of
 from tests.helpers.mutated_requests import REFUSALS, TIMEOUT_S, mutated, sent, streamed
 from tests.helpers.raw_stream import RawStream
 from tests.helpers.scraped_metrics import Scraped, until
-from tests.helpers.stopped_workers import held_workers
+from tests.helpers.stopped_workers import stopped_workers
 
 Array = npt.NDArray[np.int32]
 ZOO = ("simple", "simple_identity", "simple_string")
@@ -243,7 +243,7 @@ def test_steps_of_several_requests_are_executed_together(served: Served) -> None
         request_serializer=pb.ModelInferRequest.SerializeToString,
         response_deserializer=pb.ModelInferResponse.FromString,
     )
-    with held_workers(served.server):
+    with stopped_workers(served.server):
         diamonds = [call.future(request_of_numbers("simple_diamond", numbers)) for numbers in drawn]
         words = [call.future(request_of_numbers("words", numbers)) for numbers in drawn]
         wrong = call.future(request_of_numbers("words", drawn[0], text="no number"))

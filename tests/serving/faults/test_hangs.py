@@ -15,7 +15,7 @@ from benchmarks.load import RIGHT, Load, run_for
 from benchmarks.reference import Example, example_of
 from gangway.executor.cores import available_cores
 from tests.conftest import CompiledZoo
-from tests.helpers.busy_core import SPIN, company
+from tests.helpers.busy_core import SPIN, busy_core
 from tests.helpers.whole_server import until
 
 REPLACED_WITHIN_S = 8.0  # on a busy machine; 2 where nothing else runs
@@ -98,6 +98,6 @@ def test_who_waits_for_a_core_is_not_taken_for_hung(server: LiveServer) -> None:
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
             os.sched_setaffinity(int(thread), {core})
-    with company(core, SPIN):
+    with busy_core(core, SPIN):
         time.sleep(1.5 * STALE_S)
     assert server.pids() == before

@@ -18,7 +18,7 @@ from benchmarks.reference import example_of
 from gangway.executor.cores import available_cores
 from gangway.server.supervisor.supervisor import EXIT_GRACE_SECONDS
 from tests.helpers.start_time import back_within_s
-from tests.helpers.stopped_workers import held_workers
+from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.whole_server import TIMEOUT_SECONDS, alive, all_pids, names_of, small_repository, started, until
 
 
@@ -47,7 +47,7 @@ def test_a_signal_lets_running_requests_finish(compiled_zoo):
         triton.InferenceServerClient(server.url) as client,
     ):
         pids = all_pids(server)
-        with held_workers(server):
+        with stopped_workers(server):
             answers = sent(client, example, 4)
             until(lambda: server.busy_slots() == 4)
             server.process.send_signal(signal.SIGTERM)
@@ -114,7 +114,7 @@ def test_requests_that_take_too_long_do_not_hold_up_the_exit(compiled_zoo):
         live_server(compiled_zoo.repository, flags) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
-        with held_workers(server):
+        with stopped_workers(server):
             answers = sent(client, example, 8)
             until(lambda: server.busy_slots() == 8)
             server.process.send_signal(signal.SIGINT)  # the same as SIGTERM

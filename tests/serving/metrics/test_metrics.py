@@ -24,7 +24,7 @@ from benchmarks.load import raw_channel, raw_infer
 from gangway.protos import grpc_service_pb2 as pb
 from tests.conftest import CompiledZoo
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped, until
-from tests.helpers.stopped_workers import held_workers
+from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.tiny_model import orders_of, save_served
 
 HEAVY_ROWS = 8
@@ -250,7 +250,7 @@ def test_calls_that_an_overloaded_server_refuses_unread_are_counted(served: Serv
     message = request.SerializeToString()
     with raw_channel(served.server.url) as channel:
         infer = raw_infer(channel)
-        with held_workers(served.server):
+        with stopped_workers(served.server):
             calls = [infer.future(message) for _ in range(2 * int(served.scrape()("gangway_request_slots")))]
             until(lambda: served.scrape()("gangway_calls_refused_unread_total") > 0)
             for call in calls:

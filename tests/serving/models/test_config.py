@@ -30,7 +30,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
 from tests.conftest import CompiledZoo
 from tests.helpers.onnx_networks import FOREIGN, Array
-from tests.helpers.stopped_workers import held_workers
+from tests.helpers.stopped_workers import stopped_workers
 
 TIMEOUT_SECONDS = 30
 START_SECONDS = 90
@@ -206,7 +206,7 @@ def test_as_many_queries_at_a_time_as_instances(served: Served) -> None:
     """Two wait, although there is a core for one of them."""
     server, request = served.server, {"count": np.array([3])}
     with ThreadPoolExecutor(3) as pool:
-        with held_workers(server):
+        with stopped_workers(server):
             calls = [pool.submit(served.infer, "loop", request, client_timeout=TIMEOUT_SECONDS) for _ in range(3)]
             deadline = time.monotonic() + TIMEOUT_SECONDS
             while (server.busy_slots(running=True), server.waiting_slots()) != (1, 2):

@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks.live_server import LiveServer, live_server
 from tests.conftest import CompiledZoo
-from tests.helpers.stopped_workers import held_workers
+from tests.helpers.stopped_workers import stopped_workers
 from tests.helpers.tiny_model import least_s, orders_of, save_served
 
 TIMEOUT_S = 30
@@ -199,7 +199,7 @@ def test_late_requests_are_served_unless_a_policy_says_otherwise(served: Served)
 def test_what_cannot_be_in_time_is_refused_at_once(served: Served) -> None:
     before = served.counts("strict")
     with (
-        held_workers(served.server),
+        stopped_workers(served.server),
         pytest.raises(InferenceServerException, match="Request timeout expired for model 'strict'") as caught,
     ):
         served.infer("strict", timeout=200, client_timeout=TIMEOUT_S)
@@ -222,7 +222,7 @@ def test_a_target_that_no_request_has_met_refuses_nobody(served: Served) -> None
 def test_a_backlog_that_makes_a_request_late_has_it_refused(served: Served) -> None:
     """As soon as that is certain: the backlog is not worked off before."""
     served.until(lambda: served.infer("strict", timeout=100_000) and served.counts("strict")["qos_met"])
-    with held_workers(served.server):
+    with stopped_workers(served.server):
         busy = served.send("heavy", priority=HIGH)
         served.await_busy()
         with pytest.raises(InferenceServerException, match="Request timeout expired") as caught:
@@ -244,7 +244,7 @@ def test_a_request_may_be_refused_in_the_middle(served: Served) -> None:
 
 def test_a_high_class_overtakes_the_queue_of_another_model_and_a_full_queue_refuses(served: Served) -> None:
     begin_us = time.monotonic_ns() / 1e3
-    with held_workers(served.server):
+    with stopped_workers(served.server):
         busy = served.send("heavy", task_us=SHORT_US, priority=HIGH)
         served.await_busy()
         queue = [served.queue("plain", 4) for _ in range(4)]

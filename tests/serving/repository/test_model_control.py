@@ -18,7 +18,7 @@ from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from tests.helpers.adder_models import TIMEOUT_S, Controlled, adder, fill_cache, flags, replace, write
 from tests.helpers.onnx_networks import FOREIGN
-from tests.helpers.stopped_workers import held_workers
+from tests.helpers.stopped_workers import stopped_workers
 
 REFUSED = "explicit model load / unload is not allowed if polling is enabled"
 NOT_POLLED = "failed to load '{}', failed to poll from model repository"
@@ -298,7 +298,7 @@ def test_a_front_end_that_dies_during_a_load(served: Controlled) -> None:
             errors.append(error)
 
     thread = threading.Thread(target=load)
-    with held_workers(served.server):  # so that it cannot be loaded before
+    with stopped_workers(served.server):  # so that it cannot be loaded before
         thread.start()
         served.wait_until(lambda: served.state("slow")[0] == "LOADING")
         (front_end,) = served.server.pids()["front end"]

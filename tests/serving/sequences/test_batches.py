@@ -26,7 +26,7 @@ from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models
 from tests.helpers.scraped_metrics import Scraped, until
 from tests.helpers.sequence_models import TIMEOUT_S, config_of
-from tests.helpers.stopped_workers import held_workers
+from tests.helpers.stopped_workers import stopped_workers
 from tests.serving.sequences.test_sequence_fuzz import request_of
 
 ROWS = 4
@@ -141,7 +141,7 @@ def test_a_client_that_goes_takes_no_other_with_it(served: Served, model: str) -
     """Its own request may be executed or not, for it has begun; the sequence goes on."""
     first = 300 if model == "sums" else 400
     assert served.together(step(model, first, [1, 2, 3, 4], start=True)) == [1, 2, 3, 4]
-    with held_workers(served.server):
+    with stopped_workers(served.server):
         futures = [served.send(request) for request in step(model, first, [10] * ROWS)]
         until(lambda: served.server.busy_slots(running=True) == ROWS)
         futures[1].cancel()
@@ -158,7 +158,7 @@ def test_what_a_killed_process_had_is_executed_again_from_the_same_states(
 ) -> None:
     first = 500 + 100 * ["worker", "scheduler"].index(role)
     assert served.together(step(model, first, [1, 2, 3, 4], start=True)) == [1, 2, 3, 4]
-    with held_workers(served.server):
+    with stopped_workers(served.server):
         futures = [served.send(request) for request in step(model, first, [10] * ROWS)]
         until(lambda: served.server.busy_slots(running=True) == ROWS)
         for pid in served.server.pids()[role]:

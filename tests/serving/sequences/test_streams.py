@@ -24,7 +24,7 @@ from tests.helpers import sequence_models
 from tests.helpers.raw_stream import RawStream
 from tests.helpers.scraped_metrics import Scraped, until
 from tests.helpers.sequence_models import TIMEOUT_S, config_of, number, oldest, run_stream, total_of
-from tests.helpers.stopped_workers import held_workers
+from tests.helpers.stopped_workers import stopped_workers
 from tests.serving.sequences.test_sequence_fuzz import request_of
 
 COMPILED = {"sums": config_of(oldest(64)), "narrow": config_of("direct { }", batch=1)}
@@ -79,7 +79,7 @@ def test_a_cancelled_stream_leaves_its_sequences_to_others(served: Served, model
     value = str if model in SPELLED else int
     for identity in identities:
         assert served.add(model, identity, 1, start=True) == 1
-    with held_workers(served.server), RawStream(served.server.url) as stream:
+    with stopped_workers(served.server), RawStream(served.server.url) as stream:
         for amount in (10, 100, 1000):
             for identity in identities:
                 stream.send(send(identity, value(amount), end=amount == 1000))
