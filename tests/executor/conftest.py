@@ -53,6 +53,13 @@ class Harness:
 
 
 @pytest.fixture(scope="session")
+def programmes(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where programmes under sanitizers are kept: in pytest's cache, if there is one."""
+    cache = getattr(pytestconfig, "cache", None)  # absent with -p no:cacheprovider
+    return cache.mkdir("gangway-sanitized") if cache else tmp_path_factory.mktemp("programmes")
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make_artifact(tmp_path_factory.mktemp("cache"))
 

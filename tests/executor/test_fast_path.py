@@ -18,8 +18,8 @@ SOURCES = [HERE / "fast_path.c", *(NATIVE / f"{name}.c" for name in NAMES)]
 
 
 @pytest.fixture(scope="module", params=SANITIZERS)
-def binary(request, tmp_path_factory):
-    return build(SOURCES, tmp_path_factory.mktemp("fast_path") / "fast_path", request.param)
+def binary(request, programmes):
+    return build(programmes, SOURCES, "fast_path", request.param)
 
 
 @pytest.mark.parametrize(("seed", "workers"), [(1, 1), (2, 2), (3, 8)])

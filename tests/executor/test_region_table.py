@@ -12,7 +12,7 @@ SOURCES = [HERE / "regions.c", HERE.parent.parent / "executor" / "native" / "reg
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_places_and_shrinking(sanitizer, tmp_path):
-    binary = build(SOURCES, tmp_path / "regions", sanitizer)
+def test_places_and_shrinking(sanitizer, programmes):
+    binary = build(programmes, SOURCES, "regions", sanitizer)
     done = subprocess.run([str(binary)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr

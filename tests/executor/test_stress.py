@@ -14,9 +14,9 @@ SOURCES = [*HERE.glob("stress*.c"), *(NATIVE / f"{name}.c" for name in NAMES)]
 
 
 @pytest.fixture(scope="module", params=SANITIZERS)
-def stress(request, tmp_path_factory):
+def stress(request, programmes):
     flags = ("-DRANK_COPY_BYTES=512", "-DCOPY_BYTES=512")  # rows are small here, and are to be copied by several ranks
-    return build(SOURCES, tmp_path_factory.mktemp("stress") / "stress", request.param, *flags)
+    return build(programmes, SOURCES, "stress", request.param, *flags)
 
 
 @pytest.mark.parametrize(("seed", "workers"), [(1, 2), (2, 4), (3, 8)])
