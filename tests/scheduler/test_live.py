@@ -13,8 +13,10 @@ from gangway.server.supervisor.shared_memory import FRONT_END
 from tests.helpers.busy_core import busy_core
 from tests.helpers.start_time import back_within_s
 from tests.helpers.tiny_model import TASKS
+from tests.scheduler.conftest import Server
 
 TIMEOUT_SECONDS = 20
+STOPPED = ((1_000_000, 0), (0, 1))  # of a query: how long its tasks last, which one hangs
 
 
 def test_many_requests_are_each_computed_once(server):
@@ -207,13 +209,29 @@ def test_more_models_than_a_ring_holds(server):
     assert server.outcome(server.request(model_id=59)).status is SlotStatus.OK
 
 
-@pytest.mark.parametrize(("task_us", "hang"), [(1_000_000, 0), (0, 1)])
-def test_a_stopped_worker_is_reported_and_replaced(server, task_us, hang):
-    running = server.request(task_us=task_us, hang=hang)
-    server.await_gang(2)
-    time.sleep(0.01)  # it has a task in its hands, or has done all that it can
-    os.kill(server.workers[1].pid, signal.SIGSTOP)
-    server.hurry(running)
+@pytest.fixture(scope="module")
+def stopped(tiny_model):
+    """By its case: a server whose second worker has been stopped in the middle of a query, and the query.
+
+    All at once, because it takes each scheduler seconds to be sure.
+    """
+    found = {}
+    for task_us, hang in STOPPED:
+        server = Server(*tiny_model)
+        running = server.request(task_us=task_us, hang=hang)
+        server.await_gang(2)
+        time.sleep(0.01)  # it has a task in its hands, or has done all that it can
+        os.kill(server.workers[1].pid, signal.SIGSTOP)
+        server.hurry(running)
+        found[task_us, hang] = server, running
+    yield found
+    for server, _ in found.values():
+        server.kill_all()
+
+
+@pytest.mark.parametrize(("task_us", "hang"), STOPPED)
+def test_a_stopped_worker_is_reported_and_replaced(stopped, task_us, hang):
+    server, running = stopped[task_us, hang]
     stuck = server.expect(slow.WorkerStuck)
     assert (stuck.core, stuck.pid) == (1, server.workers[1].pid)
     server.kill_worker(1)
