@@ -20,11 +20,13 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.live_server import free_port
+from tests.conftest import CompiledZoo
 
 TUTORIALS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.md"))
 COMMENT = r"^<!-- (file|run|serve)(?: ([^:\n]+?))?(?:: ([^\n]+?))? -->\n"
 BLOCK = re.compile(COMMENT + r"```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PORTS = {"http": "8000", "grpc": "8001", "metrics": "8002"}
+LOAD = ("--seconds 10", "--seconds 2")  # of the page, of the test
 START_SECONDS = 240
 COMMAND_SECONDS = 120
 
@@ -44,7 +46,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 class Reader:
-    """Follows a page in a folder of its own. The ports of the page are replaced by free ones."""
+    """Follows a page in a folder of its own, at free ports and with less load than the page has."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self._folder = folder
@@ -54,7 +56,7 @@ class Reader:
         self._environment = {**os.environ, "PATH": path, "XDG_CACHE_HOME": str(cache)}
 
     def follow(self, block: Block) -> None:
-        text = block.text
+        text = block.text.replace(*LOAD)
         for name, port in PORTS.items():
             text = text.replace(f"localhost:{port}", f"localhost:{self._ports[name]}")
         match block.action:
@@ -91,6 +93,7 @@ class Reader:
 
     def _serve(self, command: str) -> None:
         flags = " ".join(f"--{name}-port={port}" for name, port in self._ports.items())
+        flags += " --no-profile"  # it would take a minute in the background
         log = self._folder / "server.log"
         with log.open("wb") as file:
             self._server = subprocess.Popen(
@@ -115,9 +118,12 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled models of all pages: none is compiled twice."""
-    return tmp_path_factory.mktemp("cache")
+def cache(compiled_zoo: CompiledZoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled models of all pages: the zoo's are there already, none is compiled twice."""
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "gangway").mkdir()
+    compiled_zoo.linked_cache(folder / "gangway")
+    return folder
 
 
 @pytest.mark.timeout(600)
