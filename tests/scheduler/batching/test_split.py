@@ -165,7 +165,9 @@ def test_what_the_table_does_not_have_is_refused(cores: int, rows: int) -> None:
 @pytest.mark.alone
 def test_the_largest_table_takes_50_ms() -> None:
     largest, cores, rows = largest_table.latency_us, largest_table.CORES, largest_table.ROWS
-    assert largest_table.least_ms(lambda: len(SplitTable(cores, rows, largest, largest).best(cores, rows).parts)) < 50
+    assert largest_table.takes_less_than(
+        50, lambda: len(SplitTable(cores, rows, largest, largest).best(cores, rows).parts)
+    )
 
 
 def profile(measured: bool = True, indivisible: bool = False) -> ModelProfile:
