@@ -80,6 +80,7 @@ def test_nothing_is_refused_before_a_request_has_met_the_target(served: Served) 
     assert answered == 20 or stats["gangway_qos_met"].success.count > 0
 
 
+@pytest.mark.alone  # it compares what two models' requests take
 def test_they_overtake_long_ones(served: Served) -> None:
     queue = [served.send("long") for _ in range(10)]
     assert served.answers("small", 30) == 30
