@@ -15,9 +15,9 @@ from tests.conftest import CompiledZoo
 TIMEOUT_SECONDS = 30
 
 
-def small_repository(folder: Path, zoo: CompiledZoo) -> Path:
-    """Two small models."""
-    for name in ("mlp", "simple"):
+def small_repository(folder: Path, zoo: CompiledZoo, *names: str) -> Path:
+    """These models of the zoo; without names two small ones."""
+    for name in names or ("mlp", "simple"):
         shutil.copytree(zoo.repository / name, folder / name)
     return folder
 

@@ -27,6 +27,11 @@ def repository(tmp_path, compiled_zoo):
     return small_repository(tmp_path / "models", compiled_zoo)
 
 
+@pytest.fixture
+def large_model(tmp_path, compiled_zoo):
+    return small_repository(tmp_path / "models", compiled_zoo, "resnet50")
+
+
 def sent(client, example, count):
     """Requests for a model; what becomes of each."""
     inputs = []
@@ -39,11 +44,11 @@ def sent(client, example, count):
     return ends
 
 
-def test_a_signal_lets_running_requests_finish(compiled_zoo):
+def test_a_signal_lets_running_requests_finish(large_model, compiled_zoo):
     """Those that wait, too. What comes later is refused."""
     example = example_of("resnet50", compiled_zoo.onnx_file("resnet50"))
     with (
-        live_server(compiled_zoo.repository, [f"--cache-dir={compiled_zoo.cache_dir}"]) as server,
+        live_server(large_model, [f"--cache-dir={compiled_zoo.cache_dir}"]) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         pids = all_pids(server)
@@ -107,11 +112,11 @@ def mapped(pid):
         return ""
 
 
-def test_requests_that_take_too_long_do_not_hold_up_the_exit(compiled_zoo):
+def test_requests_that_take_too_long_do_not_hold_up_the_exit(large_model, compiled_zoo):
     example = example_of("resnet50", compiled_zoo.onnx_file("resnet50"))
     flags = [f"--cache-dir={compiled_zoo.cache_dir}", "--exit-timeout-secs=0.01"]
     with (
-        live_server(compiled_zoo.repository, flags) as server,
+        live_server(large_model, flags) as server,
         triton.InferenceServerClient(server.url) as client,
     ):
         with stopped_workers(server):
