@@ -83,7 +83,8 @@ def test_a_signal_while_models_are_compiled(compiled_zoo, tmp_path, far):
     assert process.returncode == 0, output
     assert took_s < 5 or took_s < back_within_s("gangway.server.front_end.process", 5), "a job is not waited for"
     assert "Traceback" not in output
-    assert not alive(pids) and not names_of(pids)
+    until(lambda: not alive(pids))  # a job that is killed is not waited for
+    assert not names_of(pids)
 
 
 def test_workers_that_have_only_begun_hear_of_the_end(repository, compiled_zoo):
