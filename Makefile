@@ -51,10 +51,10 @@ serve: install
 	@test -d $(MODELS) || $(BIN)/gangway zoo $(MODELS)
 	$(BIN)/gangway serve --model-repository $(MODELS) $(SERVE_FLAGS)
 
-# Two files of tests at a time, then what must be alone: it measures the machine, or looks at what all processes share.
-# For that only the files are imported that have such tests.
+# Two files of tests at a time in the order of tests/conftest.py, then what must be alone: it measures the machine, or
+# looks at what all processes share. For that only the files are imported that have such tests.
 test: $(VENV)/.installed-test tools
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not alone" $(TEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not alone" $(TEST_FLAGS)
 	$(BIN)/python -m pytest -m alone $(TEST_FLAGS) $$(grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 # Pure tests, in less than a minute: of files that start no process, serve nothing and compile nothing.

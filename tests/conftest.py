@@ -20,6 +20,19 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
+LONG_FIRST = ("docs", "measure", "serving", "compiler", "scheduler", "benchmarks", "executor", "clients", "zoo")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the rooms whose files take long, so that the processes of a run end at about the same time."""
+    items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> int:
+    room = item.path.relative_to(Path(__file__).parent).parts[0]
+    return LONG_FIRST.index(room) if room in LONG_FIRST else len(LONG_FIRST)
+
+
 @dataclass(frozen=True)
 class CompiledZoo:
     """`gangway serve --model-repository repository --cache-dir cache_dir` finds everything compiled."""
@@ -68,15 +81,22 @@ def compiled_zoo(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
             for name in DEFAULT_NAMES:
                 write_model(unfinished, name)
             unfinished.rename(zoo.repository)
-        _drop_outdated(zoo)
+        _drop_outdated(zoo, root / "last_run")
     second = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579"
     for name in DEFAULT_NAMES[:: -1 if second else 1]:  # each compiles the other half, then finds the rest
         compile_model(zoo.onnx_file(name), name, Cache(zoo.cache_dir), detect(), lambda phase, done, total: None)
     return zoo
 
 
-def _drop_outdated(zoo: CompiledZoo) -> None:
-    """Remove what former versions of zoo and compiler made: every change of their source gives new names."""
+def _drop_outdated(zoo: CompiledZoo, last_run: Path) -> None:
+    """Remove what former versions of zoo and compiler made: every change of their source gives new names.
+
+    Once in a run of several processes: what tests of another process have added since stays.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+    if run and last_run.exists() and last_run.read_text() == run:
+        return
+    last_run.write_text(run)
     for folder in zoo.repository.parent.glob("zoo-" + "?" * len(zoo.repository.name.removeprefix("zoo-"))):
         if folder != zoo.repository:
             shutil.rmtree(folder, ignore_errors=True)
