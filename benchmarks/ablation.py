@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.isolated import Reference
-from benchmarks.reference import example_of
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import ensure_profiles, ensure_zoo, onnx_file
-from benchmarks.serving_servers import serving, warm_up
+from benchmarks.lib.isolated import Reference
+from benchmarks.lib.reference import example_of
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
+from benchmarks.serving.servers import serving, warm_up
 from gangway.clients.open_loop import drive
 from gangway.scheduler.admission import excess
 from gangway.scheduler.policies.gangway import Gangway

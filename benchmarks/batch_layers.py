@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import compile_model, ensure_zoo
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores

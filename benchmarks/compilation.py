@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import GANGWAY, ensure_zoo, onnx_file
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import GANGWAY, ensure_zoo, onnx_file
 from gangway.zoo import MODELS
 
 BASELINE = "simple"

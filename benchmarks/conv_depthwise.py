@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.batch_kernels import Call, lower_quartiles
-from benchmarks.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import ensure_zoo, onnx_file
+from benchmarks.kernels.batches import Call, lower_quartiles
+from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import ensure_zoo, onnx_file
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph

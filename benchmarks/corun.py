@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import compile_model, ensure_zoo
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.cache import default_cache_dir
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores

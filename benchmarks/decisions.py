@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.report import Row, option_parser, start_report
+from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
 from gangway.simulator.engine import simulate

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from benchmarks.fetching import TOOLS, FetchError, pip_download, run, succeeds
+from benchmarks.lib.fetching import TOOLS, FetchError, pip_download, run, succeeds
 
 BINARY = TOOLS / "perf_analyzer"
 LIBRARIES = TOOLS / "lib"

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import compile_model, ensure_zoo
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
 from gangway.artifact.reader import read_manifest
 from gangway.artifact.writer import ArtifactWriter

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cost import ROLES, WARM_UP_S, cost_columns, cpu_by_role, run_in_rounds
 from benchmarks.fetch_perf_analyzer import BINARY
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import TOLERANCE, relative_error
-from benchmarks.perf_analyzer import run_one
-from benchmarks.perf_analyzer_modes import closed_loop
-from benchmarks.reference import Example, example_of
-from benchmarks.report import Report, Row
-from benchmarks.repository import onnx_file
+from benchmarks.lib.cost import ROLES, WARM_UP_S, cost_columns, cpu_by_role, run_in_rounds
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.load import TOLERANCE, relative_error
+from benchmarks.lib.reference import Example, example_of
+from benchmarks.lib.report import Report, Row
+from benchmarks.lib.repository import onnx_file
+from benchmarks.perf_analyzer.__main__ import run_one
+from benchmarks.perf_analyzer.modes import closed_loop
 from gangway.clients.command import server_times
 from gangway.clients.connection import Connection
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.gang import OVERHEAD_US_AT_MOST, make_artifact, percentile, summary
-from benchmarks.report import Row, option_parser, start_report
+from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.executor.cores import available_cores
 from gangway.executor.launch import WorkerPlan, start_worker
 from gangway.executor.leases import Lease

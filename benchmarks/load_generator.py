@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
-from benchmarks.live_server import live_server
-from benchmarks.load import raw_channel, raw_infer
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import ensure_zoo
+from benchmarks.lib.live_server import live_server
+from benchmarks.lib.load import raw_channel, raw_infer
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import ensure_zoo
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection
 from gangway.clients.open_loop import drive
 from gangway.clients.perf.prepare import prepare_requests

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.isolated import Reference
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import raw_channel
-from benchmarks.processes import PROC, memory_of
-from benchmarks.reference import Example, example_of
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import ensure_profiles, ensure_zoo, onnx_file
-from benchmarks.serving_servers import warm_up, write_repository
+from benchmarks.lib.isolated import Reference
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.load import raw_channel
+from benchmarks.lib.processes import PROC, memory_of
+from benchmarks.lib.reference import Example, example_of
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import ensure_profiles, ensure_zoo, onnx_file
+from benchmarks.serving.servers import warm_up, write_repository
 from benchmarks.transports import ALIGNED, in_region, region_with
 from gangway.clients.open_loop import OpenLoopRun, drive
 from gangway.protos import grpc_service_pb2 as pb

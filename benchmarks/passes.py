@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.report import Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import compile_model, ensure_zoo
+from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.reader import read_manifest
 from gangway.executor.cores import available_cores
 from gangway.measure.model_runner import ModelRunner

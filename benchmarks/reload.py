@@ -16,11 +16,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import raw_channel, raw_infer
-from benchmarks.reference import example_of
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import ensure_zoo, onnx_file
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.load import raw_channel, raw_infer
+from benchmarks.lib.reference import example_of
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import ensure_zoo, onnx_file
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 

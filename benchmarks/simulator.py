@@ -4,7 +4,7 @@ import resource
 import sys
 import time
 
-from benchmarks.report import Row, option_parser, start_report
+from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.simulator.engine import simulate
 from gangway.simulator.runs import TARGET, one_core_rate

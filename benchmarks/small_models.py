@@ -13,9 +13,9 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.live_server import live_server
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import ensure_profiles, ensure_zoo
+from benchmarks.lib.live_server import live_server
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import ensure_profiles, ensure_zoo
 from gangway.clients.connection import Connection
 from gangway.clients.open_loop import drive
 from gangway.clients.perf.prepare import configured_targets, measure_isolated, prepare_requests

@@ -7,12 +7,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import Load, run_for
-from benchmarks.processes import file_mappings, memory_of
-from benchmarks.reference import example_of
-from benchmarks.report import Report, Row, add_repository_option, option_parser, start_report
-from benchmarks.repository import COMPILE_TIMEOUT_S, GANGWAY, ensure_zoo, onnx_file
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.load import Load, run_for
+from benchmarks.lib.processes import file_mappings, memory_of
+from benchmarks.lib.reference import example_of
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import COMPILE_TIMEOUT_S, GANGWAY, ensure_zoo, onnx_file
 from gangway.artifact.format import WEIGHTS_FILE
 from gangway.zoo import DEFAULT_NAMES
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.processes import shm_names
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.processes import shm_names
 
 # The suite starts hundreds of Python processes. Where Python is told to keep no bytecode, each would compile all of our
 # modules again, a third of what the start of a server costs, and pytest would rewrite every test.

@@ -21,7 +21,7 @@ from tvm import te
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule
 
-from benchmarks.report import Row, start_report
+from benchmarks.lib.report import Row, start_report
 from gangway.artifact.format import TargetSpec
 from gangway.compiler.frontend.importer import read_graph
 from gangway.compiler.job import lower_graph

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
-from benchmarks.batching_estimator import arrivals_of, compare
-from benchmarks.batching_latency import ODD, judge_split, neighbours, over_line
-from benchmarks.batching_poisson import alternate, p50_ratio
-from benchmarks.batching_queue import PerDispatch, serve
-from benchmarks.batching_saturation import Side, configuration_of, steady_rate
-from benchmarks.batching_setup import MAX_ROWS, Counted
-from benchmarks.batching_step import crowd_of, crowd_row, step_of, step_row
-from benchmarks.load import RIGHT, Outcome
-from benchmarks.reference import Example, repeated
-from benchmarks.report import Report
-from benchmarks.serving_servers import write_repository
-from benchmarks.triton_server import Configuration
-from benchmarks.triton_server import write_repository as write_triton_repository
-from benchmarks.turns import Turns
+from benchmarks.batching.estimator import arrivals_of, compare
+from benchmarks.batching.latency import ODD, judge_split, neighbours, over_line
+from benchmarks.batching.poisson import alternate, p50_ratio
+from benchmarks.batching.queue_model import PerDispatch, serve
+from benchmarks.batching.saturation import Side, configuration_of, steady_rate
+from benchmarks.batching.setup import MAX_ROWS, Counted
+from benchmarks.batching.step import crowd_of, crowd_row, step_of, step_row
+from benchmarks.batching.turns import Turns
+from benchmarks.lib.load import RIGHT, Outcome
+from benchmarks.lib.reference import Example, repeated
+from benchmarks.lib.report import Report
+from benchmarks.peers.triton_server import Configuration
+from benchmarks.peers.triton_server import write_repository as write_triton_repository
+from benchmarks.serving.servers import write_repository
 from gangway.clients.inputs import outputs_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import model_config_pb2 as mc

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.batching_queue import Change, Dispatch, Dispatcher, Packrat, PerDispatch, arrivals_at, serve
+from benchmarks.batching.queue_model import Change, Dispatch, Dispatcher, Packrat, PerDispatch, arrivals_at, serve
 
 FREE = Change(0.0, 1.0, 0.0)
 

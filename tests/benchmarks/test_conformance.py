@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from onnx.backend.test.case import node as node_cases
 
-from benchmarks import conformance_runner
-from benchmarks.conformance_cases import Case, cases_of, same
-from benchmarks.conformance_docs import operators, short_reason
-from benchmarks.conformance_runner import CRASHED, NATIVE, RELAX, CaseRunner, run_all
+from benchmarks.conformance import runner as conformance_runner
+from benchmarks.conformance.cases import Case, cases_of, same
+from benchmarks.conformance.docs import operators, short_reason
+from benchmarks.conformance.runner import CRASHED, NATIVE, RELAX, CaseRunner, run_all
 from gangway.executor.cores import available_cores
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "operators.md"

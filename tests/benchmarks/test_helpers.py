@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.faults import longest_gap_s
-from benchmarks.load import relative_error
-from benchmarks.processes import children_of, command_of, cpu_ns, file_mappings, memory_of
-from benchmarks.report import Report, format_cell
+from benchmarks.faults.__main__ import longest_gap_s
+from benchmarks.lib.load import relative_error
+from benchmarks.lib.processes import children_of, command_of, cpu_ns, file_mappings, memory_of
+from benchmarks.lib.report import Report, format_cell
 
 SECOND_NS = 1_000_000_000
 

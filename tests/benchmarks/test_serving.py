@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from google.protobuf import text_format
 
+from benchmarks.lib.reference import symbolic_dimensions
+from benchmarks.lib.report import Report
 from benchmarks.overload import Sample, chained, recovery_s, thirds
-from benchmarks.reference import symbolic_dimensions
-from benchmarks.report import Report
-from benchmarks.serving_points import (
+from benchmarks.peers.triton_server import CONFIGURATIONS
+from benchmarks.peers.triton_server import write_repository as write_triton_repository
+from benchmarks.serving.points import (
     ALL,
     EACH,
     Counts,
@@ -28,10 +30,8 @@ from benchmarks.serving_points import (
     satisfied,
     wilson,
 )
-from benchmarks.serving_servers import known_servers, write_repository
-from benchmarks.serving_table import add_tables, anything_holds
-from benchmarks.triton_server import CONFIGURATIONS
-from benchmarks.triton_server import write_repository as write_triton_repository
+from benchmarks.serving.servers import known_servers, write_repository
+from benchmarks.serving.table import add_tables, anything_holds
 from gangway.protos import model_config_pb2 as mc
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes, summarise

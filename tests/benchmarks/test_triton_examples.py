@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.triton_example_list import examples_of
-from benchmarks.triton_examples import run_example
+from benchmarks.triton_examples.__main__ import run_example
+from benchmarks.triton_examples.example_list import examples_of
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from benchmarks.live_server import free_port
+from benchmarks.lib.live_server import free_port
 from gangway.clients import command
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Tls, UnreachableError
 from gangway.clients.open_loop import run_open_loop

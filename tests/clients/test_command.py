@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.live_server import LiveServer, free_port
+from benchmarks.lib.live_server import LiveServer, free_port
 from gangway.clients.command import main
 
 

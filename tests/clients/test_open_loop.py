@@ -18,7 +18,7 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import RequestReceived
 
-from benchmarks.live_server import LiveServer, free_port, reserved_port
+from benchmarks.lib.live_server import LiveServer, free_port, reserved_port
 from gangway.clients.connection import SERVICE, UNLIMITED_MESSAGES, Connection, UnreachableError
 from gangway.clients.inputs import infer_request, random_tensors
 from gangway.clients.open_loop import drive, run_open_loop

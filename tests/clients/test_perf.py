@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.live_server import LiveServer, free_port
+from benchmarks.lib.live_server import LiveServer, free_port
 from gangway.clients.perf.command import main
 from gangway.clients.perf.mlperf import samples_of
 from gangway.clients.perf.options import parse_options

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.gang_runner import GangRunner, LoadedModel
+from benchmarks.lib.gang_runner import GangRunner, LoadedModel
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect

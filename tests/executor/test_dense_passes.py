@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.gang_runner import GangRunner
+from benchmarks.lib.gang_runner import GangRunner
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.place.steps import Passes, passes_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from benchmarks.frame_requests import read_answer, write_request
+from benchmarks.lib.frame_requests import read_answer, write_request
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import ONNX_FILE
 from gangway.artifact.onnx_session import run_session

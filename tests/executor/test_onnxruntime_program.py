@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from benchmarks.frame_requests import read_answer, write_request
-from benchmarks.processes import cpu_ns
+from benchmarks.lib.frame_requests import read_answer, write_request
+from benchmarks.lib.processes import cpu_ns
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.pipeline import compile_model

@@ -10,7 +10,7 @@ import onnx
 import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.live_server import LiveServer
+from benchmarks.lib.live_server import LiveServer
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect

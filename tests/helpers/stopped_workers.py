@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.live_server import LiveServer
-from benchmarks.processes import command_of
+from benchmarks.lib.live_server import LiveServer
+from benchmarks.lib.processes import command_of
 from gangway.executor.control import ControlSegment
 
 TIMEOUT_S = 30

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fuzz import TARGETS
-from benchmarks.fuzz_oracles import ORACLES
-from benchmarks.fuzz_seeds import seeds_of
+from benchmarks.fuzz.__main__ import TARGETS
+from benchmarks.fuzz.oracles import ORACLES
+from benchmarks.fuzz.seeds import seeds_of
 from gangway.server.errors import RequestError
 from gangway.server.http.infer import read_request
 from gangway.server.http.json_text import parse

@@ -1,11 +1,11 @@
-"""One trace, live through real gRPC on two cores and simulated: the two agree. `benchmarks/replay.py` says how."""
+"""One trace, live through real gRPC on two cores and simulated: the two agree. `benchmarks/replay` says how."""
 
 import os
 import time
 
 import pytest
 
-from benchmarks.replay import CORES, MIX, TARGET, replay
+from benchmarks.replay.__main__ import CORES, MIX, TARGET, replay
 
 # A run is judged by what others did meanwhile and how steady the machine was, never by its result.
 OTHERS_AT_MOST = 0.06  # of the cores

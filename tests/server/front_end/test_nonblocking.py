@@ -12,7 +12,7 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.raw_connection import RawConnection
+from benchmarks.lib.raw_connection import RawConnection
 from gangway.executor.slots import SlotStatus
 from gangway.server.front_end import model_run, nonblocking
 from gangway.server.tracing.settings import TraceOverrides

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from h2.events import DataReceived, ResponseReceived, StreamReset, TrailersReceived
 
-from benchmarks.raw_connection import RawConnection
+from benchmarks.lib.raw_connection import RawConnection
 from gangway.clients.connection import SERVICE
 from gangway.server.grpc import gate as grpc_gate
 from gangway.server.grpc.gate import Gate, GatedService

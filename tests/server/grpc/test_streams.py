@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
-from benchmarks.raw_connection import RawConnection
+from benchmarks.lib.raw_connection import RawConnection
 from gangway.executor.messages import Submit
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos.model_config_pb2 import ModelConfig

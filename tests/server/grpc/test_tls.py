@@ -14,9 +14,9 @@ import tritonclient.grpc as triton
 from cryptography import x509
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.perf_analyzer import run_one
-from benchmarks.perf_analyzer_modes import Mode
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.perf_analyzer.__main__ import run_one
+from benchmarks.perf_analyzer.modes import Mode
 from gangway.clients import command as client_command
 from gangway.clients.perf import command as perf_command
 from gangway.server.addresses import TlsError, TlsFiles

@@ -16,7 +16,7 @@ import tritonclient.grpc as triton
 from h2.events import ResponseReceived
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.raw_connection import RawConnection
+from benchmarks.lib.raw_connection import RawConnection
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2

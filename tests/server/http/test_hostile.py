@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.processes import cpu_ns, memory_of
+from benchmarks.lib.processes import cpu_ns, memory_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.http import connection as connection_limit
 from gangway.server.http import connection as connections

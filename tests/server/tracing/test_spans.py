@@ -13,9 +13,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, live_server, stop
-from benchmarks.load import raw_channel, raw_infer
-from benchmarks.otlp_collector import CollectedSpan, OtlpCollector
+from benchmarks.lib.live_server import LiveServer, live_server, stop
+from benchmarks.lib.load import raw_channel, raw_infer
+from benchmarks.lib.otlp_collector import CollectedSpan, OtlpCollector
 from gangway.protos import grpc_service_pb2 as pb
 
 SERVER_KIND, ERROR_STATUS = 2, 2  # of OpenTelemetry's protocol

@@ -18,10 +18,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import raw_channel, raw_infer
-from benchmarks.processes import command_of, descendants_of
-from benchmarks.reference import example_of
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.load import raw_channel, raw_infer
+from benchmarks.lib.processes import command_of, descendants_of
+from benchmarks.lib.reference import example_of
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server import json_dataclass
 from gangway.server.options.command_line import parse_options

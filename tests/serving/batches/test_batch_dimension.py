@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 from onnx import numpy_helper, parser
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect

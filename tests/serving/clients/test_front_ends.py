@@ -24,9 +24,9 @@ import numpy as np
 import pytest
 import tritonclient.utils.shared_memory as shm
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import EAGER
-from benchmarks.processes import shm_names
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.load import EAGER
+from benchmarks.lib.processes import shm_names
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.options.command_line import ServeOptions, parse_options
 from gangway.server.options.endpoints import GrpcOptions, HttpOptions, MetricsOptions

@@ -12,11 +12,11 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 
-from benchmarks.live_server import LiveServer
-from benchmarks.load import TOLERANCE, relative_error
-from benchmarks.perf_analyzer import run_one
-from benchmarks.perf_analyzer_modes import closed_loop
-from benchmarks.reference import Example, example_of
+from benchmarks.lib.live_server import LiveServer
+from benchmarks.lib.load import TOLERANCE, relative_error
+from benchmarks.lib.reference import Example, example_of
+from benchmarks.perf_analyzer.__main__ import run_one
+from benchmarks.perf_analyzer.modes import closed_loop
 
 Ask = Callable[..., Any]
 REQUESTS = 16

@@ -11,11 +11,11 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import np_to_triton_dtype
 
 from benchmarks.fetch_perf_analyzer import BINARY
-from benchmarks.live_server import LiveServer
-from benchmarks.load import TOLERANCE, relative_error
-from benchmarks.perf_analyzer import run_one
-from benchmarks.perf_analyzer_modes import MODES
-from benchmarks.reference import Example, example_of
+from benchmarks.lib.live_server import LiveServer
+from benchmarks.lib.load import TOLERANCE, relative_error
+from benchmarks.lib.reference import Example, example_of
+from benchmarks.perf_analyzer.__main__ import run_one
+from benchmarks.perf_analyzer.modes import MODES
 
 INTERVAL_MS = 200
 REQUESTS = 32

@@ -19,9 +19,9 @@ import tritonclient.grpc.aio as triton_aio
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer
-from benchmarks.processes import open_descriptors
-from benchmarks.reference import Example, example_of
+from benchmarks.lib.live_server import LiveServer
+from benchmarks.lib.processes import open_descriptors
+from benchmarks.lib.reference import Example, example_of
 
 TIMEOUT_S = 30
 MANY = 60  # requests of resnet50: seconds of computing

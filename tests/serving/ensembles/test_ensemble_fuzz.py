@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model

@@ -19,7 +19,7 @@ import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.live_server import live_server
+from benchmarks.lib.live_server import live_server
 from gangway.zoo import write_model
 from gangway.zoo.ensembles import ENSEMBLES, write_ensemble
 from tests.helpers import adder_models, ensemble_configs

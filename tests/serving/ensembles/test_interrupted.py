@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.live_server import is_ready, live_server
-from benchmarks.load import raw_channel
+from benchmarks.lib.live_server import is_ready, live_server
+from benchmarks.lib.load import raw_channel
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo.ensembles import write_ensemble

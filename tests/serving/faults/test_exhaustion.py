@@ -11,9 +11,9 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.raw_connection import RawConnection
-from benchmarks.surroundings import Cgroup
+from benchmarks.faults.surroundings import Cgroup
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.raw_connection import RawConnection
 from gangway.server.grpc.server import READY_THREADS
 from tests.helpers.http_requests import ask_http
 from tests.helpers.whole_server import small_repository, until

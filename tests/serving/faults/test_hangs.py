@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import RIGHT, Load, run_for
-from benchmarks.reference import Example, example_of
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.load import RIGHT, Load, run_for
+from benchmarks.lib.reference import Example, example_of
 from gangway.executor.cores import available_cores
 from tests.conftest import CompiledZoo
 from tests.helpers.busy_core import SPIN, busy_core

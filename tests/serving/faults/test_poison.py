@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine
 from gangway.compiler.key import model_key

@@ -11,10 +11,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import TOLERANCE, relative_error
-from benchmarks.processes import descendants_of
-from benchmarks.reference import example_of
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.load import TOLERANCE, relative_error
+from benchmarks.lib.processes import descendants_of
+from benchmarks.lib.reference import example_of
 from gangway.executor.cores import available_cores
 from gangway.server.supervisor.supervisor import EXIT_GRACE_SECONDS
 from tests.helpers.start_time import back_within_s

@@ -18,10 +18,10 @@ import tritonclient.grpc as triton
 from onnx import helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.load import RIGHT, Load, run_for
-from benchmarks.processes import memory_of
-from benchmarks.reference import example_of
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.load import RIGHT, Load, run_for
+from benchmarks.lib.processes import memory_of
+from benchmarks.lib.reference import example_of
 from gangway.artifact.reader import verify
 from tests.helpers.whole_server import TIMEOUT_SECONDS, small_repository, started, until
 

@@ -12,8 +12,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, live_server, stop
-from benchmarks.load import raw_channel
+from benchmarks.lib.live_server import LiveServer, live_server, stop
+from benchmarks.lib.load import raw_channel
 from gangway.protos import grpc_service_pb2 as pb
 
 TIMEOUT_S = 30

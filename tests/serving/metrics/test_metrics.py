@@ -19,8 +19,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import is_ready, live_server
-from benchmarks.load import raw_channel, raw_infer
+from benchmarks.lib.live_server import is_ready, live_server
+from benchmarks.lib.load import raw_channel, raw_infer
 from gangway.protos import grpc_service_pb2 as pb
 from tests.conftest import CompiledZoo
 from tests.helpers.scraped_metrics import TIMEOUT_S, Scraped, until

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.live_server import live_server
-from benchmarks.load import raw_channel, raw_infer
-from benchmarks.processes import command_of, descendants_of
-from benchmarks.reference import example_of
+from benchmarks.lib.live_server import live_server
+from benchmarks.lib.load import raw_channel, raw_infer
+from benchmarks.lib.processes import command_of, descendants_of
+from benchmarks.lib.reference import example_of
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import cpu_name, machine_id, profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest

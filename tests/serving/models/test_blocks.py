@@ -3,9 +3,9 @@
 import json
 import math
 
-from benchmarks.live_server import live_server
-from benchmarks.load import RIGHT, Load, run_for
-from benchmarks.reference import example_of
+from benchmarks.lib.live_server import live_server
+from benchmarks.lib.load import RIGHT, Load, run_for
+from benchmarks.lib.reference import example_of
 from gangway.artifact.reader import read_manifest
 
 

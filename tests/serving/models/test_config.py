@@ -20,8 +20,8 @@ import tritonclient.http as triton_http
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.live_server import LiveServer, stop
-from benchmarks.repository import GANGWAY
+from benchmarks.lib.live_server import LiveServer, stop
+from benchmarks.lib.repository import GANGWAY
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model

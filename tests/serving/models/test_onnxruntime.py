@@ -19,8 +19,8 @@ import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.repository import GANGWAY
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.repository import GANGWAY
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model

@@ -15,8 +15,8 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, live_server
-from benchmarks.processes import command_of, descendants_of
+from benchmarks.lib.live_server import LiveServer, live_server
+from benchmarks.lib.processes import command_of, descendants_of
 from gangway.artifact.cache import Cache
 from gangway.artifact.format import TensorSpec
 from gangway.compiler.pipeline import compile_model

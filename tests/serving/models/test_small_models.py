@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.clients.perf.command import main as perf
 from tests.conftest import CompiledZoo
 from tests.helpers.whole_server import until

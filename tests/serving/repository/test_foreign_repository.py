@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.live_server import stop
-from benchmarks.processes import command_of, descendants_of
-from benchmarks.repository import GANGWAY
+from benchmarks.lib.live_server import stop
+from benchmarks.lib.processes import command_of, descendants_of
+from benchmarks.lib.repository import GANGWAY
 from gangway.server.messages import MAX_VERSION
 
 TIMEOUT_SECONDS = 60

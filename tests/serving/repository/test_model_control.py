@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.reload import resources_of
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb

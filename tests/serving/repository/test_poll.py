@@ -9,8 +9,8 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import live_server
-from benchmarks.repository import GANGWAY
+from benchmarks.lib.live_server import live_server
+from benchmarks.lib.repository import GANGWAY
 from gangway.server.options.command_line import parse_options
 from gangway.server.options.server import RepositoryOptions
 from tests.helpers.adder_models import Controlled, fill_cache, flags, replace, write

@@ -15,7 +15,7 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model

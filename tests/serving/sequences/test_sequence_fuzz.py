@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from tests.conftest import CompiledZoo

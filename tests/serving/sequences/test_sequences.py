@@ -22,7 +22,7 @@ import tritonclient.http as triton_http
 from onnx import TensorProto, helper
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, live_server
+from benchmarks.lib.live_server import LiveServer, live_server
 from gangway.artifact.cache import Cache
 from gangway.clients.connection import SERVICE
 from gangway.compiler.pipeline import compile_model

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.live_server import LiveServer, is_ready, live_server
+from benchmarks.lib.live_server import LiveServer, is_ready, live_server
 from gangway.protos import grpc_service_pb2 as pb
 from tests.conftest import CompiledZoo
 from tests.helpers import sequence_models

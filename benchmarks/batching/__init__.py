@@ -1,0 +1,1 @@
+"""Batches beside Triton's: `python -m benchmarks.batching` measures latency, saturation, Poisson arrivals and steps."""

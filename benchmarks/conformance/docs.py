@@ -1,0 +1,116 @@
+"""`docs/reference/operators.md`, written from a run of the conformance tests."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+from onnx import defs
+
+from benchmarks.conformance.cases import NEWEST_OPSET, Case
+from benchmarks.conformance.runner import NATIVE, ONNXRUNTIME, RELAX, Outcome
+
+Result = tuple[Case, Outcome]
+_HEAD = f"""# Operators
+
+`python -m benchmarks.conformance --write-docs` writes this page: it sends ONNX's own node tests (onnx {{version}})
+through compiler and executor. A test is in scope if its tensors are float32, integers or bool, and its model imports
+opset {NEWEST_OPSET} at most. Tests of a function's body (`_expanded`) count for the function.
+
+- **native**: kernels of our own templates compute all layers.
+- **Relax**: TVM's Relax, or a tensor expression, computes some layer. The compiler compares each such layer with
+  onnxruntime and does not use it if they differ.
+- **onnxruntime**: a worker runs the whole model with onnxruntime.
+- **not passing**: no answer, or a wrong one. In brackets: those that onnxruntime alone passes.
+
+An operator without a kernel of its own is computed by the simpler operators of its ONNX definition. Inputs that only
+repeat a static output shape (the shape of Reshape) are not read. An index out of range and a division of integers by
+zero are refused, as by onnxruntime ([artifact](../explanation/artifact.md)).
+
+These tests feed weights as inputs. With constant weights, as in trained models, Conv, ConvTranspose, LSTM, GRU, RNN,
+Gemm, Pad, Slice, and QuantizeLinear and DequantizeLinear of several scales are native, too.
+"""
+
+
+def write_docs(path: Path, results: Sequence[Result], excluded: Mapping[str, int]) -> None:
+    """Write the page."""
+    scope = [result for result in results if not result[0].excluded]
+    later = [result for result in results if result[0].excluded]
+    parts = [
+        _HEAD.format(version=onnx.__version__),
+        _total(scope),
+        f"## Tests up to opset {NEWEST_OPSET}\n\n{_table(scope)}",
+        *([f"## Tests of later opsets\n\nNot part of the claim.\n\n{_table(later)}"] if later else []),
+        f"## Not in scope\n\n{_excluded(excluded)}",
+        f"## Operators without a test in scope\n\n{_untested(results)}",
+    ]
+    path.write_text("\n".join(parts))
+
+
+def _total(scope: Sequence[Result]) -> str:
+    how = Counter(outcome.how for _, outcome in scope if outcome.passed)
+    compiled = how[NATIVE] + how[RELAX]
+    failed = [outcome for _, outcome in scope if not outcome.passed]
+    ours = sum(not outcome.peer_error for outcome in failed)
+    return (
+        f"Of {len(scope)} tests {how[NATIVE]} pass native and {how[RELAX]} with Relax, together"
+        f" {100 * compiled / max(1, len(scope)):.1f} %; {how[ONNXRUNTIME]} pass by onnxruntime;"
+        f" {len(failed)} do not pass, of which onnxruntime alone passes {ours}.\n"
+    )
+
+
+def _table(results: Sequence[Result]) -> str:
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for case, outcome in results:
+        groups[case.operator].append(outcome)
+    native = [name for name in sorted(groups) if all(each.passed and each.how == NATIVE for each in groups[name])]
+    head = "| operator | tests | native | Relax | onnxruntime | not passing | why not compiled |"
+    rows = [_row(name, groups[name]) for name in sorted(groups.keys() - set(native))]
+    return "\n".join([_all_native(native), "", head, "|---" * 7 + "|", *rows]) + "\n"
+
+
+def _all_native(names: Sequence[str]) -> str:
+    """Return a line for each initial: a paragraph of a hundred names reads badly."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        groups[name[0]].append(name)
+    return "\n".join(["All tests are native of:", "", *(f"- {', '.join(group)}" for group in groups.values())])
+
+
+def _row(operator: str, outcomes: Sequence[Outcome]) -> str:
+    how = Counter(outcome.how for outcome in outcomes if outcome.passed)
+    failed = [outcome for outcome in outcomes if not outcome.passed]
+    ours = sum(not outcome.peer_error for outcome in failed)
+    failures = f"{len(failed)} ({ours})" if failed else ""
+    reasons = Counter(short_reason(o.reason or o.error) for o in outcomes if not o.is_compiled or not o.passed)
+    why = reasons.most_common(1)[0][0] if reasons else ""
+    cells = [operator, len(outcomes), *(how[each] or "" for each in (NATIVE, RELAX, ONNXRUNTIME)), failures, why]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def short_reason(text: str) -> str:
+    """Return a reason without names of nodes and tensors, in one short piece."""
+    text = text.split("; and not for onnxruntime", maxsplit=1)[0].split("; and onnxruntime refuses", maxsplit=1)[0]
+    text = re.sub(r"^\d+ nodes have unsupported operators: [^(]*\(first ", "", text)
+    text = re.sub(r"node '[^']*' \((\w+)\): ", r"\1: ", text)
+    text = re.sub(r" ?'[^']*'", "", text).removesuffix(")")
+    text = re.sub(r"The following operators are not supported for frontend ONNX: .*", "not supported", text)
+    text = " ".join(text.replace("no kernel computes this operator", "no kernel").split()).replace("|", "/")
+    return text if len(text) <= 110 else f"{text[:107]}..."
+
+
+def _excluded(excluded: Mapping[str, int]) -> str:
+    rows = sorted(excluded.items(), key=lambda item: (-item[1], item[0]))
+    return "\n".join(["| why | tests |", "|---|---|", *(f"| {why} | {count} |" for why, count in rows)]) + "\n"
+
+
+def _untested(results: Iterable[Result]) -> str:
+    tested = {case.operator for case, _ in results}
+    return ", ".join(sorted(set(operators()) - tested)) + ".\n"
+
+
+def operators() -> list[str]:
+    """Return the names of ONNX's own operators up to the newest opset that counts."""
+    schemas = (schema for schema in defs.get_all_schemas_with_history() if not schema.domain and not schema.deprecated)
+    return sorted({schema.name for schema in schemas if schema.since_version <= NEWEST_OPSET})

@@ -1,0 +1,270 @@
+"""Compile and execute node tests, many in one process, and let onnxruntime do the same ones beside it.
+
+A crash of the compiler or of onnxruntime ends the process that runs the tests; one of a kernel ends the executor's
+worker only. Both are failures of the test that was running, and the others go on: see `run_all`.
+"""
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.conformance.cases import Array, Case, same
+from benchmarks.lib.frame_requests import read_answer, write_request
+from gangway.artifact.cache import Cache
+from gangway.artifact.datatypes import DTYPES
+from gangway.artifact.format import Engine, Manifest
+from gangway.compiler.errors import ModelError
+from gangway.compiler.pipeline import compile_model
+from gangway.compiler.target import detect
+from gangway.executor.cores import available_cores
+from gangway.executor.leases import LeaseSpec, Member
+from gangway.executor.slots import SlotRequest, SlotStatus
+from gangway.measure.model_runner import LocalExecutor
+
+NATIVE, RELAX, ONNXRUNTIME, UNSUPPORTED, CRASHED = "native", "Relax", "onnxruntime", "unsupported", "crashed"
+CASE_TIMEOUT_S = 120  # the slowest compiles for seconds
+RUN_TIMEOUT_S = 20
+STOP_TIMEOUT_S = 5
+_HEAP = 1 << 16
+_IO_BYTES = 1 << 26
+_ANSWER_BYTES = 1 << 24
+_MODELS = 64  # numbers of models, used again and again
+Answers = Callable[[], Sequence[tuple[Sequence[int], bytes]]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a test went: by what it was executed, what is wrong with the answer, and the same of onnxruntime alone."""
+
+    name: str
+    how: str
+    error: str  # empty: passed
+    reason: str = ""  # why it was not compiled
+    peer_error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether all outputs were right."""
+        return not self.error
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it ran without onnxruntime."""
+        return self.how in (NATIVE, RELAX)
+
+
+class CaseRunner:
+    """An executor with one worker, and a cache in the folder `root`. A context manager."""
+
+    def __init__(self, root: Path, core: int) -> None:
+        self._root = root
+        self._executor = LocalExecutor(self._root / "cache", [core], arena_bytes=1 << 28, io_bytes=_IO_BYTES)
+        self._loaded = 0
+
+    def __enter__(self) -> "CaseRunner":
+        self._executor.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._executor.__exit__(None, None, None)
+
+    def run(self, case: Case) -> Outcome:
+        """Compile and execute one test."""
+        start = time.monotonic()
+        path = self._root / "model.onnx"
+        path.write_bytes(case.model)
+        try:
+            manifest = compile_model(path, case.name, Cache(self._root / "cache"), detect(), _ignore).manifest
+        except ModelError as error:
+            return Outcome(case.name, UNSUPPORTED, "refused", str(error), seconds=time.monotonic() - start)
+        except Exception as error:
+            return Outcome(case.name, CRASHED, f"{type(error).__name__}: {error}"[:500])
+        try:
+            problem = self._execute(case, manifest)
+        except (RuntimeError, TimeoutError) as error:
+            problem = f"execution: {error}"
+            self._executor.restart(0)
+        return Outcome(case.name, how(manifest), problem, manifest.fallback_reason, seconds=time.monotonic() - start)
+
+    def _execute(self, case: Case, manifest: Manifest) -> str:
+        """Return what is wrong with the answers. Raises RuntimeError and TimeoutError."""
+        self._loaded += 1
+        self._executor.load(self._loaded % _MODELS, manifest.key)
+        problems = []
+        for inputs, expected in case.data_sets:
+            found = self._query(manifest, inputs, batch_of(manifest, inputs))
+            problems += [same(value, wanted, case) for value, wanted in zip(found, expected, strict=True)]
+        self._executor.unload(self._loaded % _MODELS)
+        return "; ".join(filter(None, problems))
+
+    def _query(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> list[Array]:
+        """Return the answers to one query. Raises RuntimeError if there are none."""
+        place = self._framed if manifest.engine is Engine.ONNXRUNTIME else self._plain
+        request, answers = place(manifest, inputs, rows)
+        executor, layers = self._executor, len(manifest.layers)
+        slot, generation = executor.begin(request)
+        members = (Member(0, slot, generation, rows=rows),)
+        executor.start(0, LeaseSpec(request.model_id, members, 0, manifest.arena_bytes, 0, layers), [0])
+        if not executor.slots.wait(slot, RUN_TIMEOUT_S * 1_000_000):
+            raise RuntimeError(f"no answer; the worker's status is {executor.workers[0].poll()}")
+        status = executor.slots.outcome(slot).status
+        executor.slots.release(slot)
+        executor.left([0])
+        if status is not SlotStatus.OK:
+            raise RuntimeError(f"answered {status.name}")
+        types = [DTYPES[tensor.datatype] for tensor in manifest.outputs]
+        return [
+            np.frombuffer(content, dtype).reshape(shape)
+            for dtype, (shape, content) in zip(types, answers(), strict=True)
+        ]
+
+    def _plain(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> tuple[SlotRequest, Answers]:
+        """Place tensors of known sizes; return the request, and what reads shapes and contents of the answers."""
+        view, offset, places = self._executor.io.view, _HEAP, []
+        for tensor in (*manifest.inputs, *manifest.outputs):
+            end = offset + tensor.row_bytes * rows
+            view[offset:end] = b"\xa5" * (end - offset)
+            places.append((offset, end))
+            offset = -(-end // 64) * 64
+        count = len(manifest.inputs)
+        for (begin, end), value in zip(places, inputs, strict=False):
+            view[begin:end] = np.ascontiguousarray(value).tobytes()
+        begins = [begin for begin, _ in places]
+        request = SlotRequest(self._loaded % _MODELS, rows, tuple(begins[:count]), tuple(begins[count:]))
+        shapes = [[rows if size == -1 else size for size in tensor.shape] for tensor in manifest.outputs]
+        ends = places[count:]
+        return request, lambda: [(shape, bytes(view[i:j])) for shape, (i, j) in zip(shapes, ends, strict=True)]
+
+    def _framed(self, manifest: Manifest, inputs: Sequence[Array], rows: int) -> tuple[SlotRequest, Answers]:
+        """The same for a model of onnxruntime."""
+        io = self._executor.io
+        tensors = [(value.shape, np.ascontiguousarray(value).tobytes()) for value in inputs]
+        request = write_request(io, _HEAP, self._loaded % _MODELS, rows, tensors, _ANSWER_BYTES)
+        return request, lambda: read_answer(io, request)
+
+
+def batch_of(manifest: Manifest, inputs: Sequence[Array]) -> int:
+    """Return the rows of a query: the first dimension, if that is the batch."""
+    return len(inputs[0]) if manifest.batched else 1
+
+
+def how(manifest: Manifest) -> str:
+    """Return what executes a model: templates only, some layer of Relax's, or onnxruntime."""
+    if manifest.engine is Engine.ONNXRUNTIME:
+        return ONNXRUNTIME
+    by_relax = any(layer.versions[0].description.startswith("relax") for layer in manifest.layers)
+    return RELAX if by_relax else NATIVE
+
+
+def peer_error(case: Case) -> str:
+    """Return what is wrong with onnxruntime's own answers, empty if nothing is."""
+    import onnxruntime  # noqa: PLC0415 - forked processes shall not inherit it
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    try:
+        session = onnxruntime.InferenceSession(case.model, options, providers=["CPUExecutionProvider"])
+        problems = []
+        for inputs, expected in case.data_sets:
+            names = [item.name for item in session.get_inputs()]
+            found = session.run(None, dict(zip(names, inputs, strict=False)))
+            problems += [same(np.asarray(value), wanted, case) for value, wanted in zip(found, expected, strict=True)]
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return "; ".join(filter(None, problems))
+
+
+def run_all(cases: Sequence[Case], jobs: int, progress: Callable[[int], None]) -> list[Outcome]:
+    """Run all tests in `jobs` processes at a time; a process that dies or hangs is replaced, its test has failed."""
+    todo, cores = list(cases)[::-1], available_cores()
+    outcomes: dict[str, Outcome] = {}
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangway-conformance-")))
+        children = [_Child(root / str(index), cores[index % len(cores)]) for index in range(jobs)]
+        for child in children:
+            stack.callback(child.end)
+        while todo or any(child.case for child in children):
+            for child in children:
+                if not child.case and todo:
+                    child.give(todo.pop())
+            ready = wait([child.pipe for child in children if child.case], timeout=1)
+            for child in children:
+                if outcome := child.answer(child.pipe in ready):
+                    outcomes[outcome.name] = outcome
+                    progress(len(outcomes))
+    return [outcomes[case.name] for case in cases]
+
+
+class _Child:
+    """A process that runs the tests it is given, one at a time."""
+
+    def __init__(self, root: Path, core: int) -> None:
+        root.mkdir()
+        self._root, self._core = root, core
+        self.case: Case | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self.pipe, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=_serve, args=(theirs, self._root, self._core))
+        self._process.start()
+        theirs.close()
+
+    def give(self, case: Case) -> None:
+        """Begin a test."""
+        self.case, self._since = case, time.monotonic()
+        self.pipe.send(case)
+
+    def answer(self, ready: bool) -> Outcome | None:
+        """Return the outcome of the running test, if it is there or will never be."""
+        if self.case is None:
+            return None
+        if ready:
+            try:
+                outcome: Outcome = self.pipe.recv()
+            except EOFError:
+                self._process.join()
+                return self._failed(f"the process ended with {self._process.exitcode}")
+            self.case = None
+            return outcome
+        if time.monotonic() - self._since > CASE_TIMEOUT_S:
+            return self._failed(f"no answer within {CASE_TIMEOUT_S} s")
+        return None
+
+    def _failed(self, error: str) -> Outcome:
+        assert self.case
+        name, self.case = self.case.name, None
+        self.end()
+        self._start()
+        return Outcome(name, CRASHED, error, peer_error="not run")
+
+    def end(self) -> None:
+        """Stop the process."""
+        with suppress(OSError):
+            self.pipe.send(None)
+        self._process.join(STOP_TIMEOUT_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self.pipe.close()
+
+
+def _serve(pipe: Connection, root: Path, core: int) -> None:
+    with CaseRunner(root, core) as runner, suppress(EOFError):  # our parent has died
+        while case := pipe.recv():
+            pipe.send(replace(runner.run(case), peer_error=peer_error(case)))
+
+
+def _ignore(phase: str, done: int, total: int) -> None:
+    """No progress bar."""

@@ -1,0 +1,1 @@
+"""kill -9, limits, hangs and hostile clients: `python -m benchmarks.faults`."""

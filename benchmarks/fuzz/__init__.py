@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing of what reads clients' bytes: `python -m benchmarks.fuzz`."""

@@ -1,0 +1,1 @@
+"""Kernels beside onnxruntime's and oneDNN's: `python -m benchmarks.kernels`."""

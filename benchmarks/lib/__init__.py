@@ -1,0 +1,1 @@
+"""What several benchmarks, and tests, share: servers, load, processes, references, reports."""

@@ -1,0 +1,1 @@
+"""Triton's perf_analyzer against our server: `python -m benchmarks.perf_analyzer`."""

@@ -1,0 +1,177 @@
+"""Triton's own load generator against a running server: in every mode that people use, and with its other flags."""
+
+import csv
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.fetch_perf_analyzer import BINARY, fetch, perf_analyzer_environment
+from benchmarks.lib.live_server import live_server
+from benchmarks.lib.report import Report, Row, add_repository_option, option_parser, start_report
+from benchmarks.lib.repository import ensure_zoo
+from benchmarks.perf_analyzer.cases import CASES, GRPC, HTTP, Case, models, write_files
+from benchmarks.perf_analyzer.modes import MODES, Mode, closed_loop
+from gangway.clients.connection import Connection
+from gangway.zoo import DEFAULT_NAMES
+
+__all__ = ["MODES", "Mode", "Result", "closed_loop", "run_one"]
+
+MODELS = ("mlp", "simple", "mobilenetv2")
+RUN_TIMEOUT_S = 120
+CALL_TIMEOUT_S = 10
+WORST_RATE = 1 / 3  # how far the rate may be from the one that was asked for, as a share of it
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one run ended: throughput and median latency of each level of load. `problem` is empty if all is well."""
+
+    model: str
+    mode: str
+    requests_per_s: tuple[float, ...]
+    p50_ms: tuple[float, ...]
+    problem: str
+
+    def row(self) -> Row:
+        """Return the best throughput and the median latency of the first level."""
+        return {
+            "model": self.model,
+            "mode": self.mode,
+            "result": self.problem or "pass",
+            "levels": len(self.requests_per_s),
+            "best requests/s": max(self.requests_per_s, default=0.0),
+            "p50 ms, first level": self.p50_ms[0] if self.p50_ms else 0.0,
+        }
+
+
+def run_one(
+    url: str, model: str, name: str, mode: Mode, interval_ms: int, metrics_url: str = "", protocol: str = GRPC
+) -> Result:
+    """Run perf_analyzer once.
+
+    It takes three windows of `interval_ms` and asks for no more stability than that: the protocol is on trial here.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder) / "results.csv"
+        windows = ["--measurement-interval", str(interval_ms), "--stability-percentage", "999", "--max-trials", "3"]
+        target = ["-m", model, "-u", url, "-i", protocol, "-f", str(exported)]
+        if mode.metrics:
+            target += ["--collect-metrics", "--metrics-interval", "50", "--verbose-csv"]
+            target += ["--metrics-url", metrics_url.removeprefix("http://")]
+        done = subprocess.run(
+            [str(BINARY), *target, *mode.flags, *windows],
+            env=perf_analyzer_environment(),
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+        )
+        levels = _read_levels(exported)
+    problem = _problem(done, levels, mode)
+    rates = tuple(float(level["Inferences/Second"]) for level in levels)
+    return Result(model, name, rates, tuple(float(level["p50 latency"]) / 1000 for level in levels), problem)
+
+
+def run_all(url: str, models: Sequence[str], modes: Sequence[str], interval_ms: int, metrics_url: str) -> list[Result]:
+    """Run every mode on every model, one after the other."""
+    return [run_one(url, model, mode, MODES[mode], interval_ms, metrics_url) for model in models for mode in modes]
+
+
+def run_cases(urls: Mapping[str, str], names: Sequence[str], interval_ms: int) -> list[Result]:
+    """Run the cases, one after the other. `urls`: of both protocols."""
+    with tempfile.TemporaryDirectory() as name, Connection(urls[GRPC], CALL_TIMEOUT_S) as connection:
+        folder = Path(name)
+        write_files(folder)
+        return [_run_case(connection, urls, folder, name, CASES[name], interval_ms) for name in names]
+
+
+def _run_case(
+    connection: Connection, urls: Mapping[str, str], folder: Path, name: str, case: Case, interval_ms: int
+) -> Result:
+    """Run a case; the server itself must have answered something, and have refused nothing."""
+    flags = tuple(flag.format(folder=folder) for flag in case.mode.flags)
+    before = _counts(connection, case.model)
+    mode = replace(case.mode, flags=flags)
+    result = run_one(urls[case.protocol], case.model, name, mode, interval_ms, protocol=case.protocol)
+    answered, failed = (after - b for after, b in zip(_counts(connection, case.model), before, strict=True))
+    problem = result.problem
+    if not problem and (failed or not answered):
+        problem = f"the server counts {answered} answers and {failed} failures"
+    if not problem and case.per_s and abs(max(result.requests_per_s) / case.per_s - 1) > WORST_RATE:
+        problem = f"{max(result.requests_per_s):.0f} requests/s, {case.per_s:.0f} were asked for"
+    return replace(result, problem=problem)
+
+
+def _counts(connection: Connection, model: str) -> tuple[int, int]:
+    """Return how many requests for a model succeeded and failed so far."""
+    (statistics,) = connection.model_statistics(model).model_stats
+    return statistics.inference_stats.success.count, statistics.inference_stats.fail.count
+
+
+def _read_levels(exported: Path) -> list[dict[str, str]]:
+    """Return a row per level of load; perf_analyzer writes them sorted by throughput, they come back sorted by load."""
+    if not exported.exists():
+        return []
+    with exported.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("Inferences/Second")]
+    return sorted(rows, key=lambda row: float(next(iter(row.values()))))
+
+
+def _problem(done: "subprocess.CompletedProcess[str]", levels: Sequence[dict[str, str]], mode: Mode) -> str:
+    said = (done.stdout + done.stderr).strip().splitlines()
+    if done.returncode != 0:
+        return f"exit status {done.returncode}: {said[-1] if said else 'it said nothing'}"
+    if complaints := [line for line in said if "error" in line.lower() or "failed" in line.lower()]:
+        return complaints[0].strip()
+    enough = len(levels) > 0 if mode.searches else len(levels) == mode.levels
+    if not enough or any(float(level["Inferences/Second"]) <= 0 for level in levels):
+        return f"{len(levels)} levels of load instead of {mode.levels}, or no throughput"
+    return ""
+
+
+def report_results(report: Report, title: str, results: Sequence[Result]) -> None:
+    """Print a row for each run; the target is that none has a problem."""
+    report.table(title, [result.row() for result in results])
+    report.target(f"{title}: runs with a problem", sum(bool(result.problem) for result in results), 0)
+
+
+def main() -> int:
+    """Run the benchmark; return 1 when a run has a problem."""
+    parser = option_parser(__doc__ or "")
+    add_repository_option(parser)
+    parser.add_argument("--url", metavar="HOST:PORT", help="a server that runs already (default: start one)")
+    parser.add_argument("--http-url", default="localhost:8000", metavar="HOST:PORT", help="of that server's HTTP")
+    parser.add_argument(
+        "--metrics-url", default="localhost:8002/metrics", metavar="URL", help="of that server's metrics"
+    )
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME", help="models to ask in each mode")
+    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES), help="modes of perf_analyzer")
+    parser.add_argument(
+        "--cases", nargs="*", default=list(CASES), choices=list(CASES), metavar="NAME", help="calls with other flags"
+    )
+    parser.add_argument("--interval-ms", type=int, default=500, help="length of a measurement window")
+    options = parser.parse_args()
+    report = start_report("perf_analyzer, the real one")
+    fetch()
+
+    def run(urls: Mapping[str, str], metrics_url: str) -> None:
+        modes = run_all(urls[GRPC], options.models, options.modes, options.interval_ms, metrics_url)
+        report_results(report, "perf_analyzer over gRPC", modes)
+        report_results(report, "its other flags", run_cases(urls, options.cases, options.interval_ms))
+
+    if options.url:
+        run({GRPC: options.url, HTTP: options.http_url}, options.metrics_url)
+    else:
+        repository = ensure_zoo(options.repository, sorted({*DEFAULT_NAMES, *models()}))
+        with tempfile.TemporaryDirectory() as folder:
+            traced = f"--trace-config=triton,file={folder}/traces.json"  # for the cases that ask for traces
+            with live_server(repository, [traced]) as server:
+                run({GRPC: server.url, HTTP: server.http_url}, server.metrics_url)
+    return report.finish(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

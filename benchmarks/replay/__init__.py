@@ -1,0 +1,1 @@
+"""One trace live and simulated: `python -m benchmarks.replay`."""

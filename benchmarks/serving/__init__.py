@@ -1,0 +1,1 @@
+"""Models under latency targets beside Triton: `python -m benchmarks.serving`."""

@@ -1,0 +1,90 @@
+"""The servers that `benchmarks.serving` compares: `gangway serve` under a policy, and Triton, behind one interface."""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf import text_format
+
+from benchmarks.lib.live_server import live_server
+from benchmarks.lib.load import is_right, raw_channel, raw_infer
+from benchmarks.lib.processes import cpu_ns, descendants_of
+from benchmarks.lib.reference import Example
+from benchmarks.lib.repository import onnx_file
+from benchmarks.peers.triton_server import CONFIGURATIONS, triton_server
+from gangway.protos import model_config_pb2 as mc
+
+QOS_PARAMETER = "qos_ms"
+WARM_UP_QUERIES = 3
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that answers at `url`; `root_pid` is the process that all of its others descend from."""
+
+    url: str
+    root_pid: int
+
+    def cpu_s(self) -> float:
+        """Return the processor time that its processes have taken so far."""
+        return sum(cpu_ns(pid) for pid in (self.root_pid, *descendants_of(self.root_pid))) / 1e9
+
+
+@contextmanager
+def serving(name: str, source: Path, targets_ms: Mapping[str, float | None]) -> Iterator[Served]:
+    """Serve models of a repository by one of CONFIGURATIONS, or by Gangway under the policy of this name.
+
+    `targets_ms`: the latency target of each model; None: best effort. Triton has no such thing. Raises RuntimeError
+    when the server does not start, FetchError when there is no Triton.
+    """
+    if name in CONFIGURATIONS:
+        with triton_server(source, list(targets_ms), CONFIGURATIONS[name]) as triton:
+            yield Served(triton.url, triton.process.pid)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_repository(Path(folder), source, targets_ms)
+        with live_server(Path(folder), [f"--scheduler={name}"]) as gangway:
+            yield Served(gangway.url, gangway.process.pid)
+
+
+def write_repository(
+    folder: Path, source: Path, targets_ms: Mapping[str, float | None], max_batch_size: int | None = None
+) -> None:
+    """Write a repository of Gangway's that links to models of another one and has these targets.
+
+    `max_batch_size`: of each model; None: as it is.
+    """
+    for name, target_ms in targets_ms.items():
+        config = text_format.Parse((source / name / "config.pbtxt").read_text(), mc.ModelConfig())
+        config.parameters.pop(QOS_PARAMETER, None)
+        if target_ms is not None:
+            config.parameters[QOS_PARAMETER].string_value = f"{target_ms:.3f}"
+        if max_batch_size is not None:
+            config.max_batch_size = max_batch_size
+        (folder / name).mkdir()
+        (folder / name / "config.pbtxt").write_text(text_format.MessageToString(config))
+        (folder / name / "1").symlink_to(onnx_file(source, name).parent.resolve())
+
+
+def warm_up(url: str, examples: Mapping[str, Example]) -> None:
+    """Ask each model a few times. Raises RuntimeError for an answer that is not onnxruntime's."""
+    with raw_channel(url) as channel:
+        infer = raw_infer(channel)
+        for name, example in examples.items():
+            for _ in range(WARM_UP_QUERIES):
+                if not is_right(infer(example.request, timeout=TIMEOUT_S), example.outputs):
+                    raise RuntimeError(f"{url} answers {name} wrongly: nothing is measured")
+
+
+def known_servers(policies: Sequence[str], triton: Sequence[str]) -> list[str]:
+    """Return names for `serving`: Gangway's policies, then configurations of Triton such as "1x2".
+
+    Raises ValueError for a configuration that there is not.
+    """
+    names = [f"triton {one}" for one in triton]
+    if unknown := [name for name in names if name not in CONFIGURATIONS]:
+        raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(CONFIGURATIONS)}")
+    return [*policies, *names]
