@@ -31,8 +31,8 @@ from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Snapshot
 from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
 from gangway.scheduler.waiting import WaitingQueries
-from gangway.simulator.batches import Batching
-from gangway.simulator.engine import simulate
+from gangway.simulator.batching import Batching
+from gangway.simulator.loop import simulate
 from gangway.simulator.runs import TARGET, Goal, one_core_rate, search_rate
 from gangway.simulator.scenario import SHARED_CORES, SPARE_CORES, Requests, Scenario, make_scenario
 from gangway.workload.arrivals import poisson_for

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from benchmarks.lib.report import Row, option_parser, start_report
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
 from gangway.scheduler.policy import Decision, Policy, Query, Snapshot
-from gangway.simulator.engine import simulate
+from gangway.simulator.loop import simulate
 from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.arrivals import poisson
 from gangway.workload.mix import Mix, MixModel, capacity_per_s, read_mix

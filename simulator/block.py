@@ -1,4 +1,4 @@
-"""A layer block on its gang, as the simulator keeps it: where it is, and when something will happen to it."""
+"""A layer block on its gang: how far it is, and when it reaches its target."""
 
 from bisect import bisect_right
 from enum import IntEnum
@@ -8,28 +8,28 @@ from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.timeline import ALONE, Place
 
 
-class Goal(IntEnum):
-    """What a block does when it has reached its target."""
+class Control(IntEnum):
+    """What a block is told to do, as in `executor/leases.py`; a smaller gang is one of the things."""
 
-    END = 0
-    STOP = 1  # at a layer boundary
+    RUN = 0  # up to its end layer
+    STOP = 1  # at the next layer boundary
     STOP_NOW = 2  # inside a layer
-    SHRINK = 3
+    SHRINK = 3  # at the next layer boundary
 
 
 class Block:
-    """Its progress is a point of a time table (`cores.py`): `offset_us` at time `since_us`, `scale` times as slow.
+    """Its progress is a point of a time table (`machine.py`): `offset_us` at time `since_us`, `scale` times as slow.
 
     `since_us` may lie in the future: until then nothing proceeds (dispatching, ranks that are on their way).
     """
 
     __slots__ = (
         "begin",
+        "control",
         "cores",
         "demand",
         "due_us",
         "end_layer",
-        "goal",
         "held_layer",
         "held_us",
         "keep",
@@ -53,26 +53,26 @@ class Block:
         self, query: Query, model: ModelProfile, end_layer: int, cores: tuple[int, ...], versions: tuple[int, ...]
     ) -> None:
         self.query = query
-        self.place: Place = ALONE  # which part of which batch it is, for who looks on
+        self.place: Place = ALONE  # which part of which batch it is, for timelines
         self.model = model
         self.begin = query.next_layer
         self.end_layer = end_layer
         self.target = end_layer
-        self.goal = Goal.END
+        self.control = Control.RUN
         self.cores = cores
-        self.keep = 0  # so many cores stay after a shrink
+        self.keep = 0  # number of cores that stay after a shrink
         self.versions = versions
         self.scale = 1.0
         self.started_us = 0.0
-        self.held_us = 0.0  # since when it has had the cores that it has,
-        self.held_layer = query.next_layer  # and where it was then
+        self.held_us = 0.0  # since when it has had its present cores,
+        self.held_layer = query.next_layer  # and in which layer it was then
         self.since_us = 0.0
         self.offset_us = 0.0
         self.due_us = 0.0
         self.table: list[float] = []
-        self.steps = 0  # of the interference level that it sees
+        self.steps = 0  # interference level that it sees, in steps of the machine's
         self.demand = 0.0
-        self.token = 0  # of its event that counts; older ones are void
+        self.token = 0  # number of its valid event; older ones are void
         self.view: RunningBlock | None = None
         self.view_until_us = 0.0
 
@@ -130,7 +130,7 @@ class Block:
             self.started_us,
             layer,
             self.since_us + (self.table[layer] - self.offset_us) * self.scale,
-            self.goal is not Goal.END,
+            self.control is not Control.RUN,
             self.versions,
         )
         self.view_until_us = self.reach_us(layer + 1)

@@ -13,10 +13,9 @@ from rich.progress import SpinnerColumn
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, POLICIES, make_policy
-from gangway.simulator.batches import Batching
-from gangway.simulator.engine import ContractError
-from gangway.simulator.observers import Recorder
-from gangway.simulator.report import counters_table, draw, file_stem, table, write_csv, write_probes
+from gangway.simulator.batching import Batching
+from gangway.simulator.loop import ContractError
+from gangway.simulator.report import Recorder, counters_table, draw, file_stem, table, write_csv, write_probes
 from gangway.simulator.runs import Goal, PolicyRun, run_policy, search_rate
 from gangway.simulator.scenario import OVERHEADS, Requests, Scenario, make_scenario, read_models
 from gangway.workload.mix import parse_mix, read_mix

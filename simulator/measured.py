@@ -1,16 +1,25 @@
-"""What the simulator keeps of a measured model: every version for one row, the first one for batches, too.
+"""Measured models in small files: every version for one row, the first one for batches, too.
 
-Small files (some 10 to 40 KB), so that those of the mixes' models can lie in the repository. Made by
-`python -m gangway.simulator.pack` from profiles and their artifacts.
+The simulator's own models lie in the repository, some 10 to 40 KB each. `python -m gangway.simulator.measured PROFILE
+...` writes them. Each PROFILE is a file of `gangway profile` in the cache's folder, beside whose artifact it lies.
+
+Of several profiles of one artifact each time is the smallest: each is a median, and what else the machine did only adds
+to it. Slopes are of the profile with the strongest interference, of those whose levels rise with the load. Where they
+do not rise, the load of something else was measured.
 """
 
+import argparse
 import json
 import math
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.codec import decode_record
+from gangway.artifact.files import write_whole
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import Profile, ProfileError, read_profile
 from gangway.artifact.reader import ArtifactError, read_manifest
@@ -18,6 +27,9 @@ from gangway.artifact.reader import ArtifactError, read_manifest
 FOLDER = Path(__file__).parent / "measured_models"
 BATCH_FOLDER = FOLDER / "batches"
 FORMAT_VERSION = 2
+
+MAX_LEVEL = 1.5  # two cores that share one core's bandwidth make 1; beyond that somebody else was at work
+Grid = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,44 @@ class MeasuredModel:
     kernel_rows: tuple[int, ...]
     kernel_tasks: tuple[int, ...]
     format_version: int = FORMAT_VERSION
+
+
+def read_measured(path: Path) -> MeasuredModel:
+    """Read such a file, or a profile whose artifact lies in the same cache. Raises ProfileError that names the file."""
+    try:
+        content = json.loads(path.read_bytes())
+        is_profile = "machine" in content
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ProfileError(f"{path}: {error}") from error
+    if is_profile:
+        return _of_profile(path)
+    try:
+        model = decode_record(MeasuredModel, json.dumps(_upgraded(content)).encode(), "measured model")
+        _check(model)
+    except (ValueError, RecursionError) as error:
+        raise ProfileError(f"{path}: {error}") from error
+    return model
+
+
+def shipped_models() -> dict[str, Path]:
+    """Return the files that come with the simulator, by model: one row, for the mixes."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.json"))}
+
+
+def batch_models() -> dict[str, Path]:
+    """Return those of models that were measured in batches; on another machine than the others."""
+    return {path.stem: path for path in sorted(BATCH_FOLDER.glob("*.json"))}
+
+
+def one_row(model: MeasuredModel) -> MeasuredModel:
+    """Return a model as if it had been measured with one row only: all its versions, each with its own slope."""
+    return replace(
+        model,
+        batches=(1,),
+        batch_us=tuple(tuple(row[:1] for row in grid) for grid in model.batch_us),
+        isolated_us=tuple(row[:1] for row in model.isolated_us),
+        together_us=tuple(row[:1] for row in model.together_us),
+    )
 
 
 def measured_model(profile: Profile, manifest: Manifest) -> MeasuredModel:
@@ -84,42 +134,55 @@ def encode_measured(model: MeasuredModel) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def read_measured(path: Path) -> MeasuredModel:
-    """Read such a file, or a profile whose artifact lies in the same cache. Raises ProfileError that names the file."""
-    try:
-        content = json.loads(path.read_bytes())
-        is_profile = "machine" in content
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ProfileError(f"{path}: {error}") from error
-    if is_profile:
-        return _of_profile(path)
-    try:
-        model = decode_record(MeasuredModel, json.dumps(_present(content)).encode(), "measured model")
-        _check(model)
-    except (ValueError, RecursionError) as error:
-        raise ProfileError(f"{path}: {error}") from error
-    return model
+def merge(profiles: Sequence[Profile]) -> Profile:
+    """Return the quietest of several profiles of one artifact, layer by layer, for the batches that all of them have.
 
-
-def shipped_models() -> dict[str, Path]:
-    """Return the files that come with the simulator, by model: one row, for the mixes."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.json"))}
-
-
-def batch_models() -> dict[str, Path]:
-    """Return those of models that were measured in batches; on another machine than the others."""
-    return {path.stem: path for path in sorted(BATCH_FOLDER.glob("*.json"))}
-
-
-def one_row(model: MeasuredModel) -> MeasuredModel:
-    """Return a model as if it had been measured with one row only: all its versions, each with its own slope."""
+    Raises ProfileError.
+    """
+    first = profiles[0]
+    if any(
+        (profile.cores, profile.machine.machine_id) != (first.cores, first.machine.machine_id) for profile in profiles
+    ):
+        raise ProfileError(f"profiles of {first.model_name} on different machines or numbers of cores")
+    disturbed = max(profiles, key=_interference)
+    batches = tuple(rows for rows in first.batches if all(rows in profile.batches for profile in profiles))
+    layers = []
+    for index, layer in enumerate(disturbed.layers):
+        grids = [profile.layers[index].latency_us for profile in profiles]
+        latency_us = tuple(_minimum([grid[version] for grid in grids]) for version in range(len(layer.latency_us)))
+        layers.append(replace(layer, latency_us=latency_us))
     return replace(
-        model,
-        batches=(1,),
-        batch_us=tuple(tuple(row[:1] for row in grid) for grid in model.batch_us),
-        isolated_us=tuple(row[:1] for row in model.isolated_us),
-        together_us=tuple(row[:1] for row in model.together_us),
+        disturbed,
+        layers=tuple(layers),
+        batches=batches,
+        isolated_us=_minimum([profile.isolated_us for profile in profiles]),
+        together_us=_minimum([profile.together_us for profile in profiles]),
     )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, or 1 for a file that cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m gangway.simulator.measured", description=__doc__)
+    parser.add_argument("profiles", nargs="+", type=Path, metavar="PROFILE", help="files of `gangway profile`")
+    parser.add_argument("-o", "--output", type=Path, default=FOLDER, metavar="DIR", help="where to write (the room's)")
+    add_cache_dir(parser)
+    options = parser.parse_args(argv)
+    try:
+        by_key: dict[str, list[Profile]] = {}
+        for path in options.profiles:
+            profile = read_profile(path)
+            by_key.setdefault(profile.key, []).append(profile)
+        for key, profiles in by_key.items():
+            merged = merge(profiles)
+            model = measured_model(merged, read_manifest(options.cache_dir / key))
+            target = options.output / f"{merged.model_name}.json"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(target, encode_measured(model))
+            print(f"{target}: {len(merged.layers)} layers, of {len(profiles)} profiles")
+    except (ProfileError, ArtifactError, OSError) as error:
+        print(f"measured: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _of_profile(path: Path) -> MeasuredModel:
@@ -134,7 +197,7 @@ def _of_profile(path: Path) -> MeasuredModel:
     return measured_model(profile, manifest)
 
 
-def _present(content: Any) -> Any:
+def _upgraded(content: Any) -> Any:
     """Return the content of a file of version 1, which has one row only, as that of one of the present version."""
     if not isinstance(content, dict) or content.get("format_version") != 1:
         return content
@@ -191,3 +254,22 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_rounded(entry) for entry in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _minimum(grids: Sequence[Grid]) -> Grid:
+    """Return the smallest time of each place that all grids have: batches are the first powers of two."""
+    return tuple(tuple(min(times_us) for times_us in zip(*rows, strict=False)) for rows in zip(*grids, strict=True))
+
+
+def _interference(profile: Profile) -> tuple[bool, float]:
+    """Return whether levels rise with the load, and how high they are."""
+    kinds = {point.kind for point in profile.interference}
+    rising = True
+    for kind in kinds:
+        levels = [p.level for p in sorted(profile.interference, key=lambda p: p.share) if p.kind == kind]
+        rising &= levels == sorted(levels) and levels[-1] < MAX_LEVEL
+    return rising, sum(point.level**2 for point in profile.interference)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

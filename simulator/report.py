@@ -1,13 +1,18 @@
-"""Tables, CSV files and pictures of simulated policies."""
+"""What a simulation writes: tables, CSV files and pictures of policies, timelines of cores, reasons of decisions."""
 
 import csv
 import itertools
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import TracebackType
 
 from rich.table import Table
 
+from gangway.scheduler.policy import Decision, Reject, Resize, Start, StartOver, Stop, Wake
+from gangway.scheduler.timeline import Stretch, TimelineWriter
+from gangway.simulator.block import Block
+from gangway.simulator.machine import Observer
 from gangway.simulator.results import Counters
 from gangway.simulator.runs import TARGET, PolicyRun
 from gangway.workload.outcomes import Row
@@ -109,3 +114,56 @@ def _cells(row: Row, missing: str) -> Sequence[str]:
         missing if row.over_isolated is None else f"{row.over_isolated:.3g}",
         errors,
     )
+
+
+class Recorder(Observer):
+    """Writes what it is told to files; a context manager. Raises OSError."""
+
+    def __init__(self, cores: int, timeline: Path | None, decisions: Path | None, title: str) -> None:
+        self._timeline = TimelineWriter(timeline, cores, title=title) if timeline else None
+        self._file = decisions.open("w", newline="") if decisions else None
+        self._rows = csv.writer(self._file) if self._file else None
+        if self._rows:
+            self._rows.writerow(("time_us", "decision", "query", "end_layer", "cores", "wanted", "versions", "reason"))
+
+    def ran(self, block: Block, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
+        """Write a stretch for each core."""
+        if self._timeline:
+            versions = block.versions[begin_layer - block.begin : end_layer - block.begin]
+            number, name, place = block.query.query_id, block.model.name, block.place
+            stretch = Stretch(0, begin_us, end_us, number, name, begin_layer, end_layer, 0, 0, versions, place)
+            self._timeline.add_block(stretch, block.cores)
+
+    def decided(self, now_us: float, decision: Decision) -> None:
+        """Write a row."""
+        if self._rows:
+            self._rows.writerow((f"{now_us:.3f}", type(decision).__name__, *_fields(decision)))
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timeline:
+            self._timeline.close()
+        if self._file:
+            self._file.close()
+
+
+def _fields(decision: Decision) -> Sequence[object]:
+    match decision:
+        case Start(query_id, end_layer, cores, versions, wanted, reason):
+            return query_id, end_layer, _text(cores), wanted, _text(versions), reason
+        case Stop(query_id, at_once, reason):
+            return query_id, "", "", "", "", f"at once {reason}" if at_once else reason
+        case Resize(query_id, cores, reason):
+            return query_id, "", _text(cores), "", "", reason
+        case Reject(query_id, reason) | StartOver(query_id, reason):
+            return query_id, "", "", "", "", reason
+        case Wake(at_us):
+            return "", "", "", "", "", f"at {at_us:.3f}"
+
+
+def _text(numbers: Sequence[int]) -> str:
+    return " ".join(map(str, numbers))

@@ -1,4 +1,4 @@
-"""What a simulation yields."""
+"""What a simulation yields, and the recorder that collects it request by request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,9 +57,6 @@ class Result:
     counters: Counters
     end_us: float  # when the last query was answered
     gave_up: bool = False
-
-
-# What becomes of each request of a simulation.
 
 
 class ResultRecorder:

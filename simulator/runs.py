@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 from gangway.scheduler.policies.registry import make_policy
-from gangway.simulator.cores import Observer
-from gangway.simulator.engine import simulate
+from gangway.simulator.loop import simulate
+from gangway.simulator.machine import Observer
 from gangway.simulator.results import Limits, Result
 from gangway.simulator.scenario import Scenario
 from gangway.workload.outcomes import Summary, summarise

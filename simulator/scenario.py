@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gangway.artifact.profile import ProfileError
 from gangway.scheduler.profiles import ModelProfile
-from gangway.simulator.batches import Batching
+from gangway.simulator.batching import Batching
 from gangway.simulator.machine import NO_OVERHEADS, Machine, Overheads
 from gangway.simulator.measured import MeasuredModel, batch_models, read_measured, shipped_models
 from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.papers.figures import FigureRequest
 from gangway.artifact.console import Console
 from gangway.artifact.profile import ProfileError
-from gangway.simulator.engine import ContractError
+from gangway.simulator.loop import ContractError
 from gangway.simulator.scenario import read_models
 from gangway.workload.qos import WorkloadError
 

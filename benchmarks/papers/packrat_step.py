@@ -15,8 +15,8 @@ from benchmarks.papers.packrat_splits import CHANGE_GAIN, CHANGE_S, CHANGE_SLOWD
 from gangway.scheduler.batching.planner import split_table
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.profiles import ModelProfile
-from gangway.simulator.batches import Batching
-from gangway.simulator.engine import simulate
+from gangway.simulator.batching import Batching
+from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine
 from gangway.simulator.measured import MeasuredModel, batch_models, read_measured
 from gangway.simulator.scaling import scale_model

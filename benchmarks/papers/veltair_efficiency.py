@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
 from benchmarks.papers.veltair_numbers import CORE_USE_GAP
 from gangway.simulator.block import Block
-from gangway.simulator.cores import Observer
+from gangway.simulator.machine import Observer
 from gangway.simulator.runs import Goal, run_policy, search_rate
 from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.mix import read_mix

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.papers.figures import COLOURS, Csv, FigureRequest, new_figure, save
 from benchmarks.papers.veltair_numbers import CONFLICT_RATE, LATENCY_MS
 from gangway.scheduler.policies.registry import make_policy
-from gangway.simulator.engine import simulate
+from gangway.simulator.loop import simulate
 from gangway.simulator.scenario import Scenario, make_scenario
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.mix import Mix, MixModel

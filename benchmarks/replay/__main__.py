@@ -24,7 +24,7 @@ from gangway.artifact.profile import LayerProfile, Machine, Profile, whole_machi
 from gangway.clients.connection import Connection
 from gangway.scheduler.policies.registry import DEFAULT_POLICY, make_policy
 from gangway.scheduler.profiles import ModelProfile
-from gangway.simulator.engine import simulate
+from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine as SimulatedMachine
 from gangway.simulator.machine import Overheads
 from gangway.simulator.measured import MeasuredModel, read_measured, shipped_models

@@ -8,7 +8,7 @@ import pytest
 from gangway.scheduler.policy import Decision, Policy, Snapshot
 from gangway.scheduler.profiles import ModelProfile
 from gangway.simulator.block import Block
-from gangway.simulator.cores import Observer
+from gangway.simulator.machine import Observer
 from gangway.simulator.measured import MeasuredModel
 from gangway.workload.arrivals import Arrivals
 

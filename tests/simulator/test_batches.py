@@ -10,8 +10,8 @@ import pytest
 from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.profiles import ModelProfile
-from gangway.simulator.batches import Batching
-from gangway.simulator.engine import simulate
+from gangway.simulator.batching import Batching
+from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine, Overheads
 from gangway.simulator.results import REFUSED
 from gangway.workload.arrivals import Arrivals

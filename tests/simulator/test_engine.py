@@ -6,7 +6,7 @@ import pytest
 
 from gangway.scheduler.policies.registry import make_policy
 from gangway.scheduler.policy import Reject, Resize, Start, StartOver, Stop, Wake
-from gangway.simulator.engine import ContractError, simulate
+from gangway.simulator.loop import ContractError, simulate
 from gangway.simulator.machine import Machine, Overheads
 from gangway.simulator.results import REFUSED, UNFINISHED, Limits
 from tests.simulator.conftest import Scripted, profile, trace

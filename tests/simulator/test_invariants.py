@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gangway.scheduler.policies.registry import POLICIES, make_policy
-from gangway.simulator.engine import simulate
+from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine, Overheads
 from gangway.workload.arrivals import Arrivals
 from tests.simulator.conftest import Ledger, profile

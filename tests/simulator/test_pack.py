@@ -6,8 +6,7 @@ import pytest
 
 from gangway.artifact.profile import InterferencePoint, LayerProfile, Machine, Profile, ProfileError, write_profile
 from gangway.artifact.reader import read_manifest
-from gangway.simulator.measured import measured_model, read_measured, shipped_models
-from gangway.simulator.pack import main, merge
+from gangway.simulator.measured import main, measured_model, merge, read_measured, shipped_models
 
 
 def profile_of(key, layers, factor=1.0, levels=(0.1, 0.3, 0.6), batches=(1,)):

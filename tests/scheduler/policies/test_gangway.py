@@ -12,7 +12,7 @@ from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snap
 from gangway.scheduler.policy_config import DEFAULT
 from gangway.scheduler.prediction import Work
 from gangway.scheduler.profiles import ModelProfile
-from gangway.simulator.engine import simulate
+from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine
 from gangway.simulator.results import Result
 from gangway.workload.arrivals import poisson

@@ -8,7 +8,7 @@ from gangway.scheduler.policies.gangway import Gangway
 from gangway.scheduler.policies.gangway_order import candidates
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, Stop
 from gangway.scheduler.policy_config import DEFAULT, SWITCH_US
-from gangway.simulator.engine import simulate
+from gangway.simulator.loop import simulate
 from gangway.simulator.machine import Machine
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel

@@ -1,8 +1,9 @@
-"""The discrete-event driver: the live policies on a virtual clock. `docs/explanation/simulator.md` explains it.
+"""The scheduler's loop on a virtual clock: a discrete-event simulation of the live policies.
 
-Events are arrivals, what happens to running blocks (`cores.py`), and times that the policy, the former of batches or a
-queue policy asked for. Between events everything proceeds as time tables say, so a block of a hundred layers is one
-event. A *request* arrives and is answered; what waits and runs is a *query*, a request or a unit of a batch.
+`docs/explanation/simulator.md` explains it. Events are arrivals, what happens to running blocks (`machine.py`), and
+times that the policy, the former of batches or a queue policy asked for. Between events everything proceeds as time
+tables say, so a block of a hundred layers is one event. A *request* arrives and is answered. What waits and runs is a
+*query*: a request or a unit of a batch.
 """
 
 import heapq
@@ -17,9 +18,8 @@ from gangway.scheduler.gangs import lease_count
 from gangway.scheduler.policy import Decision, Policy, Query, Reject, Resize, Snapshot, Start, StartOver, Stop, Wake
 from gangway.scheduler.profiles import ModelProfile
 from gangway.scheduler.waiting import Timers, WaitingQueries
-from gangway.simulator.batches import Batches, Batching, Singles
-from gangway.simulator.cores import NEVER, Ended, Observer, SimulatedCores
-from gangway.simulator.machine import Machine
+from gangway.simulator.batching import Batches, Batching, Singles
+from gangway.simulator.machine import NEVER, Ended, Machine, Observer, SimulatedCores
 from gangway.simulator.results import Counters, Limits, Result, ResultRecorder
 from gangway.workload.arrivals import Arrivals
 
@@ -73,13 +73,13 @@ class Simulation:
         self._machine = machine
         self._observer = observer
         self._counters = Counters()
-        self._book = ResultRecorder(models, arrivals, limits)
+        self._results = ResultRecorder(models, arrivals, limits)
         self._requests: Singles = Singles()
         if batching is not None and policy.batches:
             if arrivals.rows is not None and (most := int(arrivals.rows.max())) > batching.max_rows:
                 raise ValueError(f"a request of {most} rows, where batches have {batching.max_rows} at most")
             self._requests = Batches(batching, models, machine.cores, len(arrivals), self._counters)
-        self._floor = SimulatedCores(machine, self._counters, observer)
+        self._cores = SimulatedCores(machine, self._counters, observer)
         self._waiting = WaitingQueries()
         self._fractions: dict[int, float] = {}  # of the layer in which a query was stopped at once
         self._leases = machine.leases or lease_count(machine.cores)
@@ -92,13 +92,13 @@ class Simulation:
 
     def run(self) -> Result:
         """Return what became of each request."""
-        stream, floor, waiting, book = self._stream(), self._floor, self._waiting, self._book
+        stream, cores, waiting, results = self._stream(), self._cores, self._waiting, self._results
         arrival = next(stream, None)
-        while (arrival is not None or self._received or floor.running or waiting) and not book.gave_up:
+        while (arrival is not None or self._received or cores.running or waiting) and not results.gave_up:
             arrival_us = arrival[0] if arrival is not None else NEVER
             watch_us = self._watch_us()
             received_us = self._received[0][0] if self._received else NEVER
-            now_us = min(arrival_us, received_us, floor.next_us, self._wake_us, self._form_us, watch_us)
+            now_us = min(arrival_us, received_us, cores.next_us, self._wake_us, self._form_us, watch_us)
             if now_us == NEVER:
                 raise ContractError(f"{self._policy.name} leaves {len(waiting)} queries waiting on idle cores")
             self._now_us = now_us
@@ -106,7 +106,7 @@ class Simulation:
             if self._wake_us <= now_us:
                 happened = True
                 self._wake_us = NEVER
-            ended = floor.advance(now_us)
+            ended = cores.advance(now_us)
             if ended is not None:
                 happened = True
                 for each in ended:
@@ -121,8 +121,8 @@ class Simulation:
                 self._refuse_late()
             if happened:
                 self._decide()
-                floor.share_interference(now_us)
-        return book.result(self._counters, self._now_us)
+                cores.share_interference(now_us)
+        return results.result(self._counters, self._now_us)
 
     # -- requests
 
@@ -140,7 +140,7 @@ class Simulation:
         """Front end and client work on a request. On a core that a gang uses they have half of it, as the gang has."""
         overheads = self._machine.overheads
         delay_us = overheads.submit_us
-        if overheads.stolen_us and self._floor.steal(arrival_us, overheads.stolen_us):
+        if overheads.stolen_us and self._cores.steal(arrival_us, overheads.stolen_us):
             delay_us += overheads.stolen_us
         heapq.heappush(self._received, (arrival_us + delay_us, number, arrival_us, model_id, rows))
 
@@ -154,7 +154,7 @@ class Simulation:
         self._waiting.add(request)
         if model.rejects_late and not self._watch(request, ((request, None),)):
             self._discard(self._waiting.take(number))
-        self._book.waiting(len(self._waiting))
+        self._results.waiting(len(self._waiting))
 
     def _ended(self, ended: Ended) -> None:
         """A block has left: its query is done, or waits again."""
@@ -185,10 +185,10 @@ class Simulation:
             self._dropped.discard(request.query_id)
             if complete:
                 answered_us = self._now_us - overheads.leave_us + overheads.answer_us
-                self._book.answered(request, answered_us)
+                self._results.answered(request, answered_us)
                 self._policy.finished(request, answered_us)
             else:
-                self._book.refused(request, self._now_us + overheads.answer_us)
+                self._results.refused(request, self._now_us + overheads.answer_us)
 
     # -- those that are refused when they are late
 
@@ -203,7 +203,7 @@ class Simulation:
         Waiting ones end now, running ones at the next layer boundary.
         """
         for number in self._late_watch.due(self._now_us):
-            if not self._book.is_open(number) or number in self._dropped:
+            if not self._results.is_open(number) or number in self._dropped:
                 continue
             places = [self._place(query_id) for query_id in self._requests.queries(number)]
             request = next(each for each in self._requests.members(places[0][0]) if each.query_id == number)
@@ -216,11 +216,11 @@ class Simulation:
                 if layer is None:
                     self._discard(self._waiting.take(query.query_id))
                 else:
-                    self._floor.stop(self._now_us, Stop(query.query_id))
+                    self._cores.stop(self._now_us, Stop(query.query_id))
 
     def _place(self, query_id: int) -> tuple[Query, int | None]:
         """Return a query and the layer it is in, None for one that waits."""
-        block = self._floor.running.get(query_id)
+        block = self._cores.running.get(query_id)
         return (self._waiting.find(query_id), None) if block is None else (block.query, block.see(self._now_us).layer)
 
     def _nobody_waits_for(self, query: Query) -> bool:
@@ -243,8 +243,8 @@ class Simulation:
     # -- decisions
 
     def _decide(self) -> None:
-        floor = self._floor
-        running, free_cores = floor.view.at(self._now_us), floor.free.all()
+        cores = self._cores
+        running, free_cores = cores.view.at(self._now_us), cores.free.all()
         waiting = self._requests.form(self._waiting, self._now_us, len(free_cores), running)
         self._form_us = NEVER if self._requests.wake_us is None else self._requests.wake_us
         if self._form_us <= self._now_us:
@@ -258,7 +258,7 @@ class Simulation:
             free_cores,
             self._machine.cores,
             self._models,
-            floor.level,
+            cores.level,
             self._leases,
             self._machine.overheads.answer_us,
         )
@@ -277,9 +277,9 @@ class Simulation:
             case Start():
                 self._start(decision)
             case Stop():
-                self._floor.stop(self._now_us, decision)
+                self._cores.stop(self._now_us, decision)
             case Resize():
-                self._floor.resize(self._now_us, decision)
+                self._cores.resize(self._now_us, decision)
             case Reject(query_id):
                 self._requests.begin(query_id, self._waiting)
                 self._discard(self._waiting.take(query_id))
@@ -304,9 +304,9 @@ class Simulation:
             return
         fraction = self._fractions.pop(query.query_id, 0.0) if query.started else 0.0
         place = self._requests.place(query)
-        self._floor.start(self._now_us, query, place, self._models[query.model_id], start, fraction)
+        self._cores.start(self._now_us, query, place, self._models[query.model_id], start, fraction)
         self._waiting.take(start.query_id)
         if not query.started:
             self._leases -= 1
             for request in self._requests.members(query):
-                self._book.started(request, self._now_us)
+                self._results.started(request, self._now_us)
