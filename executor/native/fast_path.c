@@ -5,7 +5,7 @@
 #include "slot.h"
 #include "wait.h"
 
-/* -- those that have ended */
+/* -- completions */
 
 static struct worker_slot *worker_slot_of(struct fast_worker *worker, uint32_t count, const struct message *left) {
     for (uint32_t i = 0; i < count; i++) {
@@ -24,7 +24,7 @@ static void complete(struct fast_path *path, struct worker_slot *place, const st
     place->taken = false;
 }
 
-/* False: there is a message for somebody else. */
+/* False: there is a message for the caller. */
 static bool read_completions(struct fast_path *path, struct fast_worker *worker) {
     const struct message *message;
     while ((message = ring_peek(worker->completions))) {
@@ -37,9 +37,9 @@ static bool read_completions(struct fast_path *path, struct fast_worker *worker)
     return true;
 }
 
-/* -- those that come */
+/* -- requests */
 
-/* A free slot of the worker, unless what it has to do already takes `limit_us`. */
+/* A free slot of the worker, unless its queries already take `limit_us`. */
 static struct worker_slot *free_worker_slot(struct fast_path *path, struct fast_worker *worker, uint32_t limit_us) {
     struct worker_slot *found = NULL;
     uint32_t busy_us = 0;
@@ -52,7 +52,7 @@ static struct worker_slot *free_worker_slot(struct fast_path *path, struct fast_
     return busy_us < limit_us && ring_pending(worker->commands) < worker->commands->capacity ? found : NULL;
 }
 
-/* On the first worker that has nothing to do; else on the first one that has little. */
+/* A slot of the first idle worker; else of the first one with less than QUEUED_US to do. */
 static struct worker_slot *find_worker_slot(struct fast_path *path, struct fast_worker **at) {
     static const uint32_t limits_us[] = {1, QUEUED_US};
     for (uint32_t round = 0; round < 2; round++) {
@@ -91,18 +91,18 @@ static void begin(struct fast_path *path, struct fast_worker *worker, struct wor
     place->request.lease_generation = lease_initialise(&path->leases[place->lease], &spec);
     place->request.begun_ns = now_ns();
     struct message run = {.gang = {.kind = MESSAGE_RUN, .lease = place->lease, .generation = place->request.lease_generation}};
-    ring_send(worker->commands, &run); /* it has room: see free_worker slot */
+    ring_send(worker->commands, &run); /* it has room: see free_worker_slot */
     bell_ring(worker->bell);
 }
 
-/* False: the message is for somebody else. */
+/* False: the message is for the caller. */
 static bool receive(struct fast_path *path, uint32_t front_end, const struct message *message) {
     const struct slot_table *table = &path->tables[front_end];
     if (message->kind != MESSAGE_SUBMIT || message->request.slot >= table->count) return false;
     struct slot *slot = &table->slots[message->request.slot];
     uint64_t word = atomic_load(&slot->word);
     uint32_t generation = message->request.generation;
-    if (slot_state(word) != SLOT_SUBMITTED || slot_generation(word) != generation) return true; /* stale, or a double */
+    if (slot_state(word) != SLOT_SUBMITTED || slot_generation(word) != generation) return true; /* stale, or a duplicate */
     struct fast_worker *worker;
     struct worker_slot *place = is_plain(path, slot) ? find_worker_slot(path, &worker) : NULL;
     if (!place) return false;
@@ -112,7 +112,7 @@ static bool receive(struct fast_path *path, uint32_t front_end, const struct mes
     if (!slot_start(slot, generation, 1, 0, true)) return true;
     slot->blocks = 1;
     slot->conflicts = slot->preemptions = 0;
-    slot->versions = 1; /* a mask: the first version of each layer */
+    slot->versions = 1; /* a mask: version 0 of each layer */
     begin(path, worker, place, &request);
     return true;
 }
@@ -129,7 +129,7 @@ static bool read_submits(struct fast_path *path, uint32_t front_end) {
 
 /* -- both */
 
-/* False: there is something for somebody else. */
+/* False: there is something for the caller. */
 static bool read_rings(struct fast_path *path) {
     for (uint32_t i = 0; i < path->worker_count; i++) {
         if (!read_completions(path, &path->workers[i])) return false;

@@ -1,9 +1,9 @@
 /* The scheduler's fast path: requests that need no decision begin as soon as they come.
  *
- * Where a query can use no more than one core, a core is free, and nobody waits, every sound policy starts it there. Here that is done
- * without asking one. What is different (another model, a rank that was stopped, nobody free, a control message) is left where it is, for
- * the caller. A worker slot is a place for one such query on a worker: a lease, and for each model an arena. A worker has several, so that
- * it finds the next query when it has done one; they are used only while all of what it has takes less time than asking the scheduler. */
+ * If a query can use one core only, a core is free, and no request waits, every policy starts the query there. The fast path does so
+ * without a decision. Everything else (another model, a rank that was stopped, no free worker, a control message) stays in the rings for
+ * the caller. A worker slot holds one such query on a worker: a lease, and for each model an arena. A worker has several, so that it finds
+ * the next query when it has executed one. They are used only while all its queries take less time than a decision of the scheduler. */
 #ifndef GANGWAY_FAST_PATH_H
 #define GANGWAY_FAST_PATH_H
 
@@ -13,7 +13,7 @@
 
 enum { MAX_WORKER_SLOTS = 4, NO_LEASE = UINT32_MAX };
 enum { QUEUED_US = 200 };    /* a worker that has less to do may have one more query */
-enum { MAX_COMPLETED = 64 }; /* so many are told of at a time: who counts them takes the core from others */
+enum { MAX_COMPLETED = 64 }; /* reported at a time: the process that counts them takes the core from others */
 
 struct slot_table {
     struct slot *slots;
@@ -53,23 +53,23 @@ struct fast_path {
     struct slot_table *tables;
     struct fast_worker *workers;
     struct lease *leases;
-    uint32_t front_end_count, worker_count, lease_count, worker_slot_count; /* worker slot_count: of a worker */
+    uint32_t front_end_count, worker_count, lease_count, worker_slot_count; /* worker_slot_count: of one worker */
     uint32_t lease_timeout_us;
     struct open_model models[MAX_MODELS];
-    struct fast_request *completed; /* that have ended since the call: room for MAX_COMPLETED, and one for each worker slot */
+    struct fast_request *completed; /* that have ended since the call: room for MAX_COMPLETED and one for each worker slot */
     uint32_t completed_count;
 };
 
-/* When to return, if nothing else happens: after `timeout_us`, and `watch_us` after the first request has come. `control_seq`: the
- * bell's is known up to this. */
+/* When to return, if nothing else happens: after `timeout_us`, and `watch_us` after the first request. `control_seq`: the bell's last
+ * value that the caller has seen. */
 struct poll_limits {
     uint32_t control_seq, spin_us;
     uint64_t timeout_us, watch_us;
 };
 
-/* Begins requests and notes which have ended, until there is something else to do, or there are enough of these. Those that are under way
- * then are in their worker slots: the caller leaves them there until the next call, or clears all. Only for the process that reads the
- * rings. */
+/* Begins requests and collects those that have ended, until there is something else to do or MAX_COMPLETED have ended. Requests in
+ * flight are in their worker slots then: the caller leaves them there until the next call, or clears all. Only for the process that reads
+ * the rings. */
 void fast_path_poll(struct fast_path *path, const struct poll_limits *limits);
 
 #endif

@@ -1,8 +1,8 @@
 /* The gang protocol (docs/explanation/processes-and-memory.md, "Lease").
  *
- * A phase is one layer, or rows to be copied (phase.h). Its tasks are cut into `parts`; part r belongs to rank r first, but anybody may
- * claim from it, by compare-and-swap of its range word. A claimed task pins the phase: it cannot be advanced before the claimer has added it to
- * `finished`. The rank whose addition completes the phase advances it. Nobody else writes `phase`, except for kicks. */
+ * A phase is one layer, or rows to be copied (phase.h). Its tasks are cut into `parts`; rank r takes from part r first, but every rank
+ * may claim from it, by compare-and-swap of its range word. A claimed task pins the phase: it cannot be advanced before the claimer has
+ * added it to `finished`. The rank whose addition completes the phase advances it. Nothing else writes `phase`, except for kicks. */
 #include "gang.h"
 
 #include "lease.h"
@@ -21,8 +21,8 @@ enum work_result { WORK_ADVANCED, WORK_EXHAUSTED, WORK_LEAVE };
 
 static uint32_t minimum(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-/* Claims from one part: its owner from one end, a thief from the other, half of what is left but at most a chunk. Layers take turns with
- * the owner's end, so that he begins with what he computed last in the layer before: the caches still have it.
+/* Claims from one part: its owner from one end, a stealing rank from the other, half of what is left but at most a chunk. The owner's end
+ * alternates from layer to layer, so that it begins with what it computed last in the layer before: the caches still have it.
  * A word with an older tag was not touched in this phase; with a newer one the phase is over, and nothing of it is left. */
 static bool claim(struct lease *lease, const struct phase *phase, uint32_t part, bool owner, uint32_t *begin, uint32_t *end) {
     _Atomic uint64_t *word = &lease->ranges[part].word;
@@ -44,7 +44,7 @@ static bool claim(struct lease *lease, const struct phase *phase, uint32_t part,
     }
 }
 
-/* A whole_call cannot be stopped once it runs, and has no boundary before the query's end: every stop keeps it from being begun. */
+/* A whole_call cannot be stopped once it runs, and has no boundary before the query's end: any stop prevents its start. */
 static bool must_leave(const struct rank *rank) {
     uint32_t control = atomic_load_explicit(&rank->lease->control, memory_order_acquire);
     return atomic_load_explicit(&rank->lease->aborted, memory_order_acquire) || control == CONTROL_STOP_NOW ||
@@ -53,7 +53,7 @@ static bool must_leave(const struct rank *rank) {
 
 static bool has_failed(const struct piece *piece) { return atomic_load(&piece->slot->failure) != STATUS_OK; }
 
-/* A request that failed alone, although it was computed with others, leads no batch: one of the others does. */
+/* A request that failed alone, although it was computed with others, does not lead its batch: one of the others does. */
 static void pass_lead(const struct query *query) {
     bool leads = false;
     for (uint32_t i = 0; i < query->piece_count; i++) {
@@ -66,7 +66,7 @@ static void pass_lead(const struct query *query) {
     }
 }
 
-/* Afterwards the slots are the front ends' again. */
+/* After this the slots belong to the front ends. */
 static void answer(struct lease *lease, const struct query *query, uint64_t end_ns) {
     struct part_result result = {
         .start_ns = atomic_load_explicit(&lease->start_ns, memory_order_relaxed),
@@ -81,7 +81,7 @@ static void answer(struct lease *lease, const struct query *query, uint64_t end_
 }
 
 /* What comes after a phase: the first layer after packing, one phase after the other, unpacking, the end. No gang stops between its last
- * layer and unpacking: it would not be known from one that is to run that layer again. */
+ * layer and unpacking: it could not be told from one that is to run that layer again. */
 static struct phase_state next_phase(const struct rank *rank, const struct phase *phase, uint32_t ranks) {
     struct lease *lease = rank->lease;
     const struct query *query = rank->query;
@@ -120,22 +120,22 @@ static void advance_phase(const struct rank *rank, const struct phase *phase) {
     }
     struct phase_state next = next_phase(rank, phase, ranks);
     atomic_store_explicit(&lease->finished, 0, memory_order_relaxed);
-    /* Sequentially consistent, like the sleeper's count: either we see it, or the kernel shows it the new word. */
+    /* Sequentially consistent, like the sleeper's count: either this rank sees it, or the kernel shows it the new word. */
     atomic_store(&lease->phase, phase_pack(next));
-    /* After the phase, so that a rank that finds a slot answered also finds the end, and does not take the lease for a wrong one. */
+    /* After the phase, so that a rank that finds a slot answered also finds PHASE_END, and does not report the lease as invalid. */
     if (next.kind == PHASE_END) answer(lease, rank->query, end_ns);
     if (atomic_load(&lease->sleepers)) futex_wake_all(&lease->phase);
 }
 
-/* A phase takes `phase_most_ranks` of the ranks that are in, those with the lowest numbers; the others wait for the next phase. */
+/* A phase takes `phase_most_ranks` of the ranks that are in, those with the lowest numbers. The others wait for the next phase. */
 static bool takes_part(const struct rank *rank, const struct phase *phase) {
     uint64_t lower = atomic_load(&rank->lease->present) & ((UINT64_C(1) << rank->number) - 1);
     return (uint32_t)__builtin_popcountll(lower) < phase_most_ranks(rank->query, phase);
 }
 
 /* Works on a phase until nothing of it can be claimed: first the rank's own part, then one part after the other. What was executed is
- * added to `finished` a chunk at a time, because that line is everybody's, and at the end of each part: who completes the phase with
- * its own part advances it without looking at those of others. */
+ * added to `finished` a chunk at a time, because all ranks share that cache line, and at the end of each part: a rank that completes
+ * the phase with its own part advances it without trying the parts of others. */
 static enum work_result work(const struct rank *rank, const struct phase *phase) {
     uint32_t part = rank->number % phase->parts, exhausted = 0, executed = 0, begin, end;
     uint32_t parts = takes_part(rank, phase) ? phase->parts : 0;
@@ -187,7 +187,7 @@ static bool await_advance(const struct rank *rank, uint64_t seen) {
 static enum left_reason run(const struct rank *rank) {
     struct lease *lease = rank->lease;
     for (;;) {
-        /* Read before anything else: whatever changes later also changes this word, and then nobody sleeps on the old one. */
+        /* Read before anything else: every later change also changes this word, so that no rank sleeps on the old one. */
         uint64_t seen = atomic_load_explicit(&lease->phase, memory_order_acquire);
         struct phase_state state = phase_unpack(seen);
         if (state.kind == PHASE_END) return LEFT_DONE;
@@ -202,9 +202,9 @@ static enum left_reason run(const struct rank *rank) {
             case WORK_ADVANCED: break;
             case WORK_LEAVE: return atomic_load(&lease->aborted) ? LEFT_ABORTED : LEFT_STOPPED;
             case WORK_EXHAUSTED:
-                /* Whoever still holds tasks will advance the phase to STOPPED; nobody needs us for that. */
+                /* The ranks that still hold tasks advance the phase to STOPPED: this one is not needed. */
                 if (atomic_load(&lease->control) != CONTROL_RUN) return LEFT_STOPPED;
-                /* Another rank makes the only call, and that may take longer than the time-out. */
+                /* Another rank makes the only call, which may take longer than the time-out. */
                 if (rank->query->program->whole) return LEFT_SHRUNK;
                 if (await_advance(rank, seen)) break;
                 lease_abort(lease);

@@ -7,7 +7,7 @@
 
 /* A member of a lease (layout.h) in this process: its slot, and where its tensors lie. */
 struct piece {
-    struct slot *table, *slot; /* of its front end, and its own in there */
+    struct slot *table, *slot; /* of its front end, and its own in that table */
     uint32_t generation;
     uint32_t part, parts; /* of its request */
     uint32_t first, rows; /* it is rows [first, first + rows) of the lease */
@@ -24,7 +24,7 @@ struct query {
     uint64_t arena_stride;
 };
 
-/* Works as `rank` until there is a reason to leave. The rank that executes the query's last task answers the slots. */
+/* Works as `rank` until there is a reason to leave. The rank that executes the query's last task completes its requests. */
 enum left_reason gang_run(struct lease *lease, struct query *query, uint32_t rank, uint32_t spin_us);
 
 #endif

@@ -1,8 +1,8 @@
-/* Everything that lies in shared memory: layouts, and the packing of the words that change atomically. It is stated only here.
+/* The layout of shared memory: structures, and the packing of the words that change atomically. It is stated only here.
  *
  * All of it is little endian, and aligned to cache lines where two sides write. Fields that are not _Atomic are handed over by a release
  * store of a neighbour that is. What Python reads or writes, too, is written as a list (an X macro): from one list come the C declaration
- * and the table _native.LAYOUT, of which executor/layout.py makes Python's formats. */
+ * and the table _native.LAYOUT, of which executor/segment.py makes Python's formats. */
 #ifndef GANGWAY_LAYOUT_H
 #define GANGWAY_LAYOUT_H
 
@@ -25,13 +25,13 @@ enum { CACHE_LINE = 64 };
     VALUE(MAX_TENSORS, 32)                                                                                                    \
     VALUE(MAX_ARGUMENTS, 8)                                                                                                   \
     VALUE(MAX_VERSIONS, 5)                                                                                                    \
-    VALUE(MAX_CHECKS, 8)       /* of one layer: kinds of numbers that it refuses */                                           \
+    VALUE(MAX_CHECKS, 8)       /* of one layer: kinds of numbers that its kernels refuse */                                   \
     VALUE(MAX_MODELS, 1024)                                                                                                   \
     VALUE(MAX_TASKS, 1 << 22)  /* of one layer, all rows together */                                                          \
     VALUE(MAX_PHASES, 1 << 16) /* of one lease, without those that copy */                                                    \
     VALUE(MAX_REGIONS, 128)    /* of clients' memory, mapped into the workers at a time */                                    \
     VALUE(REGION_SHIFT, 48)    /* see place_region */                                                                         \
-    VALUE(REGION_ALIGNMENT, 4) /* kernels ask for no more than their elements do: of those that may be there, floats */
+    VALUE(REGION_ALIGNMENT, 4) /* kernels need the alignment of their elements: at most that of a float in a region */
 
 enum { LIMITS(DECLARE_VALUE) };
 enum { REASON_BYTES = 256, ERROR_BYTES = 48 }; /* of a failure, with the 0 behind it; of a load that failed, without */
@@ -50,7 +50,7 @@ enum { REASON_BYTES = 256, ERROR_BYTES = 48 }; /* of a failure, with the 0 behin
     NAME(MESSAGE_UNLOADED) /* worker -> scheduler: the answer to UNLOAD */                                                    \
     NAME(MESSAGE_READY)    /* worker -> scheduler, its first message */
 
-enum message_kind { MESSAGE_NONE, MESSAGE_KINDS(DECLARE_NAME) }; /* a ring of zeros is never taken for work */
+enum message_kind { MESSAGE_NONE, MESSAGE_KINDS(DECLARE_NAME) }; /* none is 0: a ring of zeros holds no message */
 
 #define LEFT_REASONS(NAME)                                                                                                    \
     NAME(LEFT_DONE) NAME(LEFT_STOPPED) NAME(LEFT_SHRUNK) NAME(LEFT_ABORTED) NAME(LEFT_TIMEOUT) NAME(LEFT_INVALID) NAME(LEFT_STALE)
@@ -102,8 +102,8 @@ struct ring {
 #define BELL(FIELD)                                                                                                           \
     FIELD(_Alignas(CACHE_LINE) _Atomic uint32_t, strokes, ) /* futex word */                                                  \
     FIELD(_Atomic uint32_t, sleeping, ) /* the consumer is in the kernel, or about to be */                                   \
-    FIELD(_Atomic uint32_t, skip_completion_wakeups, )  /* the consumer is not woken for a query that has been answered */   \
-    FIELD(_Atomic uint32_t, control_seq, ) /* so many times it was rung for something that is in no ring */                  \
+    FIELD(_Atomic uint32_t, skip_completion_wakeups, )  /* the consumer is not woken for a query that has been answered */    \
+    FIELD(_Atomic uint32_t, control_seq, ) /* how often it was rung for something that is in no ring */                       \
     FIELD(_Atomic uint32_t, skip_best_effort_wakeups, ) /* nor for a request that preempts nobody */
 
 struct bell { BELL(DECLARE_FIELD) };
@@ -152,15 +152,15 @@ enum slot_status { SLOT_STATUSES(DECLARE_NAME) };
     FIELD(uint32_t, versions, )                                                                                               \
     FIELD(uint32_t, rejects_late, )                                                                                           \
     FIELD(uint32_t, max_queue, )                                                                                              \
-    FIELD(_Atomic uint32_t, by_bell, ) /* nobody waits for this answer alone: it is told by the bell */                       \
+    FIELD(_Atomic uint32_t, by_bell, ) /* the answer rings the table's bell; no thread waits for it alone */                  \
     FIELD(uint32_t, parts, ) /* into how many it is split: one lease executes each; answered when all are done */             \
     FIELD(uint32_t, batch_rows, )      /* of the batch that it was executed in */                                             \
-    FIELD(_Atomic uint32_t, leads, )   /* it stands for its batch in statistics: one request of each batch does */            \
-    FIELD(_Atomic uint64_t, parts_done, ) /* bit p: part p; of use where there are several */                                 \
-    FIELD(_Atomic uint32_t, failure, ) /* the status that its computation has come to so far, STATUS_OK at its start */       \
+    FIELD(_Atomic uint32_t, leads, )   /* statistics count its batch by it: one request of each batch leads */                \
+    FIELD(_Atomic uint64_t, parts_done, ) /* bit p: part p; used only if there are several */                                 \
+    FIELD(_Atomic uint32_t, failure, ) /* the status of its computation so far; STATUS_OK at its start */                     \
     FIELD(_Alignas(CACHE_LINE) uint64_t, input_offset, [MAX_TENSORS]) /* see place_region */                                  \
     FIELD(uint64_t, output_offset, [MAX_TENSORS])                                                                             \
-    FIELD(struct bell, bell, ) /* in the first slot of a table: for whoever waits for the answers of many */                  \
+    FIELD(struct bell, bell, ) /* used in the first slot of a table: for a thread that waits for the answers of many */       \
     FIELD(char, reason, [REASON_BYTES]) /* of `failure`: text, UTF-8 */
 
 struct slot { SLOT(DECLARE_FIELD) };
@@ -224,7 +224,7 @@ struct lease {
 
 /* What `lease.phase` says. A *phase* is one layer in progress, or rows being copied; `tag` tells phases apart, `number` is a phase's place
  * in the order of phases (`phase_step`; rows are packed with the number of the first phase, unpacked with that of the last one). `kick`
- * changes when sleeping ranks shall look at control, wanted and abort. 18 bits of tag never wrap within the life of a stale reader: a
+ * changes when sleeping ranks must read control, wanted and aborted again. 18 bits of tag never wrap within the life of a stale reader: a
  * rank in a lease pins its generation, and a generation has at most MAX_PHASES + 2 phases. */
 struct phase_state {
     uint32_t tag;     /* bits 14-31 */
@@ -254,8 +254,8 @@ static inline struct phase_state phase_unpack(uint64_t word) {
 }
 
 /* The order of phases. A lease computes its first `pass_layers` layers in `passes`, each of them for some of the rows, so that what a layer
- * writes is still in the caches when the next one reads it; then layer after layer for all rows. Who is not in the gang needs not know:
- * for them a lease has as many *steps* as layers. Of the passes each step is as many phases as there are passes. */
+ * writes is still in the caches when the next one reads it; then layer after layer for all rows. Outside of
+ * the gang a lease has as many *steps* as layers. A step within the passes is as many phases as there are passes. */
 static inline uint32_t phase_step(const struct lease *lease, uint32_t number) {
     uint32_t head = lease->pass_layers * lease->passes;
     return number < head ? number / lease->passes : number - head + lease->pass_layers;
@@ -276,7 +276,7 @@ static inline uint32_t range_tag(uint64_t word) { return word >> (2 * TASK_BITS)
 static inline uint32_t range_begin(uint64_t word) { return word >> TASK_BITS & TASK_MASK; }
 static inline uint32_t range_end(uint64_t word) { return word & TASK_MASK; }
 
-/* -- what processes say of themselves in the control segment (executor/control.py; C does not look at it) */
+/* -- the processes' status in the control segment (executor/control.py; C does not read it) */
 
 #define CONTROL_HEADER(FIELD)                                                                                                 \
     FIELD(_Alignas(CACHE_LINE) uint32_t, magic, )                                                                             \
@@ -310,7 +310,7 @@ static inline uint32_t range_end(uint64_t word) { return word & TASK_MASK; }
     FIELD(uint32_t, unused, )                                                                                                 \
     FIELD(double, started_s, )  /* since 1970 */
 
-#define HEARTBEAT(FIELD) FIELD(_Alignas(CACHE_LINE) uint64_t, seen_ns, ) /* the process got on, CLOCK_MONOTONIC */
+#define HEARTBEAT(FIELD) FIELD(_Alignas(CACHE_LINE) uint64_t, seen_ns, ) /* the process was alive, CLOCK_MONOTONIC */
 
 #define LOST_REGIONS(FIELD) /* not 0: a part of the region of this number + 1 is lost (region.h) */                           \
     FIELD(_Alignas(CACHE_LINE) _Atomic uint32_t, lost, [MAX_REGIONS])
@@ -323,7 +323,7 @@ struct server_block { SERVER_BLOCK(DECLARE_FIELD) };
 struct heartbeat { HEARTBEAT(DECLARE_FIELD) };
 struct lost_regions { LOST_REGIONS(DECLARE_FIELD) };
 
-/* -- what Python is told of (module.c) */
+/* -- what Python sees (module.c) */
 
 #define STRUCTS(STRUCT)                                                                                                       \
     STRUCT(message, MESSAGE) STRUCT(request_message, REQUEST_MESSAGE) STRUCT(gang_message, GANG_MESSAGE)                      \

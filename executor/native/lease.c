@@ -25,7 +25,7 @@ uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec) {
     memset(lease->versions, 0, sizeof lease->versions);
     if (spec->version_count) memcpy(lease->versions, spec->versions, spec->version_count);
     forget_times(lease, spec->first_layer, spec->end_layer);
-    /* A part counts as untouched when its tag is OLDER than the phase's, so none may be so old that it looks newer. */
+    /* A part with an OLDER tag than the phase's has not been touched, so none may be so old that it looks newer. */
     for (int rank = 0; rank < MAX_RANKS; rank++) {
         atomic_store_explicit(&lease->ranges[rank].word, range_pack(state.tag, 0, 0), memory_order_relaxed);
     }
@@ -67,7 +67,7 @@ void lease_resume(struct lease *lease, uint32_t end_layer, uint32_t wanted, cons
     }
 }
 
-/* Changes the futex word without changing its meaning, so that no rank can fall asleep on what it read before. An advance that
+/* Changes the futex word without changing its meaning, so that no rank sleeps on a value that it read before. An advance that
  * overwrites the kick changes the word as well. */
 static void kick(struct lease *lease) {
     uint64_t word = atomic_load(&lease->phase);

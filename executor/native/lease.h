@@ -1,4 +1,4 @@
-/* Leases as the scheduler handles them. The ranks' side is gang.h. */
+/* The scheduler's side of leases. The ranks' side is gang.h. */
 #ifndef GANGWAY_LEASE_H
 #define GANGWAY_LEASE_H
 
@@ -11,10 +11,10 @@ struct lease_spec {
     uint32_t member_count; /* 1 to MAX_MEMBERS */
     const uint8_t *versions; /* of layer 0 and on; layers beyond `version_count` use version 0 */
     uint32_t version_count;
-    uint32_t pass_layers, passes; /* how the rows share the first layers (phase_step in layout.h); 1 pass: as all others */
+    uint32_t pass_layers, passes; /* the first layers in several passes (phase_step in layout.h); 1: as all others */
 };
 
-/* Both only while no rank is in the lease, that is, while every Run has been answered (or its worker is dead). */
+/* Both only while no rank is in the lease: every Run has been answered, or its worker is dead. */
 uint32_t lease_initialise(struct lease *lease, const struct lease_spec *spec); /* returns the new generation */
 /* `versions`: one for each layer from the step that comes next; layers of the block beyond `version_count` use version 0. A layer in whose
  * middle the gang was stopped keeps its version. */

@@ -6,9 +6,9 @@
 
 #include "slot.h"
 
-enum { RANK_NS = 8000 }; /* what a rank should have to do in a layer: an advance of the phase and a cold cache cost some of it */
+enum { RANK_NS = 8000 }; /* least work of a rank in a layer: an advance of the phase and a cold cache cost a part of it */
 
-#ifndef RANK_COPY_BYTES /* tests with small rows have less */
+#ifndef RANK_COPY_BYTES /* tests with small rows set less */
 #define RANK_COPY_BYTES (128 << 10) /* the same of copying */
 #define COPY_BYTES (1 << 20)        /* of one claim, about: 100 us */
 #endif
@@ -33,7 +33,7 @@ static void call(kernel run, uint32_t count, void **a, int32_t begin, int32_t en
     }
 }
 
-/* Whose row of the lease it is. */
+/* The piece that has this row of the lease. */
 static const struct piece *piece_of(const struct query *query, uint32_t row) {
     uint32_t low = 0, high = query->piece_count;
     while (high - low > 1) {
@@ -82,7 +82,7 @@ static uint32_t first_row(const struct phase *phase, uint32_t group) {
     return phase->first_row + (phase->batch ? (uint32_t)((uint64_t)group * phase->rows / phase->groups) : group);
 }
 
-/* What the row's request is told: the text of the check, with the number in it. */
+/* Fails the row's request with the text of the check, the number filled in. */
 static void refuse(const struct piece *piece, const struct layer *layer, const int64_t *refused) {
     if (refused[0] < 1 || refused[0] > layer->check_count) return;
     char reason[REASON_BYTES];
@@ -126,7 +126,7 @@ void phase_execute(struct query *query, const struct phase *phase, uint32_t begi
     const struct program *program = query->program;
     if (phase->kind != PHASE_OPEN) {
         for (uint32_t row = begin; row < end; row++) copy_row(query, phase->kind, row);
-    } else if (program->whole) { /* the only task of the only phase: who executes it also advances the phase, and knows how it ended */
+    } else if (program->whole) { /* the only task of the only phase: its rank also advances the phase, and knows the result */
         program->whole(program->context, query);
     } else {
         while (begin < end) { /* task t belongs to group t / group_tasks */
@@ -167,7 +167,7 @@ static struct phase open_layer(const struct query *query, struct phase phase, ui
     return phase;
 }
 
-/* Which rows: of the passes each has as many, but for one. */
+/* The rows of a pass: passes differ by one row at most. */
 static void choose_rows(const struct lease *lease, const struct query *query, struct phase *phase) {
     phase->rows = query->rows;
     if (phase->number >= lease->pass_layers * lease->passes) return;
@@ -191,7 +191,7 @@ struct phase phase_open(const struct lease *lease, const struct query *query, co
     return open_layer(query, phase, state->version);
 }
 
-/* A batch is worth more ranks than a row, once each has enough to do. */
+/* A batch pays for more ranks than a row, as long as each has RANK_NS to do. */
 uint32_t phase_most_ranks(const struct query *query, const struct phase *phase) {
     uint64_t least = 1, worth;
     if (phase->kind == PHASE_OPEN) {

@@ -6,13 +6,13 @@ static bool fits(const struct memory *memory, uint64_t offset, uint64_t size_byt
     return offset % ALIGNMENT == 0 && size_bytes <= memory->size_bytes && offset <= memory->size_bytes - size_bytes;
 }
 
-/* NULL if a tensor is not where it may be. What a whole program gets is never in a region: frames are looked into before they are used. */
+/* NULL if a tensor lies outside of its memory, or a frame in a region: frames are parsed before they are used. */
 static char *tensor_at(struct worker *worker, const struct memory *io, uint64_t place, uint64_t size_bytes, bool frame) {
     if (place_region(place)) return frame ? NULL : region_at(&worker->regions, place, size_bytes);
     return fits(io, place, size_bytes) ? io->base + place : NULL;
 }
 
-/* The first row of a member's in each tensor. All rows up to its last one must be there. */
+/* The address of a member's first row in each tensor. All rows up to its last one must lie in memory. */
 static bool place_tensors(struct worker *worker, const struct memory *io, const uint64_t *places, const struct tensor *tensors,
                           uint32_t count, const struct member *member, char **rows) {
     uint64_t end = (uint64_t)member->first_row + member->rows;
@@ -56,7 +56,7 @@ static bool place_member(struct worker *worker, const struct program *program, s
            place_tensors(worker, io, slot->output_offset, program->outputs, program->output_count, &member, piece->outputs);
 }
 
-/* No pass is without a row, and phases can be numbered. */
+/* Whether each pass has a row, and phases can be numbered. */
 static bool passes_fit(const struct lease *lease, const struct query *query) {
     uint32_t layers = query->program->layer_count, passes = lease->passes, head = lease->pass_layers;
     if (head > layers || passes == 0 || passes > query->rows || passes > MAX_PHASES) return false;
@@ -76,7 +76,7 @@ static bool tasks_fit(const struct program *program, uint32_t rows) {
     return true;
 }
 
-/* One stretch for each row, with a place for what is staged if there are several members. */
+/* `arena_stride` bytes for each row, staged tensors included if there are several members. */
 static bool place_arena(struct worker *worker, const struct lease *lease, struct query *query) {
     const struct program *program = query->program;
     uint64_t offset = lease->arena_offset, stride = lease->arena_stride, size_bytes;

@@ -1,4 +1,4 @@
-/* From a lease's numbers to addresses in this process. Nothing in a lease or a slot is trusted with an address. */
+/* From a lease's numbers to addresses in this process. No address is taken from a lease or a slot. */
 #ifndef GANGWAY_PLACE_H
 #define GANGWAY_PLACE_H
 

@@ -36,8 +36,8 @@ struct layer {
     uint32_t row_ns;    /* estimate for each further row */
     struct argument arguments[MAX_ARGUMENTS];
     struct version versions[MAX_VERSIONS];
-    /* What its kernels refuse to compute with, as texts in which the first {} stands for the number. If there are any, the kernels take one
-     * pointer more, the last one, to two words: which check a number has failed, from 1 on, and the number. Such a layer has no batch kernel. */
+    /* Numbers that its kernels refuse, as texts in which the first {} stands for the number. If there are any, the kernels take one more
+     * pointer, the last one, to two words: which check a number has failed, from 1 on, and the number. Such a layer has no batch kernel. */
     uint32_t check_count;
     const char *checks[MAX_CHECKS];
 };
@@ -53,7 +53,7 @@ struct tensor {
 
 struct query;
 /* Computes a query in one call, in place of kernels: each of its pieces from one block with all inputs to one with all outputs. The blocks
- * are frames, which say themselves what is in them (executor/frames.py). Tells the slot of each piece that fails (`slot_fail`). */
+ * are frames, which describe their own contents (executor/frames.py). Fails the slot of each piece that fails (`slot_fail`). */
 typedef void (*whole_call)(void *context, struct query *query);
 
 struct program {

@@ -9,7 +9,7 @@ struct fast_path_object {
     Py_buffer control, *io; /* one for each front end */
 };
 
-/* Calls `take` for each item of a sequence; the number of items, -1 after an error. */
+/* Calls `take` for each item of a sequence; returns the number of items, -1 after an error. */
 static Py_ssize_t each(PyObject *sequence, bool (*take)(struct fast_path_object *, PyObject *, Py_ssize_t), struct fast_path_object *self) {
     Py_ssize_t count = PySequence_Size(sequence);
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -115,7 +115,7 @@ static PyObject *fast_path_close(PyObject *object, PyObject *argument) {
 
 /* -- polling */
 
-/* A lease for each worker slot, -1: it shall not be used. None: all is as it was. */
+/* A lease for each worker slot, -1: it is not used. None: all stay as they are. */
 static bool set_worker_slots(struct fast_path *path, PyObject *leases) {
     if (leases == Py_None) return true;
     if (!PyTuple_Check(leases)) return PyErr_SetString(PyExc_TypeError, "leases are a tuple"), false;

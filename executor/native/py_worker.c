@@ -100,7 +100,7 @@ static PyObject *py_worker_loop(PyObject *object, PyObject *background) {
 
 static PyObject *py_worker_nudge(PyObject *object, PyObject *unused) {
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS /* whoever wakes up takes this core, and needs the interpreter */
+    Py_BEGIN_ALLOW_THREADS /* the thread that wakes up takes this core, and needs the interpreter */
     worker_nudge(&((struct worker_object *)object)->worker);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;

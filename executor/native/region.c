@@ -10,8 +10,8 @@ enum { PAGE = 4096, BLOCK = 512, READY_BYTES = 64 << 20 };
 
 static struct regions *_Atomic guarded; /* those of this process */
 
-/* Puts zeros in the place of what is lost: from the page of `address` to the region's end, so that each region costs few faults and one
- * more mapping. The flag comes first: it is there before any answer that is computed from those zeros. */
+/* Maps zeros in place of lost memory, from the page of `address` to the region's end, so that each region costs few faults and one more
+ * mapping. The mark comes first: it is visible before any answer that is computed from those zeros. */
 static bool replace(struct regions *regions, uintptr_t address) {
     for (uint32_t i = 0; i < MAX_REGIONS; i++) {
         struct region *region = &regions->regions[i];
@@ -26,7 +26,7 @@ static bool replace(struct regions *regions, uintptr_t address) {
     return false;
 }
 
-/* The instruction is executed again after this: with zeros, or, if the fault was not in a region, to the default end. */
+/* The instruction is executed again after this: with zeros, or, if the fault was not in a region, with the default action. */
 static void on_bus_error(int number, siginfo_t *info, void *context) {
     (void)context;
     int error = errno;
@@ -41,8 +41,8 @@ static int guard(struct regions *regions) {
     return sigaction(SIGBUS, &action, NULL) == 0 ? 0 : errno;
 }
 
-/* Fills the page tables now instead of in the first request. Only where nothing has to be given to the file for that: a hole that is
- * looked at takes memory. */
+/* Fills the page tables now instead of in the first request. Only where the file needs no new memory for that: a hole that is
+ * read takes memory. */
 static void make_ready(const struct region *region, int fd) {
 #ifdef MADV_POPULATE_READ
     struct stat status;

@@ -1,7 +1,7 @@
 /* Regions of clients' shared memory that are mapped into this process (docs/how-to/shared-memory.md).
  *
- * A client may shrink its file at any time. Whoever touches what is lost then gets a SIGBUS, of which nobody shall die: the handler puts
- * zeros there, after it has said in shared memory that the region is lost. Who gives the answer to a client looks there. */
+ * A client may shrink its file at any time. A thread that touches lost memory then gets a SIGBUS, which must not end the process: the
+ * handler marks the region as lost in shared memory, and then maps zeros there. A front end checks the mark before it sends an answer. */
 #ifndef GANGWAY_REGION_H
 #define GANGWAY_REGION_H
 
@@ -18,16 +18,16 @@ struct region {
 
 struct regions {
     struct region regions[MAX_REGIONS]; /* by number - 1 */
-    _Atomic uint32_t *lost;             /* the same, in shared memory; not 0: a part of it was lost */
+    _Atomic uint32_t *lost;             /* by number - 1, in shared memory; not 0: a part of the region is lost */
 };
 
-/* Maps `size_bytes` from `offset` on, wherever that is, and installs the handler. From any thread. Returns 0 or an errno. */
+/* Maps `size_bytes` from `offset` on at any address, and installs the handler. From any thread. Returns 0 or an errno. */
 int region_map(struct regions *regions, uint32_t number, int fd, uint64_t offset, uint64_t size_bytes);
-/* Nobody finds the region any more. Only by the thread that runs leases, between two of them: none uses it afterwards. */
+/* Hides the region from leases. Only for the thread that runs them, between two of them: none uses it afterwards. */
 void region_clear(struct regions *regions, uint32_t number);
-/* Gives the addresses of a cleared region back. From any thread, before the number is mapped again. */
+/* Unmaps a cleared region. From any thread, before the number is mapped again. */
 void region_unmap(struct regions *regions, uint32_t number);
-/* All of them, and the handler knows them no more. */
+/* Unmaps all of them, and takes them from the handler. */
 void regions_close(struct regions *regions);
 /* Where a place of a slot's (layout.h) lies; NULL unless all of `size_bytes` are in a region that is mapped. */
 char *region_at(struct regions *regions, uint64_t place, uint64_t size_bytes);

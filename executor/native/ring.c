@@ -8,7 +8,7 @@ void ring_init(struct ring *ring, uint32_t capacity) {
     atomic_store(&ring->tail, 0);
 }
 
-/* A message counts from the moment the tail has moved past it: a producer that dies earlier has sent nothing. */
+/* A message is sent when the tail has moved past it: a producer that dies earlier has sent nothing. */
 bool ring_send(struct ring *ring, const struct message *message) {
     uint32_t tail = atomic_load_explicit(&ring->tail, memory_order_relaxed);
     if (tail - atomic_load_explicit(&ring->head, memory_order_acquire) >= ring->capacity) return false;
@@ -46,15 +46,15 @@ void ring_discard(struct ring *ring) {
     atomic_store_explicit(&ring->head, tail, memory_order_release);
 }
 
-/* Either the producer sees `sleeping`, or the kernel (which compares under its lock) sees the new stroke: both sides write their
+/* Either the producer sees `sleeping`, or the kernel (which compares under its lock) sees the new `strokes`: both sides write their
  * word before they read the other's, sequentially consistent. */
 void bell_ring(struct bell *bell) {
     atomic_fetch_add(&bell->strokes, 1);
     if (atomic_load(&bell->sleeping)) futex_wake_all(&bell->strokes);
 }
 
-/* Both sides change such a word, so that there is an order: either the consumer clears it first, and we ring, or it does so after us,
- * and finds our message when it looks at its rings, which it does after that. */
+/* Both sides change such a word, so that there is an order: either the consumer clears it first, and the producer rings, or it does so
+ * later, and finds the message when it reads its rings, which comes after that. */
 static void ring_unless(struct bell *bell, _Atomic uint32_t *word) {
     if (!atomic_fetch_or(word, 0)) bell_ring(bell);
 }

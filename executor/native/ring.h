@@ -7,8 +7,8 @@
 void ring_init(struct ring *ring, uint32_t capacity);
 bool ring_send(struct ring *ring, const struct message *message); /* false: full */
 bool ring_receive(struct ring *ring, struct message *message);    /* false: empty */
-const struct message *ring_peek(struct ring *ring);               /* the oldest, which stays until ring_drop; NULL: empty */
-void ring_drop(struct ring *ring);                                /* there is one */
+const struct message *ring_peek(struct ring *ring);               /* the oldest message, which stays until ring_drop; NULL: empty */
+void ring_drop(struct ring *ring);                                /* only if there is one */
 uint32_t ring_pending(struct ring *ring);
 void ring_discard(struct ring *ring);
 
@@ -26,7 +26,7 @@ uint32_t bell_wait(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t 
 /* The same while one of the two words is set. */
 uint32_t bell_wait_skipping_completions(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us);
 uint32_t bell_wait_skipping_best_effort(struct bell *bell, uint32_t seen, uint32_t spin_us, uint64_t timeout_us);
-/* Before anything else, for a consumer whose predecessor may have died in one of these waits. */
+/* For a new consumer, before anything else: its predecessor may have died in one of these waits. */
 void bell_take_over(struct bell *bell);
 
 #endif

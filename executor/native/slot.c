@@ -45,7 +45,7 @@ bool slot_start(struct slot *slot, uint32_t generation, uint32_t parts, uint32_t
     return true;
 }
 
-/* The slot may be answered, or even start its next request, between look and mark: then a batch may be counted once more or less. */
+/* The slot may be answered, or even start its next request, between check and store: then a batch is counted once more or less. */
 bool slot_lead(struct slot *slot, uint32_t generation, bool leads) {
     uint64_t word = atomic_load(&slot->word);
     if (slot_generation(word) != generation || slot_state(word) != SLOT_RUNNING) return false;
@@ -61,7 +61,7 @@ void slot_fail(struct slot *slot, uint32_t status, const char *reason, size_t le
     slot->reason[length] = 0;
 }
 
-/* 0 is no time yet. */
+/* 0: no time is known. */
 static void keep_earliest(_Atomic uint64_t *earliest, uint64_t time_ns) {
     uint64_t known = atomic_load(earliest);
     while ((known == 0 || time_ns < known) && !atomic_compare_exchange_weak(earliest, &known, time_ns)) {}
@@ -79,7 +79,7 @@ static void keep_largest(_Atomic uint32_t *largest, uint32_t ranks) {
 
 static uint64_t all_of(uint32_t parts) { return UINT64_MAX >> (64 - parts); }
 
-/* Counts a part; whether it was the last one. */
+/* Counts a part; returns whether it was the last one. */
 static bool count_part(struct slot *slot, uint32_t parts, uint32_t part, const struct part_result *result) {
     uint64_t bit = UINT64_C(1) << part;
     keep_earliest(&slot->compute_start_ns, result->start_ns);
@@ -88,7 +88,7 @@ static bool count_part(struct slot *slot, uint32_t parts, uint32_t part, const s
     return (atomic_fetch_or(&slot->parts_done, bit) | bit) == all_of(parts);
 }
 
-/* Afterwards the slot is the front end's again. A request in one piece needs no counting. */
+/* After this the slot belongs to the front end. A request of one part needs no counting. */
 void slot_part_computed(struct slot *table, struct slot *slot, uint32_t generation, uint32_t parts, uint32_t part,
                         const struct part_result *result) {
     if (parts == 1) {
@@ -111,11 +111,11 @@ bool slot_part_is_done(struct slot *table, struct slot *slot, uint32_t generatio
         if (done != all_of(parts)) return true;
         slot_change(slot, generation, 1u << SLOT_RUNNING, SLOT_DONE, atomic_load(&slot->failure));
     }
-    slot_wake(table, slot); /* who answered may have died before that */
+    slot_wake(table, slot); /* the rank that answered may have died before it woke the front end */
     return true;
 }
 
-/* A slot that serves the next request already may be taken for the other kind. Then nobody sleeps for this answer any more. */
+/* A slot that already serves its next request may have another `by_bell`. Then no thread sleeps for this answer. */
 void slot_wake(struct slot *table, struct slot *slot) {
     if (atomic_load(&slot->by_bell)) {
         bell_ring(&table->bell);

@@ -10,7 +10,7 @@
 void slot_reset(struct slot *slot);
 /* Takes a free slot of `count`, looking from `first` on: FILLING, next generation. Returns its number, -1 if none is free. */
 long slot_acquire(struct slot *slots, uint32_t count, uint32_t first);
-/* To `state` and `status`, if the generation is right and the present state's bit is set in `mask`. Does not wake anybody. */
+/* To `state` and `status`, if the generation matches and the present state's bit is set in `mask`. Wakes no process. */
 bool slot_change(struct slot *slot, uint32_t generation, uint32_t mask, uint32_t state, uint32_t status);
 /* SUBMITTED -> RUNNING, in so many parts (1 to MAX_PARTS), as one of a batch of `batch_rows` rows (0: its own), which it may lead. Counts
  * an attempt. False: it is not SUBMITTED with this generation. */
@@ -29,14 +29,14 @@ struct part_result {
  * another one already. Only by a rank that computes the part. */
 void slot_fail(struct slot *slot, uint32_t status, const char *reason, size_t length);
 
-/* A part of a running request, which has so many, has been computed: answers the request if all are. Doing it twice does no harm. */
+/* A part of a running request, which has so many, has been computed: answers the request if all are. Idempotent. */
 void slot_part_computed(struct slot *table, struct slot *slot, uint32_t generation, uint32_t parts, uint32_t part,
                         const struct part_result *result);
 /* Whether a part whose gang was lost needs no second run: it has been computed, or the request is answered. Completes the answer if a rank
- * died on the way. Only while nobody works on this part. */
+ * died before it did. Only while no rank works on this part. */
 bool slot_part_is_done(struct slot *table, struct slot *slot, uint32_t generation, uint32_t part);
 
-/* Wakes who waits for the answer in a slot of the table. */
+/* Wakes the front end that waits for the answer in a slot of the table. */
 void slot_wake(struct slot *table, struct slot *slot);
 bool slot_wait(struct slot *slot, uint32_t spin_us, uint64_t timeout_us); /* until DONE; false: time is up */
 /* Until one of them is DONE; false: time is up. `count` is 1 to MAX_AWAITED. */

@@ -1,4 +1,4 @@
-/* Clocks, futexes and the polite spin. */
+/* Clocks, futexes and spinning. */
 #ifndef GANGWAY_WAIT_H
 #define GANGWAY_WAIT_H
 
@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPINS_PER_CLOCK = 64 }; /* pauses between two looks at the clock */
+enum { SPINS_PER_CLOCK = 64 }; /* pauses between two readings of the clock */
 
 static inline uint64_t now_ns(void) {
     struct timespec now;
@@ -19,10 +19,10 @@ static inline uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* What _mm_pause is, without <immintrin.h>: its 40,000 lines were half of the time that each of our files took. */
+/* _mm_pause without <immintrin.h>, whose 40,000 lines would double the compile time of each file. */
 static inline void spin_pause(void) { __builtin_ia32_pause(); }
 
-/* Sleeps while *word == expected, at most `timeout_ns`. May return early for no reason: callers look again. */
+/* Sleeps while *word == expected, at most `timeout_ns`. May return early without a reason: callers check again. */
 static inline void futex_wait(void *word, uint32_t expected, uint64_t timeout_ns) {
     struct timespec timeout = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
     syscall(SYS_futex, word, FUTEX_WAIT, expected, &timeout, NULL, 0);
@@ -42,7 +42,7 @@ static inline struct awaited awaited_word(void *word, uint32_t expected) {
     return (struct awaited){expected, (uint64_t)(uintptr_t)word, FUTEX_WORD_OF_32_BITS, 0};
 }
 
-/* Sleeps while each word has its value, at most `timeout_ns`. May return early for no reason: callers look again. Kernels
+/* Sleeps while each word has its value, at most `timeout_ns`. May return early without a reason: callers check again. Kernels
  * before 5.16 cannot wait for several words: there it sleeps on the first one, a millisecond at most. */
 static inline void futex_wait_any(struct awaited *awaited, uint32_t count, uint64_t timeout_ns) {
     uint64_t end_ns = now_ns() + timeout_ns;

@@ -7,7 +7,7 @@
 
 enum { IDLE_US = 60 * 1000 * 1000, FULL_RING_NS = 1000 * 1000, SHORT_WAITS = 4 };
 
-/* A scheduler that has died leaves the completion ring unread; its successor will read it, so waiting is right. */
+/* A scheduler that has died leaves the completion ring unread. Its successor reads it, so this waits. */
 static void post(struct worker *worker, const struct message *message) {
     while (!ring_send(worker->completions, message)) {
         bell_ring(worker->scheduler_bell);
@@ -20,8 +20,7 @@ void worker_send(struct worker *worker, const struct message *message) {
     bell_ring(worker->scheduler_bell);
 }
 
-/* Where the query is answered the client has what it wants. What is left is a core, of use only if something else could have it, and the
- * scheduler knows that. */
+/* After LEFT_DONE the client has its answer. Only the core is left to give away, and the scheduler knows whether anything waits for it. */
 static void send_left(struct worker *worker, const struct message *left) {
     post(worker, left);
     if (left->gang.reason == LEFT_DONE) {
@@ -35,7 +34,7 @@ static enum left_reason join(struct worker *worker, struct lease *lease, uint32_
     struct query query;
     if (atomic_load(&lease->generation) != generation) return LEFT_STALE;
     if (place_lease(worker, lease, &query)) return gang_run(lease, &query, rank, worker->spin_us);
-    /* Who comes too late finds a slot answered, maybe in use again: that is no error. */
+    /* A rank that comes too late finds a slot answered, maybe in use again: that is no error. */
     switch (phase_unpack(atomic_load(&lease->phase)).kind) {
         case PHASE_END: return LEFT_DONE;
         case PHASE_STOPPED: return LEFT_STOPPED;
@@ -66,7 +65,7 @@ void worker_nudge(struct worker *worker) {
 
 static bool was_nudged(struct worker *worker) { return atomic_load(&worker->nudged) && atomic_exchange(&worker->nudged, 0); }
 
-/* `busy` is raised before a command leaves the ring, so that an empty ring and an idle worker together mean: nothing is under way. */
+/* `busy` is set before a command leaves the ring: an empty ring and an idle worker together mean that no command is in progress. */
 struct message worker_loop(struct worker *worker) {
     struct message command;
     uint64_t waited_ns = 0;
@@ -80,7 +79,7 @@ struct message worker_loop(struct worker *worker) {
             run_command(worker, &command);
         }
         if (!worker->background) atomic_store(&worker->status->busy, 0);
-        /* Who spins keeps the core from others: so only if the last wait was about as short, a wake-up included. */
+        /* A spinning worker keeps the core from others: it spins only if the last wait was about as short, a wake-up included. */
         bool quick = waited_ns < SHORT_WAITS * worker->spin_us * UINT64_C(1000);
         uint64_t start_ns = now_ns();
         bell_wait(worker->bell, seen, quick ? worker->spin_us : 0, IDLE_US);

@@ -27,14 +27,14 @@ struct worker {
     struct regions regions;
     const struct program *programs[MAX_MODELS]; /* by model_id; NULL: not loaded */
     struct piece pieces[MAX_MEMBERS];           /* of the lease that it is in */
-    bool background;         /* other threads of the process work on commands: it is busy even while it waits */
-    _Atomic uint32_t nudged; /* one of them has something for the caller of worker_loop */
+    bool background;         /* other threads of the process execute commands: it is busy even while it waits */
+    _Atomic uint32_t nudged; /* one of them has a result for the caller of worker_loop */
 };
 
 void worker_send(struct worker *worker, const struct message *message);
-/* Runs leases until a command of another kind arrives, which is the caller's to execute, or a nudge (then the kind is 0). */
+/* Runs leases until a command of another kind arrives, which the caller executes, or a nudge (then the kind is 0). */
 struct message worker_loop(struct worker *worker);
-/* From any thread of the process: have worker_loop return soon, between two leases. */
+/* Makes worker_loop return soon, between two leases. From any thread of the process. */
 void worker_nudge(struct worker *worker);
 
 #endif
