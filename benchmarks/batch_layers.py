@@ -19,7 +19,7 @@ from benchmarks.lib.report import Report, Row, add_repository_option, option_par
 from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.format import Layer, Manifest
 from gangway.artifact.reader import read_manifest
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.measure.machine import measure_machine
 from gangway.measure.model_runner import ModelRunner
 

@@ -17,7 +17,7 @@ from benchmarks.lib.report import Report, Row, add_repository_option, option_par
 from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.cache import default_cache_dir
 from gangway.artifact.reader import read_manifest
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.measure.model_runner import ModelRunner
 from gangway.simulator.measured import read_measured, shipped_models
 from gangway.simulator.scaling import LEVEL_OF_A_FULL_CORE, scale_model

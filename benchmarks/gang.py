@@ -20,7 +20,7 @@ from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
 from gangway.artifact.reader import read_manifest
 from gangway.artifact.writer import ArtifactWriter
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.executor.leases import Control, LeaseSpec, Member
 from gangway.executor.messages import Left
 from gangway.executor.slots import SlotRequest

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from benchmarks.gang import OVERHEAD_US_AT_MOST, make_artifact, percentile, summary
 from benchmarks.lib.report import Row, option_parser, start_report
-from gangway.executor.cores import available_cores
-from gangway.executor.launch import WorkerPlan, start_worker
+from gangway.executor.launch import WorkerPlan, available_cores, start_worker
 from gangway.executor.leases import Lease
 from gangway.executor.peer import peer_sockets
-from gangway.executor.process import go_first
+from gangway.executor.process import use_realtime_priority
 from gangway.scheduler import messages as slow
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, Stop, Wake
@@ -187,7 +186,7 @@ def main() -> int:
     if len(cores) < 2:
         sys.exit("a gang of two needs two cores")
     report = start_report("live gang")
-    go_first()  # as the scheduler's process does
+    use_realtime_priority()  # as the scheduler's process does
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), make_artifact(Path(folder), "busy", LAYERS, 2), cores)
         try:

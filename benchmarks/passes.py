@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.lib.report import Row, add_repository_option, option_parser, start_report
 from benchmarks.lib.repository import compile_model, ensure_zoo
 from gangway.artifact.reader import read_manifest
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.measure.model_runner import ModelRunner
 
 

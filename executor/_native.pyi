@@ -221,7 +221,7 @@ class Worker:
         """Map a part of a file, writable. From any thread. Raises OSError."""
 
     def clear_region(self, number: int, /) -> None:
-        """Let no lease find the region any more. For the thread that calls `loop`."""
+        """Hide the region from leases. For the thread that calls `loop`."""
 
     def unmap_region(self, number: int, /) -> None:
         """Give the addresses of a region back that has been cleared. From any thread."""

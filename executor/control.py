@@ -1,4 +1,14 @@
-"""The control segment: bells, rings, status blocks and leases, and where each lies."""
+"""The control segment: where each bell, ring, status block and lease lies, and what processes say of themselves there.
+
+Scheduler and supervisor each have a block for the front end's metrics and health, written by one process and read by
+any, without a lock: a message per event would cost more than what it tells. A block begins with the version of its
+layout, which `attach` compares: a process that is started again after an upgrade must not take other numbers for its
+own. The scheduler's block is rewritten about twice a second while something happens, the supervisor's when a process
+dies. `sequence` is odd while the scheduler writes.
+
+A worker that finds memory of a client's region missing (`native/region.c`) marks the region as lost before it goes on
+with zeros. So a process that sees an answer also sees whether it may be computed from zeros.
+"""
 
 import struct
 import time
@@ -7,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gangway.executor import _native
-from gangway.executor.layout import (
+from gangway.executor.leases import LEASE_BYTES, LeaseTable
+from gangway.executor.messages import Bell, Ring, RingGroup, ring_bytes
+from gangway.executor.segment import (
     BELL,
     CONTROL_HEADER,
     HEARTBEAT,
@@ -17,20 +29,21 @@ from gangway.executor.layout import (
     SERVER_BLOCK,
     WORKER_ACCOUNT,
     WORKER_STATUS,
+    Segment,
 )
-from gangway.executor.leases import LEASE_BYTES, LeaseTable
-from gangway.executor.messages import Bell, Ring, RingGroup, ring_bytes
-from gangway.executor.segment import Segment
 
-# What scheduler and supervisor say of themselves in the control segment, for the front end's metrics and health.
-#
-# Two blocks, each written by one process and read by any, without a lock: a message per event would cost more than
-# what it tells. A block begins with the version of its layout, which `attach` compares: a process that was started
-# again after an upgrade must not take other numbers for its own. The scheduler's is rewritten about twice a second
-# while something happens, the supervisor's when something dies. `sequence` is odd while the scheduler writes.
-
+SUBMIT_CAPACITY: Final = 4096  # a Submit and a Cancel of every slot of a front end fit
+COMMAND_CAPACITY: Final = 256
+COMPLETION_CAPACITY: Final = 512  # more than commands, so a worker can answer all it has while the scheduler is away
 VERSION: Final = 1
+BEAT_EVERY_S: Final = 0.1  # of a process with a thread for that
+STALE_AFTER_S: Final = 2.0  # a process that has not been seen for so long does not serve
+LOST_REGIONS_BYTES: Final = LOST_REGIONS.size_bytes
+_MAGIC: Final = 0x32574721
+_READ_ATTEMPTS: Final = 100  # a writer that has died in the middle leaves an odd sequence for ever
 _WORD: Final = struct.Struct("<I")  # `version`, `sequence`, or whether a region is lost
+_HEADER, _ = CONTROL_HEADER.writing("magic", "workers", "front_ends", "leases")
+_STATUS, _ = WORKER_STATUS.reading("pid", "busy", "lease", "runs", "busy_ns")
 _SEQUENCE_AT: Final = SCHEDULER_BLOCK.offset("sequence")
 _SCHEDULER, _SCHEDULER_AT = SCHEDULER_BLOCK.writing("waiting", "leases", "arena_bytes", "level")
 _MODEL, _ = MODEL_ACCOUNT.writing("growths", "shrinks", "layers", "version_layers", "arenas", "arena_bytes")
@@ -38,235 +51,6 @@ _RESTARTS, _RESTARTS_AT = SERVER_BLOCK.writing("front_end_restarts", "scheduler_
 _START, _START_AT = SERVER_BLOCK.writing("started_s")
 _WORKER, _ = WORKER_ACCOUNT.writing("core", "restarts")
 _BEAT, _ = HEARTBEAT.writing("seen_ns")
-_READ_ATTEMPTS: Final = 100  # a writer that has died in the middle leaves an odd sequence for ever
-
-BEAT_EVERY_S: Final = 0.1  # of who has a thread for that
-STALE_AFTER_S: Final = 2.0  # who has not been seen for so long does not serve
-
-
-class ModelAccount(NamedTuple):
-    """What the scheduler has counted of one loaded model since its start, and which arenas the model has now."""
-
-    growths: int = 0
-    shrinks: int = 0
-    layers: int = 0  # executed
-    version_layers: int = 0  # of them in another version than the first
-    arenas: int = 0  # in use
-    arena_bytes: int = 0  # of memory, idle arenas included
-
-
-@dataclass(frozen=True)
-class SchedulerStatus:
-    """The scheduler at one moment. `models` by model number."""
-
-    waiting: int = 0  # requests that have no cores, stopped ones included
-    leases: int = 0  # in use
-    arena_bytes: int = 0
-    level: float = 0.0
-    models: Mapping[int, ModelAccount] = field(default_factory=dict)
-
-    def account(self, model_ids: Iterable[int]) -> ModelAccount:
-        """Return the sum over some model numbers."""
-        found = [self.models[model_id] for model_id in model_ids if model_id in self.models]
-        return ModelAccount(*map(sum, zip(*found, strict=True))) if found else ModelAccount()
-
-
-class SchedulerBlock:
-    """The scheduler's block at `offset`."""
-
-    def __init__(self, segment: Segment, offset: int) -> None:
-        self._view = segment.view
-        self._offset = offset
-        self._written: set[int] = set()
-
-    def init(self) -> None:
-        """Make it an empty block of this version (the supervisor, once)."""
-        _WORD.pack_into(self._view, self._offset, VERSION)
-
-    def attach(self) -> None:
-        """Take over. Raises ValueError if the block has another layout."""
-        _check_version(self._view, self._offset, "the scheduler's status")
-        rows = range(_native.MAX_MODELS)
-        self._written = {row for row in rows if any(_MODEL.unpack_from(self._view, self._offset + _row_offset(row)))}
-
-    def write(self, status: SchedulerStatus) -> None:
-        """Replace what stands there. For one process at a time, the scheduler."""
-        view, base = self._view, self._offset
-        sequence = _WORD.unpack_from(view, base + _SEQUENCE_AT)[0] | 1
-        _WORD.pack_into(view, base + _SEQUENCE_AT, sequence)
-        _SCHEDULER.pack_into(
-            view, base + _SCHEDULER_AT, status.waiting, status.leases, status.arena_bytes, status.level
-        )
-        for model_id, account in status.models.items():
-            _MODEL.pack_into(view, base + _row_offset(model_id), *account)
-        for model_id in self._written - status.models.keys():
-            _MODEL.pack_into(view, base + _row_offset(model_id), *ModelAccount())
-        self._written = set(status.models)
-        _WORD.pack_into(view, base + _SEQUENCE_AT, (sequence + 1) & 0xFFFFFFFF)
-
-    def read(self, model_ids: Iterable[int]) -> SchedulerStatus:
-        """Return what was written last, of these models."""
-        content = self._content()
-        waiting, leases, arena_bytes, level = _SCHEDULER.unpack_from(content, _SCHEDULER_AT)
-        models = {model_id: ModelAccount(*_MODEL.unpack_from(content, _row_offset(model_id))) for model_id in model_ids}
-        return SchedulerStatus(waiting, leases, arena_bytes, level, models)
-
-    def _content(self) -> bytes:
-        """Copy the block between two writes; in the middle of one if its writer does not come to an end."""
-        for _ in range(_READ_ATTEMPTS):
-            before = _WORD.unpack_from(self._view, self._offset + _SEQUENCE_AT)
-            content = bytes(self._view[self._offset : self._offset + SCHEDULER_BLOCK.size_bytes])
-            if not before[0] & 1 and _WORD.unpack_from(self._view, self._offset + _SEQUENCE_AT) == before:
-                return content
-        return bytes(self._view[self._offset : self._offset + SCHEDULER_BLOCK.size_bytes])
-
-
-@dataclass(frozen=True)
-class ServerStatus:
-    """The server as the supervisor knows it. Lists are by worker."""
-
-    started_s: float  # since 1970
-    front_end_restarts: int
-    scheduler_restarts: int
-    worker_restarts: Sequence[int]
-    cores: Sequence[int]  # CPU numbers
-
-
-class ServerBlock:
-    """The supervisor's block at `offset`, of so many workers."""
-
-    def __init__(self, segment: Segment, offset: int, workers: int) -> None:
-        self._view = segment.view
-        self._offset = offset
-        self._workers = workers
-
-    def init(self, cores: Sequence[int], started_s: float) -> None:
-        """Make it a block of this version, with nothing restarted (the supervisor, once)."""
-        _WORD.pack_into(self._view, self._offset, VERSION)
-        _START.pack_into(self._view, self._offset + _START_AT, started_s)
-        for worker, core in enumerate(cores):
-            _WORKER.pack_into(self._view, self._offset + _worker_offset(worker), core, 0)
-
-    def attach(self) -> None:
-        """Check it. Raises ValueError if the block has another layout."""
-        _check_version(self._view, self._offset, "the supervisor's status")
-
-    def front_end_restarted(self) -> None:
-        """Count (the supervisor)."""
-        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_AT)
-        _RESTARTS.pack_into(self._view, self._offset + _RESTARTS_AT, front_ends + 1, schedulers)
-
-    def scheduler_restarted(self) -> None:
-        """Count (the supervisor)."""
-        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_AT)
-        _RESTARTS.pack_into(self._view, self._offset + _RESTARTS_AT, front_ends, schedulers + 1)
-
-    def worker_restarted(self, worker: int) -> None:
-        """Count (the supervisor)."""
-        core, restarts = _WORKER.unpack_from(self._view, self._offset + _worker_offset(worker))
-        _WORKER.pack_into(self._view, self._offset + _worker_offset(worker), core, restarts + 1)
-
-    def read(self) -> ServerStatus:
-        """Return what stands there."""
-        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_AT)
-        offsets = [self._offset + _worker_offset(worker) for worker in range(self._workers)]
-        workers = [_WORKER.unpack_from(self._view, offset) for offset in offsets]
-        return ServerStatus(
-            started_s=_START.unpack_from(self._view, self._offset + _START_AT)[0],
-            front_end_restarts=front_ends,
-            scheduler_restarts=schedulers,
-            worker_restarts=[restarts for _, restarts in workers],
-            cores=[core for core, _ in workers],
-        )
-
-
-class Heartbeats:
-    """Lines from `offset` on, the supervisor's (number 0) first, then by front end, the scheduler's last."""
-
-    SUPERVISOR: Final = 0
-
-    def __init__(self, segment: Segment, offset: int, submitters: int) -> None:
-        self._view = segment.view
-        self._offset = offset
-        self.scheduler = submitters
-
-    def beat(self, process: int) -> None:
-        """Say that a process gets on. For that process alone."""
-        _BEAT.pack_into(self._view, self._offset + process * HEARTBEAT.size_bytes, time.monotonic_ns())
-
-    def last_ns(self, process: int) -> int:
-        """Return when a process was last seen; 0: never."""
-        return int(_BEAT.unpack_from(self._view, self._offset + process * HEARTBEAT.size_bytes)[0])
-
-    def all_fresh(self) -> bool:
-        """Whether supervisor and scheduler get on, as far as they have begun."""
-        seen_ns = [self.last_ns(process) for process in (self.SUPERVISOR, self.scheduler)]
-        return all(not last_ns or time.monotonic_ns() - last_ns < STALE_AFTER_S * 1e9 for last_ns in seen_ns)
-
-
-def heartbeats_bytes(submitters: int) -> int:
-    """Return the size of the heartbeats of so many front ends, the supervisor among them, and the scheduler."""
-    return (submitters + 1) * HEARTBEAT.size_bytes
-
-
-def server_block_bytes(workers: int) -> int:
-    """Return the size of the supervisor's block, a multiple of 64."""
-    return SERVER_BLOCK.size_bytes + -(-workers * WORKER_ACCOUNT.size_bytes // 64) * 64
-
-
-def _row_offset(model_id: int) -> int:
-    return SCHEDULER_BLOCK.offset("models") + model_id * MODEL_ACCOUNT.size_bytes
-
-
-def _worker_offset(worker: int) -> int:
-    return SERVER_BLOCK.size_bytes + worker * WORKER_ACCOUNT.size_bytes
-
-
-def _check_version(view: memoryview, offset: int, what: str) -> None:
-    (version,) = _WORD.unpack_from(view, offset)
-    if version != VERSION:
-        raise ValueError(f"{what} has layout {version}, this program knows {VERSION}: restart the whole server")
-
-
-# Which regions of clients' memory have lost a part of it: a word for each number, in the control segment.
-#
-# A worker that finds memory missing (`native/region.c`) says so there before it goes on with zeros. So whoever sees an
-# answer also sees whether zeros may be behind it.
-
-LOST_REGIONS_BYTES: Final = LOST_REGIONS.size_bytes
-
-
-class LostRegions:
-    """The words at `offset` of a segment. Numbers begin with 1."""
-
-    def __init__(self, segment: Segment, offset: int) -> None:
-        self._view = segment.view
-        self._offset = offset
-
-    def is_lost(self, number: int) -> bool:
-        """Whether a worker has missed a part of the region since `forget`."""
-        return bool(_WORD.unpack_from(self._view, self._place(number))[0])
-
-    def lose(self, number: int) -> None:
-        """Say that the region is not to be relied on."""
-        _WORD.pack_into(self._view, self._place(number), 1)
-
-    def forget(self, number: int) -> None:
-        """The number is to mean another region. Only while no worker maps it and no request names it."""
-        _WORD.pack_into(self._view, self._place(number), 0)
-
-    def _place(self, number: int) -> int:
-        if not 1 <= number <= _native.MAX_REGIONS:
-            raise ValueError(f"no region has the number {number}")
-        return self._offset + (number - 1) * _WORD.size
-
-
-SUBMIT_CAPACITY: Final = 4096  # a Submit and a Cancel of every slot of a front end fit
-COMMAND_CAPACITY: Final = 256
-COMPLETION_CAPACITY: Final = 512  # more than commands, so a worker can answer all it has while the scheduler is away
-_HEADER, _ = CONTROL_HEADER.writing("magic", "workers", "front_ends", "leases")
-_MAGIC: Final = 0x32574721
-_STATUS, _ = WORKER_STATUS.reading("pid", "busy", "lease", "runs", "busy_ns")
 
 
 @dataclass(frozen=True)
@@ -312,22 +96,22 @@ class ControlLayout:
 
     @property
     def scheduler_block(self) -> int:
-        """Offset of what the scheduler says of itself."""
+        """Offset of the scheduler's status."""
         return self.lease_table + self.leases * LEASE_BYTES
 
     @property
     def server_block(self) -> int:
-        """Offset of what the supervisor says of the server."""
+        """Offset of the supervisor's status of the server."""
         return self.scheduler_block + SCHEDULER_BLOCK.size_bytes
 
     @property
     def heartbeats(self) -> int:
-        """Offset of what says which processes get on."""
+        """Offset of the heartbeats of all processes."""
         return self.server_block + server_block_bytes(self.workers)
 
     @property
     def lost_regions(self) -> int:
-        """Offset of the words that say which regions have lost memory."""
+        """Offset of a word for each region: whether it has lost memory."""
         return self.heartbeats + heartbeats_bytes(self.front_ends)
 
     @property
@@ -338,7 +122,7 @@ class ControlLayout:
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """What a worker says of itself."""
+    """A worker's status block."""
 
     pid: int
     busy: bool  # between taking a command and having answered it
@@ -422,3 +206,212 @@ class ControlSegment:
         """Clear the status block of a worker that has died."""
         offset = self.layout.worker_status(rank)
         self.segment.view[offset : offset + WORKER_STATUS.size_bytes] = bytes(WORKER_STATUS.size_bytes)
+
+
+class ModelAccount(NamedTuple):
+    """What the scheduler has counted of one loaded model since its start, and which arenas the model has now."""
+
+    growths: int = 0
+    shrinks: int = 0
+    layers: int = 0  # executed
+    version_layers: int = 0  # of them in another version than the first
+    arenas: int = 0  # in use
+    arena_bytes: int = 0  # of memory, idle arenas included
+
+
+@dataclass(frozen=True)
+class SchedulerStatus:
+    """The scheduler at one moment. `models` by model number."""
+
+    waiting: int = 0  # requests that have no cores, stopped ones included
+    leases: int = 0  # in use
+    arena_bytes: int = 0
+    level: float = 0.0
+    models: Mapping[int, ModelAccount] = field(default_factory=dict)
+
+    def account(self, model_ids: Iterable[int]) -> ModelAccount:
+        """Return the sum over some model numbers."""
+        found = [self.models[model_id] for model_id in model_ids if model_id in self.models]
+        return ModelAccount(*map(sum, zip(*found, strict=True))) if found else ModelAccount()
+
+
+class SchedulerBlock:
+    """The scheduler's block at `offset`."""
+
+    def __init__(self, segment: Segment, offset: int) -> None:
+        self._view = segment.view
+        self._offset = offset
+        self._written: set[int] = set()
+
+    def init(self) -> None:
+        """Make it an empty block of this version (the supervisor, once)."""
+        _WORD.pack_into(self._view, self._offset, VERSION)
+
+    def attach(self) -> None:
+        """Take over. Raises ValueError if the block has another layout."""
+        _check_version(self._view, self._offset, "the scheduler's status")
+        rows = range(_native.MAX_MODELS)
+        self._written = {row for row in rows if any(_MODEL.unpack_from(self._view, self._offset + _row_offset(row)))}
+
+    def write(self, status: SchedulerStatus) -> None:
+        """Replace the status. For one process at a time, the scheduler."""
+        view, base = self._view, self._offset
+        sequence = _WORD.unpack_from(view, base + _SEQUENCE_AT)[0] | 1
+        _WORD.pack_into(view, base + _SEQUENCE_AT, sequence)
+        _SCHEDULER.pack_into(
+            view, base + _SCHEDULER_AT, status.waiting, status.leases, status.arena_bytes, status.level
+        )
+        for model_id, account in status.models.items():
+            _MODEL.pack_into(view, base + _row_offset(model_id), *account)
+        for model_id in self._written - status.models.keys():
+            _MODEL.pack_into(view, base + _row_offset(model_id), *ModelAccount())
+        self._written = set(status.models)
+        _WORD.pack_into(view, base + _SEQUENCE_AT, (sequence + 1) & 0xFFFFFFFF)
+
+    def read(self, model_ids: Iterable[int]) -> SchedulerStatus:
+        """Return the status written last, of these models."""
+        content = self._content()
+        waiting, leases, arena_bytes, level = _SCHEDULER.unpack_from(content, _SCHEDULER_AT)
+        models = {model_id: ModelAccount(*_MODEL.unpack_from(content, _row_offset(model_id))) for model_id in model_ids}
+        return SchedulerStatus(waiting, leases, arena_bytes, level, models)
+
+    def _content(self) -> bytes:
+        """Copy the block between two writes; in the middle of one if its writer does not come to an end."""
+        for _ in range(_READ_ATTEMPTS):
+            before = _WORD.unpack_from(self._view, self._offset + _SEQUENCE_AT)
+            content = bytes(self._view[self._offset : self._offset + SCHEDULER_BLOCK.size_bytes])
+            if not before[0] & 1 and _WORD.unpack_from(self._view, self._offset + _SEQUENCE_AT) == before:
+                return content
+        return bytes(self._view[self._offset : self._offset + SCHEDULER_BLOCK.size_bytes])
+
+
+@dataclass(frozen=True)
+class ServerStatus:
+    """The server as the supervisor knows it. Lists are by worker."""
+
+    started_s: float  # since 1970
+    front_end_restarts: int
+    scheduler_restarts: int
+    worker_restarts: Sequence[int]
+    cores: Sequence[int]  # CPU numbers
+
+
+class ServerBlock:
+    """The supervisor's block at `offset`, of so many workers."""
+
+    def __init__(self, segment: Segment, offset: int, workers: int) -> None:
+        self._view = segment.view
+        self._offset = offset
+        self._workers = workers
+
+    def init(self, cores: Sequence[int], started_s: float) -> None:
+        """Make it a block of this version, with nothing restarted (the supervisor, once)."""
+        _WORD.pack_into(self._view, self._offset, VERSION)
+        _START.pack_into(self._view, self._offset + _START_AT, started_s)
+        for worker, core in enumerate(cores):
+            _WORKER.pack_into(self._view, self._offset + _worker_offset(worker), core, 0)
+
+    def attach(self) -> None:
+        """Check it. Raises ValueError if the block has another layout."""
+        _check_version(self._view, self._offset, "the supervisor's status")
+
+    def front_end_restarted(self) -> None:
+        """Count (the supervisor)."""
+        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_AT)
+        _RESTARTS.pack_into(self._view, self._offset + _RESTARTS_AT, front_ends + 1, schedulers)
+
+    def scheduler_restarted(self) -> None:
+        """Count (the supervisor)."""
+        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_AT)
+        _RESTARTS.pack_into(self._view, self._offset + _RESTARTS_AT, front_ends, schedulers + 1)
+
+    def worker_restarted(self, worker: int) -> None:
+        """Count (the supervisor)."""
+        core, restarts = _WORKER.unpack_from(self._view, self._offset + _worker_offset(worker))
+        _WORKER.pack_into(self._view, self._offset + _worker_offset(worker), core, restarts + 1)
+
+    def read(self) -> ServerStatus:
+        """Return the status."""
+        front_ends, schedulers = _RESTARTS.unpack_from(self._view, self._offset + _RESTARTS_AT)
+        offsets = [self._offset + _worker_offset(worker) for worker in range(self._workers)]
+        workers = [_WORKER.unpack_from(self._view, offset) for offset in offsets]
+        return ServerStatus(
+            started_s=_START.unpack_from(self._view, self._offset + _START_AT)[0],
+            front_end_restarts=front_ends,
+            scheduler_restarts=schedulers,
+            worker_restarts=[restarts for _, restarts in workers],
+            cores=[core for core, _ in workers],
+        )
+
+
+class Heartbeats:
+    """Lines from `offset` on, the supervisor's (number 0) first, then by front end, the scheduler's last."""
+
+    SUPERVISOR: Final = 0
+
+    def __init__(self, segment: Segment, offset: int, submitters: int) -> None:
+        self._view = segment.view
+        self._offset = offset
+        self.scheduler = submitters
+
+    def beat(self, process: int) -> None:
+        """Note that a process is alive. For that process alone."""
+        _BEAT.pack_into(self._view, self._offset + process * HEARTBEAT.size_bytes, time.monotonic_ns())
+
+    def last_ns(self, process: int) -> int:
+        """Return when a process was last seen; 0: never."""
+        return int(_BEAT.unpack_from(self._view, self._offset + process * HEARTBEAT.size_bytes)[0])
+
+    def all_fresh(self) -> bool:
+        """Whether supervisor and scheduler are alive, as far as they have begun."""
+        seen_ns = [self.last_ns(process) for process in (self.SUPERVISOR, self.scheduler)]
+        return all(not last_ns or time.monotonic_ns() - last_ns < STALE_AFTER_S * 1e9 for last_ns in seen_ns)
+
+
+class LostRegions:
+    """The words at `offset` of a segment. Numbers begin with 1."""
+
+    def __init__(self, segment: Segment, offset: int) -> None:
+        self._view = segment.view
+        self._offset = offset
+
+    def is_lost(self, number: int) -> bool:
+        """Whether a part of the region has been lost since `forget`."""
+        return bool(_WORD.unpack_from(self._view, self._place(number))[0])
+
+    def lose(self, number: int) -> None:
+        """Mark the region as lost."""
+        _WORD.pack_into(self._view, self._place(number), 1)
+
+    def forget(self, number: int) -> None:
+        """Clear the mark, for a new region of this number. Only while no worker maps it and no request names it."""
+        _WORD.pack_into(self._view, self._place(number), 0)
+
+    def _place(self, number: int) -> int:
+        if not 1 <= number <= _native.MAX_REGIONS:
+            raise ValueError(f"no region has the number {number}")
+        return self._offset + (number - 1) * _WORD.size
+
+
+def heartbeats_bytes(submitters: int) -> int:
+    """Return the size of the heartbeats of so many front ends, the supervisor among them, and the scheduler."""
+    return (submitters + 1) * HEARTBEAT.size_bytes
+
+
+def server_block_bytes(workers: int) -> int:
+    """Return the size of the supervisor's block, a multiple of 64."""
+    return SERVER_BLOCK.size_bytes + -(-workers * WORKER_ACCOUNT.size_bytes // 64) * 64
+
+
+def _row_offset(model_id: int) -> int:
+    return SCHEDULER_BLOCK.offset("models") + model_id * MODEL_ACCOUNT.size_bytes
+
+
+def _worker_offset(worker: int) -> int:
+    return SERVER_BLOCK.size_bytes + worker * WORKER_ACCOUNT.size_bytes
+
+
+def _check_version(view: memoryview, offset: int, what: str) -> None:
+    (version,) = _WORD.unpack_from(view, offset)
+    if version != VERSION:
+        raise ValueError(f"{what} has layout {version}, this program knows {VERSION}: restart the whole server")

@@ -69,7 +69,7 @@ class FastPath:
         )
 
     def open(self, model_id: int, layers: int, expected_us: int, arena_stride: int, arenas: Sequence[int]) -> None:
-        """From now on begin this model's requests. `arenas`: offset for each worker slot.
+        """Let this model's requests begin. `arenas`: offset for each worker slot.
 
         `expected_us`: what a request takes, roughly. A worker that has little to do is given more before it is done.
         """

@@ -1,7 +1,7 @@
 """Frames: all inputs, or all outputs, of a request to a model that onnxruntime executes, in one block of memory.
 
-Such a model may take and give tensors whose shapes are known to nobody but the request, and strings. So the block says
-itself what is in it, in words of 64 bits, little endian:
+Such a model may take and give strings, and tensors whose shapes only the request knows. So the block describes its own
+contents, in words of 64 bits, little endian:
 
     size of the frame, count of tensors, then for each tensor: rank, dimensions, bytes of its contents
 

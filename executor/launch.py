@@ -1,5 +1,6 @@
-"""How a worker process is started."""
+"""Workers: which cores they get, and how their processes are started."""
 
+import math
 import os
 import subprocess
 import sys
@@ -7,7 +8,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.executor.process import take_precedence
+from gangway.artifact.host_limits import CGROUPS, cpu_quota
+from gangway.executor.process import raise_priority
+
+
+def available_cores(request: str = "all", cgroups: Path = CGROUPS, membership: str | None = None) -> list[int]:
+    """Return the cores to use, ascending: at least one, at most as many as the CPU quota pays for (rounded down).
+
+    `request` is "all", or a list such as "0,2-5". Raises ValueError for a malformed list, a core that is not available,
+    or more cores than the quota pays for.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    quota = cpu_quota(cgroups, membership)
+    count = len(allowed) if quota is None else max(1, min(len(allowed), math.floor(quota)))
+    if request == "all":
+        return allowed[:count]
+    cores = _parse(request)
+    missing = [core for core in cores if core not in allowed]
+    if missing:
+        raise ValueError(f"cores {_text(missing)} are not available to this process; available: {_text(allowed)}")
+    if len(cores) > count:
+        raise ValueError(f"{len(cores)} cores requested, but the CPU quota of this container pays for {quota:.2f}")
+    return cores
 
 
 @dataclass(frozen=True)
@@ -31,7 +53,7 @@ def start_worker(
 
     It dies with the THREAD that calls this (PR_SET_PDEATHSIG), so call it from one that lives as long as the process.
     The worker ignores SIGINT and SIGTERM: it ends by an Exit message or by SIGKILL. `stderr`: a descriptor for its
-    complaints, None for the standard error of this process.
+    log lines, None for the standard error of this process.
     """
     arguments = {
         "rank": plan.rank,
@@ -53,5 +75,22 @@ def start_worker(
     regions = () if plan.regions_fd < 0 else (plan.regions_fd,)
     fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, *regions, *extra_pass_fds)
     process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
-    take_precedence(process.pid)
+    raise_priority(process.pid)
     return process
+
+
+def _parse(request: str) -> list[int]:
+    cores: set[int] = set()
+    try:
+        for part in request.split(","):
+            first, dash, last = part.partition("-")
+            cores.update(range(int(first), int(last if dash else first) + 1))
+    except ValueError:
+        raise ValueError(f"cores must be 'all' or a list such as 0,2-5, got {request!r}") from None
+    if not cores:
+        raise ValueError(f"no cores in {request!r}")
+    return sorted(cores)
+
+
+def _text(cores: list[int]) -> str:
+    return ", ".join(map(str, cores))

@@ -128,7 +128,7 @@ class Lease:
         return LeaseProgress(PhaseKind(kind), next_layer, phase, finished, present, aborted)
 
     def position(self) -> tuple[int, int, int]:
-        """Return kind (a PhaseKind) and number of the present layer, and when it began (ns; 0: nobody has come yet)."""
+        """Return kind (a PhaseKind) and number of the present layer, and when it began (ns; 0: no rank has joined)."""
         return _native.lease_position(self._view, self._offset)
 
     def generation(self) -> int:

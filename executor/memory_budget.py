@@ -1,8 +1,8 @@
-"""The one budget of memory: what all processes under the same limits have taken, and what this one may still take.
+"""The budget of memory that all processes under the same limits share: what this process may still take.
 
-Nobody keeps accounts for the others. What is free is measured, by the limits themselves (`FreeMemory`): so a process
-that dies owes nothing, and what no account would hold (libraries, onnxruntime, the kernel's own) counts, too. Between
-two measurements a process counts what it takes. Who is about to take much asks first, in pieces of `PIECE_BYTES`.
+No process keeps accounts for the others. Free memory is measured by the limits themselves (`FreeMemory`). So the memory
+of a process that dies is free at once, and what no account would hold (libraries, onnxruntime, the kernel's own) is
+counted, too. Between two measurements a process counts what it takes. Large memory is taken in pieces of `PIECE_BYTES`.
 """
 
 import errno
@@ -15,11 +15,11 @@ from typing import Final
 from gangway.artifact.host_limits import FreeMemory, MemoryLimit, memory_limit
 
 PIECE_BYTES: Final = 4 << 20  # of a large piece of memory are taken at once, so that processes see each other's
-RESERVE: Final = 1 / 8  # of the limit is left for what nobody asks for, between these bounds
+RESERVE: Final = 1 / 8  # of the limit stays free for memory that is taken without asking, between these bounds
 RESERVE_BYTES: Final = (16 << 20, 256 << 20)
 SMALL_BYTES: Final = 64 << 10  # so little may be taken from the first half of the reserve: small requests go on
 MESSAGE_SHARE: Final = 1 / 32  # of the limit is what one message may have: the reserve has room for it, four times
-FASTEST_BYTES_PER_S: Final = 4 << 30  # nobody takes memory faster: so long a measurement holds
+FASTEST_BYTES_PER_S: Final = 4 << 30  # no process takes memory faster: a measurement is valid for so long
 FRESH_S: Final = (0.001, 1.0)
 
 
@@ -45,7 +45,7 @@ class MemoryBudget:
         self._now_s = now_s
         self._lock = threading.Lock()
         self._room_bytes = 0
-        self._until_s = 0.0  # the measurement holds
+        self._until_s = 0.0  # the measurement is valid
 
     def share_bytes(self, share: float, most_bytes: int) -> int:
         """Return a share of the limit, but not more than `most_bytes`."""
@@ -85,7 +85,7 @@ class MemoryBudget:
 
 
 def fresh_s(room_bytes: int) -> float:
-    """Return how many seconds such a measurement holds: others may take memory meanwhile, but only so fast."""
+    """Return for how many seconds such a measurement is valid: others take memory only so fast."""
     return min(max(room_bytes / FASTEST_BYTES_PER_S, FRESH_S[0]), FRESH_S[1])
 
 

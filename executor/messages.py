@@ -1,6 +1,11 @@
 """The messages between processes, and the rings and bells that carry them: 64 bytes each, `struct message` in C.
 
 Native code writes and reads some of them, too (native/layout.h has the fields). Unused bytes are 0.
+
+A ring has one producer and one consumer process; a bell wakes the consumer of several. native/ring.c does the memory
+operations. A ring's state is right after every single instruction, so it outlives the death of either side: a successor
+goes on where the dead process was, or calls `discard` first. Threads of one process may share a side: `send` and
+`receive` keep the GIL.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,10 +14,20 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from gangway.executor import _native
-from gangway.executor.layout import BELL, GANG_MESSAGE, MESSAGE, MODEL_MESSAGE, REQUEST_MESSAGE, WORKER_MESSAGE
-from gangway.executor.segment import Segment
+from gangway.executor.segment import (
+    BELL,
+    GANG_MESSAGE,
+    MESSAGE,
+    MODEL_MESSAGE,
+    REQUEST_MESSAGE,
+    WORKER_MESSAGE,
+    Segment,
+)
 
 MESSAGE_BYTES: Final = MESSAGE.size_bytes
+BELL_BYTES: Final = BELL.size_bytes
+ERROR_BYTES: Final = MODEL_MESSAGE.size("text")  # of Loaded, UTF-8; more is cut off
+_KEY_BYTES: Final = 32
 _KIND: Final = MESSAGE.whole("kind")
 _REQUEST: Final = REQUEST_MESSAGE.whole("kind", "slot", "generation", size_bytes=MESSAGE_BYTES)
 _SLOT: Final = REQUEST_MESSAGE.whole("slot", "generation", size_bytes=MESSAGE_BYTES)
@@ -22,8 +37,6 @@ _LEFT: Final = GANG_MESSAGE.whole(
 )
 _MODEL: Final = MODEL_MESSAGE.whole("kind", "model_id", "ok", "text", size_bytes=MESSAGE_BYTES)
 _WORKER: Final = WORKER_MESSAGE.whole("kind", "pid", size_bytes=MESSAGE_BYTES)
-ERROR_BYTES: Final = MODEL_MESSAGE.size("text")  # of Loaded, UTF-8; more is cut off
-_KEY_BYTES: Final = 32
 
 
 class MessageKind(IntEnum):
@@ -66,7 +79,7 @@ class Submit(NamedTuple):
 
 @dataclass(frozen=True)
 class Cancel:
-    """Front end to scheduler: nobody waits for this answer any more."""
+    """Front end to scheduler: no client waits for this answer."""
 
     slot: int
     generation: int
@@ -195,53 +208,6 @@ def pack_run(lease: int, rank: int, generation: int) -> bytes:
     return _RUN.pack(_RUN_KIND, lease, rank, generation)
 
 
-def _unpack_load(raw: bytes) -> Load:
-    _, model_id, at_once, key = _MODEL.unpack(raw)
-    return Load(model_id, key[:_KEY_BYTES].hex(), at_once != 0)
-
-
-def _unpack_loaded(raw: bytes) -> Loaded:
-    _, model_id, ok, error = _MODEL.unpack(raw)
-    return Loaded(model_id, ok != 0, error.rstrip(b"\0").decode(errors="replace"))
-
-
-def _unpack_left(raw: bytes) -> Left:
-    _, lease, rank, generation, reason, joined_ns, left_ns = _LEFT.unpack(raw)
-    if reason >= len(_REASONS):
-        raise ValueError(f"{reason} is no reason to leave")
-    return Left(lease, rank, generation, _REASONS[reason], joined_ns, left_ns)
-
-
-_RUN_KIND: Final = int(MessageKind.RUN)
-_REASONS: Final = tuple(LeftReason)
-_MAKERS: Final[dict[int, Callable[[bytes], Message]]] = {
-    MessageKind.SUBMIT: lambda raw: Submit._make(_SLOT.unpack(raw)),
-    MessageKind.CANCEL: lambda raw: Cancel(*_SLOT.unpack(raw)),
-    MessageKind.RUN: lambda raw: Run(*_RUN.unpack(raw)[1:]),
-    MessageKind.LOAD: _unpack_load,
-    MessageKind.UNLOAD: lambda raw: Unload(_MODEL.unpack(raw)[1]),
-    MessageKind.EXIT: lambda raw: Exit(),
-    MessageKind.LEFT: _unpack_left,
-    MessageKind.LOADED: _unpack_loaded,
-    MessageKind.UNLOADED: lambda raw: Unloaded(_MODEL.unpack(raw)[1]),
-    MessageKind.READY: lambda raw: Ready(_WORKER.unpack(raw)[1]),
-}
-
-
-# Rings of messages and the bells that wake their readers; the memory operations are native/ring.c.
-#
-# A ring has one producer and one consumer process. Its state is right after every single instruction, so it outlives
-# the death of either side: a successor goes on where the dead one was, or calls `discard` first. (Threads of one
-# process may share a side: `send` and `receive` keep the GIL.)
-
-BELL_BYTES: Final = BELL.size_bytes
-
-
-def ring_bytes(capacity: int) -> int:
-    """Size of a ring that holds `capacity` messages (a power of two)."""
-    return _native.RING_HEADER_BYTES + capacity * MESSAGE_BYTES
-
-
 class Ring:
     """A single-producer single-consumer queue of 64-byte messages at `offset` of a segment."""
 
@@ -250,7 +216,7 @@ class Ring:
         self._offset = offset
 
     def init(self, capacity: int) -> None:
-        """Make it empty, while nobody uses it. Raises ValueError unless `capacity` is a power of two that fits."""
+        """Make it empty, while no process uses it. Raises ValueError unless `capacity` is a power of two that fits."""
         _native.ring_init(self._segment.view, self._offset, capacity)
 
     def send(self, message: bytes) -> bool:
@@ -294,7 +260,7 @@ class Bell:
         _native.bell_ring(self._segment.view, self._offset)
 
     def ring_for_best_effort(self) -> None:
-        """Wake the consumer for a request that preempts nobody, unless it waits with `skip_best_effort_wakeups`."""
+        """Wake the consumer for a best-effort request, unless it waits with `skip_best_effort_wakeups`."""
         _native.bell_ring_for_best_effort(self._segment.view, self._offset)
 
     def ring_for_control(self) -> None:
@@ -306,7 +272,7 @@ class Bell:
         return _native.bell_control_seq(self._segment.view, self._offset)
 
     def seen(self) -> int:
-        """Return the count of strokes so far. To be read BEFORE the rings are looked at, then given to `wait`."""
+        """Return how often it has been rung. To be read BEFORE the rings are looked at, then given to `wait`."""
         return _native.bell_seen(self._segment.view, self._offset)
 
     def wait(
@@ -333,5 +299,43 @@ class Bell:
         )
 
     def take_over(self) -> None:
-        """Be its consumer from now on, in place of one that may have died in a wait that skipped wakeups."""
+        """Become its consumer, in place of one that may have died in a wait that skipped wakeups."""
         _native.bell_take_over(self._segment.view, self._offset)
+
+
+def ring_bytes(capacity: int) -> int:
+    """Size of a ring that holds `capacity` messages (a power of two)."""
+    return _native.RING_HEADER_BYTES + capacity * MESSAGE_BYTES
+
+
+def _unpack_load(raw: bytes) -> Load:
+    _, model_id, at_once, key = _MODEL.unpack(raw)
+    return Load(model_id, key[:_KEY_BYTES].hex(), at_once != 0)
+
+
+def _unpack_loaded(raw: bytes) -> Loaded:
+    _, model_id, ok, error = _MODEL.unpack(raw)
+    return Loaded(model_id, ok != 0, error.rstrip(b"\0").decode(errors="replace"))
+
+
+def _unpack_left(raw: bytes) -> Left:
+    _, lease, rank, generation, reason, joined_ns, left_ns = _LEFT.unpack(raw)
+    if reason >= len(_REASONS):
+        raise ValueError(f"{reason} is no reason to leave")
+    return Left(lease, rank, generation, _REASONS[reason], joined_ns, left_ns)
+
+
+_RUN_KIND: Final = int(MessageKind.RUN)
+_REASONS: Final = tuple(LeftReason)
+_MAKERS: Final[dict[int, Callable[[bytes], Message]]] = {
+    MessageKind.SUBMIT: lambda raw: Submit._make(_SLOT.unpack(raw)),
+    MessageKind.CANCEL: lambda raw: Cancel(*_SLOT.unpack(raw)),
+    MessageKind.RUN: lambda raw: Run(*_RUN.unpack(raw)[1:]),
+    MessageKind.LOAD: _unpack_load,
+    MessageKind.UNLOAD: lambda raw: Unload(_MODEL.unpack(raw)[1]),
+    MessageKind.EXIT: lambda raw: Exit(),
+    MessageKind.LEFT: _unpack_left,
+    MessageKind.LOADED: _unpack_loaded,
+    MessageKind.UNLOADED: lambda raw: Unloaded(_MODEL.unpack(raw)[1]),
+    MessageKind.READY: lambda raw: Ready(_WORKER.unpack(raw)[1]),
+}

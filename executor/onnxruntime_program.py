@@ -1,4 +1,8 @@
-"""A model that onnxruntime executes, as a program of a worker. Imports onnxruntime and numpy."""
+"""A model that onnxruntime executes, as a program of a worker. Imports onnxruntime and numpy.
+
+Requests to a batched model, whose inputs and outputs all have the batch as their first axis, are executed as one: their
+rows, one after the other, along that axis.
+"""
 
 import math
 import re
@@ -12,42 +16,27 @@ from gangway.artifact.datatypes import STORAGE
 from gangway.artifact.format import ONNX_FILE, Manifest, TensorSpec
 from gangway.artifact.onnx_session import open_session, run_session
 from gangway.executor import _native
-from gangway.executor.complain import WARNING, complain
 from gangway.executor.frames import Part, is_absent, join_strings, plan_frame, read_frame, split_strings, write_header
-
-# Requests to a model for onnxruntime as one: their rows, one after the other, along the first axis. Imports numpy.
-#
-# Only models that are batched: the first axis of every input and output is the batch.
-
-
-def rows_of(feeds: Mapping[str, Any]) -> int:
-    """Return how many rows a request has. Raises ValueError if its inputs do not agree."""
-    counts = {len(array) if array.ndim else 0 for array in feeds.values()}
-    if len(counts) != 1:
-        raise ValueError(f"inputs of a request have {sorted(counts)} rows")
-    return counts.pop()
-
-
-def join_rows(feeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the inputs of all requests together. Raises ValueError unless they are alike but for their rows."""
-    first = feeds[0]
-    if any(each.keys() != first.keys() for each in feeds):
-        raise ValueError("some requests leave an input out that others have")
-    return {name: np.concatenate([each[name] for each in feeds]) for name in first}
-
-
-def split_rows(arrays: Sequence[Any], rows: Sequence[int]) -> list[list[Any]]:
-    """Return each request's outputs. Raises ValueError if an output has other rows than the requests together."""
-    total = sum(rows)
-    for array in arrays:
-        if array.ndim == 0 or len(array) != total:
-            raise ValueError(f"an output of shape {array.shape} for {total} rows")
-    ends = np.cumsum(rows)
-    return [[array[end - count : end] for array in arrays] for count, end in zip(rows, ends, strict=True)]
-
+from gangway.executor.process import LOG_WARNING, write_log_line
 
 Frames = tuple[memoryview, memoryview]  # of a request, and for its answer
 Failure = tuple[bool, str]  # whether what is in the request is to blame; why, one line
+_LONGEST: Final = 4000  # characters of an exception
+# onnxruntime has a status for what is wrong with a request, but does not always use it.
+_BLAMED: Final = re.compile(
+    r"INVALID_ARGUMENT|Integer (division|modulo) by zero|Out of range value in index tensor|invalid indi?c?ex? found"
+)
+_CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_NODE: Final = re.compile(r"Non-zero status code returned while running (\S+) node\. Name:'(.*?)' Status Message: ")
+# "PATH/file.cc:150 void function(...) [with T = ...] " before the sentence
+_PLACE: Final = re.compile(
+    r"\S*\w+\.(cc|h|cpp|hpp):\d+ (.*?\) (const )?(\[with [^\]]*\] )?|(?=\w+ [A-Z]))(\w+ (?=Integer ))?"
+)
+
+
+def load_whole(folder: Path, manifest: Manifest) -> _native.Program:
+    """Return the program of an artifact whose engine is onnxruntime. Raises ValueError where onnxruntime refuses it."""
+    return _native.Program.whole(OnnxRuntimeModel(folder, manifest))
 
 
 class OnnxRuntimeModel:
@@ -63,7 +52,7 @@ class OnnxRuntimeModel:
         self._bfloat16 = {tensor.name for tensor in (*manifest.inputs, *manifest.outputs) if tensor.datatype == "BF16"}
 
     def __call__(self, frames: list[Frames]) -> list[Failure | None]:
-        """Compute requests from frame to frame; say why of each that fails. What is not its own fault is logged, too.
+        """Compute requests from frame to frame; return why each failed, or None. Failures of other causes are logged.
 
         Several are computed in one run. If that fails each is computed alone, so that a wrong one costs only itself. An
         answer without room is no failure: its frame says how much is needed.
@@ -75,11 +64,13 @@ class OnnxRuntimeModel:
     def _try(self, frames: list[Frames]) -> Failure | None:
         try:
             self._run(frames)
-        except Exception as error:  # whatever it was, it concerns these requests only
+        except Exception as error:  # it concerns these requests only
             failure = failure_of(error)
             together = f"{len(frames)} requests in a batch: " if len(frames) > 1 else "a request: "
             if not failure[0]:
-                complain(f"{self._manifest.model_name}: onnxruntime could not execute {together}{failure[1]}", WARNING)
+                write_log_line(
+                    f"{self._manifest.model_name}: onnxruntime could not execute {together}{failure[1]}", LOG_WARNING
+                )
             return failure
         return None
 
@@ -110,17 +101,30 @@ class OnnxRuntimeModel:
                 answer[part.offset : part.offset + part.size_bytes] = content
 
 
-_LONGEST: Final = 4000  # characters of an exception
-# onnxruntime has a status for what is wrong with a request, but does not always use it.
-_BLAMED: Final = re.compile(
-    r"INVALID_ARGUMENT|Integer (division|modulo) by zero|Out of range value in index tensor|invalid indi?c?ex? found"
-)
-_CODE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-_NODE: Final = re.compile(r"Non-zero status code returned while running (\S+) node\. Name:'(.*?)' Status Message: ")
-# "PATH/file.cc:150 void function(...) [with T = ...] " before the sentence
-_PLACE: Final = re.compile(
-    r"\S*\w+\.(cc|h|cpp|hpp):\d+ (.*?\) (const )?(\[with [^\]]*\] )?|(?=\w+ [A-Z]))(\w+ (?=Integer ))?"
-)
+def rows_of(feeds: Mapping[str, Any]) -> int:
+    """Return how many rows a request has. Raises ValueError if its inputs do not agree."""
+    counts = {len(array) if array.ndim else 0 for array in feeds.values()}
+    if len(counts) != 1:
+        raise ValueError(f"inputs of a request have {sorted(counts)} rows")
+    return counts.pop()
+
+
+def join_rows(feeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the inputs of all requests together. Raises ValueError unless they are alike but for their rows."""
+    first = feeds[0]
+    if any(each.keys() != first.keys() for each in feeds):
+        raise ValueError("some requests leave an input out that others have")
+    return {name: np.concatenate([each[name] for each in feeds]) for name in first}
+
+
+def split_rows(arrays: Sequence[Any], rows: Sequence[int]) -> list[list[Any]]:
+    """Return each request's outputs. Raises ValueError if an output has other rows than the requests together."""
+    total = sum(rows)
+    for array in arrays:
+        if array.ndim == 0 or len(array) != total:
+            raise ValueError(f"an output of shape {array.shape} for {total} rows")
+    ends = np.cumsum(rows)
+    return [[array[end - count : end] for array in arrays] for count, end in zip(rows, ends, strict=True)]
 
 
 def failure_of(error: Exception) -> Failure:
@@ -149,8 +153,3 @@ def _contents(tensor: TensorSpec, array: Any) -> memoryview | bytes:
     if array.dtype != STORAGE[tensor.datatype]:
         raise ValueError(f"output '{tensor.name}' is {array.dtype} instead of {tensor.datatype}")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
-
-
-def load_whole(folder: Path, manifest: Manifest) -> _native.Program:
-    """Return the program of an artifact whose engine is onnxruntime. Raises ValueError where onnxruntime refuses it."""
-    return _native.Program.whole(OnnxRuntimeModel(folder, manifest))

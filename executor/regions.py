@@ -1,4 +1,17 @@
-"""Regions of clients' memory that workers map: what processes tell one another of them, and the worker's part."""
+"""Regions of clients' memory that workers map: what processes tell one another of them, and the worker's part.
+
+A message has 32 bytes, four words of 64 bits, little endian:
+
+| from, to | message | with a descriptor |
+|---|---|---|
+| front end, supervisor | `OfferRegion`: workers may map this | of the client's file |
+| supervisor, front end | `RegionMapped`: all of them have; or, number 0, they will not | |
+| front end, supervisor | `WithdrawRegion`: no request of mine uses it any more | |
+| supervisor, worker | `MapRegion` | of the client's file |
+| supervisor, worker | `UnmapRegion` | |
+| supervisor, worker | `AllMapped`: this was all that there is when the worker starts | |
+| worker, supervisor | `RegionDone`: the answer to each of these three, before the next one is sent | |
+"""
 
 import os
 import queue
@@ -11,23 +24,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from gangway.executor import _native
-from gangway.executor.complain import WARNING, complain
 from gangway.executor.peer import Peer
-from gangway.executor.process import as_before, give_way_less
-
-# What is said about regions of clients' memory that workers map: 32 bytes, four words of 64 bits, little endian.
-#
-# | from, to | message | with a descriptor |
-# |---|---|---|
-# | front end, supervisor | `OfferRegion`: workers may map this | of the client's file |
-# | supervisor, front end | `RegionMapped`: all of them have; or, number 0, they will not | |
-# | front end, supervisor | `WithdrawRegion`: no request of mine uses it any more | |
-# | supervisor, worker | `MapRegion` | of the client's file |
-# | supervisor, worker | `UnmapRegion` | |
-# | supervisor, worker | `AllMapped`: this was all that there is when the worker starts | |
-# | worker, supervisor | `RegionDone`: the answer to each of these three, before the next one is sent | |
+from gangway.executor.process import LOG_WARNING, leave_idle_priority, restored_priority, write_log_line
 
 REGION_MESSAGE_BYTES: Final = 32
+MAPPING_NICE: Final = 15  # a hundredth of a core that a gang wants, too
 _WORDS: Final = struct.Struct("<4Q")
 
 
@@ -85,16 +86,6 @@ class RegionDone:
 
 RegionMessage = OfferRegion | RegionMapped | WithdrawRegion | MapRegion | UnmapRegion | AllMapped | RegionDone
 
-_MAKERS: Final[tuple[Callable[[int, int, int], RegionMessage], ...]] = (  # the place is the first word
-    OfferRegion,
-    lambda token, number, _: RegionMapped(token, number),
-    lambda token, a, b: WithdrawRegion(token),
-    MapRegion,
-    lambda number, a, b: UnmapRegion(number),
-    lambda a, b, c: AllMapped(),
-    lambda ok, a, b: RegionDone(ok),
-)
-
 
 def pack_region_message(message: RegionMessage) -> bytes:
     """Return the 32 bytes."""
@@ -137,17 +128,13 @@ def region_peer(end: socket.socket) -> Peer[RegionMessage]:
     )
 
 
-# Regions of clients' memory are mapped and unmapped by a thread of their own, while the worker goes on running leases.
-#
-# The supervisor says which ones. A worker that starts maps what there is before it says that it
-# is ready: requests may name these regions from then on. Only the thread that runs leases takes a region away, between
-# two of them, so that none is using it; it is nudged for that.
-
-NICE: Final = 15  # a hundredth of a core that a gang wants, too
-
-
 class RegionJobs:
-    """`answer` is for the thread that calls `worker.loop`."""
+    """Maps and unmaps regions in a thread of its own, while the worker goes on running leases.
+
+    The supervisor says which ones. A worker that starts maps those that there are before it says that it is ready:
+    requests may name these regions from then on. Only the thread that runs leases takes a region away (`answer`),
+    between two of them, so that none is using it; `nudge` makes it do so.
+    """
 
     def __init__(self, worker: _native.Worker, supervisor: Peer[RegionMessage]) -> None:
         self._worker = worker
@@ -156,13 +143,13 @@ class RegionJobs:
         self._cleared: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Map what there is, then begin to listen for more. Raises EOFError when the supervisor is gone."""
-        while not isinstance(self._obey(*self._supervisor.wait()), AllMapped):
+        """Map the regions that there are, then listen for more. Raises EOFError when the supervisor has ended."""
+        while not isinstance(self._execute(*self._supervisor.wait()), AllMapped):
             pass
         threading.Thread(target=self._work, name="regions", daemon=True).start()
 
     def answer(self) -> None:
-        """Let no lease find the regions that are to be unmapped."""
+        """Hide the regions that are to be unmapped from all leases."""
         while not self._unwanted.empty():
             number = self._unwanted.get()
             self._worker.clear_region(number)
@@ -172,16 +159,16 @@ class RegionJobs:
         try:
             while True:
                 order, descriptor = self._supervisor.wait()
-                with as_before():
-                    give_way_less(threading.get_native_id(), NICE)
-                    self._obey(order, descriptor)
+                with restored_priority():
+                    leave_idle_priority(threading.get_native_id(), MAPPING_NICE)
+                    self._execute(order, descriptor)
         except EOFError:
             pass  # the supervisor has ended, and this process is about to
         except BaseException as error:
             sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)  # as whenever a worker fails: it is replaced
 
-    def _obey(self, order: RegionMessage, descriptor: int) -> RegionMessage:
+    def _execute(self, order: RegionMessage, descriptor: int) -> RegionMessage:
         ok = True
         match order:
             case MapRegion():
@@ -203,8 +190,19 @@ class RegionJobs:
             self._worker.map_region(order.number, descriptor, order.offset, order.size_bytes)
         except OSError as error:
             size = f"{order.size_bytes} bytes of a client's shared memory"
-            complain(f"{size} cannot be mapped, so its tensors are copied: {error.strerror}", WARNING)
+            write_log_line(f"{size} cannot be mapped, so its tensors are copied: {error.strerror}", LOG_WARNING)
             return False
         finally:
             os.close(descriptor)
         return True
+
+
+_MAKERS: Final[tuple[Callable[[int, int, int], RegionMessage], ...]] = (  # the place is the first word
+    OfferRegion,
+    lambda token, number, _: RegionMapped(token, number),
+    lambda token, a, b: WithdrawRegion(token),
+    MapRegion,
+    lambda number, a, b: UnmapRegion(number),
+    lambda a, b, c: AllMapped(),
+    lambda ok, a, b: RegionDone(ok),
+)

@@ -1,14 +1,19 @@
-"""Shared memory without a name, inherited by file descriptor: nothing of it can stay behind, and no /dev/shm bounds it.
+"""Shared memory: segments without a name, and Python's formats of the structures that lie in them.
 
-Its pages are charged to the cgroup of who touches them first, like all other memory.
+A segment is inherited by file descriptor, so nothing of it stays behind, and no /dev/shm bounds it. Its pages are
+charged to the cgroup of the process that touches them first, like all other memory. The formats are made of what
+native/layout.h says about its structures.
 """
 
 import ctypes
 import errno
 import mmap
 import os
+import struct
+from collections.abc import Sequence
 from typing import Final
 
+from gangway.executor import _native
 from gangway.executor.memory_budget import PIECE_BYTES, memory_budget
 
 _FALLOC_FL_KEEP_SIZE: Final = 1
@@ -87,3 +92,66 @@ class Segment:
             error = ctypes.get_errno()
             if error != errno.EINTR:
                 raise OSError(error, f"fallocate of {size_bytes} bytes of shared memory: {os.strerror(error)}")
+
+
+class Layout:
+    """One structure. `size_bytes`: with what follows its last field."""
+
+    def __init__(self, name: str) -> None:
+        self.size_bytes, self._fields = _native.LAYOUT[name]
+
+    def offset(self, field: str) -> int:
+        """Return where a field begins, in bytes."""
+        return self._fields[field][0]
+
+    def size(self, field: str) -> int:
+        """Return the size of a field in bytes."""
+        return self._fields[field][1]
+
+    def reading(self, *fields: str) -> tuple[struct.Struct, int]:
+        """Return a format of these fields, which skips what lies between them, and the offset of the first one.
+
+        They are to be in the structure's order; else ValueError is raised.
+        """
+        begin = self.offset(fields[0])
+        return struct.Struct("<" + self._format(fields, begin)[0]), begin
+
+    def writing(self, *fields: str) -> tuple[struct.Struct, int]:
+        """Return the same of fields that lie side by side: what is between them would be overwritten (ValueError)."""
+        made, begin = self.reading(*fields)
+        if made.size != sum(map(self.size, fields)):
+            raise ValueError(f"{', '.join(fields)} do not lie side by side")
+        return made, begin
+
+    def whole(self, *fields: str, size_bytes: int = 0) -> struct.Struct:
+        """Return a format of the whole structure, or of more, in which all other bytes are 0."""
+        text, end = self._format(fields, 0)
+        return struct.Struct(f"<{text}{max(size_bytes, self.size_bytes) - end}x")
+
+    def _format(self, fields: Sequence[str], at: int) -> tuple[str, int]:
+        parts = []
+        for field in fields:
+            offset, size_bytes, letter = self._fields[field]
+            if offset < at or not letter:
+                raise ValueError(f"{field} is out of order, or a structure")
+            count = size_bytes if letter == "s" else size_bytes // struct.calcsize(f"<{letter}")
+            parts.append(f"{offset - at}x{count}{letter}")
+            at = offset + size_bytes
+        return "".join(parts), at
+
+
+MESSAGE: Final = Layout("message")
+REQUEST_MESSAGE: Final = Layout("request_message")
+GANG_MESSAGE: Final = Layout("gang_message")
+MODEL_MESSAGE: Final = Layout("model_message")
+WORKER_MESSAGE: Final = Layout("worker_message")
+BELL: Final = Layout("bell")
+WORKER_STATUS: Final = Layout("worker_status")
+SLOT: Final = Layout("slot")
+CONTROL_HEADER: Final = Layout("control_header")
+MODEL_ACCOUNT: Final = Layout("model_account")
+SCHEDULER_BLOCK: Final = Layout("scheduler_block")
+WORKER_ACCOUNT: Final = Layout("worker_account")
+SERVER_BLOCK: Final = Layout("server_block")
+HEARTBEAT: Final = Layout("heartbeat")
+LOST_REGIONS: Final = Layout("lost_regions")

@@ -23,15 +23,14 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from gangway.executor import _native
-from gangway.executor.layout import SLOT
 from gangway.executor.messages import Bell
-from gangway.executor.segment import Segment
+from gangway.executor.segment import SLOT, Segment
 
 SLOT_BYTES: Final = SLOT.size_bytes
 MAX_TENSORS: Final = _native.MAX_TENSORS  # inputs, and outputs, of one request
 MAX_AWAITED: Final = _native.MAX_AWAITED  # slots that one call can wait for
 MAX_PARTS: Final = _native.MAX_PARTS  # of one request
-NEVER_JOINED: Final = 1 << 63  # a bit of `join_key`: executed alone, and waits for nobody
+NEVER_JOINED: Final = 1 << 63  # a bit of `join_key`: executed alone, and waits for no other request
 
 _REQUEST, _REQUEST_AT = SLOT.writing(
     "cancel", "attempts",
@@ -112,7 +111,7 @@ class SlotRequest(NamedTuple):
 
     Every tensor has `rows * row_bytes` bytes there. A model for onnxruntime has one input and one output here, frames
     (`frames.py`) of the sizes `frame_bytes`. Clocks are CLOCK_MONOTONIC, 0 means none. `deadline_ns` is a target:
-    `rejects_late` says what becomes of a request that misses it. Nobody waits for the answer after `limit_ns`.
+    `rejects_late` says what becomes of a request that misses it. No client waits for the answer after `limit_ns`.
     `max_queue`: as many of its model and priority may wait already (0: any number), or it is refused. `by_bell`: the
     answer is told by the table's bell, and not to a thread that waits in `wait`. `join_key`: only requests of one model
     with the same key may be executed together, and none with NEVER_JOINED in it.
@@ -145,7 +144,7 @@ class SlotTerms(NamedTuple):
     rejects_late: bool
     max_queue: int
     join_key: int = 0
-    cancelled: bool = False  # the front end does not want the answer any more
+    cancelled: bool = False  # no client waits for the answer
     attempts: int = 0  # how often it has been started
 
 
@@ -173,7 +172,7 @@ class SlotOutcome(NamedTuple):
     counts: SlotCounts = SlotCounts()
     batch_rows: int = 0
     leads: bool = True
-    reason: str = ""  # of INVALID and INTERNAL: what the worker says, one line; empty if nobody says anything
+    reason: str = ""  # of INVALID and INTERNAL: the worker's text, one line; empty if there is none
 
 
 @dataclass(frozen=True)
@@ -196,10 +195,10 @@ class SlotTable:
         self.size_bytes = slots * SLOT_BYTES
         self._segment = segment
         self.view = self._view = segment.view
-        self.bell = Bell(segment, SLOT.offset("bell"))  # of answers that nobody waits for alone
+        self.bell = Bell(segment, SLOT.offset("bell"))  # of answers that no thread waits for alone
 
     def init(self) -> None:
-        """Make all slots free. Only while nobody else uses the table. Generations go on: older messages stay stale."""
+        """Make all slots free, while no other process uses the table. Generations go on: older messages stay stale."""
         for slot in range(self.slots):
             _native.slot_reset(self._view, slot)
 
@@ -234,7 +233,7 @@ class SlotTable:
         return generation
 
     def cancel(self, slot: int) -> None:
-        """Mark that nobody waits for the answer. The scheduler is told by a `Cancel` message, too."""
+        """Mark that no client waits for the answer. The scheduler is told by a `Cancel` message, too."""
         _WORD.pack_into(self._view, slot * SLOT_BYTES + _CANCEL_AT, 1)
 
     def wait(self, slot: int, timeout_us: int, spin_us: int = 0) -> bool:
@@ -347,7 +346,7 @@ class SlotTable:
         return _native.slot_start(self._view, slot, generation, parts, batch_rows, leads)
 
     def lead(self, slot: int, generation: int, leads: bool = True) -> bool:
-        """Let a RUNNING request stand for its batch, or not any more; False if it has been answered.
+        """Set whether statistics count a RUNNING request's batch by it; False if it has been answered.
 
         The answer may come at the same moment: then its front end may have missed this.
         """

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.server.repository.entries import BrokenModel
 from gangway.server.repository.repository import read_model
 

@@ -1,28 +1,50 @@
 """How much generated interference slows a model's layers, against how much it slows a reference at the same moment.
 
+Generators are processes on other cores that stream through memory or thrash the shared cache; `python -m
+gangway.measure.interference` is one of them. All obey one word of shared memory, and answer in another, so that a
+measurement goes through kinds and strengths of load, and none, back and forth without starting processes.
+
 A virtual machine's cores are moved about on the host: the same load on the other cores halves the bandwidth of this
-one in one second and does nothing in the next. So the level of interference is never taken from the load's settings;
-it is measured beside every sample, by the same core, and a layer's slope is fitted to these pairs.
+one in one second and does nothing in the next. So the level of interference is never taken from the load's settings.
+It is measured beside every sample, by the same core, and a layer's slope is fitted to these pairs.
 """
 
+import argparse
+import os
 import statistics
+import struct
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from gangway.artifact.profile import InterferencePoint
 from gangway.executor import _probes
-from gangway.measure.generators import IDLE, KINDS, Generators, Load
+from gangway.executor.process import die_with_parent, raise_priority
+from gangway.executor.segment import Segment
 from gangway.measure.machine import l3_bytes, pinned, touched
 from gangway.measure.model_runner import Clock, ModelRunner, RunTimes, powers_of_two, version_count
 
+Load = tuple[str, int]
+"""Kind, and percent of the time that a generator works."""
+KINDS: Final = ("stream", "thrash")
+IDLE: Final[Load] = ("", 0)
+
 SHARES: Final = (25, 50, 100)  # percent: the strengths of generated interference
+LOADS: Final[tuple[Load, ...]] = tuple((kind, share) for share in SHARES for kind in KINDS)
 LEAST_LEVEL: Final = 0.05  # root mean square: a slope through less than that is noise
 MAX_ROUNDS: Final = 24
 RUNS_US: Final = 2e4  # beside one load in one round: at least a run, and runs of a small model for so long
 MAX_RUNS: Final = 10
 
-LOADS: Final[tuple[Load, ...]] = tuple((kind, share) for share in SHARES for kind in KINDS)
+SLICE_US: Final = 500  # how often the word is looked at
+IDLE_S: Final = 0.0005
+START_TIMEOUT_S: Final = 20.0
+_ORDER: Final = struct.Struct("<HHI")  # kind + 1 (0: idle), share, number of the order
+_LINE_BYTES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -84,11 +106,6 @@ def interference_points(rounds: Sequence[Round]) -> tuple[InterferencePoint, ...
     return tuple(InterferencePoint(*load, statistics.fmean(levels)) for load, levels in _levels(rounds).items())
 
 
-def _levels(rounds: Sequence[Round]) -> dict[Load, list[float]]:
-    idle_us = statistics.median(one[IDLE].reference_us for one in rounds)
-    return {load: [max(0.0, one[load].reference_us / idle_us - 1) for one in rounds] for load in LOADS}
-
-
 def slope_of(levels: Sequence[float], slowdowns: Sequence[float]) -> float:
     """Return the slope of the straight line through the origin that is next to the points (least squares).
 
@@ -98,6 +115,82 @@ def slope_of(levels: Sequence[float], slowdowns: Sequence[float]) -> float:
     if squares < LEAST_LEVEL**2 * len(levels):
         return 0.0
     return sum(level * slowdown for level, slowdown in zip(levels, slowdowns, strict=True)) / squares
+
+
+class Generators:
+    """One generator per core of `cores`, idle until told otherwise. A context manager."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        self._segment = Segment.create((1 + len(cores)) * _LINE_BYTES, "interference")
+        self._number = 0
+        self.processes = [self._start(place, core) for place, core in enumerate(cores)]
+
+    def __enter__(self) -> Self:
+        self.set(*IDLE)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self._segment.close()
+
+    def set(self, kind: str, share: int) -> None:
+        """Have all generators work `share` percent of the time at `kind`; return when all do. `IDLE` stops them.
+
+        Both change memory line by line. "stream": four times what the last-level cache holds, so it takes bandwidth.
+        "thrash": as much as that cache holds, so it takes the cache (in order: fast enough to drive others' lines out,
+        which random order measured not to be). Raises TimeoutError.
+        """
+        self._number += 1
+        order = _ORDER.pack(KINDS.index(kind) + 1 if kind else 0, share, self._number)
+        self._segment.view[: _ORDER.size] = order
+        deadline = time.monotonic() + START_TIMEOUT_S
+        for place, process in enumerate(self.processes):
+            while self._answer(place) != order:
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise TimeoutError("a generator of interference does not obey")
+                time.sleep(IDLE_S)
+
+    def _answer(self, place: int) -> bytes:
+        begin = (1 + place) * _LINE_BYTES
+        return bytes(self._segment.view[begin : begin + _ORDER.size])
+
+    def _start(self, place: int, core: int) -> "subprocess.Popen[bytes]":
+        arguments = {"fd": self._segment.fd, "place": place, "core": core, "parent": os.getpid()}
+        command = [sys.executable, "-m", "gangway.measure.interference"]
+        command += [f"--{key}={value}" for key, value in arguments.items()]
+        return subprocess.Popen(command, pass_fds=(self._segment.fd,), stdin=subprocess.DEVNULL)
+
+
+def main() -> None:
+    """Disturb as the word says, until the parent ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("fd", "place", "core", "parent"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    options = parser.parse_args()
+    die_with_parent()
+    if os.getppid() != options.parent:  # it died before the line above
+        sys.exit(1)
+    os.sched_setaffinity(0, {options.core})
+    raise_priority()
+    _obey(Segment.attach(options.fd), (1 + options.place) * _LINE_BYTES)
+
+
+def _obey(segment: Segment, answer: int) -> None:
+    memory = touched(4 * l3_bytes())
+    parts = {"stream": memory, "thrash": memory[: l3_bytes()]}
+    at = 0
+    while True:
+        order = bytes(segment.view[: _ORDER.size])
+        kind, share, _ = _ORDER.unpack(order)
+        if kind:
+            at = _probes.disturb(parts[KINDS[kind - 1]], at, share, SLICE_US)
+        else:
+            time.sleep(IDLE_S)
+        segment.view[answer : answer + _ORDER.size] = order
 
 
 def _sample(runner: ModelRunner, cores: Sequence[int], reference: memoryview) -> Sample:
@@ -138,6 +231,11 @@ def _evaluate(rounds: Sequence[Round], versions: Sequence[int], ranks: int) -> D
     )
 
 
+def _levels(rounds: Sequence[Round]) -> dict[Load, list[float]]:
+    idle_us = statistics.median(one[IDLE].reference_us for one in rounds)
+    return {load: [max(0.0, one[load].reference_us / idle_us - 1) for one in rounds] for load in LOADS}
+
+
 def _slowdowns(rounds: Sequence[Round], layer: int, version: int) -> dict[Load, list[float]]:
     """Relative slowdown of a layer by load, one number per round."""
     alone_us = statistics.median(one[IDLE].layer_us[version][layer] for one in rounds)
@@ -147,3 +245,7 @@ def _slowdowns(rounds: Sequence[Round], layer: int, version: int) -> dict[Load, 
 
 def _flat(by_load: dict[Load, list[float]]) -> list[float]:
     return [value for load in LOADS for value in by_load[load]]
+
+
+if __name__ == "__main__":
+    main()

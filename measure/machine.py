@@ -1,4 +1,4 @@
-"""What this machine is and what one of its cores can do: name, caches, peak arithmetic, bandwidth of memory."""
+"""What this machine is and what its cores can do: name, caches, peak arithmetic, bandwidth of memory, cores at once."""
 
 import mmap
 import os
@@ -12,12 +12,38 @@ from gangway.artifact.format import TargetSpec
 from gangway.artifact.profile import Machine, cpu_name, machine_id
 from gangway.executor import _probes
 
-# Whether the cores are there whole: a host with others to serve may give less of them for seconds or minutes.
-#
-# Then a gang seems to gain nothing from its second core, while one core alone is as fast as ever.
-
+DEFAULT_L3_BYTES: Final = 32 << 20  # where the system names no such cache
+_MOST_BYTES: Final = 256 << 20
+_ROUNDS: Final = 100_000  # multiply-adds of each register: a few milliseconds
+_REPEATS: Final = 9
+_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
 _LANES: Final = 4  # every machine has such vectors, and none lowers its clock for them
 _WHOLE_ROUNDS: Final = 50_000_000  # of multiply-adds: about 0.1 s, since hosts share out cores in parts of that
+
+
+def measure_machine(core: int, cores: int, target: TargetSpec) -> Machine:
+    """Measure one core, in about 0.3 s.
+
+    Peak: independent multiply-adds in registers of the target's width. Bandwidth: reading memory in order, four times
+    as much as the last-level cache holds. The best of several counts for both.
+    """
+    with pinned(core):
+        rates = [flops * 1e3 / time_ns for flops, time_ns in (_multiply_add(target) for _ in range(_REPEATS))]
+        memory = touched(min(4 * l3_bytes(), _MOST_BYTES))
+        times_ns = [_probes.read_memory(memory) for _ in range(_REPEATS)]
+    name = cpu_name()
+    return Machine(
+        machine_id=machine_id(name, cores, target.name),
+        cpu=name,
+        cores=cores,
+        target=target.name,
+        peak_flops_per_us=max(rates),
+        bandwidth_bytes_per_us=len(memory) * 1e3 / min(times_ns),
+    )
+
+
+def _multiply_add(target: TargetSpec) -> tuple[float, int]:
+    return _probes.multiply_add(target.lanes, _ROUNDS)
 
 
 def share_of_cores(cores: Sequence[int]) -> float:
@@ -45,38 +71,6 @@ def speeds_at_once(cores: Sequence[int], lanes: int, rounds: int) -> list[float]
 
     with ThreadPoolExecutor(len(cores)) as threads:  # the probe lets go of the interpreter
         return list(threads.map(speed_of, cores))
-
-
-DEFAULT_L3_BYTES: Final = 32 << 20  # where the system names no such cache
-_MOST_BYTES: Final = 256 << 20
-_ROUNDS: Final = 100_000  # multiply-adds of each register: a few milliseconds
-_REPEATS: Final = 9
-_CACHES: Final = Path("/sys/devices/system/cpu/cpu0/cache")
-
-
-def measure_machine(core: int, cores: int, target: TargetSpec) -> Machine:
-    """Measure one core, in about 0.3 s.
-
-    Peak: independent multiply-adds in registers of the target's width. Bandwidth: reading memory in order, four times
-    as much as the last-level cache holds. The best of several counts for both.
-    """
-    with pinned(core):
-        rates = [flops * 1e3 / time_ns for flops, time_ns in (_multiply_add(target) for _ in range(_REPEATS))]
-        memory = touched(min(4 * l3_bytes(), _MOST_BYTES))
-        times_ns = [_probes.read_memory(memory) for _ in range(_REPEATS)]
-    name = cpu_name()
-    return Machine(
-        machine_id=machine_id(name, cores, target.name),
-        cpu=name,
-        cores=cores,
-        target=target.name,
-        peak_flops_per_us=max(rates),
-        bandwidth_bytes_per_us=len(memory) * 1e3 / min(times_ns),
-    )
-
-
-def _multiply_add(target: TargetSpec) -> tuple[float, int]:
-    return _probes.multiply_add(target.lanes, _ROUNDS)
 
 
 def touched(size_bytes: int) -> memoryview:

@@ -26,7 +26,7 @@ RUN_TIMEOUT_S: Final = 60
 _MODEL_ID: Final = 0
 _ALIGNMENT_BYTES: Final = 4096
 _SPARE: Final = 0.5  # share of free memory that a measurement may take,
-_MOST_BYTES: Final = 4 << 30  # but not more than this: it is zeroed first, and taken from whoever else runs
+_MOST_BYTES: Final = 4 << 30  # but not more than this: it is zeroed first, and taken from other programs
 
 MessageT = TypeVar("MessageT", bound=Message)
 Progress = Callable[[str, float], None]
@@ -40,7 +40,7 @@ class Clock:
         self._begin, self.seconds, self._progress = begin, seconds, progress
 
     def passed_s(self, phase: str) -> float:
-        """Seconds since the beginning; shown to whoever watches."""
+        """Seconds since the beginning; also reported as progress."""
         passed_s = time.monotonic() - self._begin
         self._progress(phase, min(1.0, passed_s / self.seconds))
         return passed_s
@@ -114,7 +114,7 @@ class LocalExecutor:
     ) -> None:
         """Load an artifact into all workers (or those given). Raises RuntimeError with the worker's reason.
 
-        `in_the_background`: as workers in service do, who give way to whatever else wants their cores.
+        `in_the_background`: with the idle policy, as workers in service do.
         """
         chosen = range(len(self.workers)) if workers is None else workers
         for worker in chosen:

@@ -13,7 +13,7 @@ from gangway.artifact.cache import add_cache_dir
 from gangway.artifact.console import Console
 from gangway.artifact.format import Engine, Manifest
 from gangway.artifact.profile import Profile, ProfileError, cpu_name, machine_id, profile_path, read_profile
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.measure.arguments import find_model, positive_integer
 from gangway.measure.profile_command import wholeness
 from gangway.scheduler.batching.planner import PlanTable, plan_table

@@ -18,7 +18,60 @@ from gangway.measure.profiler import DEFAULT_SECONDS, profile_model
 from gangway.server.errors import CompileError
 from gangway.server.repository.compile_jobs import Compiler
 
-# A profile for people: a table of layers and a few lines about the whole.
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return 0, or 1 when a model cannot be measured. Wrong arguments exit with 2 (argparse)."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    name, path, cores = model_and_cores(parser, options)
+    console = Console()
+    try:
+        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
+        if manifest.engine is Engine.ONNXRUNTIME:
+            raise CompileError(f"{name} has no layers to measure, onnxruntime serves it: {manifest.fallback_reason}")
+        profile = _measure(name, manifest, options, cores)
+        written = write_profile(options.cache_dir, profile)
+        if options.json:
+            options.json.write_bytes(encode_profile(profile))
+    except (CompileError, RunError, RuntimeError, TimeoutError, OSError) as error:
+        print(f"gangway profile: {error}", file=sys.stderr)
+        return 1
+    console.print(layer_table(manifest, profile))
+    console.print(*summary(profile), f"kept in {written}", sep="\n", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: Sequence[int]) -> Profile:
+    with ProgressBars(Console(stderr=True), columns=32) as bar:
+        task = bar.add_task(name, total=1.0)
+
+        def progress(phase: str, share: float) -> None:
+            bar.update(task, description=f"{name}: {phase}", completed=share)
+
+        return profile_model(options.cache_dir, manifest, cores, options.seconds, progress)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gangway profile",
+        description="Measure a model on this machine with the executor that serves it: every layer, version, number of "
+        "cores and batch size alone, then its slowdown beside generated interference on the other cores. The result is "
+        "kept in the cache, for schedulers, and printed. The machine should have nothing else to do.",
+    )
+    parser.add_argument(
+        "path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)"
+    )
+    add_cache_dir(parser)
+    parser.add_argument("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
+    parser.add_argument(
+        "--seconds",
+        type=positive_number,
+        default=DEFAULT_SECONDS,
+        metavar="N",
+        help=f"time to take ({DEFAULT_SECONDS:.0f})",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile here, too")
+    return parser
 
 
 def layer_table(manifest: Manifest, profile: Profile) -> Table:
@@ -108,58 +161,3 @@ def wholeness(profile: Profile) -> list[str]:
         f"WARNING: {share}. Something else ran, or the host gave the cores to others: times on several cores are too "
         "long; measure again. If it is always so (cores that are threads of one, clocks that fall), they are right"
     ]
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the command; return 0, or 1 when a model cannot be measured. Wrong arguments exit with 2 (argparse)."""
-    parser = _parser()
-    options = parser.parse_args(argv)
-    name, path, cores = model_and_cores(parser, options)
-    console = Console()
-    try:
-        manifest = asyncio.run(Compiler(options.cache_dir).compile(name, path))
-        if manifest.engine is Engine.ONNXRUNTIME:
-            raise CompileError(f"{name} has no layers to measure, onnxruntime serves it: {manifest.fallback_reason}")
-        profile = _measure(name, manifest, options, cores)
-        written = write_profile(options.cache_dir, profile)
-        if options.json:
-            options.json.write_bytes(encode_profile(profile))
-    except (CompileError, RunError, RuntimeError, TimeoutError, OSError) as error:
-        print(f"gangway profile: {error}", file=sys.stderr)
-        return 1
-    console.print(layer_table(manifest, profile))
-    console.print(*summary(profile), f"kept in {written}", sep="\n", highlight=False, soft_wrap=True)
-    return 0
-
-
-def _measure(name: str, manifest: Manifest, options: argparse.Namespace, cores: Sequence[int]) -> Profile:
-    with ProgressBars(Console(stderr=True), columns=32) as bar:
-        task = bar.add_task(name, total=1.0)
-
-        def progress(phase: str, share: float) -> None:
-            bar.update(task, description=f"{name}: {phase}", completed=share)
-
-        return profile_model(options.cache_dir, manifest, cores, options.seconds, progress)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gangway profile",
-        description="Measure a model on this machine with the executor that serves it: every layer, version, number of "
-        "cores and batch size alone, then its slowdown beside generated interference on the other cores. The result is "
-        "kept in the cache, for schedulers, and printed. The machine should have nothing else to do.",
-    )
-    parser.add_argument(
-        "path", type=Path, metavar="PATH", help="an .onnx file or a model directory (its latest version)"
-    )
-    add_cache_dir(parser)
-    parser.add_argument("--cores", default="all", metavar="LIST", help="cores to measure on, like 0,2-3 (all)")
-    parser.add_argument(
-        "--seconds",
-        type=positive_number,
-        default=DEFAULT_SECONDS,
-        metavar="N",
-        help=f"time to take ({DEFAULT_SECONDS:.0f})",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile here, too")
-    return parser

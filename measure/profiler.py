@@ -3,28 +3,39 @@
 Every setting (version, cores, rows) is one run of the whole model; the workers' own time stamps split it into layers.
 What several gangs at once do to each other is measured likewise. Settings take turns in rounds until the time is over,
 so that a machine whose speed drifts slows all of them alike.
+
+`python -m gangway.measure.profiler` measures one compiled model while the server has nothing to do. It has the
+scheduling class of idle processes, and so do its workers: whatever a server has to do goes first.
 """
 
+import argparse
+import os
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from gangway.artifact.format import Manifest
-from gangway.artifact.profile import LEAST_RUNS, LayerProfile, Machine, Profile
+from gangway.artifact.profile import LEAST_RUNS, LayerProfile, Machine, Profile, write_profile
+from gangway.artifact.reader import read_manifest
+from gangway.executor.process import die_with_parent
 from gangway.measure.interference import Disturbed, measure_interference
 from gangway.measure.machine import measure_machine, share_of_cores
 from gangway.measure.model_runner import Clock, ModelRunner, Progress, RunTimes, powers_of_two, version_count
 
-# Which settings of a model are measured, how many rows, and how often: decided before and while time passes. Pure.
-
+DEFAULT_SECONDS: Final = 18.0  # with the start of Python and of workers less than 20
+LATENCY_PART: Final = 0.65  # of the time, when there are other cores to disturb from
 MAX_ROWS: Final = 64
 USUAL_ROWS: Final = 8  # batches up to here are measured if one run of each setting fits into the time,
 LARGE_RUNS: Final = 1 + LEAST_RUNS  # of larger ones: what is not believed is not worth the time
 LARGE_PART: Final = 0.75  # of the time, into which those must fit: the rest is for many runs of small ones
 MAX_ROUNDS: Final = 24
+USUAL_SCATTER: Final = 0.05
+HALF_OF_NORMAL: Final = 0.6745  # standard deviations within which half of a normal distribution lies
 
 
 class Setting(NamedTuple):
@@ -53,60 +64,6 @@ class Plan(NamedTuple):
         """Return the setting in which gangs of so many ranks fill the machine; None if one does, or rows lack room."""
         gangs = self.cores[-1] // ranks
         return Setting(rows, ranks, gangs=gangs) if gangs > 1 and gangs * rows <= self.room_rows else None
-
-
-def core_counts(cores: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, ... and `cores`."""
-    return tuple(sorted({*powers_of_two(cores), cores}))
-
-
-def batches_that_fit(row_us: float, left_us: float, max_rows: int) -> tuple[int, ...]:
-    """Return the powers of two of rows for which there is time; `row_us`: one row, once in each setting."""
-    batches = [1]
-    for rows in powers_of_two(max_rows)[1:]:
-        once_us = row_us * (2 * rows - 1)  # each size, up to this one
-        if least_runs(rows) * once_us > left_us * (1.0 if rows <= USUAL_ROWS else LARGE_PART):
-            break
-        batches.append(rows)
-    return tuple(batches)
-
-
-def least_runs(rows: int) -> int:
-    """Return how often a setting of so many rows is measured, however long it takes.
-
-    The first run, in which pages fault, is not counted when there are others.
-    """
-    return 1 if rows <= USUAL_ROWS else LARGE_RUNS
-
-
-def runs_in_round(number: int, rows: int) -> int:
-    """Return how often a setting is run in a round: first once, later small batches as long as the usual ones."""
-    return max(1, USUAL_ROWS // rows) if number >= least_runs(MAX_ROWS) else 1
-
-
-def together_us(
-    plan: Plan, batches: Sequence[int], isolated_us: Sequence[Sequence[float]], measured_us: dict[Setting, float]
-) -> tuple[tuple[float, ...], ...]:
-    """Return `Profile.together_us` from what was measured.
-
-    Batches for which memory was lacking are slowed down like the largest one that was measured, on as many cores.
-    """
-    grid = []
-    for ranks, alone_us in zip(plan.cores, isolated_us, strict=True):
-        slowdown, times_us = 1.0, []
-        for rows, time_us in zip(batches, alone_us, strict=True):
-            setting = plan.together(rows, ranks)
-            if setting is not None and time_us:
-                slowdown = measured_us[setting] / time_us
-            times_us.append(slowdown * time_us)
-        grid.append(tuple(times_us))
-    return tuple(grid)
-
-
-DEFAULT_SECONDS: Final = 18.0  # with the start of Python and of workers less than 20
-LATENCY_PART: Final = 0.65  # of the time, when there are other cores to disturb from
-USUAL_SCATTER: Final = 0.05
-HALF_OF_NORMAL: Final = 0.6745  # standard deviations within which half of a normal distribution lies
 
 
 class Samples:
@@ -197,6 +154,26 @@ def profile_model(
     )
 
 
+def main() -> int:
+    """Write the profile into the cache; 0 if that went well."""
+    parser = argparse.ArgumentParser(prog="gangway.measure.profiler", description=__doc__)
+    parser.add_argument("--cache-dir", type=Path, required=True)
+    parser.add_argument("--key", required=True, help="of the artifact")
+    parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="time to take")
+    parser.add_argument("--parent", type=int, required=True, help="process to die with")
+    options = parser.parse_args()
+    die_with_parent()
+    if os.getppid() != options.parent:  # it died before the line above
+        return 1
+    os.nice(19)
+    with suppress(OSError):  # some containers forbid it
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    manifest = read_manifest(options.cache_dir / options.key)
+    write_profile(options.cache_dir, profile_model(options.cache_dir, manifest, options.cores, options.seconds))
+    return 0
+
+
 def _measure_latency(runner: ModelRunner, plan: Plan, clock: Clock, end_s: float) -> tuple[tuple[int, ...], Samples]:
     for setting in plan.settings(1):
         _run(runner, setting)  # pages fault, code and weights come into the caches
@@ -214,8 +191,56 @@ def _measure_latency(runner: ModelRunner, plan: Plan, clock: Clock, end_s: float
     return batches, samples
 
 
+def core_counts(cores: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... and `cores`."""
+    return tuple(sorted({*powers_of_two(cores), cores}))
+
+
+def batches_that_fit(row_us: float, left_us: float, max_rows: int) -> tuple[int, ...]:
+    """Return the powers of two of rows for which there is time; `row_us`: one row, once in each setting."""
+    batches = [1]
+    for rows in powers_of_two(max_rows)[1:]:
+        once_us = row_us * (2 * rows - 1)  # each size, up to this one
+        if least_runs(rows) * once_us > left_us * (1.0 if rows <= USUAL_ROWS else LARGE_PART):
+            break
+        batches.append(rows)
+    return tuple(batches)
+
+
+def least_runs(rows: int) -> int:
+    """Return how often a setting of so many rows is measured, however long it takes.
+
+    The first run, in which pages fault, is not counted when there are others.
+    """
+    return 1 if rows <= USUAL_ROWS else LARGE_RUNS
+
+
+def runs_in_round(number: int, rows: int) -> int:
+    """Return how often a setting is run in a round: first once, later small batches as long as the usual ones."""
+    return max(1, USUAL_ROWS // rows) if number >= least_runs(MAX_ROWS) else 1
+
+
+def together_us(
+    plan: Plan, batches: Sequence[int], isolated_us: Sequence[Sequence[float]], measured_us: dict[Setting, float]
+) -> tuple[tuple[float, ...], ...]:
+    """Return `Profile.together_us` from what was measured.
+
+    Batches for which memory was lacking are slowed down like the largest one that was measured, on as many cores.
+    """
+    grid = []
+    for ranks, alone_us in zip(plan.cores, isolated_us, strict=True):
+        slowdown, times_us = 1.0, []
+        for rows, time_us in zip(batches, alone_us, strict=True):
+            setting = plan.together(rows, ranks)
+            if setting is not None and time_us:
+                slowdown = measured_us[setting] / time_us
+            times_us.append(slowdown * time_us)
+        grid.append(tuple(times_us))
+    return tuple(grid)
+
+
 def _run(runner: ModelRunner, setting: Setting) -> RunTimes:
-    """Of several gangs the slowest: whoever waits for all of them waits for that one."""
+    """Return the slowest of several gangs: a batch ends with its last part."""
     return max(runner.run_gangs(*setting), key=lambda run: run.total_us)
 
 
@@ -238,3 +263,7 @@ def _layer_profile(
         slope=disturbed.slope[index] if disturbed.points else (),
         slowdown=disturbed.slowdown[index] if disturbed.points else (),
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

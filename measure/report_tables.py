@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import Profile
 from gangway.artifact.tuning import TunedKernel, Tuning
-from gangway.measure.tuner import acceptable, pareto_front
+from gangway.measure.version_choice import acceptable, pareto_front
 from gangway.scheduler.profiles import Table, mean_loss, thin_out
 
 Cell = str | int | float

@@ -1,151 +1,79 @@
-"""One tuning from beginning to end: sample, choose finalists, measure them beside interference, drop, write down."""
+"""One tuning from beginning to end: sample, choose finalists, measure them beside interference, drop, write down.
+
+Versions are measured against each other with the executor that will serve them. Every version is one run of the whole
+model, in which all layers are in that version. One run measures a sample of every layer, and each finds in the caches
+what it would find there when it serves. Versions take turns.
+"""
 
 import hashlib
 import json
 import logging
+import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean
-from typing import Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from gangway.artifact.cache import Cache
 from gangway.artifact.codec import decode_record
 from gangway.artifact.files import write_whole
 from gangway.artifact.format import Manifest
-from gangway.artifact.profile import whole_machine_id
+from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS, read_manifest
-from gangway.artifact.tuning import Finalist, Sample, TunedKernel, Tuning, tuning_path, write_tuning
+from gangway.artifact.tuning import Candidate, Sample, Tuning, tuning_path, write_tuning
 from gangway.artifact.writer import temporary_prefix
-from gangway.measure.compiler_process import Kernel, Space, TuningCompiler
-from gangway.measure.sampling import FinalTimes, LayerTimes, measure_finalists, sample_versions
-from gangway.scheduler.profiles import Table, drop_versions
-
-# The decisions of VELTAIR's Algorithm 1 (Liu et al., ASPLOS 2022), as pure functions of what was measured.
-#
-# Its last one, which versions are dropped, is in `scheduler/profiles.py`.
-
-STATIC: Final = 0  # number of the static choice among samples and finalists
-SAME: Final = 0.01  # relative: a measured difference below this is none
-
-
-def layer_qos_us(qos_us: float, flops: Sequence[int], sizes_bytes: Sequence[int]) -> tuple[float, ...]:
-    """Return each layer's share of the model's QoS: in proportion to its operations.
-
-    A byte counts as an operation where a layer has none (it only moves numbers).
-    """
-    weights = [operations or size_bytes for operations, size_bytes in zip(flops, sizes_bytes, strict=True)]
-    return tuple(qos_us * weight / max(1, sum(weights)) for weight in weights)
-
-
-def acceptable(samples: Sequence[Sample], qos_us: float, slack: float) -> tuple[int, ...]:
-    """Return the numbers of the samples that meet their layer's QoS.
-
-    Operations say too little of a layer that waits for memory. If not even the fastest meets its share, the layer may
-    take `slack` times the fastest: what the model may take, relative to its time alone.
-    """
-    fastest_us = min(sample.latency_us for sample in samples)
-    bound_us = qos_us if fastest_us <= qos_us else max(1.0, slack) * fastest_us
-    return tuple(number for number, sample in enumerate(samples) if sample.latency_us <= bound_us)
-
-
-def pareto_front(samples: Sequence[Sample], numbers: Sequence[int]) -> tuple[int, ...]:
-    """Return those of `numbers` that no other one dominates, by falling blocking size.
-
-    More is better on both axes: one sample dominates another if it has at least its blocking size AND at least its
-    parallelism, and more of one of them. Of samples equal in both the fastest stays. Speed is no axis: the slow were
-    dropped before.
-    """
-
-    def order(number: int) -> tuple[int, int, float]:
-        sample = samples[number]
-        return -sample.candidate.blocking_bytes, -sample.candidate.parallelism, sample.latency_us
-
-    front: list[int] = []
-    for number in sorted(numbers, key=order):
-        if not front or samples[number].candidate.parallelism > samples[front[-1]].candidate.parallelism:
-            front.append(number)
-    return tuple(front)
-
-
-def evenly_spaced(items: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return up to `count` of `items`, first and last among them (one: the middle), the others at equal distances."""
-    if len(items) <= count:
-        return tuple(items)
-    if count <= 1:
-        return tuple(items[len(items) // 2] for _ in range(count))
-    return tuple(items[round(place * (len(items) - 1) / (count - 1))] for place in range(count))
-
-
-def choose_finalists(samples: Sequence[Sample], qos_us: float, slack: float, most: int) -> tuple[int, ...]:
-    """Return the samples that are measured again: static choice, fastest, then evenly spaced ones of the Pareto front.
-
-    At most `most`, but always the first two.
-    """
-    fastest = min(range(len(samples)), key=lambda number: samples[number].latency_us)
-    sure = tuple(dict.fromkeys((STATIC, fastest)))
-    front = pareto_front(samples, acceptable(samples, qos_us, slack))
-    return sure + evenly_spaced([number for number in front if number not in sure], max(0, most - len(sure)))
-
-
-def fastest_alone(alone_us: Sequence[Sequence[float]]) -> int:
-    """Return the fastest version, but the static choice where nothing is faster by more than SAME in every table.
-
-    `alone_us[table][version]`: microseconds, independent measurements of the same.
-    """
-    versions = range(len(alone_us[0]))
-    faster = [v for v in versions if all(table[v] < (1 - SAME) * table[STATIC] for table in alone_us)]
-    return min(faster, key=lambda version: sum(table[version] for table in alone_us), default=STATIC)
-
-
-# From what was measured of a kernel to what a tuning says of it.
-
-
-def tuned_kernel(
-    kernel: Kernel,
-    qos_us: float,
-    samples: Sequence[Sample],
-    finalists: Sequence[int],
-    alone_us: Sequence[Sequence[float]],
-    tables: Sequence[Table],
-    least_loss: float,
-    most: int,
-) -> TunedKernel:
-    """Decide which finalists become versions.
-
-    `finalists` are numbers of samples; each table of `alone_us` (on all cores) and of `tables` (rows of levels of
-    interference; none without other cores) has a number, or a row, for each of them. The fastest alone is the first
-    version; the others follow by falling blocking size.
-    """
-    first = fastest_alone(alone_us)
-    by_level = tables or [[[time_us] for time_us in table] for table in alone_us]
-    kept = drop_versions(by_level, first, least_loss, most)
-    others = sorted(
-        (place for place in kept if place != first),
-        key=lambda place: -samples[finalists[place]].candidate.blocking_bytes,
-    )
-    return TunedKernel(
-        name=kernel.name,
-        operator=kernel.operator,
-        uses=kernel.uses,
-        qos_us=qos_us,
-        samples=tuple(samples),
-        finalists=tuple(
-            Finalist(number, fmean(table[place] for table in alone_us), tuple(tuple(table[place]) for table in tables))
-            for place, number in enumerate(finalists)
-        ),
-        versions=tuple(samples[finalists[place]].candidate for place in (first, *others)),
-    )
-
-
-# Samples of a tuning that is not finished: what a killed one had measured is not measured again.
+from gangway.measure.interference import (
+    IDLE,
+    LOADS,
+    Load,
+    Round,
+    disturbed_ranks,
+    disturbed_rounds,
+    interference_points,
+)
+from gangway.measure.model_runner import Clock, ModelRunner, Progress, version_count
+from gangway.measure.version_choice import STATIC, Kernel, choose_finalists, layer_qos_us, tuned_kernel
+from gangway.server.errors import CompileError
 
 _log = logging.getLogger(__name__)
+USUAL_QOS: Final = 3.0  # times the isolated latency
+SAMPLES_PART: Final = 0.5  # of the time for measurements; the rest is for finalists
+SAMPLES_SHARE: Final = 0.75  # of all the work, compilation included: for the progress bar
+
+LEAST_RUNS: Final = 3
+MAX_RUNS: Final = 200
+ALONE_PART: Final = 0.3  # of the time for finalists, when there are other cores to disturb from
+TABLES: Final = 2  # independent measurements of the same: a difference that is in both is none of noise
+LayerTimes = tuple[tuple[float, ...], ...]
+"""Microseconds by layer and version."""
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What is asked for. `seconds` are those of measurements; compilation comes on top. `qos_us` None: USUAL_QOS."""
+
+    trials: int
+    most_versions: int
+    least_loss: float
+    seconds: float
+    qos_us: float | None = None
+
+
+@dataclass(frozen=True)
+class Space:
+    """All kernels; `key` is that of the artifact of static choices, `layers[l]` the number of layer l's kernel."""
+
+    key: str
+    kernels: tuple[Kernel, ...]
+    layers: tuple[int, ...]
 
 
 @dataclass
@@ -159,93 +87,70 @@ class KeptSamples:
 
 
 @dataclass(frozen=True)
-class _Record:
-    key: str
-    cores: int
-    isolated_us: float
-    latency_us: tuple[dict[str, float], ...]
-
-
-def write_kept(path: Path, samples: KeptSamples) -> None:
-    """Write the samples, whole or not at all. Raises OSError."""
-    write_whole(path, json.dumps(asdict(samples)).encode())
-
-
-def read_kept(path: Path, key: str, cores: int, kernels: int) -> KeptSamples:
-    """Return the samples of this artifact on so many cores; none if there are none. A damaged file is logged."""
-    fresh = KeptSamples(key, cores, 0.0, [{} for _ in range(kernels)])
-    try:
-        record = decode_record(_Record, path.read_bytes(), "samples")
-    except FileNotFoundError:
-        return fresh
-    except (OSError, ValueError, RecursionError) as error:
-        _log.warning("damaged samples ignored: %s: %s", path, error)
-        return fresh
-    if (record.key, record.cores, len(record.latency_us)) != (key, cores, kernels):
-        return fresh
-    return KeptSamples(record.key, record.cores, record.isolated_us, list(record.latency_us))
-
-
-# Which candidates are measured together, and what becomes of their times.
-
-
-def plan_batches(space: Space, kept: KeptSamples) -> list[list[list[int]]]:
-    """Return batch by batch what is still to be measured: of each kernel the static choice, then some candidates."""
-    missing = [
-        [number for number, item in enumerate(kernel.candidates) if number != STATIC and item.knobs not in known]
-        for kernel, known in zip(space.kernels, kept.latency_us, strict=True)
-    ]
-    others = MAX_VERSIONS - 1  # that an artifact can hold beside the static choice
-    parts = -(-max(map(len, missing)) // others)
-    if not all(kept.latency_us):
-        parts = max(1, parts)  # not even the static choices have been measured
-    return [[[STATIC, *numbers[part * others : (part + 1) * others]] for numbers in missing] for part in range(parts)]
-
-
-def keep(kept: KeptSamples, space: Space, batch: Sequence[Sequence[int]], times: LayerTimes) -> None:
-    """Note a batch's times.
-
-    A machine's speed drifts. So each batch is scaled to make its static choice, which all batches have, take what it
-    took in the first one.
+class FinalTimes:
+    """Independent tables of the same: `alone_us[table][layer][version]` on all cores; `disturbed_us`, likewise, on
+    `ranks` cores: alone, then beside each point. Without other cores, `ranks` is 0, and there are no points.
     """
-    kept.isolated_us = kept.isolated_us or sum(layer[STATIC] for layer in times)
-    for number, (kernel, numbers) in enumerate(zip(space.kernels, batch, strict=True)):
-        known = kept.latency_us[number]
-        latency_us = kernel_times(times, space, number)
-        first_us = known.setdefault(kernel.candidates[STATIC].knobs, latency_us[STATIC])
-        scale = first_us / latency_us[STATIC] if latency_us[STATIC] else 1.0
-        for place, candidate in enumerate(numbers[1:], start=1):
-            known[kernel.candidates[candidate].knobs] = latency_us[place] * scale
+
+    alone_us: tuple[LayerTimes, ...]
+    ranks: int = 0
+    points: tuple[InterferencePoint, ...] = ()
+    disturbed_us: tuple[tuple[tuple[tuple[float, ...], ...], ...], ...] = ()
 
 
-def kernel_times(times: LayerTimes, space: Space, number: int) -> tuple[float, ...]:
-    """Return a kernel's times by version: the mean of the layers that it computes."""
-    layers = [times[layer] for layer, kernel in enumerate(space.layers) if kernel == number]
-    return tuple(map(statistics.fmean, zip(*layers, strict=True)))
+class TuningCompiler:
+    """A process that compiles, one order after the other. A context manager; the process ends with it."""
 
+    def __init__(
+        self, path: Path, cache_dir: Path, scratch: Path, trials: int, progress: Callable[[int, int], None]
+    ) -> None:
+        self._progress = progress
+        read_fd, write_fd = os.pipe()
+        command = [sys.executable, "-m", "gangway.compiler.tuning", str(path), f"--cache-dir={cache_dir}"]
+        command += [f"--scratch={scratch}", f"--trials={trials}", f"--answers-fd={write_fd}"]
+        self._process = subprocess.Popen(command, pass_fds=(write_fd,), stdin=subprocess.PIPE, text=True)
+        os.close(write_fd)
+        self._answers = os.fdopen(read_fd)
 
-def samples_of(kernel: Kernel, latency_us: dict[str, float]) -> tuple[Sample, ...]:
-    """Return the samples of a kernel, in the order of its candidates; all have been measured."""
-    return tuple(Sample(candidate, latency_us[candidate.knobs]) for candidate in kernel.candidates)
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._process.terminate()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._answers.close()
 
-USUAL_QOS: Final = 3.0  # times the isolated latency
-SAMPLES_PART: Final = 0.5  # of the time for measurements; the rest is for finalists
-SAMPLES_SHARE: Final = 0.75  # of all the work, compilation included: for the progress bar
+    def space(self) -> Space:
+        """Return what can be tried; the artifact of static choices is in the cache then. Raises CompileError."""
+        found = self._answer("kernels")
+        kernels = [
+            Kernel(one["name"], one["operator"], one["uses"], tuple(Candidate(**item) for item in one["candidates"]))
+            for one in found["kernels"]
+        ]
+        return Space(found["key"], tuple(kernels), tuple(found["layers"]))
 
-Progress = Callable[[str, float], None]
-"""`progress(phase, share)`: the share of the whole that is done, 0 to 1."""
+    def make(self, folder: Path, versions: Sequence[Sequence[int]]) -> None:
+        """Make the artifact `folder`: `versions[k]` are the numbers of kernel k's candidates. Raises CompileError."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"folder": str(folder), "versions": versions}) + "\n")
+        self._process.stdin.flush()
+        self._answer("folder")
 
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """What is asked for. `seconds` are those of measurements; compilation comes on top. `qos_us` None: USUAL_QOS."""
-
-    trials: int
-    most_versions: int
-    least_loss: float
-    seconds: float
-    qos_us: float | None = None
+    def _answer(self, field: str) -> dict[str, Any]:
+        for line in self._answers:
+            message: dict[str, Any] = json.loads(line)
+            if field in message:
+                return message
+            if "error" in message:
+                raise CompileError(message["error"])
+            if "done" in message:
+                self._progress(message["done"], message["total"])
+        raise CompileError("the compiler's process ended")
 
 
 class Tuner:
@@ -396,3 +301,130 @@ def _table(table: Sequence[Sequence[Sequence[float]]], space: Space, number: int
         for level in range(levels)
     ]
     return list(zip(*by_level, strict=True))
+
+
+def plan_batches(space: Space, kept: KeptSamples) -> list[list[list[int]]]:
+    """Return batch by batch what is still to be measured: of each kernel the static choice, then some candidates."""
+    missing = [
+        [number for number, item in enumerate(kernel.candidates) if number != STATIC and item.knobs not in known]
+        for kernel, known in zip(space.kernels, kept.latency_us, strict=True)
+    ]
+    others = MAX_VERSIONS - 1  # that an artifact can hold beside the static choice
+    parts = -(-max(map(len, missing)) // others)
+    if not all(kept.latency_us):
+        parts = max(1, parts)  # not even the static choices have been measured
+    return [[[STATIC, *numbers[part * others : (part + 1) * others]] for numbers in missing] for part in range(parts)]
+
+
+def keep(kept: KeptSamples, space: Space, batch: Sequence[Sequence[int]], times: LayerTimes) -> None:
+    """Note a batch's times.
+
+    A machine's speed drifts. So each batch is scaled to make its static choice, which all batches have, take what it
+    took in the first one.
+    """
+    kept.isolated_us = kept.isolated_us or sum(layer[STATIC] for layer in times)
+    for number, (kernel, numbers) in enumerate(zip(space.kernels, batch, strict=True)):
+        known = kept.latency_us[number]
+        latency_us = kernel_times(times, space, number)
+        first_us = known.setdefault(kernel.candidates[STATIC].knobs, latency_us[STATIC])
+        scale = first_us / latency_us[STATIC] if latency_us[STATIC] else 1.0
+        for place, candidate in enumerate(numbers[1:], start=1):
+            known[kernel.candidates[candidate].knobs] = latency_us[place] * scale
+
+
+def kernel_times(times: LayerTimes, space: Space, number: int) -> tuple[float, ...]:
+    """Return a kernel's times by version: the mean of the layers that it computes."""
+    layers = [times[layer] for layer, kernel in enumerate(space.layers) if kernel == number]
+    return tuple(map(statistics.fmean, zip(*layers, strict=True)))
+
+
+def samples_of(kernel: Kernel, latency_us: dict[str, float]) -> tuple[Sample, ...]:
+    """Return the samples of a kernel, in the order of its candidates; all have been measured."""
+    return tuple(Sample(candidate, latency_us[candidate.knobs]) for candidate in kernel.candidates)
+
+
+def sample_versions(cache_dir: Path, manifest: Manifest, cores: Sequence[int], seconds: float) -> LayerTimes:
+    """Return medians of `layer` and `version` of the artifact `cache_dir/manifest.key`: alone, one row, all cores.
+
+    Takes `seconds`, or as long as LEAST_RUNS of each version do. Raises RuntimeError when a worker cannot load the
+    artifact, RunError, TimeoutError, and OSError when memory is lacking.
+    """
+    with ModelRunner(cache_dir, manifest, cores, 1) as runner:
+        (times,) = _alone(runner, len(cores), seconds, 1)
+        return times
+
+
+def measure_finalists(
+    cache_dir: Path, manifest: Manifest, cores: Sequence[int], seconds: float, progress: Progress
+) -> FinalTimes:
+    """Return the times of all versions, alone and beside generated interference. Errors as above."""
+    begin = time.monotonic()
+    with ModelRunner(cache_dir, manifest, cores, 1) as runner:
+        if len(cores) == 1:
+            return FinalTimes(_alone(runner, 1, seconds, TABLES))
+        alone_us = _alone(runner, len(cores), ALONE_PART * seconds, TABLES)
+        rounds = disturbed_rounds(runner, cores, Clock(begin, seconds, progress), TABLES)
+    tables = [rounds[table::TABLES] for table in range(TABLES)]
+    versions = [len(layer.versions) for layer in manifest.layers]
+    return FinalTimes(
+        alone_us,
+        disturbed_ranks(len(cores)),
+        interference_points(rounds),
+        tuple(
+            tuple(tuple(_by_load(table, layer, v) for v in range(count)) for layer, count in enumerate(versions))
+            for table in tables
+        ),
+    )
+
+
+def _alone(runner: ModelRunner, ranks: int, seconds: float, tables: int) -> tuple[LayerTimes, ...]:
+    versions = range(version_count(runner.manifest))
+    runs: list[list[tuple[float, ...]]] = [[] for _ in versions]
+    for version in versions:
+        runner.run(1, ranks, version)  # pages fault, code and weights come into the caches
+    end = time.monotonic() + seconds
+    while len(runs[0]) < LEAST_RUNS * tables or (time.monotonic() < end and len(runs[0]) < MAX_RUNS):
+        for version in versions:
+            runs[version].append(runner.run(1, ranks, version).layer_us)
+    return tuple(_medians(runner.manifest, [mine[table::tables] for mine in runs]) for table in range(tables))
+
+
+def _medians(manifest: Manifest, runs: Sequence[Sequence[tuple[float, ...]]]) -> LayerTimes:
+    """Medians of `runs[version]`, each of which has the times of all layers."""
+    return tuple(
+        tuple(statistics.median(run[index] for run in runs[version]) for version in range(len(layer.versions)))
+        for index, layer in enumerate(manifest.layers)
+    )
+
+
+def _by_load(rounds: Sequence[Round], layer: int, version: int) -> tuple[float, ...]:
+    loads: tuple[Load, ...] = (IDLE, *LOADS)
+    return tuple(statistics.median(one[load].layer_us[version][layer] for one in rounds) for load in loads)
+
+
+@dataclass(frozen=True)
+class _Record:
+    key: str
+    cores: int
+    isolated_us: float
+    latency_us: tuple[dict[str, float], ...]
+
+
+def write_kept(path: Path, samples: KeptSamples) -> None:
+    """Write the samples, whole or not at all. Raises OSError."""
+    write_whole(path, json.dumps(asdict(samples)).encode())
+
+
+def read_kept(path: Path, key: str, cores: int, kernels: int) -> KeptSamples:
+    """Return the samples of this artifact on so many cores; none if there are none. A damaged file is logged."""
+    fresh = KeptSamples(key, cores, 0.0, [{} for _ in range(kernels)])
+    try:
+        record = decode_record(_Record, path.read_bytes(), "samples")
+    except FileNotFoundError:
+        return fresh
+    except (OSError, ValueError, RecursionError) as error:
+        _log.warning("damaged samples ignored: %s: %s", path, error)
+        return fresh
+    if (record.key, record.cores, len(record.latency_us)) != (key, cores, kernels):
+        return fresh
+    return KeptSamples(record.key, record.cores, record.isolated_us, list(record.latency_us))

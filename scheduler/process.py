@@ -15,7 +15,7 @@ from gangway.executor.control import ControlSegment
 from gangway.executor.logs import LogLevels, ProcessLog
 from gangway.executor.messages import Ready, unpack
 from gangway.executor.peer import Peer
-from gangway.executor.process import die_with_parent, go_first, take_precedence
+from gangway.executor.process import die_with_parent, raise_priority, use_realtime_priority
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.scheduler import messages as slow
@@ -67,7 +67,7 @@ def start_scheduler(plan: SchedulerPlan, stderr: int | None = None) -> "subproce
     command += [f"--{name}={value}" for name, value in arguments.items()]
     fds = (plan.control_fd, plan.arena_fd, *plan.io_fds, plan.supervisor_fd)
     process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr)
-    take_precedence(process.pid)
+    raise_priority(process.pid)
     return process
 
 
@@ -217,7 +217,7 @@ def _open_files(
 def main() -> int:
     """Run the process; 0 after Stop or when the supervisor is gone."""
     die_with_parent()
-    go_first()
+    use_realtime_priority()
     plan = parse_plan()
     log = ProcessLog(LogLevels.from_number(plan.log_levels))
     try:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final, TextIO
 
 from gangway.executor.memory_budget import memory_budget
-from gangway.executor.process import keep_one_heap
+from gangway.executor.process import use_one_malloc_arena
 
 # How many of the threads that it could use a front end may have, where processes and threads are limited.
 #
@@ -71,7 +71,7 @@ def keep_freed_memory() -> None:
     of 550 us for 600 KB, 22 of 26 ms for a copy of 38 MB). One arena, so that the memory which one thread frees is the
     memory that the next one gets.
     """
-    keep_one_heap()
+    use_one_malloc_arena()
     sizes = [memory_budget().share_bytes(KEEP_SHARE, size) for size in KEEP_BYTES]
     kept = next((size for size in sizes if _libc.mallopt(_M_MMAP_THRESHOLD, size) == 1), None)
     if kept is None or _libc.mallopt(_M_TRIM_THRESHOLD, 2 * kept) != 1:

@@ -1,8 +1,7 @@
 """Requests as units of batches, which the live server's `BatchFormer` forms (docs/explanation/batching.md).
 
 The former sees what waits at every decision. When the policy starts one unit of a batch, the whole batch begins: its
-requests leave the queue, and its other units wait in their place. A request has its answer when no unit has rows of it
-any more.
+requests leave the queue, and its other units wait in their place. A request is answered when its last unit has ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -129,7 +128,7 @@ class Batches(Singles):
         return self._units_of.get(request_id, (request_id,))
 
     def end(self, query: Query, whole: bool) -> Sequence[tuple[Query, bool]]:
-        """Return those requests that no unit has rows of any more."""
+        """Return the requests of which this was the last unit."""
         unit = self._units.pop(query.query_id, None)
         if unit is None:
             return ((query, whole),)

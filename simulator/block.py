@@ -109,7 +109,7 @@ class Block:
         self.since_us = max(self.since_us, now_us)
 
     def pause(self, now_us: float, delay_us: float) -> None:
-        """Stand still for some time from now on."""
+        """Stand still for some time."""
         self.offset_us = self.position_us(now_us)
         self.since_us = max(now_us, self.since_us) + delay_us
 

@@ -171,14 +171,14 @@ class Simulation:
             self._waiting.add(replace(query, next_layer=ended.layer, started=True, ran_us=ran_us))
 
     def _discard(self, query: Query) -> None:
-        """Give up a query that is neither waiting nor running any more."""
+        """Give up a query that neither waits nor runs."""
         if query.started:
             self._leases += 1
             self._fractions.pop(query.query_id, None)
         self._finish(query, whole=False)
 
     def _finish(self, query: Query, whole: bool) -> None:
-        """Answer the requests that nothing has rows of any more."""
+        """Answer the requests whose last query this was."""
         overheads = self._machine.overheads
         for request, complete in self._requests.end(query, whole):
             self._late_watch.discard(request.query_id)
@@ -198,7 +198,7 @@ class Simulation:
         return NEVER if next_us is None else math.nextafter(next_us, NEVER)
 
     def _refuse_late(self) -> None:
-        """Drop requests that are certain to be late, and the queries that nobody else waits for.
+        """Drop requests that are certain to be late, and the queries of which all requests were dropped.
 
         Waiting ones end now, running ones at the next layer boundary.
         """

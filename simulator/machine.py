@@ -73,7 +73,7 @@ class Observer:
     """Is told what happens; this one does not listen. For timelines and traces of decisions."""
 
     def ran(self, block: Block, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
-        """A block had the cores it has for this time, and was in layers [begin_layer, end_layer) meanwhile."""
+        """A block had the cores it has for this time, in which it was in layers [begin_layer, end_layer)."""
 
     def decided(self, now_us: float, decision: Decision) -> None:
         """The policy decided."""
@@ -192,7 +192,7 @@ class SimulatedCores:
             raise ValueError(f"its cores are {before}")
 
     def steal(self, now_us: float, time_us: float) -> bool:
-        """Let somebody else use the first core for some time; return whether there is a gang on it.
+        """Take the first core from its gang for some time; return whether there is one.
 
         That falls behind by its share of it.
         """

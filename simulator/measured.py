@@ -28,7 +28,7 @@ FOLDER = Path(__file__).parent / "measured_models"
 BATCH_FOLDER = FOLDER / "batches"
 FORMAT_VERSION = 2
 
-MAX_LEVEL = 1.5  # two cores that share one core's bandwidth make 1; beyond that somebody else was at work
+MAX_LEVEL = 1.5  # two cores that share one core's bandwidth make 1; beyond that other programs ran, too
 Grid = tuple[tuple[float, ...], ...]
 
 

@@ -13,7 +13,7 @@ from gangway.workload.search import Probe, highest_rate
 
 TARGET = "target"
 START_SHARE = 0.3  # of what all cores could do if every query ran on one
-WAITING_PER_CORE = 200  # more than that will not be in time any more
+WAITING_PER_CORE = 200  # more than that cannot be in time
 RATE_STEP = 1.02
 
 

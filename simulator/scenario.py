@@ -73,7 +73,7 @@ def make_scenario(
 
     `measured`: in place of, and beside, the models that come with the simulator. `memory_share`: bandwidth and shared
     cache per core, as a part of what the measured machine has. Targets that are multiples are so of a request's
-    isolated latency. Raises WorkloadError for a model that nobody measured or a target that cannot be resolved,
+    isolated latency. Raises WorkloadError for a model without a measurement or a target that cannot be resolved,
     ProfileError for a file that is wrong, ValueError for a machine that cannot be.
     """
     if not memory_share > 0:

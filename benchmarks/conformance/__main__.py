@@ -14,7 +14,7 @@ from benchmarks.conformance.docs import write_docs
 from benchmarks.conformance.runner import CRASHED, NATIVE, ONNXRUNTIME, RELAX, UNSUPPORTED, Outcome, run_all
 from benchmarks.lib.report import CONSOLE, Report, Row, option_parser, start_report
 from gangway.artifact.console import ProgressBars
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 
 HOWS = (NATIVE, RELAX, ONNXRUNTIME, UNSUPPORTED, CRASHED)
 LEAST_COMPILED = 0.85

@@ -20,7 +20,7 @@ from benchmarks.lib.live_server import free_port, stop
 from benchmarks.lib.reference import Example
 from gangway.clients.connection import SERVICE
 from gangway.clients.inputs import infer_request
-from gangway.executor.process import take_precedence
+from gangway.executor.process import raise_priority
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.grpc.server import channel_options
 from gangway.server.options.endpoints import GrpcOptions
@@ -80,7 +80,7 @@ def serve(port: int, answers: Mapping[bytes, bytes]) -> None:
 def main() -> None:
     """Run the process: pinned and privileged as a front end is."""
     port, folder, core = sys.argv[1:]
-    take_precedence()
+    raise_priority()
     keep_freed_memory()
     os.sched_setaffinity(0, {int(core)})
     serve(int(port), {path.name.encode(): path.read_bytes() for path in Path(folder).iterdir()})

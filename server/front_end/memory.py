@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gangway.executor.memory_budget import MemoryBudget, fresh_s
-from gangway.executor.process import return_freed_memory
+from gangway.executor.process import trim_heap
 from gangway.server.requests.data_plane import DataPlane
 
 PERIOD_S: Final = 1.0
@@ -70,7 +70,7 @@ class MemoryGuard:
         room_bytes = self._budget.room_bytes()
         if (room_bytes < 0 or self._is_short) and time.monotonic() >= self._returned_s + RETURN_PERIOD_S:
             self._plane.give_back_waiting()
-            return_freed_memory()
+            trim_heap()
             self._returned_s = time.monotonic()
             room_bytes = self._budget.room_bytes()
         admission, is_full = self._plane.admission, room_bytes < -self._budget.reserve_bytes // 2
@@ -90,5 +90,5 @@ class MemoryGuard:
         if self._most_bytes < self._worth_bytes or now_bytes > GONE * self._most_bytes:
             return False
         self._most_bytes = now_bytes
-        return_freed_memory()
+        trim_heap()
         return True

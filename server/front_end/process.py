@@ -20,7 +20,7 @@ import gangway.server.grpc.environment  # noqa: F401 - before grpc
 from gangway.executor.control import BEAT_EVERY_S, ControlSegment, Heartbeats
 from gangway.executor.logs import ProcessLog
 from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget
-from gangway.executor.process import die_with_parent, take_short_turns
+from gangway.executor.process import die_with_parent, use_short_slices
 from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
@@ -439,7 +439,7 @@ def within_memory(options: ServeOptions) -> ServeOptions:
 def main() -> int:
     """Run the process."""
     die_with_parent()
-    take_short_turns()
+    use_short_slices()
     options = from_stdin(FrontEndOptions)
     options = replace(options, serve=within_memory(options.serve))
     log = ProcessLog(options.serve.logs.levels)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from gangway.artifact.format import Engine
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.server.log_settings import FORMATS, LogSettings
 from gangway.server.models.settings import RateLimits
 from gangway.server.options.values import (

@@ -23,7 +23,7 @@ from typing import Any
 from gangway.artifact.console import Console, ProgressBars
 from gangway.artifact.format import Manifest
 from gangway.artifact.reader import ArtifactError, read_manifest
-from gangway.executor.process import give_way, give_way_less
+from gangway.executor.process import leave_idle_priority, use_idle_priority
 from gangway.scheduler.watchdog import Blame
 from gangway.server.errors import CompileError
 from gangway.server.repository.entries import Stamp
@@ -264,8 +264,8 @@ class Compiler:
         loop = asyncio.get_running_loop()
         if not self._gives_way:
             return loop.call_later(0, lambda: None)
-        give_way(pid)
-        return loop.call_later(PATIENCE_SECONDS, give_way_less, pid, BESIDE_REQUESTS_NICE)
+        use_idle_priority(pid)
+        return loop.call_later(PATIENCE_SECONDS, leave_idle_priority, pid, BESIDE_REQUESTS_NICE)
 
 
 async def _kill_when_overdue(job: Child, timeout_seconds: float) -> None:

@@ -128,7 +128,7 @@ class BackgroundProfiler:
             "seconds": self._seconds,
             "parent": os.getpid(),
         }
-        command = [sys.executable, "-m", "gangway.measure.profile_job"]
+        command = [sys.executable, "-m", "gangway.measure.profiler"]
         command += [f"--{name}={value}" for name, value in arguments.items()]
         with self._log.details_of_child("measurement") as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)

@@ -11,7 +11,7 @@ from itertools import count
 
 from gangway.artifact.host_limits import process_limit
 from gangway.executor.peer import peer_sockets
-from gangway.executor.process import take_precedence
+from gangway.executor.process import raise_priority
 from gangway.server.addresses import UNIX, port_of, socket_address
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.log_settings import LogSettings
@@ -95,7 +95,7 @@ class FrontEndProcess:
             options = replace(options, supervisor_fd=theirs.fileno())
             process = options.start(stderr)
         pin(process.pid, self._core)
-        take_precedence(process.pid)
+        raise_priority(process.pid)
         return process
 
     def _begun(self) -> None:

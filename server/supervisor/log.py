@@ -273,7 +273,7 @@ def describe(totals: Totals) -> str:
 KIND_CHARACTERS: Final = 60
 _DIGITS: Final = re.compile(r"[0-9a-fx]*\d[0-9a-fx]*")
 _LEVELS: Final = {b"V": 10, b"I": 20, b"W": 30, b"4": 30, b"E": 40, b"F": 50}  # as Python's logging has them
-# How lines of libraries begin: Google's, onnxruntime's (which may be coloured), and what is said in `complain.py`.
+# How lines begin that libraries write: Google's, onnxruntime's (which may be coloured), and `write_log_line`'s.
 _LEVEL: Final = re.compile(
     rb"([IWEF])\d{4} \d\d:\d\d:\d\d|(?:\x1b\[[\d;]*m)*[\d-]+ [\d:.]+ \[([VIWEF]):onnxruntime|<([0-7])>"
 )

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gangway.artifact.console import Console
 from gangway.artifact.format import Engine
-from gangway.executor.process import take_precedence_alone
+from gangway.executor.process import raise_own_priority
 from gangway.server.log_settings import LogSettings
 from gangway.server.messages import DUPLICATE
 from gangway.server.models.settings import Terms, in_words
@@ -210,7 +210,7 @@ class Supervisor:
 
 def serve(options: ServeOptions, log: ServerLog) -> int:
     """Run a server; return the exit status."""
-    take_precedence_alone()  # requests wait for it when a process has died
+    raise_own_priority()  # requests wait for it when a process has died
     try:
         asyncio.run(_serve(options, log))
     except Exception as error:

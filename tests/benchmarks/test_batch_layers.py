@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.batch_layers import WAYS, by_operator, largest_differences, layer_rows, measure, total_row
 from gangway.artifact.reader import read_manifest
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 
 
 def test_layers_add_up_in_every_way(compiled_zoo) -> None:

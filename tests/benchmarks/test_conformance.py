@@ -15,7 +15,7 @@ from benchmarks.conformance import runner as conformance_runner
 from benchmarks.conformance.cases import Case, cases_of, same
 from benchmarks.conformance.docs import operators, short_reason
 from benchmarks.conformance.runner import CRASHED, NATIVE, RELAX, CaseRunner, run_all
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "operators.md"
 MODULES = ("relu", "concat", "where", "trilu", "resize", "isnan", "logsoftmax", "nonzero", "expand", "greater")

@@ -21,7 +21,7 @@ def said_in(path: Path) -> Iterator[str]:
             continue
         called = ast.unparse(node.func)
         is_logged = called.rpartition(".")[2] in LEVELS and called.startswith(("_log.", "logging."))
-        if is_logged or called == "complain":
+        if is_logged or called == "write_log_line":
             yield "".join(_parts(node.args[0]))
 
 

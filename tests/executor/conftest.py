@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.slots import SlotRequest
 from gangway.measure.model_runner import LocalExecutor

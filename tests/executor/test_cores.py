@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 
 ALL = sorted(os.sched_getaffinity(0))
 

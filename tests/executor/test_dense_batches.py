@@ -13,7 +13,7 @@ from benchmarks.lib.gang_runner import GangRunner, LoadedModel
 from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 
 ROWS = (1, 2, 3, 5, 7, 8, 13, 32)
 node = helper.make_node

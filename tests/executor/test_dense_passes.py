@@ -13,7 +13,7 @@ from gangway.artifact.cache import Cache
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.place.steps import Passes, passes_of
 from gangway.compiler.target import detect
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.executor.leases import passes_for
 
 MB = 1 << 20

@@ -16,7 +16,7 @@ from gangway.artifact.format import Manifest
 from gangway.artifact.staging import plan_staging
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotRequest, SlotStatus

@@ -15,8 +15,8 @@ from gangway.artifact.onnx_session import run_session
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor import onnxruntime_program
-from gangway.executor.cores import available_cores
 from gangway.executor.frames import join_strings, needed_bytes, plan_frame, read_frame, split_strings, write_header
+from gangway.executor.launch import available_cores
 from gangway.executor.leases import LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.onnxruntime_program import OnnxRuntimeModel

@@ -7,10 +7,10 @@ import pytest
 
 from gangway.artifact import format as artifact_format
 from gangway.artifact import reader
-from gangway.executor import _native, layout
-from gangway.executor.layout import SCHEDULER_BLOCK, SLOT, Layout
+from gangway.executor import _native, segment
 from gangway.executor.leases import Control, Member, PhaseKind
 from gangway.executor.messages import LeftReason, MessageKind
+from gangway.executor.segment import SCHEDULER_BLOCK, SLOT, Layout
 from gangway.executor.slots import SlotState, SlotStatus
 
 NATIVE = Path(__file__).parents[2] / "executor" / "native"
@@ -98,7 +98,7 @@ def test_limits_of_artifacts_are_those_of_the_executor():
 
 def test_python_has_all_structures_but_members():
     """Those come and go as tuples."""
-    made = sorted(value.size_bytes for value in vars(layout).values() if isinstance(value, Layout))
+    made = sorted(value.size_bytes for value in vars(segment).values() if isinstance(value, Layout))
     assert made == sorted(size_bytes for name, (size_bytes, _) in _native.LAYOUT.items() if name != "member")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gangway.executor.layout import BELL
 from gangway.executor.leases import Control
+from gangway.executor.segment import BELL
 from tests.executor.conftest import HEAP
 
 WAIT_US = 10_000_000

@@ -15,8 +15,8 @@ from gangway.artifact.cache import Cache
 from gangway.artifact.format import Engine, Manifest
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from gangway.executor.cores import available_cores
 from gangway.executor.frames import needed_bytes, plan_frame
+from gangway.executor.launch import available_cores
 from gangway.executor.leases import Control, LeaseSpec, Member
 from gangway.executor.messages import LeftReason
 from gangway.executor.slots import SlotOutcome, SlotRequest, SlotStatus

@@ -8,8 +8,8 @@ from gangway.executor.process import FRONT_END_NICE, SERVING_NICE, SHORT_SLICE_N
 
 SCRIPT = """
 import os, threading
-from gangway.executor.process import go_first
-go_first()
+from gangway.executor.process import use_realtime_priority
+use_realtime_priority()
 of_thread = []
 thread = threading.Thread(target=lambda: of_thread.append(os.sched_getscheduler(0)))
 thread.start()
@@ -32,8 +32,8 @@ def test_the_scheduler_goes_first_and_what_it_starts_does_not() -> None:
 
 ALONE = """
 import os, subprocess, sys
-from gangway.executor.process import take_precedence_alone
-take_precedence_alone()
+from gangway.executor.process import raise_own_priority
+raise_own_priority()
 child = "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
 print(os.getpriority(os.PRIO_PROCESS, 0), flush=True)
 subprocess.run([sys.executable, "-c", child], check=True)
@@ -49,14 +49,14 @@ def test_what_the_supervisor_starts_has_no_precedence_of_its_own() -> None:
 
 TURNS = """
 import ctypes, os, platform, struct, threading
-from gangway.executor.process import take_short_turns
+from gangway.executor.process import use_short_slices
 def slice_ns():
     attributes = ctypes.create_string_buffer(48)
     number = {"x86_64": 315, "aarch64": 275}[platform.machine()]  # sched_getattr
     assert ctypes.CDLL(None).syscall(number, 0, attributes, len(attributes), 0) == 0
     return struct.unpack("=IIQiIQQQ", attributes)[5]
 before = slice_ns()
-take_short_turns()
+use_short_slices()
 found = [slice_ns()]
 thread = threading.Thread(target=lambda: found.append(slice_ns()))
 thread.start()

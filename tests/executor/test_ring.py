@@ -8,9 +8,8 @@ import time
 
 import pytest
 
-from gangway.executor.layout import BELL
 from gangway.executor.messages import BELL_BYTES, Bell, Ring, ring_bytes
-from gangway.executor.segment import Segment
+from gangway.executor.segment import BELL, Segment
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import time
 import pytest
 
 from gangway.executor import _native
-from gangway.executor.layout import SLOT
-from gangway.executor.segment import Segment
+from gangway.executor.segment import SLOT, Segment
 from gangway.executor.slots import (
     MAX_PARTS,
     SLOT_BYTES,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.executor.messages import Exit, Ready, Run
 from gangway.measure.model_runner import LocalExecutor
 from tests.executor.conftest import two_workers

@@ -3,7 +3,7 @@
 import pytest
 
 from gangway.artifact.profile import LEAST_WHOLE
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.measure.machine import share_of_cores
 from tests.helpers.busy_core import busy_core
 

@@ -10,7 +10,7 @@ import pytest
 
 from gangway.artifact.profile import LayerProfile, Machine, Profile, cpu_name, machine_id, write_profile
 from gangway.artifact.reader import read_manifest
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 
 
 def gangway_plan(*arguments: str) -> subprocess.CompletedProcess[str]:

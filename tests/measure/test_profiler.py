@@ -10,9 +10,8 @@ from gangway.artifact.format import BufferRef, Layer, Manifest, Space, TargetSpe
 from gangway.artifact.profile import Profile, cpu_name, read_profile, write_profile
 from gangway.artifact.writer import ArtifactWriter
 from gangway.executor import _probes
-from gangway.executor.cores import available_cores
-from gangway.measure.generators import IDLE, Generators
-from gangway.measure.interference import slope_of
+from gangway.executor.launch import available_cores
+from gangway.measure.interference import IDLE, Generators, slope_of
 from gangway.measure.machine import l3_bytes, measure_machine, touched
 from gangway.measure.model_runner import ModelRunner
 from gangway.measure.profiler import core_counts, profile_model

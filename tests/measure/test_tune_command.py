@@ -22,7 +22,7 @@ from gangway.artifact.tuning import Tuning, find_tuning
 from gangway.compiler.key import model_key
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.measure import profile_command, report_command, tune_command
 from gangway.measure.model_runner import ModelRunner
 

@@ -1,7 +1,14 @@
 """Algorithm 1's decisions on cases computed by hand."""
 
 from gangway.artifact.tuning import Candidate, Sample
-from gangway.measure.tuner import acceptable, choose_finalists, evenly_spaced, fastest_alone, layer_qos_us, pareto_front
+from gangway.measure.version_choice import (
+    acceptable,
+    choose_finalists,
+    evenly_spaced,
+    fastest_alone,
+    layer_qos_us,
+    pareto_front,
+)
 
 
 def sample(blocking_bytes: int, parallelism: int, latency_us: float = 1.0) -> Sample:

@@ -14,11 +14,10 @@ import pytest
 
 from gangway.artifact.reader import read_manifest
 from gangway.artifact.staging import staging_bytes
-from gangway.executor.cores import available_cores
-from gangway.executor.launch import WorkerPlan, start_worker
-from gangway.executor.layout import BELL
+from gangway.executor.launch import WorkerPlan, available_cores, start_worker
 from gangway.executor.leases import LeaseProgress
 from gangway.executor.peer import peer_sockets
+from gangway.executor.segment import BELL
 from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.batching.former import BatchFormer

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.executor.layout import SLOT
+from gangway.executor.segment import SLOT
 from gangway.executor.slots import NEVER_JOINED, SLOT_BYTES, SlotStatus
 from gangway.scheduler import messages as slow
 from gangway.scheduler.policy import Reject, Start, Stop

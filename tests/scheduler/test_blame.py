@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.scheduler.watchdog import LEAST_LOOKS, LOOK_EVERY_US, Blame, activity_of
 from tests.helpers.busy_core import SPIN, busy_core
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.load import RIGHT, Load, run_for
 from benchmarks.lib.reference import Example, example_of
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from tests.conftest import CompiledZoo
 from tests.helpers.busy_core import SPIN, busy_core
 from tests.helpers.whole_server import until

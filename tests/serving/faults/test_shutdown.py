@@ -15,7 +15,7 @@ from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.load import TOLERANCE, relative_error
 from benchmarks.lib.processes import descendants_of
 from benchmarks.lib.reference import example_of
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.server.supervisor.supervisor import EXIT_GRACE_SECONDS
 from tests.helpers.start_time import back_within_s
 from tests.helpers.stopped_workers import stopped_workers

@@ -16,7 +16,7 @@ from benchmarks.lib.reference import example_of
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import cpu_name, machine_id, profile_path, read_profile, write_profile
 from gangway.artifact.reader import read_manifest
-from gangway.executor.cores import available_cores
+from gangway.executor.launch import available_cores
 from gangway.measure.profiler import profile_model
 
 TIMEOUT_S = 90
@@ -83,7 +83,7 @@ def await_jobs(pid: int, count: int) -> list[int]:
     """The measurements under a server, once there are so many."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
-        jobs = [child for child in descendants_of(pid) if "profile_job" in command_of(child)]
+        jobs = [child for child in descendants_of(pid) if "gangway.measure.profiler" in command_of(child)]
         if len(jobs) >= count:
             return jobs
         assert time.monotonic() < deadline
