@@ -9,11 +9,11 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.artifact.codec import decode_record
 from gangway.artifact.files import write_whole
+from gangway.artifact.json_codec import decode, encode
 
 PROFILE_VERSION = 5
 _WITH_COUNTERS = 4  # the version that has one field more, `counters`
@@ -131,7 +131,7 @@ def write_profile(cache_dir: Path, profile: Profile) -> Path:
 
 def encode_profile(profile: Profile) -> bytes:
     """Return the profile as JSON text, UTF-8."""
-    return json.dumps(asdict(profile), indent=1).encode()
+    return encode(profile, indent=1)
 
 
 def read_profile(path: Path) -> Profile:
@@ -140,7 +140,7 @@ def read_profile(path: Path) -> Profile:
     Raises ProfileError that names file and field.
     """
     try:
-        profile = decode_record(Profile, _present_format(path.read_bytes()), "profile")
+        profile = decode(Profile, _present_format(path.read_bytes()), "profile")
         _check(profile)
     except (OSError, ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: {error}") from error

@@ -5,7 +5,6 @@ import re
 import stat
 from pathlib import Path, PurePosixPath
 
-from gangway.artifact.codec import decode
 from gangway.artifact.digest import file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
@@ -29,6 +28,7 @@ from gangway.artifact.format import (
     TensorSpec,
     Version,
 )
+from gangway.artifact.json_codec import decode
 
 MAX_VERSIONS = 5
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -51,10 +51,10 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_FILE
     try:
         _require_trusted(folder, path)
-        manifest = decode(path.read_bytes())
+        manifest = decode(Manifest, path.read_bytes(), "manifest")
         _check(manifest)
         _require_trusted(*(folder / name for name in manifest.files))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ArtifactError(f"{path}: {error}") from error
     return manifest
 

@@ -8,11 +8,11 @@ import hashlib
 import json
 import logging
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.artifact.codec import decode_record
 from gangway.artifact.files import write_whole
+from gangway.artifact.json_codec import decode, encode
 from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS
 
@@ -112,13 +112,13 @@ def write_tuning(cache_dir: Path, tuning: Tuning) -> Path:
 
 def encode_tuning(tuning: Tuning) -> bytes:
     """Return the tuning as JSON text, UTF-8."""
-    return json.dumps(asdict(tuning), indent=1).encode()
+    return encode(tuning, indent=1)
 
 
 def read_tuning(path: Path) -> Tuning:
     """Return the tuning in a file, checked for consistency. Raises TuningError that names file and field."""
     try:
-        tuning = decode_record(Tuning, path.read_bytes(), "tuning")
+        tuning = decode(Tuning, path.read_bytes(), "tuning")
         _check(tuning)
     except (OSError, ValueError, RecursionError) as error:
         raise TuningError(f"{path}: {error}") from error

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gangway.artifact.codec import encode
 from gangway.artifact.digest import Checksum, file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
@@ -21,6 +20,7 @@ from gangway.artifact.format import (
     FileSpec,
     Manifest,
 )
+from gangway.artifact.json_codec import encode
 from gangway.artifact.reader import OTHERS_WRITE, read_manifest
 
 
@@ -47,7 +47,7 @@ class _Writer(ABC):
     def commit(self, manifest: Manifest) -> Manifest:
         """Complete `manifest` with sizes and checksums, flush everything to disk, and let the artifact appear."""
         manifest = replace(manifest, files=self._finish())
-        (self._temporary / MANIFEST_FILE).write_bytes(encode(manifest))
+        (self._temporary / MANIFEST_FILE).write_bytes(encode(manifest, indent=1))
         paths = (*self._temporary.rglob("*"), self._temporary)
         for path in paths:
             if (mode := path.stat().st_mode) & OTHERS_WRITE:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from gangway.artifact.cache import Cache
-from gangway.artifact.codec import decode_record
+from gangway.artifact.json_codec import decode
 from gangway.artifact.files import write_whole
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import InterferencePoint, whole_machine_id
@@ -419,7 +419,7 @@ def read_kept(path: Path, key: str, cores: int, kernels: int) -> KeptSamples:
     """Return the samples of this artifact on so many cores; none if there are none. A damaged file is logged."""
     fresh = KeptSamples(key, cores, 0.0, [{} for _ in range(kernels)])
     try:
-        record = decode_record(_Record, path.read_bytes(), "samples")
+        record = decode(_Record, path.read_bytes(), "samples")
     except FileNotFoundError:
         return fresh
     except (OSError, ValueError, RecursionError) as error:

@@ -3,11 +3,10 @@
 The supervisor rings the scheduler's bell after every message, so that the scheduler has one thing to wait on.
 """
 
-import json
 import socket
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
+from gangway.artifact import json_codec
 from gangway.executor.peer import Peer
 
 
@@ -197,33 +196,22 @@ ControlMessage = (
     | Stop
     | Recovered
 )
-_KINDS: dict[str, type[ControlMessage]] = {kind.__name__: kind for kind in ControlMessage.__args__}
 
 
 def encode(message: ControlMessage) -> bytes:
     """Return the message as one packet."""
-    return json.dumps({"kind": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode()
+    return json_codec.encode_tagged(message)
 
 
 def decode(packet: bytes) -> ControlMessage:
     """Return what `encode` was given. Raises ValueError for anything else."""
     try:
-        content: dict[str, Any] = json.loads(packet)
-        kind = _KINDS[content.pop("kind")]
-        if content.keys() != {field.name for field in fields(kind)}:
-            raise ValueError("wrong fields")
-        for name, value in content.items():
-            content[name] = tuples(value)
-        return kind(**content)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        message: ControlMessage = json_codec.decode_any(ControlMessage, packet, "message")
+    except ValueError as error:
         raise ValueError(f"not a control message: {packet[:200]!r} ({error})") from error
+    return message
 
 
 def control_peer(end: socket.socket) -> Peer[ControlMessage]:
     """Return one end of a socket that carries these messages."""
     return Peer(end, encode, decode)
-
-
-def tuples(value: Any) -> Any:
-    """Return JSON's lists as the tuples that they were, at any depth."""
-    return tuple(tuples(item) for item in value) if isinstance(value, list) else value

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-from gangway.server.json_dataclass import as_stdin
 from gangway.server.options.command_line import ServeOptions
+from gangway.server.process_options import as_stdin
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,14 @@ to the supervisor, which has all of them make the change and then settles it wit
 front end is told before it listens.
 """
 
-import json
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from gangway.artifact import json_codec
 from gangway.artifact.format import Engine, TensorSpec
 from gangway.executor.peer import Peer
-from gangway.server.json_dataclass import make
 from gangway.server.log_settings import LogSettings
 from gangway.server.tracing.settings import TraceOverrides
 
@@ -283,37 +282,22 @@ FrontEndMessage = (
     | Settled
     | AllKnown
 )
-_TYPES: dict[str, type[FrontEndMessage]] = {kind.__name__: kind for kind in FrontEndMessage.__args__}
 
 
 def to_json(message: FrontEndMessage) -> bytes:
     """Encode a message for one send() on the socket."""
-    return json.dumps(_content_of(message), separators=(",", ":")).encode()
+    return json_codec.encode_tagged(message)
 
 
 def from_json(data: bytes) -> FrontEndMessage:
     """Decode what to_json made. Raises ValueError for anything else."""
     try:
-        return _message_of(json.loads(data))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        message: FrontEndMessage = json_codec.decode_any(FrontEndMessage, data, "message")
+    except ValueError as error:
         raise ValueError(f"not a front-end message: {data[:200]!r} ({error})") from error
+    return message
 
 
 def front_end_peer(end: socket.socket) -> Peer[FrontEndMessage]:
     """Return one end of a socket that carries these messages."""
     return Peer(end, to_json, from_json)
-
-
-def _content_of(message: FrontEndMessage) -> dict[str, Any]:
-    content = {"type": type(message).__name__, **asdict(message)}
-    if isinstance(message, (Proposed, Agreed)) and message.change is not None:
-        content["change"] = _content_of(message.change)  # which must say what it is
-    return content
-
-
-def _message_of(content: dict[str, Any]) -> FrontEndMessage:
-    kind = _TYPES[content.pop("type")]
-    if content.get("change") is not None:
-        content["change"] = _message_of(content["change"])
-    message: FrontEndMessage = make(kind, content)
-    return message

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gangway.artifact.cache import add_cache_dir
-from gangway.artifact.codec import decode_record
+from gangway.artifact.json_codec import decode
 from gangway.artifact.files import write_whole
 from gangway.artifact.format import Manifest
 from gangway.artifact.profile import Profile, ProfileError, read_profile
@@ -72,7 +72,7 @@ def read_measured(path: Path) -> MeasuredModel:
     if is_profile:
         return _of_profile(path)
     try:
-        model = decode_record(MeasuredModel, json.dumps(_upgraded(content)).encode(), "measured model")
+        model = decode(MeasuredModel, json.dumps(_upgraded(content)).encode(), "measured model")
         _check(model)
     except (ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: {error}") from error

@@ -41,7 +41,6 @@ from gangway.server.front_end.tracing import Tracer
 from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc.server import GrpcFrontEnd
 from gangway.server.grpc.streams import StreamLimits, Streams
-from gangway.server.json_dataclass import from_stdin
 from gangway.server.log_settings import LogSettings
 from gangway.server.messages import (
     Agreed,
@@ -67,6 +66,7 @@ from gangway.server.messages import (
 from gangway.server.models.served import MakeStatistics, Models, own_statistics
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.options.endpoints import MetricsOptions
+from gangway.server.process_options import from_stdin
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.mapped_tensors import Mappings
 from gangway.server.requests.regions import Regions

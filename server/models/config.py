@@ -299,6 +299,7 @@ _CHECKS: tuple[Callable[[ModelConfig], None], ...] = (
 ONNX_SUFFIX = ".onnx"
 DEFAULT_MODEL_FILENAME = "model.onnx"
 QOS_PARAMETER = "qos_ms"
+MAX_QOS = 1e12  # milliseconds or multiples; what follows from it is finite in microseconds
 BUCKETS_PARAMETER = "gangway_buckets"  # sizes of symbolic dimensions that are compiled before the model is ready
 ENGINE_PARAMETER = "gangway_engine"  # what executes the model; set by the server
 LEAST_TARGET_PARAMETER = "gangway_least_target_ms"  # of targets that are multiples; set by the server
@@ -324,7 +325,7 @@ def parse_qos(text: str) -> Qos:
         value = float(number.removesuffix("x"))
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value <= MAX_QOS:
         raise ConfigError(f'parameter {QOS_PARAMETER}: expected milliseconds ("15") or a multiple ("3x"), got "{text}"')
     return Qos(multiple=value) if is_multiple else Qos(milliseconds=value)
 

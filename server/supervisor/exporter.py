@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from gangway.executor.peer import peer_sockets
-from gangway.server import json_dataclass
+from gangway.server.process_options import as_stdin
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child, SupervisedProcess
 from gangway.server.tracing.exporter import STOP
@@ -64,7 +64,7 @@ class ExporterControl:
         }
         command = [sys.executable, "-m", "gangway.server.tracing.exporter"]
         command += [f"--{name}={value}" for name, value in arguments.items()]
-        with self._log.of_child("trace exporter") as stderr, json_dataclass.as_stdin(self.config) as stdin:
+        with self._log.of_child("trace exporter") as stderr, as_stdin(self.config) as stdin:
             return subprocess.Popen(command, pass_fds=(self._theirs.fileno(),), stdin=stdin, stderr=stderr)
 
     def _ended(self, child: Child) -> None:

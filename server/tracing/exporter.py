@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from gangway.executor.logs import LogLevels, ProcessLog
 from gangway.executor.process import die_with_parent
-from gangway.server import json_dataclass
+from gangway.server.process_options import from_stdin
 from gangway.server.tracing.record import TensorRecord, TraceRecord, decode
 from gangway.server.tracing.settings import OPENTELEMETRY, TraceConfig
 
@@ -237,7 +237,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     os.nice(NICE)
     log = ProcessLog(LogLevels.from_number(options.log_levels))
-    sink = make_sink(json_dataclass.from_stdin(TraceConfig), options.predecessors)
+    sink = make_sink(from_stdin(TraceConfig), options.predecessors)
     serve(socket.socket(fileno=options.fd), sink)
     sink.close()
     log.finish()

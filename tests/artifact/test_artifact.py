@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from gangway.artifact.cache import Cache, cache_key, default_cache_dir
-from gangway.artifact.codec import encode
 from gangway.artifact.format import (
     BatchKernel,
     BufferRef,
@@ -106,8 +105,8 @@ def test_nothing_appears_without_a_commit(tmp_path: Path) -> None:
         ({"arena_bytes": True}, "arena_bytes"),
         ({"arena_bytes": 65}, "aligned"),
         ({"batched": 1}, "boolean"),
-        ({"engine": "steam"}, "steam"),
-        ({"engine": 1}, "engine is not a string"),
+        ({"engine": "steam"}, "engine is not one of native, onnxruntime"),
+        ({"engine": 1}, "engine is not one of"),
         ({"engine": "onnxruntime"}, "reason"),
         ({"engine": "onnxruntime", "fallback_reason": "odd"}, "files"),
         ({"fallback_reason": "odd"}, "reason"),
@@ -364,7 +363,8 @@ def test_a_wrong_manifest_for_onnxruntime_is_refused(tmp_path: Path, fields: dic
 @pytest.mark.parametrize("name", ["", "onnx", "../onnx/model.onnx", "onnx/../../x", "/onnx/x", "weights.bin"])
 def test_a_manifest_names_no_files_elsewhere(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "cache" / KEY
-    files = json.loads(encode(write_whole(folder, tmp_path)))["files"]
+    write_whole(folder, tmp_path)
+    files = json.loads((folder / "manifest.json").read_text())["files"]
     change(folder, files={**files, name: {"size_bytes": 1, "checksum": ""}})
     with pytest.raises(ArtifactError, match="wrong set of files"):
         read_manifest(folder)

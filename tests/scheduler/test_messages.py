@@ -31,7 +31,7 @@ def test_every_message_survives_the_journey() -> None:
 
 @pytest.mark.parametrize(
     "packet",
-    [b"", b"{}", b"[1]", b'{"kind":"Nothing"}', b'{"kind":"WorkerDied","core":1}', b'{"kind":"Begin","x":1}', b"\xff"],
+    [b"", b"{}", b"[1]", b'{"type":"Nothing"}', b'{"type":"WorkerDied","core":1}', b'{"type":"Begin","x":1}', b"\xff"],
 )
 def test_anything_else_is_refused(packet: bytes) -> None:
     with pytest.raises(ValueError, match="not a control message"):

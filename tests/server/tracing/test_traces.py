@@ -22,8 +22,8 @@ from benchmarks.lib.live_server import LiveServer, live_server
 from benchmarks.lib.load import raw_channel, raw_infer
 from benchmarks.lib.processes import command_of, descendants_of
 from benchmarks.lib.reference import example_of
+from gangway.artifact.json_codec import decode, encode
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server import json_dataclass
 from gangway.server.options.command_line import parse_options
 from gangway.server.tracing.exporter import TraceFile
 from gangway.server.tracing.record import TraceRecord
@@ -263,7 +263,7 @@ def test_flags(tmp_path: Path) -> None:
     config = trace_config_of([*texts, "triton,log-frequency=50"])
     expected = {"level": ("TIMESTAMPS", "TENSORS"), "rate": 3, "count": 5, "log_frequency": 50}
     assert config == TraceConfig(file=f"{tmp_path}/t", **expected)
-    assert json_dataclass.loads(TraceConfig, json_dataclass.dumps(config)) == config
+    assert decode(TraceConfig, encode(config), "config") == config
     batching = ["bsp_max_queue_size=9", "bsp_schedule_delay=8", "bsp_max_export_batch_size=7"]
     given = [f"opentelemetry,{text}" for text in ("url=collector:4318/v1/traces", "resource=a.b=c=d", *batching)]
     config = trace_config_of([*given, "mode=opentelemetry", "rate=0", "level=TIMESTAMPS"])

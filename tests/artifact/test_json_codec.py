@@ -1,0 +1,236 @@
+"""The one decoder of JSON: values return as what they were, and whatever else comes raises ValueError with its path."""
+
+import json
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from gangway.artifact.json_codec import MAX_INT, MIN_INT, decode, decode_any, encode, encode_tagged
+from gangway.scheduler import messages as control
+from gangway.server import messages
+from gangway.server.front_end_options import FrontEndOptions
+from gangway.server.options.command_line import parse_options
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Shape(Enum):
+    ROUND = "round"
+
+
+@dataclass(frozen=True)
+class Inner:
+    path: Path | None
+    pair: tuple[int, str]
+    colours: tuple[Colour, ...] = ()
+
+
+@dataclass(frozen=True)
+class Other:
+    number: int
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: tuple[Inner, ...] = ()
+    share: float = 0.5
+    wanted: bool = True
+    count: int = 1
+    name: str = ""
+    kind: Literal["a", "b"] = "a"
+    level: Level = Level.LOW
+    shape: Shape = Shape.ROUND
+    sizes: dict[str, int] | None = None
+    change: Inner | Other | None = None
+
+
+Union = Inner | Other
+
+
+def text_of(**fields: Any) -> str:
+    return json.dumps({**json.loads(encode(Outer())), **fields})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Outer(),
+        Outer((Inner(Path("/a b/ü"), (1, '\x00\n"ü\U0001f600'), (Colour.RED,)), Inner(None, (MIN_INT, "")))),
+        Outer(share=1e-300, count=MAX_INT, name="\udcff", kind="b", sizes={"": 1, "ü.x": 2}),
+        Outer(change=Inner(Path("x"), (0, ""))),
+        Outer(change=Other(7)),
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_values_return_as_what_they_were(value: Outer, indent: int | None) -> None:
+    assert decode(Outer, encode(value, indent), "it") == value
+
+
+def test_a_whole_number_is_a_float_where_one_is_declared() -> None:
+    share = decode(Outer, text_of(share=1), "it").share
+    assert (share, type(share)) == (1.0, float)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"share": "1"}, "it.share is not a finite number"),
+        ({"share": True}, "it.share is not a finite number"),
+        ({"share": 10**400}, "it.share is not a finite number"),
+        ({"share": None}, "it.share is not a finite number"),
+        ({"share": float("nan")}, "it.share is not a finite number"),
+        ({"share": float("-inf")}, "it.share is not a finite number"),
+        ({"count": float("nan")}, "it.count is not an integer"),
+        ({"name": float("inf")}, "it.name is not a string"),
+        ({"wanted": 1}, "it.wanted is not a boolean"),
+        ({"count": 1.0}, "it.count is not an integer"),
+        ({"count": False}, "it.count is not an integer"),
+        ({"count": 1 << 64}, "it.count is not an integer of 64 bits"),
+        ({"count": MIN_INT - 1}, "it.count is not an integer of 64 bits"),
+        ({"count": [1]}, "it.count is not an integer"),
+        ({"name": 1}, "it.name is not a string"),
+        ({"name": None}, "it.name is not a string"),
+        ({"kind": "c"}, "it.kind is not one of a, b"),
+        ({"kind": ["a"]}, "it.kind is not one of a, b"),
+        ({"level": True}, "it.level is not one of 1"),
+        ({"level": 2}, "it.level is not one of 1"),
+        ({"shape": "square"}, "it.shape is not one of round"),
+        ({"shape": {}}, "it.shape is not one of round"),
+        ({"sizes": []}, "it.sizes is not an object"),
+        ({"sizes": {"a": 1, "b": None}}, "it.sizes.b is not an integer"),
+        ({"inner": {}}, "it.inner is not a list"),
+        ({"inner": ""}, "it.inner is not a list"),
+        ({"inner": [3]}, r"it.inner\[0\] is not an object"),
+        ({"inner": [{"path": 1, "pair": [1, ""], "colours": []}]}, r"it.inner\[0\].path is not a string"),
+        ({"inner": [{"path": "", "pair": [1], "colours": []}]}, r"it.inner\[0\].pair is not a list of 2"),
+        ({"inner": [{"path": "", "pair": [1, 2], "colours": []}]}, r"it.inner\[0\].pair\[1\] is not a string"),
+        ({"inner": [{"path": "", "pair": [1, ""], "colours": ["red", "x"]}]}, r"it.inner\[0\].colours\[1\] is not one"),
+        ({"inner": [{"path": "", "pair": [1, ""]}]}, r"it.inner\[0\] has no field 'colours'"),
+        ({"other": 1}, "it has an unknown field 'other'"),
+        ({"change": {"type": "Outer"}}, "it.change.type is not one of Inner, Other"),
+        ({"change": {"type": ["Other"], "number": 1}}, "it.change.type is not one of Inner, Other"),
+        ({"change": {"number": 1}}, "it.change.type is not one of Inner, Other"),
+        ({"change": {"type": "Other", "number": "1"}}, "it.change.number is not an integer"),
+        ({"change": [1]}, "it.change is not an object"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_path(fields: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=f"^{error}"):
+        decode(Outer, text_of(**fields), "it")
+
+
+def test_every_field_must_be_there() -> None:
+    for name in (fields := json.loads(encode(Outer()))):
+        with pytest.raises(ValueError, match=f"^it has no field '{name}'$"):
+            decode(Outer, json.dumps({key: value for key, value in fields.items() if key != name}), "it")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"{}{}",
+        b"nonsense",
+        b"\xff",
+        b'{"number":' + b"9" * 5000 + b"}",  # longer than Python reads
+        b"[" * 1_000_000,
+        b'{"number":' * 100_000,
+        b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+        "{}".encode("utf-16"),
+    ],
+)
+def test_what_is_not_json_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^it is not JSON: "):
+        decode(Other, text, "it")
+
+
+@pytest.mark.parametrize("text", [b"null", b"1", b"[]", b'"x"', b"true", b"[[[[1]]]]"])
+def test_json_that_is_no_object_is_refused(text: bytes) -> None:
+    for kind in (Other, Union):
+        with pytest.raises(ValueError, match=r"^it is not an object$"):
+            decode_any(kind, text, "it")
+
+
+def test_a_number_that_overflows_is_not_finite() -> None:
+    with pytest.raises(ValueError, match=r"^it.share is not a finite number$"):
+        decode(Outer, text_of().replace("0.5", "1e999"), "it")
+
+
+def test_of_equal_keys_the_last_counts() -> None:
+    assert decode(Other, '{"number":"x","number":2}', "it") == Other(2)
+    assert decode_any(Union, '{"type":"Inner","number":1,"type":"Other"}', "it") == Other(1)
+
+
+def test_members_of_a_union_say_what_they_are() -> None:
+    assert json.loads(encode_tagged(Other(1))) == {"type": "Other", "number": 1}
+    assert decode_any(Union, encode_tagged(Other(1)), "it") == Other(1)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_are_not_written(number: float) -> None:
+    for indent in (None, 1):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            encode(Outer(share=number), indent)
+
+
+def test_types_without_a_form_in_json_are_a_mistake_of_ours() -> None:
+    @dataclass(frozen=True)
+    class Wrong:
+        value: int | str
+
+    for kind in (Wrong, list[int], dict[int, int]):
+        with pytest.raises(TypeError, match="has no form in JSON"):
+            decode_any(kind, "{}", "it")
+
+
+def test_the_whole_command_line_reaches_the_front_end(tmp_path: Path) -> None:
+    serve = parse_options(["--model-repository", str(tmp_path), "--cores=0", "--grpc-port=1", "--log-verbose=2"])
+    options = FrontEndOptions(1, 2, 3, 4, 5, "[::]:6", serve=serve)
+    assert decode(FrontEndOptions, encode(options), "options") == options
+
+
+HOSTILE = [None, True, -1, 1 << 70, 1e300, "", "x" * 1000, [], [[[]]], {}, {"type": "Drain"}, {"a": {"b": 1}}]
+LOAD = control.LoadModel(3, "m", "ab" * 32, 7, 2, 1 << 40, 8, layer_us=(1.5,), limits=(("r", 1, 2),), max_delay_us=1.0)
+READY = messages.ModelReady(3, "m", 1, "", (), (), 8, 8, True, qos_us=1.0)
+
+
+@pytest.mark.parametrize(
+    ("packet", "read", "error"),
+    [
+        (control.encode(LOAD), control.decode, "not a control message"),
+        (control.encode(control.SetProfile(1, 2.0, 3.0)), control.decode, "not a control message"),
+        (control.encode(control.WorkerDied(1, 99)), control.decode, "not a control message"),
+        (messages.to_json(READY), messages.from_json, "not a front-end message"),
+        (messages.to_json(messages.RepositoryCall(1, "load", "m", "")), messages.from_json, "not a front-end message"),
+        (
+            messages.to_json(messages.Proposed(1, messages.RegionChange("register", "r", "/k", 0, 64, 7))),
+            messages.from_json,
+            "not a front-end message",
+        ),
+    ],
+)
+def test_hostile_messages_are_read_or_refused(packet: bytes, read: Any, error: str) -> None:
+    """With any value in the place of any other, nothing but ValueError is raised, and what is read has its types."""
+    content, original = json.loads(packet), read(packet)
+    for name in content:
+        for value in HOSTILE:
+            changed = json.dumps({**content, name: value}).encode()
+            try:
+                message = read(changed)
+            except ValueError as refused:
+                assert str(refused).startswith(error)
+            else:
+                assert type(getattr(message, name)) is type(getattr(original, name)) or value is None
+    for begin in range(len(packet)):
+        with pytest.raises(ValueError, match=error):
+            read(packet[:begin])
