@@ -1,14 +1,14 @@
-"""The zoo's models: what each is, where its architecture stands, what its config.pbtxt says."""
+"""The zoo's models and ensembles: what each is, where its architecture stands, what its config.pbtxt says."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import cast
 from zlib import crc32
 
-from gangway.zoo.blueprint import Blueprint
-from gangway.zoo.examples import COLOURS
+from gangway.zoo.examples import COLOURS, IMAGE_SIZE, SIMPLE_ELEMENTS
+from gangway.zoo.graph import ModelGraph
 
 
 @dataclass(frozen=True)
@@ -32,47 +32,41 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
         "resnet50": ZooModel("ResNet-50 v1.5, 25.6 M parameters, 224 x 224 images", "resnet", paper_qos_ms="15"),
         "resnet101": ZooModel("ResNet-101 v1.5, 44.5 M parameters, 224 x 224 images", "resnet"),
         "googlenet": ZooModel(
-            "GoogLeNet with batch norm, 7.0 M parameters, 224 x 224 images", "googlenet", paper_qos_ms="15"
+            "GoogLeNet with batch norm, 7.0 M parameters, 224 x 224 images", "inception", paper_qos_ms="15"
         ),
-        "inception_v3": ZooModel(
-            "Inception v3, 23.8 M parameters, 299 x 299 images", "inception_v3", paper_qos_ms="15"
-        ),
-        "mobilenetv2": ZooModel(
-            "MobileNetV2 1.0, 3.5 M parameters, 224 x 224 images", "mobilenetv2", paper_qos_ms="10"
-        ),
-        "efficientnet_b0": ZooModel(
-            "EfficientNet-B0, 5.3 M parameters, 224 x 224 images", "efficientnet", paper_qos_ms="10"
-        ),
+        "inception_v3": ZooModel("Inception v3, 23.8 M parameters, 299 x 299 images", "inception", paper_qos_ms="15"),
+        "mobilenetv2": ZooModel("MobileNetV2 1.0, 3.5 M parameters, 224 x 224 images", "mobile", paper_qos_ms="10"),
+        "efficientnet_b0": ZooModel("EfficientNet-B0, 5.3 M parameters, 224 x 224 images", "mobile", paper_qos_ms="10"),
         "alexnet": ZooModel("AlexNet, 61 M parameters, 224 x 224 images", "plain"),
         "vgg16": ZooModel("VGG-16, 138 M parameters, 224 x 224 images", "plain"),
         "ssd_resnet34": ZooModel(
-            "SSD on ResNet-34 without NMS, 20.0 M parameters, 300 x 300 images", "ssd", paper_qos_ms="100"
+            "SSD on ResNet-34 without NMS, 20.0 M parameters, 300 x 300 images", "resnet", paper_qos_ms="100"
         ),
         "tiny_yolov2": ZooModel(
             "Tiny YOLOv2 without decoding, 15.9 M parameters, 416 x 416 images", "plain", paper_qos_ms="10"
         ),
         "bert_base": ZooModel(
             "BERT-base uncased, 109 M parameters",
-            "bert",
+            "transformers",
             paper_qos_ms="130",
             sequence=128,
             max_sequence=512,
         ),
         "bert_large": ZooModel(
             "BERT-large uncased, 335 M parameters",
-            "bert",
+            "transformers",
             paper_qos_ms="130",
             sequence=128,
             max_sequence=512,
         ),
-        "xlnet_base": ZooModel("XLNet-base, 117 M parameters", "xlnet", paper_qos_ms="130", sequence=128),
-        "gpt2": ZooModel("GPT-2 small, next token, 124 M parameters", "gpt2", sequence=64, max_sequence=1024),
+        "xlnet_base": ZooModel("XLNet-base, 117 M parameters", "transformers", paper_qos_ms="130", sequence=128),
+        "gpt2": ZooModel("GPT-2 small, next token, 124 M parameters", "transformers", sequence=64, max_sequence=1024),
         "mlp": ZooModel("multilayer perceptron, 16 floats to 10", "plain", max_batch_size=64),
         "simple": ZooModel("Triton's example: sum and difference of 16 INT32 numbers", "examples"),
         "simple_string": ZooModel("Triton's example on decimal numbers as strings", "examples"),
         "simple_int8": ZooModel("Triton's example on INT8 numbers", "examples"),
         "simple_identity": ZooModel("Triton's example that answers with the strings it gets", "examples"),
-        "simple_pixels": ZooModel("makes the bytes of a 64 x 64 image ready for `simple_image`", "ensembles"),
+        "simple_pixels": ZooModel("makes the bytes of a 64 x 64 image ready for `simple_image`", "examples"),
         "simple_sequence": ZooModel("Triton's example of a sequence: its input, and 1 more at the start", "examples"),
         "simple_dyna_sequence": ZooModel(
             "Triton's example of a sequence: its input, 1 more at the start, the sequence's id more at the end",
@@ -82,7 +76,7 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
             "Triton's example of a sequence with state: the sum of its inputs, the sequence's id more at the end",
             "examples",
         ),
-        "accumulator": ZooModel("a sequence with state: the sum of its inputs", "sequences"),
+        "accumulator": ZooModel("a sequence with state: the sum of its inputs", "examples"),
         "simple_image": ZooModel(
             "classifier with labels: the brightest channel of a 64 x 64 image",
             "examples",
@@ -92,9 +86,83 @@ MODELS: Mapping[str, ZooModel] = MappingProxyType(
     }
 )
 DEFAULT_NAMES = ("resnet50", "mobilenetv2", "mlp", "simple")  # quick to write and compile, 120 MB
+TRITON_EXAMPLES = (  # what Triton's public client examples ask for
+    "simple",
+    "simple_string",
+    "simple_int8",
+    "simple_identity",
+    "simple_sequence",
+    "simple_dyna_sequence",
+    "simple_string_dyna_sequence",
+    "simple_image",
+)
 
 
-def build(name: str, sequence: int | None = None) -> Blueprint:
+@dataclass(frozen=True)
+class EnsembleTensor:
+    """An input or output, without the batch."""
+
+    name: str
+    data_type: str
+    dims: Sequence[int]
+
+
+@dataclass(frozen=True)
+class EnsembleStep:
+    """A model of the zoo; maps go from its names to those of the ensemble."""
+
+    model: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ZooEnsemble:
+    """What its config.pbtxt says."""
+
+    summary: str
+    inputs: Sequence[EnsembleTensor]
+    outputs: Sequence[EnsembleTensor]
+    steps: Sequence[EnsembleStep]
+    max_batch_size: int = 8
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that it is made of, each once."""
+        return tuple(dict.fromkeys(step.model for step in self.steps))
+
+
+ENSEMBLES: Mapping[str, ZooEnsemble] = MappingProxyType(
+    {
+        "simple_ensemble": ZooEnsemble(
+            "ensemble: the bytes of a 64 x 64 image, made ready and classified",
+            [EnsembleTensor("PIXELS", "TYPE_UINT8", (IMAGE_SIZE, IMAGE_SIZE, len(COLOURS)))],
+            [EnsembleTensor("COLOUR", "TYPE_FP32", (len(COLOURS),))],
+            [
+                EnsembleStep("simple_pixels", {"PIXELS": "PIXELS"}, {"IMAGE": "image"}),
+                EnsembleStep("simple_image", {"IMAGE": "image"}, {"COLOUR": "COLOUR"}),
+            ],
+        ),
+        "simple_diamond": ZooEnsemble(
+            "ensemble: `simple` on its own results, 2 A and 2 B of A and B, then their sum and difference",
+            [EnsembleTensor(name, "TYPE_INT32", (SIMPLE_ELEMENTS,)) for name in ("INPUT0", "INPUT1")],
+            [EnsembleTensor(name, "TYPE_INT32", (SIMPLE_ELEMENTS,)) for name in ("OUTPUT0", "OUTPUT1")],
+            [
+                EnsembleStep(
+                    "simple", {"INPUT0": "INPUT0", "INPUT1": "INPUT1"}, {"OUTPUT0": "sum", "OUTPUT1": "difference"}
+                ),
+                EnsembleStep("simple", {"INPUT0": "sum", "INPUT1": "difference"}, {"OUTPUT0": "twice_a"}),
+                EnsembleStep("simple", {"INPUT0": "sum", "INPUT1": "difference"}, {"OUTPUT1": "twice_b"}),
+                EnsembleStep(
+                    "simple", {"INPUT0": "twice_a", "INPUT1": "twice_b"}, {"OUTPUT0": "OUTPUT0", "OUTPUT1": "OUTPUT1"}
+                ),
+            ],
+        ),
+    }
+)
+
+
+def build(name: str, sequence: int | None = None) -> ModelGraph:
     """Build a model's structure; always with the same weights. `sequence` is its number of tokens.
 
     Raises ValueError if the zoo has no such model, it takes no tokens, or not that many.
@@ -107,8 +175,8 @@ def build(name: str, sequence: int | None = None) -> Blueprint:
     if entry.sequence is None:
         if sequence is not None:
             raise ValueError(f"{name} takes no tokens, so it has no sequence length")
-        return cast(Blueprint, function(seed=seed))
+        return cast(ModelGraph, function(seed=seed))
     length = entry.sequence if sequence is None else sequence
     if length < 1 or (entry.max_sequence is not None and length > entry.max_sequence):
         raise ValueError(f"{name} takes 1 to {entry.max_sequence or 'any number of'} tokens, not {length}")
-    return cast(Blueprint, function(seed=seed, sequence=length))
+    return cast(ModelGraph, function(seed=seed, sequence=length))

@@ -6,13 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gangway.zoo.blueprint import Blueprint
-from gangway.zoo.catalog import DEFAULT_NAMES, MODELS, build
-from gangway.zoo.count import count
-from gangway.zoo.ensembles import ENSEMBLES, write_ensemble
-from gangway.zoo.repository import write_blueprint
+from gangway.zoo.catalog import DEFAULT_NAMES, ENSEMBLES, MODELS, TRITON_EXAMPLES, build
+from gangway.zoo.cost import count
+from gangway.zoo.graph import ModelGraph
+from gangway.zoo.repository import write_ensemble, write_graph
 
-ALL, EXAMPLES = "all", "examples"  # groups of models; the latter is a module, too
+ALL, EXAMPLES = "all", "examples"  # groups of models
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,14 +27,14 @@ def main(argv: Sequence[str]) -> int:
     if options.sequence is not None and not any(MODELS[name].sequence for name in names):
         parser.error("none of these models takes tokens, so --sequence means nothing to them")
     try:
-        blueprints = [build(name, options.sequence if MODELS[name].sequence else None) for name in names]
+        graphs = [build(name, options.sequence if MODELS[name].sequence else None) for name in names]
     except ValueError as error:
         parser.error(str(error))
     name = ""
     try:
-        for blueprint in blueprints:
-            name = blueprint.name
-            _write(blueprint, options)
+        for graph in graphs:
+            name = graph.name
+            _write(graph, options)
         for name in ensembles:
             _write_ensemble(name, options)
     except OSError as error:
@@ -47,19 +46,19 @@ def main(argv: Sequence[str]) -> int:
 def _groups() -> Mapping[str, tuple[str, ...]]:
     """Return what some names stand for: ensembles for their models, which are written before them."""
     models = {name: ensemble.models for name, ensemble in ENSEMBLES.items()}
-    examples = tuple(name for name, entry in MODELS.items() if entry.module == EXAMPLES)
+    examples = tuple(name for name in MODELS if name in TRITON_EXAMPLES)
     return models | {ALL: tuple(MODELS), EXAMPLES: examples}
 
 
-def _write(blueprint: Blueprint, options: argparse.Namespace) -> None:
-    name = blueprint.name
+def _write(graph: ModelGraph, options: argparse.Namespace) -> None:
+    name = graph.name
     folder = options.directory / name
     if not options.force and (folder / "1" / "model.onnx").exists():
         print(f"{name}: kept {folder} (--force writes it anew)")
         return
     start = time.monotonic()
-    counts = count(blueprint.skeleton())
-    write_blueprint(options.directory, blueprint, paper_qos=options.paper_qos)
+    counts = count(graph.without_weights())
+    write_graph(options.directory, graph, paper_qos=options.paper_qos)
     print(
         f"{name}: wrote {folder} in {time.monotonic() - start:.1f} s"
         f" ({counts.parameters / 1e6:.2f} M parameters, {counts.gflop:.2f} GFLOP)",

@@ -1,22 +1,23 @@
-"""How a model of the zoo is written into a model repository."""
+"""How models and ensembles of the zoo are written into a model repository.
+
+An ensemble is nothing but a configuration and an empty version folder.
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from onnx import TensorProto
 
-from gangway.zoo.blueprint import Blueprint
-from gangway.zoo.catalog import MODELS, build
-
-# `sequence_batching` of the zoo's models, as text for config.pbtxt.
+from gangway.zoo.catalog import ENSEMBLES, MODELS, EnsembleStep, EnsembleTensor, build
+from gangway.zoo.graph import ModelGraph
 
 
 @dataclass(frozen=True)
 class SequenceConfig:
-    """`hidden`: inputs and outputs that clients do not see. `text`: the message's fields."""
+    """`sequence_batching` of a model: inputs and outputs that clients do not see, and its fields as text."""
 
     hidden: tuple[str, ...]
     text: str
@@ -64,38 +65,59 @@ def write_model(directory: Path, name: str, *, paper_qos: bool = False, sequence
 
     The same arguments always give the same bytes. Raises ValueError as `build` does, OSError when writing fails.
     """
-    return write_blueprint(directory, build(name, sequence), paper_qos=paper_qos)
+    return write_graph(directory, build(name, sequence), paper_qos=paper_qos)
 
 
-def write_blueprint(directory: Path, blueprint: Blueprint, *, paper_qos: bool = False) -> Path:
+def write_graph(directory: Path, graph: ModelGraph, *, paper_qos: bool = False) -> Path:
     """Write a model that is built already, as `write_model` does."""
-    folder = directory / blueprint.name
+    folder = directory / graph.name
     (folder / "1").mkdir(parents=True, exist_ok=True)
-    _replace(folder / "1" / "model.onnx", blueprint.write)
-    config = config_text(blueprint, paper_qos=paper_qos).encode()
-    if labels := MODELS[blueprint.name].labels:
+    _replace(folder / "1" / "model.onnx", graph.write)
+    config = config_text(graph, paper_qos=paper_qos).encode()
+    if labels := MODELS[graph.name].labels:
         text = "".join(f"{label}\n" for label in labels).encode()
         _replace(folder / LABELS, lambda file: file.write(text))
     _replace(folder / "config.pbtxt", lambda file: file.write(config))
     return folder
 
 
-def config_text(blueprint: Blueprint, *, paper_qos: bool = False) -> str:
+def config_text(graph: ModelGraph, *, paper_qos: bool = False) -> str:
     """Return the model's config.pbtxt."""
-    entry = MODELS[blueprint.name]
-    sequences = SEQUENCE_CONFIGS.get(blueprint.name, SequenceConfig((), ""))
-    inputs = [info for info in blueprint.inputs if info.name not in sequences.hidden]
-    outputs = [info for info in blueprint.outputs if info.name not in sequences.hidden]
+    entry = MODELS[graph.name]
+    sequences = SEQUENCE_CONFIGS.get(graph.name, SequenceConfig((), ""))
+    inputs = [info for info in graph.inputs if info.name not in sequences.hidden]
+    outputs = [info for info in graph.outputs if info.name not in sequences.hidden]
     batching = f"sequence_batching {{\n{sequences.text}}}\n" if sequences.text else ""
     qos = entry.paper_qos_ms if paper_qos and entry.paper_qos_ms else "3x"
     layout = f"    format: {entry.input_format}\n" if entry.input_format else ""
     labels = f'    label_filename: "{LABELS}"\n' if entry.labels else ""
     return (
         f"# {entry.summary}\n"
-        f'name: "{blueprint.name}"\nplatform: "onnxruntime_onnx"\nmax_batch_size: {entry.max_batch_size}\n'
+        f'name: "{graph.name}"\nplatform: "onnxruntime_onnx"\nmax_batch_size: {entry.max_batch_size}\n'
         f"input [\n{_tensors(inputs, layout)}\n]\noutput [\n{_tensors(outputs, labels)}\n]\n{batching}"
         "# Latency target in milliseconds, or 3x = three times the model's isolated latency on the server's cores.\n"
         f'parameters {{\n  key: "qos_ms"\n  value: {{ string_value: "{qos}" }}\n}}\n'
+    )
+
+
+def write_ensemble(directory: Path, name: str) -> Path:
+    """Write DIRECTORY/NAME/config.pbtxt and the version folder; return DIRECTORY/NAME. Its models are not written."""
+    folder = directory / name
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(ensemble_config_text(name))
+    return folder
+
+
+def ensemble_config_text(name: str) -> str:
+    """Return an ensemble's config.pbtxt."""
+    ensemble = ENSEMBLES[name]
+    steps = ",\n".join(map(_ensemble_step, ensemble.steps))
+    return (
+        f'# {ensemble.summary}\nname: "{name}"\nplatform: "ensemble"\nmax_batch_size: {ensemble.max_batch_size}\n'
+        f"input [\n{_ensemble_tensors(ensemble.inputs)}\n]\noutput [\n{_ensemble_tensors(ensemble.outputs)}\n]\n"
+        f"ensemble_scheduling {{\n  step [\n{steps}\n  ]\n}}\n"
+        "# The latency target of the whole: 3x = three times what the steps take alone, one after the other.\n"
+        'parameters {\n  key: "qos_ms"\n  value: { string_value: "3x" }\n}\n'
     )
 
 
@@ -111,6 +133,23 @@ def _tensors(infos: Any, more: str) -> str:
 def _dims(info: Any) -> str:
     dims = info.type.tensor_type.shape.dim[1:]
     return ", ".join(str(dim.dim_value if dim.HasField("dim_value") else -1) for dim in dims)
+
+
+def _ensemble_tensors(tensors: Sequence[EnsembleTensor]) -> str:
+    return ",\n".join(
+        f'  {{\n    name: "{tensor.name}"\n    data_type: {tensor.data_type}\n'
+        f"    dims: [ {', '.join(map(str, tensor.dims))} ]\n  }}"
+        for tensor in tensors
+    )
+
+
+def _ensemble_step(step: EnsembleStep) -> str:
+    maps = [
+        f'      {side}_map {{ key: "{name}" value: "{tensor}" }}\n'
+        for side, pairs in (("input", step.inputs), ("output", step.outputs))
+        for name, tensor in pairs.items()
+    ]
+    return f'    {{\n      model_name: "{step.model}"\n      model_version: -1\n{"".join(maps)}    }}'
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:

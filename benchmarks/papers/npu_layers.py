@@ -8,7 +8,7 @@ from dataclasses import astuple, fields
 from pathlib import Path
 
 from gangway.zoo import build
-from gangway.zoo.products import Product, products
+from gangway.zoo.cost import MatrixProduct, matrix_products
 
 MODELS = ("inception_v3", "mobilenetv2", "resnet50", "bert_base", "bert_large", "xlnet_base")
 TABLE = Path(__file__).parent / "npu_layers.csv"
@@ -18,9 +18,9 @@ def main() -> None:
     """Write the table."""
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("model", *(field.name for field in fields(Product))))
+        writer.writerow(("model", *(field.name for field in fields(MatrixProduct))))
         for name in MODELS:
-            rows = [astuple(product) for product in products(build(name).skeleton())]
+            rows = [astuple(product) for product in matrix_products(build(name).without_weights())]
             writer.writerows((name, *row[:-1], int(row[-1])) for row in rows)
             print(f"{name}: {len(rows)} products")
 

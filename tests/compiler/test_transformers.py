@@ -8,10 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from gangway.zoo.bert import bert_base
-from gangway.zoo.blocks import Size
-from gangway.zoo.gpt2 import gpt2
-from gangway.zoo.xlnet import xlnet_base
+from gangway.zoo.transformers import Size, bert_base, gpt2, xlnet_base
 
 S, ROWS = 11, 3
 SIZE = Size(layers=2, heads=2, hidden=32, vocabulary=40, positions=16)

@@ -10,14 +10,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gangway.zoo import build
-from gangway.zoo.blueprint import Blueprint, Normal, Uniform, Weight
+from gangway.zoo.graph import ModelGraph, Normal, Uniform, Weight
 
 MEGABYTE = 1 << 20
 
 
-def written(blueprint: Blueprint) -> bytes:
+def written(graph: ModelGraph) -> bytes:
     file = io.BytesIO()
-    blueprint.write(file)
+    graph.write(file)
     return file.getvalue()
 
 
@@ -30,14 +30,14 @@ def test_the_bytes_are_those_that_protobuf_would_write(name: str) -> None:
     assert content == written(build(name))
 
 
-def test_a_skeleton_is_the_model_without_its_weights() -> None:
-    skeleton, model = build("mlp").skeleton(), onnx.load_from_string(written(build("mlp")))
-    assert list(skeleton.graph.node) == list(model.graph.node)
-    assert [tuple(t.dims) for t in skeleton.graph.initializer] == [tuple(t.dims) for t in model.graph.initializer]
-    assert skeleton.ByteSize() < 2000
+def test_a_model_without_weights_has_its_nodes_and_shapes() -> None:
+    bare, model = build("mlp").without_weights(), onnx.load_from_string(written(build("mlp")))
+    assert list(bare.graph.node) == list(model.graph.node)
+    assert [tuple(t.dims) for t in bare.graph.initializer] == [tuple(t.dims) for t in model.graph.initializer]
+    assert bare.ByteSize() < 2000
 
 
-def test_weights_follow_their_law() -> None:
+def test_weights_follow_their_distribution() -> None:
     random = np.random.default_rng(1)
     normal = Normal(0.5).draw(random, (100, 1000))
     assert abs(normal.mean()) < 0.01
@@ -60,11 +60,11 @@ def test_only_one_weight_is_in_memory_at_a_time() -> None:
 
     weights = [Weight(f"w{index}", (1024, 1024), Normal(1.0)) for index in range(6)]  # 4 MiB each
     info = helper.make_tensor_value_info("w0", TensorProto.FLOAT, [1024, 1024])
-    blueprint = Blueprint("big", 1, [], [numpy_helper.from_array(np.zeros(3), "c"), *weights], [], [info])
+    graph = ModelGraph("big", 1, [], [numpy_helper.from_array(np.zeros(3), "c"), *weights], [], [info])
     file = Nowhere()
     tracemalloc.start()
     try:
-        blueprint.write(cast(BinaryIO, file))
+        graph.write(cast(BinaryIO, file))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -44,7 +44,7 @@ def test_every_model_is_compared() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_size_is_the_published_one(name: str) -> None:
     parameters, multiply_adds = PUBLISHED[name]
-    counts = count(build(name).skeleton())
+    counts = count(build(name).without_weights())
     assert counts.parameters == pytest.approx(parameters, rel=0.01)
     assert counts.multiply_adds == pytest.approx(1e9 * multiply_adds, rel=0.01)
     assert counts.gflop == pytest.approx(2 * multiply_adds, rel=0.01)
@@ -52,8 +52,8 @@ def test_size_is_the_published_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_batch_is_symbolic_and_all_else_fixed(name: str) -> None:
-    blueprint = build(name)
-    for info in (*blueprint.inputs, *blueprint.outputs):
+    graph = build(name)
+    for info in (*graph.inputs, *graph.outputs):
         batch, *rest = info.type.tensor_type.shape.dim
         assert batch.dim_param == "N"
         assert all(dimension.dim_value > 0 for dimension in rest) or name == "simple_identity"
@@ -61,7 +61,7 @@ def test_batch_is_symbolic_and_all_else_fixed(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, entry in MODELS.items() if entry.sequence])
 def test_a_longer_sequence_costs_more_but_has_the_same_parameters(name: str) -> None:
-    short, long = count(build(name).skeleton()), count(build(name, 384).skeleton())
+    short, long = count(build(name).without_weights()), count(build(name, 384).without_weights())
     assert short.parameters == long.parameters
     factor = 384 / (MODELS[name].sequence or 0)
     if name == "gpt2":

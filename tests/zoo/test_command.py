@@ -86,7 +86,7 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
     def full(self: object, file: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gangway.zoo.blueprint.Blueprint.write", full)
+    monkeypatch.setattr("gangway.zoo.graph.ModelGraph.write", full)
     assert main([str(tmp_path), "mlp"]) == 1
     assert not list((tmp_path / "mlp" / "1").iterdir())
 

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from gangway.zoo.count import Counts, count
+from gangway.zoo.cost import Counts, count
 
 
 def model(nodes: list[Any], weights: dict[str, tuple[int, ...]], x: list[int | str], y: list[Any]) -> onnx.ModelProto:

@@ -4,18 +4,18 @@ import pytest
 from onnx import TensorProto, helper
 
 from gangway.zoo import build, count
-from gangway.zoo.products import Product, products
+from gangway.zoo.cost import MatrixProduct, matrix_products
 
 
-def macs(product: Product) -> int:
+def macs(product: MatrixProduct) -> int:
     return product.groups * product.inputs * product.outputs * product.taps * product.positions
 
 
 @pytest.mark.parametrize("name", ["mobilenetv2", "resnet18"])
 def test_products_add_up_to_the_count(name: str) -> None:
-    model = build(name).skeleton()
+    model = build(name).without_weights()
     counts = count(model)
-    found = products(model)
+    found = matrix_products(model)
     assert sum(map(macs, found)) == counts.multiply_adds
     weights = sum(macs(product) // product.positions for product in found if product.weighted)
     assert 0.98 * counts.parameters < weights <= counts.parameters  # without biases and normalisation
@@ -46,12 +46,12 @@ def test_kinds_of_products() -> None:
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("scores", "logits", "more")],
         [helper.make_tensor(name, TensorProto.FLOAT, dims[name], [0.0] * _size(dims[name])) for name in constants],
     )
-    assert products(helper.make_model(graph)) == [
-        Product("conv", 2, 3, 4, 9, 16, True),
-        Product("weighted", 1, 7, 3, 1, 20, True),
-        Product("attention", 4, 3, 5, 1, 5, False),
-        Product("gemm", 1, 7, 11, 1, 1, True),
-        Product("after", 1, 7, 3, 1, 20, True),
+    assert matrix_products(helper.make_model(graph)) == [
+        MatrixProduct("conv", 2, 3, 4, 9, 16, True),
+        MatrixProduct("weighted", 1, 7, 3, 1, 20, True),
+        MatrixProduct("attention", 4, 3, 5, 1, 5, False),
+        MatrixProduct("gemm", 1, 7, 11, 1, 1, True),
+        MatrixProduct("after", 1, 7, 3, 1, 20, True),
     ]
 
 

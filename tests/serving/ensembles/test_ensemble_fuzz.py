@@ -27,7 +27,7 @@ from gangway.compiler.target import detect
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.zoo import write_model
-from gangway.zoo.ensembles import write_ensemble
+from gangway.zoo.repository import write_ensemble
 from tests.conftest import CompiledZoo
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of

@@ -23,7 +23,7 @@ from benchmarks.lib.live_server import is_ready, live_server
 from benchmarks.lib.load import raw_channel
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.zoo.ensembles import write_ensemble
+from gangway.zoo.repository import write_ensemble
 from tests.conftest import CompiledZoo
 from tests.helpers import ensemble_configs
 from tests.helpers.ensemble_configs import config_of
