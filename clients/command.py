@@ -24,14 +24,20 @@ from gangway.clients.inputs import (
 )
 from gangway.protos import grpc_service_pb2 as pb
 
-# The server's own account of where the time went, from the difference of two ModelStatistics answers.
+DESCRIPTION = "Send an inference to a Triton-compatible server over gRPC; print the answer and where the time went."
+EPILOG = """exit status: 0 answered, 1 the server refused, 2 wrong argument or file, 3 no server or no answer in time
 
-PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
+examples:
+  gangway client resnet50 --image cat.jpg --top 5
+  gangway client simple --input INPUT0=a.npy --input INPUT1=b.npy
+  gangway client mlp --count 100 --url 10.0.0.7:8001"""
+PHASES = ("queue", "compute_input", "compute_infer", "compute_output")  # of ModelStatistics
+FIRST_VALUES = 6  # of an output, printed
 
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """Successful requests, and nanoseconds per phase, cumulated over them."""
+    """Successful requests, and nanoseconds per phase, cumulated over them, as ModelStatistics has them."""
 
     requests: int
     phase_ns: dict[str, int]
@@ -53,91 +59,20 @@ class ServerTimes:
         return sum(self.mean_ms(phase) for phase in PHASES)
 
 
-def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:
-    """Add up the statistics of the model's versions. Raises RefusedError if the server keeps none."""
-    if not response.model_stats:
-        raise RefusedError("the server keeps no statistics of this model")
-    stats = [model.inference_stats for model in response.model_stats]
-    return ServerTimes(
-        sum(stat.success.count for stat in stats),
-        {phase: sum(getattr(stat, phase).ns for stat in stats) for phase in PHASES},
-    )
-
-
-# Answers and times, printed for people.
-
-FIRST_VALUES = 6
-
-
-def show_outputs(console: Console, outputs: Mapping[str, Array], top: int | None) -> None:
-    """Print shape, dtype and the first values of each output, and the `top` largest of each row of scores."""
-    table = Table("output", "shape", "dtype", "first values")
-    for name, values in outputs.items():
-        table.add_row(name, "x".join(map(str, values.shape)), values.dtype.name, _first_values(values))
-    console.print(table)
-    if top is None:
-        return
-    for name, values in outputs.items():
-        if is_scores(values):
-            console.print(_top_table(name, values, top))
-
-
-def show_timing(console: Console, round_trip_ms: Sequence[float], server: ServerTimes) -> None:
-    """Print the client's round trip and the server's split of it, milliseconds, means over the requests."""
-    round_trip = statistics.fmean(round_trip_ms)
-    table = Table("time", "ms")
-    table.columns[1].justify = "right"
-    several = f", mean of {len(round_trip_ms)}" if len(round_trip_ms) > 1 else ""
-    table.add_row(f"round trip, seen by the client{several}", f"{round_trip:.3f}")
-    for phase in PHASES:
-        table.add_row("  server: " + phase.replace("_", " "), f"{server.mean_ms(phase):.3f}")
-    table.add_row("  transport and the rest", f"{round_trip - server.total_ms:.3f}")
-    console.print(table)
-    if server.requests != len(round_trip_ms):
-        console.print(f"The server's times are means over {server.requests} requests: it served other clients too.")
-
-
-def is_scores(values: Array) -> bool:
-    """Say whether the values are floats [C] or [N, C], besides dimensions of 1."""
-    return values.dtype.kind == "f" and values.size > 0 and len([d for d in values.shape[1:] if d != 1]) <= 1
-
-
-def top_of(row: Array, count: int) -> list[tuple[int, float]]:
-    """Return (index, value) of the largest values of a row, largest first."""
-    order = np.argsort(-row.astype(np.float64), kind="stable")[:count]
-    return [(int(index), float(row[index])) for index in order]
-
-
-def _top_table(name: str, values: Array, top: int) -> Table:
-    table = Table("row", "rank", "index", "value", title=f"largest values of {name}")
-    rows = values.reshape(1, -1) if values.ndim == 1 else values.reshape(values.shape[0], -1)
-    for number, row in enumerate(rows):
-        for rank, (index, value) in enumerate(top_of(row, top), 1):
-            table.add_row(str(number), str(rank), str(index), f"{value:.6g}")
-    return table
-
-
-def _first_values(values: Array) -> str:
-    shown = [f"{value:.6g}" if values.dtype.kind == "f" else str(value) for value in values.flat[:FIRST_VALUES]]
-    return ", ".join(shown) + (", ..." if values.size > FIRST_VALUES else "")
-
-
-DESCRIPTION = "Send an inference to a Triton-compatible server over gRPC; print the answer and where the time went."
-EPILOG = """exit status: 0 answered, 1 the server refused, 2 wrong argument or file, 3 no server or no answer in time
-
-examples:
-  gangway client resnet50 --image cat.jpg --top 5
-  gangway client simple --input INPUT0=a.npy --input INPUT1=b.npy
-  gangway client mlp --count 100 --url 10.0.0.7:8001"""
-
-
 @dataclass(frozen=True)
 class Answer:
-    """What came back: output tensors of the last inference, milliseconds of every round trip, the server's split."""
+    """Output tensors of the last inference, milliseconds of every round trip, the server's times."""
 
     outputs: dict[str, Array]
     round_trip_ms: tuple[float, ...]
     server: ServerTimes
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return the exit status. Wrong arguments exit with 2 (argparse)."""
+    parser = argparse.ArgumentParser(prog="gangway client")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -190,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
-    """Send `count` equal requests one after the other, between two looks at the model's statistics."""
+    """Send `count` equal requests one after the other, between two requests for the model's statistics."""
     model, version = arguments.model, arguments.model_version
     metadata = connection.model_metadata(model, version)
     values = _values(metadata.inputs, arguments)
@@ -205,11 +140,54 @@ def ask(connection: Connection, arguments: argparse.Namespace) -> Answer:
     return Answer(outputs_of(response), tuple(round_trip_ms), after.since(before))
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command; return the exit status. Wrong arguments exit with 2 (argparse)."""
-    parser = argparse.ArgumentParser(prog="gangway client")
-    add_arguments(parser)
-    return run(parser.parse_args(argv))
+def server_times(response: pb.ModelStatisticsResponse) -> ServerTimes:
+    """Add up the statistics of the model's versions. Raises RefusedError if the server keeps none."""
+    if not response.model_stats:
+        raise RefusedError("the server keeps no statistics of this model")
+    stats = [model.inference_stats for model in response.model_stats]
+    return ServerTimes(
+        sum(stat.success.count for stat in stats),
+        {phase: sum(getattr(stat, phase).ns for stat in stats) for phase in PHASES},
+    )
+
+
+def show_outputs(console: Console, outputs: Mapping[str, Array], top: int | None) -> None:
+    """Print shape, dtype and the first values of each output, and the `top` largest of each row of scores."""
+    table = Table("output", "shape", "dtype", "first values")
+    for name, values in outputs.items():
+        table.add_row(name, "x".join(map(str, values.shape)), values.dtype.name, _first_values(values))
+    console.print(table)
+    if top is None:
+        return
+    for name, values in outputs.items():
+        if is_scores(values):
+            console.print(_top_table(name, values, top))
+
+
+def show_timing(console: Console, round_trip_ms: Sequence[float], server: ServerTimes) -> None:
+    """Print the client's round trip and the server's part of it, milliseconds, means over the requests."""
+    round_trip = statistics.fmean(round_trip_ms)
+    table = Table("time", "ms")
+    table.columns[1].justify = "right"
+    several = f", mean of {len(round_trip_ms)}" if len(round_trip_ms) > 1 else ""
+    table.add_row(f"round trip, seen by the client{several}", f"{round_trip:.3f}")
+    for phase in PHASES:
+        table.add_row("  server: " + phase.replace("_", " "), f"{server.mean_ms(phase):.3f}")
+    table.add_row("  transport and the rest", f"{round_trip - server.total_ms:.3f}")
+    console.print(table)
+    if server.requests != len(round_trip_ms):
+        console.print(f"The server's times are means over {server.requests} requests: it served other clients too.")
+
+
+def is_scores(values: Array) -> bool:
+    """Say whether the values are floats [C] or [N, C], besides dimensions of 1."""
+    return values.dtype.kind == "f" and values.size > 0 and len([d for d in values.shape[1:] if d != 1]) <= 1
+
+
+def top_of(row: Array, count: int) -> list[tuple[int, float]]:
+    """Return (index, value) of the largest values of a row, largest first."""
+    order = np.argsort(-row.astype(np.float64), kind="stable")[:count]
+    return [(int(index), float(row[index])) for index in order]
 
 
 def _values(inputs: Sequence[TensorMetadata], arguments: argparse.Namespace) -> dict[str, Array]:
@@ -231,3 +209,17 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
     return int(text)
+
+
+def _top_table(name: str, values: Array, top: int) -> Table:
+    table = Table("row", "rank", "index", "value", title=f"largest values of {name}")
+    rows = values.reshape(1, -1) if values.ndim == 1 else values.reshape(values.shape[0], -1)
+    for number, row in enumerate(rows):
+        for rank, (index, value) in enumerate(top_of(row, top), 1):
+            table.add_row(str(number), str(rank), str(index), f"{value:.6g}")
+    return table
+
+
+def _first_values(values: Array) -> str:
+    shown = [f"{value:.6g}" if values.dtype.kind == "f" else str(value) for value in values.flat[:FIRST_VALUES]]
+    return ", ".join(shown) + (", ..." if values.size > FIRST_VALUES else "")

@@ -1,6 +1,6 @@
-"""Open-loop load: requests leave when the schedule says so, however slowly answers come.
+"""Open-loop load: requests are sent at scheduled times, however slowly answers come.
 
-Latency counts from the scheduled arrival, so neither a late sender nor a server that stands still hides queueing.
+Latency counts from the scheduled arrival, so neither a late sender nor a stalled server hides queueing.
 """
 
 import gc
@@ -15,24 +15,24 @@ import numpy as np
 from h2.exceptions import ProtocolError
 
 from gangway.clients.connection import SERVICE, Tls, UnreachableError
-from gangway.clients.raw_channel import Ended, RawChannel, message_body
+from gangway.clients.raw_channel import CallResult, RawChannel, message_body
 from gangway.workload.arrivals import Arrivals, Floats
 from gangway.workload.outcomes import OK, Outcomes
 
 INFER_METHOD = SERVICE + "ModelInfer"
-LEAD_S = 0.02  # from the connection to the schedule's beginning
-MOST_OUTSTANDING = 4096
-NOT_SENT = "NOT_SENT"  # as many as allowed were outstanding already
+START_DELAY_S = 0.02  # from the connection to the first scheduled moment
+MAX_OUTSTANDING = 4096
+NOT_SENT = "NOT_SENT"  # the status of requests beyond the limit of outstanding ones
 TIMED_OUT = "DEADLINE_EXCEEDED"
 LOST = "UNAVAILABLE"
 RECONNECT_S = 0.1  # between attempts
-LONGEST_CONNECT_S = 1.0  # in the middle of a run
-MOST_IN_VAIN = 10
+MAX_RECONNECT_S = 1.0  # that connecting again may take
+MAX_UNANSWERED = 10  # requests in a row, before the run is aborted
 
 
 @dataclass(frozen=True)
 class OpenLoopRun:
-    """What happened, and how well the sender kept to the schedule.
+    """How the requests ended, and how well the sender kept to the schedule.
 
     `lag_us` [Q]: how much later than scheduled a request left. `cpu_s`: of this process during the run. `messages`:
     the first error of each status in the server's words.
@@ -50,8 +50,8 @@ def run_open_loop(
 ) -> Outcomes:
     """Send serialised ModelInfer requests, by model in the order that `arrivals` indexes; return how each ended.
 
-    A request without an answer after `timeout_s` counts as DEADLINE_EXCEEDED. Raises UnreachableError if nobody
-    speaks HTTP/2 at `url`, or if ten requests in a row are not answered, and no other one meanwhile.
+    A request without an answer after `timeout_s` counts as DEADLINE_EXCEEDED. Raises UnreachableError if no server
+    speaks HTTP/2 at `url`, or if ten requests time out without any answer between them.
     """
     return drive(url, requests, arrivals, timeout_s, tls=tls).outcomes
 
@@ -61,14 +61,14 @@ def drive(
     requests: Mapping[str, bytes],
     arrivals: Arrivals,
     timeout_s: float = 30,
-    most_outstanding: int = MOST_OUTSTANDING,
+    max_outstanding: int = MAX_OUTSTANDING,
     tls: Tls | None = None,
 ) -> OpenLoopRun:
-    """Do what `run_open_loop` does; say more of it. More than `most_outstanding` at once are not sent (NOT_SENT)."""
+    """Do the same as `run_open_loop`, and report the sender, too. At most `max_outstanding` wait at once (NOT_SENT)."""
     bodies = [message_body(request) for request in requests.values()]
     wanted = [bodies[model] for model in arrivals.models.tolist()]
-    loop = _Loop(url, wanted, arrivals, timeout_s, most_outstanding, tls)
-    with _without_collector(), sender_precedence():
+    loop = _Loop(url, wanted, arrivals, timeout_s, max_outstanding, tls)
+    with _garbage_collection_off(), real_time_priority():
         begin_cpu_s, begin_s = time.process_time(), time.monotonic()
         loop.run()
         cpu_s, seconds = time.process_time() - begin_cpu_s, time.monotonic() - begin_s
@@ -87,11 +87,11 @@ def drive(
 
 
 @contextmanager
-def sender_precedence() -> Iterator[None]:
-    """Let this thread go before all others of ordinary kind, where the system allows it (root, CAP_SYS_NICE).
+def real_time_priority() -> Iterator[None]:
+    """Give this thread a real-time priority, where the system allows it (root, CAP_SYS_NICE).
 
-    It needs the core for microseconds, then sleeps: as if the client had a machine of its own. On two cores, both busy,
-    requests leave 0.2 instead of 4 ms late (99th percentile); a negative nice value changes nothing.
+    The sender needs the core for microseconds, then sleeps: as if the client had a machine of its own. A negative nice
+    value is not enough where all cores are busy.
     """
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     with suppress(PermissionError):
@@ -104,8 +104,8 @@ def sender_precedence() -> Iterator[None]:
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
-    """Keep Python from looking for garbage in cycles meanwhile: the loop makes none."""
+def _garbage_collection_off() -> Iterator[None]:
+    """Switch the collection of cyclic garbage off: the loop makes none, and a collection delays requests."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -125,14 +125,14 @@ class _Loop:
         bodies: Sequence[bytes],
         arrivals: Arrivals,
         timeout_s: float,
-        most_outstanding: int,
+        max_outstanding: int,
         tls: Tls | None,
     ) -> None:
         self._url = url
         self._tls = tls
         self._bodies = bodies
         self._timeout_ns = int(timeout_s * 1e9)
-        self._most = most_outstanding
+        self._max_outstanding = max_outstanding
         self._offsets_ns = (arrivals.times_us * 1000).astype(np.int64).tolist()
         self.due_ns: list[int] = []
         self.sent_ns = [0] * len(bodies)
@@ -143,13 +143,13 @@ class _Loop:
         self._channel: RawChannel | None = None
         self._outstanding = 0
         self._oldest = 0  # no query before it is outstanding
-        self._in_vain = 0  # requests without an answer since the last answer
+        self._unanswered = 0  # requests that have timed out since the last answer
         self._retry_ns = 0
 
     def run(self) -> None:
         count, sent = len(self._bodies), 0
         self._connect(self._timeout_ns / 1e9)
-        begin_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
+        begin_ns = time.monotonic_ns() + int(START_DELAY_S * 1e9)
         self.due_ns = [begin_ns + offset for offset in self._offsets_ns]
         due_ns = self.due_ns
         try:
@@ -159,44 +159,44 @@ class _Loop:
                     self._send(sent)
                     sent += 1
                     now_ns = time.monotonic_ns()
-                self._give_up(now_ns, sent)
+                self._expire(now_ns, sent)
                 if sent < count or self._outstanding:
                     self._wait(due_ns[sent] if sent < count else None, now_ns)
         finally:
             self._close()
 
-    def _connect(self, patience_s: float) -> None:
-        self._channel = RawChannel(self._url, INFER_METHOD, self._timeout_ns / 1e9, patience_s, self._tls)
+    def _connect(self, connect_timeout_s: float) -> None:
+        self._channel = RawChannel(self._url, INFER_METHOD, self._timeout_ns / 1e9, connect_timeout_s, self._tls)
 
     def _send(self, query: int) -> None:
         now_ns = self.sent_ns[query] = time.monotonic_ns()
-        if self._outstanding >= self._most:
-            self._note(query, NOT_SENT, f"{self._most} requests were outstanding", now_ns)
+        if self._outstanding >= self._max_outstanding:
+            self._record(query, NOT_SENT, f"{self._max_outstanding} requests were outstanding", now_ns)
             return
         channel = self._usable_channel(now_ns)
         if channel is None:
-            self._note(query, LOST, "no connection", now_ns)
+            self._record(query, LOST, "no connection", now_ns)
             return
         self._outstanding += 1
         try:
             channel.start(query, self._bodies[query])
         except OSError as error:
-            self._lose(str(error))
+            self._fail_outstanding(str(error))
 
     def _usable_channel(self, now_ns: int) -> RawChannel | None:
-        """Return the connection; if it is lost, try again now and then."""
+        """Return the connection; connect again if it is lost, at most every RECONNECT_S. None: there is none."""
         if self._channel is not None and not self._channel.usable and not self._outstanding:
             self._close()
         if self._channel is None and now_ns >= self._retry_ns:
             self._retry_ns = now_ns + int(RECONNECT_S * 1e9)
             try:
-                self._connect(LONGEST_CONNECT_S)
+                self._connect(MAX_RECONNECT_S)
             except UnreachableError:
                 return None
         return self._channel if self._channel is not None and self._channel.usable else None
 
     def _wait(self, until_ns: int | None, now_ns: int) -> None:
-        """Wait for the next arrival or an answer. `select` keeps time to the microsecond; poll knows milliseconds."""
+        """Wait for the next arrival or an answer. `select` has a resolution of microseconds, poll of milliseconds."""
         ends_ns = [until_ns] if until_ns is not None else []
         if self._outstanding:
             ends_ns.append(self.sent_ns[self._oldest] + self._timeout_ns)
@@ -210,19 +210,19 @@ class _Loop:
             if writable:
                 channel.flush()
             if readable:
-                self._take(channel.receive())
+                self._record_all(channel.receive())
         except (OSError, ProtocolError) as error:
-            self._lose(str(error))
+            self._fail_outstanding(str(error))
 
-    def _take(self, ended: Sequence[Ended]) -> None:
+    def _record_all(self, ended: Sequence[CallResult]) -> None:
         if ended:
-            now_ns, self._in_vain = time.monotonic_ns(), 0
+            now_ns, self._unanswered = time.monotonic_ns(), 0
             for call, status, message in ended:
                 self._outstanding -= 1
-                self._note(call, status, message, now_ns)
+                self._record(call, status, message, now_ns)
 
-    def _give_up(self, now_ns: int, sent: int) -> None:
-        """Cancel what waits too long. Raises UnreachableError if the server answers nothing any more."""
+    def _expire(self, now_ns: int, sent: int) -> None:
+        """Cancel requests that have timed out. Raises UnreachableError if the server answers none."""
         if not self._outstanding:
             return
         while self._oldest < sent and (
@@ -234,24 +234,24 @@ class _Loop:
 
     def _time_out(self, query: int, now_ns: int) -> None:
         seconds = self._timeout_ns / 1e9
-        self._in_vain += 1
-        if self._in_vain >= MOST_IN_VAIN:
+        self._unanswered += 1
+        if self._unanswered >= MAX_UNANSWERED:
             raise UnreachableError(f"{self._url} answered nothing for {seconds:g} s; {self._outstanding} requests wait")
         self._outstanding -= 1
-        self._note(query, TIMED_OUT, f"no answer within {seconds:g} s", now_ns)
+        self._record(query, TIMED_OUT, f"no answer within {seconds:g} s", now_ns)
         assert self._channel is not None
         try:
             self._channel.cancel(query)
         except OSError as error:
-            self._lose(str(error))
+            self._fail_outstanding(str(error))
 
-    def _lose(self, why: str) -> None:
-        """Count what was under way as unavailable: its connection is gone."""
+    def _fail_outstanding(self, why: str) -> None:
+        """Record all outstanding requests as unavailable: their connection is lost."""
         self._close()
         now_ns = time.monotonic_ns()
         for query in range(self._oldest, len(self.status)):
             if self.status[query] < 0 and self.sent_ns[query]:
-                self._note(query, LOST, f"connection lost: {why}", now_ns)
+                self._record(query, LOST, f"connection lost: {why}", now_ns)
         self._outstanding = 0
 
     def _close(self) -> None:
@@ -259,7 +259,7 @@ class _Loop:
             self._channel.__exit__(None, None, None)
             self._channel = None
 
-    def _note(self, query: int, status: str, message: str, now_ns: int) -> None:
+    def _record(self, query: int, status: str, message: str, now_ns: int) -> None:
         self.status[query] = self.statuses.setdefault(status, len(self.statuses))
         self.ended_ns[query] = now_ns
         if status != OK:

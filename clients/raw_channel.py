@@ -1,7 +1,8 @@
 """Unary gRPC calls on serialised messages over one HTTP/2 connection, in the caller's thread.
 
-The library h2 speaks HTTP/2; here are the socket and what waits for room. It does what a load generator needs and no
-more: no compression, and answers are not read.
+The library h2 speaks HTTP/2 (RFC 9113). This file has the socket, the queues of what waits for room, and gRPC's part of
+the protocol (PROTOCOL-HTTP2.md): settings, request headers, message prefix, status. It does what a load generator needs
+and no more: no compression, and answers are not read.
 """
 
 import select
@@ -35,14 +36,16 @@ from h2.settings import SettingCodes
 
 from gangway.clients.connection import RefusedError, Tls, TlsSocket, UnreachableError
 
-# gRPC's part of an HTTP/2 connection (PROTOCOL-HTTP2.md): settings, request headers, message prefix, status. Pure.
-
+RECEIVE_BYTES = 1 << 18
+FRAMED_BYTES = 1 << 17  # of bodies, made into frames ahead of the socket: at most so much of a cancelled call is sent
+BUFFERS_AT_ONCE = 512  # to sendmsg; Linux takes 1024
+GOAWAY_STATUS = ("UNAVAILABLE", "the server said goodbye")
 DATA = 0x0  # a frame's type
-FORGET_EVERY = 64  # streams that are opened
-LARGEST_WINDOW = (1 << 31) - 1
-OUR_SETTINGS: dict[SettingCodes | int, int] = {
+CLEANUP_INTERVAL = 64  # opened streams
+MAX_WINDOW = (1 << 31) - 1
+LOCAL_SETTINGS: dict[SettingCodes | int, int] = {
     SettingCodes.ENABLE_PUSH: 0,
-    SettingCodes.INITIAL_WINDOW_SIZE: LARGEST_WINDOW,
+    SettingCodes.INITIAL_WINDOW_SIZE: MAX_WINDOW,
     SettingCodes.MAX_FRAME_SIZE: (1 << 24) - 1,
 }
 STATUS_NAMES = {str(code.value[0]): code.name for code in grpc.StatusCode}
@@ -51,40 +54,265 @@ RESET_STATUS = {8: "CANCELLED", 11: "RESOURCE_EXHAUSTED", 12: "PERMISSION_DENIED
 Headers = list[tuple[bytes, bytes]]
 
 
-class _StateMachine(H2ConnectionStateMachine):
-    """Lets calls under way end after a server's goodbye (RFC 9113, 6.8), where h2 gives the connection up."""
+class CallResult(NamedTuple):
+    """A call that has ended. `status` is "OK" or a gRPC status, `message` what the server said about an error."""
 
-    def process_input(self, input_: ConnectionInputs) -> list[Event]:
-        return [] if input_ is ConnectionInputs.RECV_GOAWAY else super().process_input(input_)
+    call: int
+    status: str
+    message: str
 
 
-class _Connection(H2Connection):
-    """Does not count its open streams each time that it opens one: the owner keeps the server's limit.
+@dataclass(slots=True)
+class _Stream:
+    call: int
+    body: memoryview
+    sent: int = 0
 
-    Counting looks at all of them. With 300 under way that was 7 % of what a request of 600 KB costs its client.
+
+@dataclass(slots=True)
+class _Calls:
+    streams: dict[int, _Stream] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)  # of streams, by call
+    unsent: deque[int] = field(default_factory=deque)  # streams that still have something to send
+    queued: deque[tuple[int, memoryview]] = field(default_factory=deque)  # calls beyond the server's limit
+
+
+class RawChannel:
+    """A connection that calls one method. Not for several threads.
+
+    The owner waits until `fileno()` is readable or, while `wants_write`, writable, then calls `receive` or `flush`.
+    Lost connections raise ConnectionError, whatever is not HTTP/2 h2's ProtocolError; all calls are lost then.
     """
 
+    def __init__(
+        self, url: str, method: str, timeout_s: float, connect_timeout_s: float, tls: Tls | None = None
+    ) -> None:
+        """Connect within `connect_timeout_s`; the server is told that calls have `timeout_s`.
+
+        Raises UnreachableError; InputError for unusable TLS files.
+        """
+        host, _, port = url.rpartition(":")
+        try:
+            plain = socket.create_connection((host.strip("[]"), int(port)), connect_timeout_s)
+        except (OSError, ValueError) as error:
+            raise UnreachableError(f"no server answers at {url} ({error})") from error
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket: socket.socket | TlsSocket = _secured(plain, tls, url) if tls else plain
+        if tls is None:
+            plain.setblocking(False)
+        self._headers = request_headers(url, method, timeout_s, "https" if tls else "http")
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._out: deque[memoryview] = deque()
+        self._calls = _Calls()
+        self._draining = False
+        self._has_settings = False  # the server's
+        self._http = client_connection()
+        try:
+            self._await_settings(time.monotonic() + connect_timeout_s)
+        except (OSError, ProtocolError) as error:
+            self._socket.close()
+            raise UnreachableError(f"what answers at {url} does not speak HTTP/2 ({error})") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """Return the socket's file descriptor."""
+        return self._socket.fileno()
+
     @property
-    def open_outbound_streams(self) -> int:
-        """Count for one of `FORGET_EVERY` streams only, which makes h2 forget the closed ones; else say 0."""
-        opened = (self.highest_outbound_stream_id + 1) // 2
-        return super().open_outbound_streams if opened % FORGET_EVERY == 0 else 0
+    def wants_write(self) -> bool:
+        """Whether something waits for room in the socket."""
+        return bool(self._out)
+
+    @property
+    def usable(self) -> bool:
+        """Whether new calls may begin: false after a GOAWAY frame, or when stream numbers have run out."""
+        return not self._draining and self._http.highest_outbound_stream_id + 2 <= self._http.HIGHEST_ALLOWED_STREAM_ID
+
+    def start(self, call: int, body: bytes) -> None:
+        """Start a call with a number of the caller's choice; `body` comes from `message_body`."""
+        self._calls.queued.append((call, memoryview(body)))
+        self._open_calls()
+        self.flush()
+
+    def cancel(self, call: int) -> None:
+        """Drop a call and tell the server."""
+        number = self._calls.numbers.get(call)
+        if number is None:
+            self._calls.queued = deque(item for item in self._calls.queued if item[0] != call)
+            return
+        self._remove_stream(number)
+        self._http.reset_stream(number, ErrorCodes.CANCEL)
+        self._open_calls()
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes and the server's windows allow."""
+        out = self._out
+        self._frame_bodies()
+        while out:
+            try:
+                sent = self._socket.sendmsg([out[index] for index in range(min(len(out), BUFFERS_AT_ONCE))])
+            except BlockingIOError:
+                return
+            while out and sent >= len(out[0]):
+                sent -= len(out.popleft())
+            if sent:
+                out[0] = out[0][sent:]
+            elif not out:
+                self._frame_bodies()
+
+    def receive(self) -> list[CallResult]:
+        """Take what has arrived; return the calls that ended."""
+        ended: list[CallResult] = []
+        while True:
+            try:
+                count = self._socket.recv_into(self._buffer)
+            except BlockingIOError:
+                break
+            if count == 0:
+                raise ConnectionResetError("the server closed the connection")
+            for event in self._http.receive_data(self._buffer[:count]):
+                self._handle(event, ended)
+            if count < RECEIVE_BYTES:
+                break
+        self._open_calls()
+        self.flush()
+        return ended
+
+    def _await_settings(self, until_s: float) -> None:
+        """Wait for the limits that calls must keep. Raises OSError, ProtocolError."""
+        self.flush()
+        while not self._has_settings:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not select.select([self._socket], [], [], left_s)[0]:
+                raise TimeoutError("no settings in time")
+            self.receive()
+
+    def _handle(self, event: Event, ended: list[CallResult]) -> None:
+        if isinstance(event, DataReceived):
+            self._http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        elif isinstance(event, TrailersReceived) or (isinstance(event, ResponseReceived) and event.stream_ended):
+            self._end(event.stream_id, *status_of_headers(event.headers), ended)
+        elif isinstance(event, StreamEnded):
+            self._end(event.stream_id, "INTERNAL", "the answer ended without a status", ended)
+        elif isinstance(event, StreamReset):
+            self._handle_reset(event.stream_id, int(event.error_code), ended)
+        elif isinstance(event, RemoteSettingsChanged):
+            self._has_settings = True
+        elif isinstance(event, ConnectionTerminated):
+            self._handle_goaway(event.last_stream_id or 0, ended)
+
+    def _handle_reset(self, number: int, code: int, ended: list[CallResult]) -> None:
+        if (stream := self._calls.streams.get(number)) is None:
+            return
+        self._remove_stream(number)
+        if code == ErrorCodes.REFUSED_STREAM and not self._draining:  # not processed: gRPC clients retry transparently
+            self._calls.queued.append((stream.call, stream.body))
+        else:
+            ended.append(CallResult(stream.call, *status_of_reset(code)))
+
+    def _handle_goaway(self, last_stream: int, ended: list[CallResult]) -> None:
+        self._draining = True
+        for number in [number for number in self._calls.streams if number > last_stream]:
+            self._end(number, *GOAWAY_STATUS, ended)
+        ended += [CallResult(call, *GOAWAY_STATUS) for call, _ in self._calls.queued]
+        self._calls.queued.clear()
+
+    def _end(self, number: int, status: str, message: str, ended: list[CallResult]) -> None:
+        if (stream := self._calls.streams.get(number)) is None:
+            return
+        self._remove_stream(number)
+        if stream.sent < len(stream.body):  # the server ended the call before it had the whole body
+            with suppress(StreamClosedError):  # the server's own reset came with its answer
+                self._http.reset_stream(number, ErrorCodes.CANCEL)
+        ended.append(CallResult(stream.call, status, message))
+
+    def _remove_stream(self, number: int) -> None:
+        del self._calls.numbers[self._calls.streams.pop(number).call]
+
+    def _open_calls(self) -> None:
+        """Start queued calls, as far as the server's limit of streams allows."""
+        calls, http = self._calls, self._http
+        while calls.queued and len(calls.streams) < http.remote_settings.max_concurrent_streams:
+            call, body = calls.queued.popleft()
+            number = http.get_next_available_stream_id()
+            http.send_headers(number, self._headers)
+            calls.streams[number] = _Stream(call, body)
+            calls.numbers[call] = number
+            calls.unsent.append(number)
+
+    def _frame_bodies(self) -> None:
+        """Cut bodies into frames, first come, first served, as far as the windows go, and a little at once."""
+        unsent, blocked, room = self._calls.unsent, [], FRAMED_BYTES
+        self._queue_frames()
+        while unsent and room > 0 and self._http.outbound_flow_control_window > 0:
+            number = unsent.popleft()
+            if (stream := self._calls.streams.get(number)) is not None:
+                room -= self._frame_body(number, stream, room)
+                if stream.sent < len(stream.body):
+                    blocked.append(number)
+        unsent.extendleft(reversed(blocked))
+
+    def _frame_body(self, number: int, stream: _Stream, room: int) -> int:
+        """Make at most `room` bytes into frames; return how many.
+
+        h2 makes the last frame, which ends the stream. Of the others it learns only what they take of the windows: it
+        would copy each four times.
+        """
+        http, size, begin = self._http, len(stream.body), stream.sent
+        most = min(size, begin + min(room, http.local_flow_control_window(number)))
+        largest = http.max_outbound_frame_size
+        end = most if most < size else begin + (size - begin - 1) // largest * largest
+        self._out.extend(data_frames(number, stream.body[begin:end], largest))
+        http.outbound_flow_control_window -= end - begin
+        http.streams[number].outbound_flow_control_window -= end - begin
+        if end < most:
+            http.send_data(number, stream.body[end:], end_stream=True)
+            self._queue_frames()
+        stream.sent = most
+        return most - begin
+
+    def _queue_frames(self) -> None:
+        if frames := self._http.data_to_send():
+            self._out.append(memoryview(frames))
 
 
-def client_connection() -> H2Connection:
-    """Return a connection that has said what it allows the server: all that it can. Headers are ours, unchecked."""
-    unchecked = H2Configuration(
-        validate_outbound_headers=False,
-        normalize_outbound_headers=False,
-        validate_inbound_headers=False,
-        normalize_inbound_headers=False,
-    )
-    http = _Connection(unchecked)
-    http.state_machine = _StateMachine()
-    http.initiate_connection()
-    http.update_settings(OUR_SETTINGS)
-    http.increment_flow_control_window(LARGEST_WINDOW - http.inbound_flow_control_window)
-    return http
+def call_blocking(channel: RawChannel, number: int, body: bytes, what: str, timeout_s: float) -> None:
+    """Make one call while no other runs, and wait for its answer. `what` names it in errors.
+
+    Raises RefusedError, UnreachableError.
+    """
+    until_s = time.monotonic() + timeout_s
+    try:
+        channel.start(number, body)
+        while True:
+            left_s = max(until_s - time.monotonic(), 0)
+            readable, writable, _ = select.select([channel], [channel] if channel.wants_write else [], [], left_s)
+            if writable:
+                channel.flush()
+            for ended in channel.receive() if readable else ():
+                if ended.status != "OK":
+                    raise RefusedError(f"{what}: {ended.status}: {ended.message}")
+                return
+            if time.monotonic() >= until_s:
+                raise UnreachableError(f"{what} did not answer within {timeout_s:g} s")
+    except OSError as error:
+        raise UnreachableError(f"{what}: connection lost: {error}") from error
+
+
+def _secured(plain: socket.socket, tls: Tls, url: str) -> TlsSocket:
+    try:
+        return TlsSocket(plain, tls, url.rpartition(":")[0].strip("[]"))
+    except OSError as error:
+        plain.close()
+        raise UnreachableError(f"what answers at {url} does not speak TLS as expected ({error})") from error
 
 
 def message_body(message: bytes) -> bytes:
@@ -127,266 +355,37 @@ def status_of_reset(code: int) -> tuple[str, str]:
     return RESET_STATUS.get(code, "INTERNAL"), f"stream reset, error {code}"
 
 
-RECEIVE_BYTES = 1 << 18
-FRAMED_BYTES = 1 << 17  # of bodies, made into frames ahead of the socket: so much more is sent of what is cancelled
-BUFFERS_AT_ONCE = 512  # to sendmsg; Linux takes 1024
-GOODBYE = ("UNAVAILABLE", "the server said goodbye")
+def client_connection() -> H2Connection:
+    """Return a connection that has sent its settings, the largest windows. Headers are not checked: they are ours."""
+    unchecked = H2Configuration(
+        validate_outbound_headers=False,
+        normalize_outbound_headers=False,
+        validate_inbound_headers=False,
+        normalize_inbound_headers=False,
+    )
+    http = _Connection(unchecked)
+    http.state_machine = _StateMachine()
+    http.initiate_connection()
+    http.update_settings(LOCAL_SETTINGS)
+    http.increment_flow_control_window(MAX_WINDOW - http.inbound_flow_control_window)
+    return http
 
 
-class Ended(NamedTuple):
-    """A call that has ended. `status` is "OK" or a gRPC status, `message` what the server said about an error."""
+class _StateMachine(H2ConnectionStateMachine):
+    """Lets running calls end after a GOAWAY frame (RFC 9113, 6.8), where h2 closes the connection."""
 
-    call: int
-    status: str
-    message: str
-
-
-@dataclass(slots=True)
-class _Stream:
-    call: int
-    body: memoryview
-    sent: int = 0
+    def process_input(self, input_: ConnectionInputs) -> list[Event]:
+        return [] if input_ is ConnectionInputs.RECV_GOAWAY else super().process_input(input_)
 
 
-@dataclass(slots=True)
-class _Calls:
-    streams: dict[int, _Stream] = field(default_factory=dict)
-    numbers: dict[int, int] = field(default_factory=dict)  # of streams, by call
-    unsent: deque[int] = field(default_factory=deque)  # streams that still have something to send
-    unopened: deque[tuple[int, memoryview]] = field(default_factory=deque)  # calls beyond the server's limit
+class _Connection(H2Connection):
+    """Does not count its open streams each time that it opens one: the owner keeps the server's limit.
 
-
-class RawChannel:
-    """A connection that calls one method. Not for several threads.
-
-    The owner waits until `fileno()` is readable or, while `wants_write`, writable, then calls `receive` or `flush`.
-    Lost connections raise ConnectionError, whatever is not HTTP/2 h2's ProtocolError; all calls are lost then.
+    Counting visits every open stream, which is expensive with hundreds of them.
     """
 
-    def __init__(self, url: str, method: str, timeout_s: float, patience_s: float, tls: Tls | None = None) -> None:
-        """Connect within `patience_s`; `timeout_s` is what the server is told of calls.
-
-        Raises UnreachableError; InputError for files of TLS that are no use.
-        """
-        host, _, port = url.rpartition(":")
-        try:
-            plain = socket.create_connection((host.strip("[]"), int(port)), patience_s)
-        except (OSError, ValueError) as error:
-            raise UnreachableError(f"no server answers at {url} ({error})") from error
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket: socket.socket | TlsSocket = _secured(plain, tls, url) if tls else plain
-        if tls is None:
-            plain.setblocking(False)
-        self._headers = request_headers(url, method, timeout_s, "https" if tls else "http")
-        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        self._out: deque[memoryview] = deque()
-        self._calls = _Calls()
-        self._draining = False
-        self._greeted = False  # the server's settings have come
-        self._http = client_connection()
-        try:
-            self._await_settings(time.monotonic() + patience_s)
-        except (OSError, ProtocolError) as error:
-            self._socket.close()
-            raise UnreachableError(f"what answers at {url} does not speak HTTP/2 ({error})") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._socket.close()
-
-    def fileno(self) -> int:
-        """Return the socket's file descriptor."""
-        return self._socket.fileno()
-
     @property
-    def wants_write(self) -> bool:
-        """Whether something waits for room in the socket."""
-        return bool(self._out)
-
-    @property
-    def usable(self) -> bool:
-        """Whether new calls may begin: false when the server has said goodbye, or stream numbers have run out."""
-        return not self._draining and self._http.highest_outbound_stream_id + 2 <= self._http.HIGHEST_ALLOWED_STREAM_ID
-
-    def start(self, call: int, body: bytes) -> None:
-        """Begin a call with a number of the caller's choice; `body` comes from `message_body`."""
-        self._calls.unopened.append((call, memoryview(body)))
-        self._open_calls()
-        self.flush()
-
-    def cancel(self, call: int) -> None:
-        """Forget a call and tell the server."""
-        number = self._calls.numbers.get(call)
-        if number is None:
-            self._calls.unopened = deque(item for item in self._calls.unopened if item[0] != call)
-            return
-        self._forget(number)
-        self._http.reset_stream(number, ErrorCodes.CANCEL)
-        self._open_calls()
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what the socket takes and the server's windows allow."""
-        out = self._out
-        self._frame_bodies()
-        while out:
-            try:
-                sent = self._socket.sendmsg([out[index] for index in range(min(len(out), BUFFERS_AT_ONCE))])
-            except BlockingIOError:
-                return
-            while out and sent >= len(out[0]):
-                sent -= len(out.popleft())
-            if sent:
-                out[0] = out[0][sent:]
-            elif not out:
-                self._frame_bodies()
-
-    def receive(self) -> list[Ended]:
-        """Take what has arrived; return the calls that ended."""
-        ended: list[Ended] = []
-        while True:
-            try:
-                count = self._socket.recv_into(self._buffer)
-            except BlockingIOError:
-                break
-            if count == 0:
-                raise ConnectionResetError("the server closed the connection")
-            for event in self._http.receive_data(self._buffer[:count]):
-                self._handle(event, ended)
-            if count < RECEIVE_BYTES:
-                break
-        self._open_calls()
-        self.flush()
-        return ended
-
-    def _await_settings(self, until_s: float) -> None:
-        """Wait for the limits that calls must keep. Raises OSError, ProtocolError."""
-        self.flush()
-        while not self._greeted:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select([self._socket], [], [], left_s)[0]:
-                raise TimeoutError("no settings in time")
-            self.receive()
-
-    def _handle(self, event: Event, ended: list[Ended]) -> None:
-        if isinstance(event, DataReceived):
-            self._http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        elif isinstance(event, TrailersReceived) or (isinstance(event, ResponseReceived) and event.stream_ended):
-            self._end(event.stream_id, *status_of_headers(event.headers), ended)
-        elif isinstance(event, StreamEnded):
-            self._end(event.stream_id, "INTERNAL", "the answer ended without a status", ended)
-        elif isinstance(event, StreamReset):
-            self._take_reset(event.stream_id, int(event.error_code), ended)
-        elif isinstance(event, RemoteSettingsChanged):
-            self._greeted = True
-        elif isinstance(event, ConnectionTerminated):
-            self._say_goodbye(event.last_stream_id or 0, ended)
-
-    def _take_reset(self, number: int, code: int, ended: list[Ended]) -> None:
-        if (stream := self._calls.streams.get(number)) is None:
-            return
-        self._forget(number)
-        if code == ErrorCodes.REFUSED_STREAM and not self._draining:  # not looked at: gRPC clients try again, unseen
-            self._calls.unopened.append((stream.call, stream.body))
-        else:
-            ended.append(Ended(stream.call, *status_of_reset(code)))
-
-    def _say_goodbye(self, last_stream: int, ended: list[Ended]) -> None:
-        self._draining = True
-        for number in [number for number in self._calls.streams if number > last_stream]:
-            self._end(number, *GOODBYE, ended)
-        ended += [Ended(call, *GOODBYE) for call, _ in self._calls.unopened]
-        self._calls.unopened.clear()
-
-    def _end(self, number: int, status: str, message: str, ended: list[Ended]) -> None:
-        if (stream := self._calls.streams.get(number)) is None:
-            return
-        self._forget(number)
-        if stream.sent < len(stream.body):  # refused before it had all of it
-            with suppress(StreamClosedError):  # the server's own reset came with its answer
-                self._http.reset_stream(number, ErrorCodes.CANCEL)
-        ended.append(Ended(stream.call, status, message))
-
-    def _forget(self, number: int) -> None:
-        del self._calls.numbers[self._calls.streams.pop(number).call]
-
-    def _open_calls(self) -> None:
-        """Begin the calls that wait, as far as the server's limit of streams allows."""
-        calls, http = self._calls, self._http
-        while calls.unopened and len(calls.streams) < http.remote_settings.max_concurrent_streams:
-            call, body = calls.unopened.popleft()
-            number = http.get_next_available_stream_id()
-            http.send_headers(number, self._headers)
-            calls.streams[number] = _Stream(call, body)
-            calls.numbers[call] = number
-            calls.unsent.append(number)
-
-    def _frame_bodies(self) -> None:
-        """Cut bodies into frames, first come, first served, as far as the windows go, and a little at once."""
-        unsent, blocked, room = self._calls.unsent, [], FRAMED_BYTES
-        self._take_frames()
-        while unsent and room > 0 and self._http.outbound_flow_control_window > 0:
-            number = unsent.popleft()
-            if (stream := self._calls.streams.get(number)) is not None:
-                room -= self._frame_body(number, stream, room)
-                if stream.sent < len(stream.body):
-                    blocked.append(number)
-        unsent.extendleft(reversed(blocked))
-
-    def _frame_body(self, number: int, stream: _Stream, room: int) -> int:
-        """Make at most `room` bytes into frames; return how many.
-
-        h2 makes the last frame, which ends the stream. Of the others it learns only what they take of the windows: it
-        would copy each four times.
-        """
-        http, size, begin = self._http, len(stream.body), stream.sent
-        most = min(size, begin + min(room, http.local_flow_control_window(number)))
-        largest = http.max_outbound_frame_size
-        end = most if most < size else begin + (size - begin - 1) // largest * largest
-        self._out.extend(data_frames(number, stream.body[begin:end], largest))
-        http.outbound_flow_control_window -= end - begin
-        http.streams[number].outbound_flow_control_window -= end - begin
-        if end < most:
-            http.send_data(number, stream.body[end:], end_stream=True)
-            self._take_frames()
-        stream.sent = most
-        return most - begin
-
-    def _take_frames(self) -> None:
-        if frames := self._http.data_to_send():
-            self._out.append(memoryview(frames))
-
-
-def call_alone(channel: RawChannel, number: int, body: bytes, what: str, timeout_s: float) -> None:
-    """Make one call while no other is under way, and wait for its answer. `what`: is called, for messages.
-
-    Raises RefusedError, UnreachableError.
-    """
-    until_s = time.monotonic() + timeout_s
-    try:
-        channel.start(number, body)
-        while True:
-            left_s = max(until_s - time.monotonic(), 0)
-            readable, writable, _ = select.select([channel], [channel] if channel.wants_write else [], [], left_s)
-            if writable:
-                channel.flush()
-            for ended in channel.receive() if readable else ():
-                if ended.status != "OK":
-                    raise RefusedError(f"{what}: {ended.status}: {ended.message}")
-                return
-            if time.monotonic() >= until_s:
-                raise UnreachableError(f"{what} did not answer within {timeout_s:g} s")
-    except OSError as error:
-        raise UnreachableError(f"{what}: connection lost: {error}") from error
-
-
-def _secured(plain: socket.socket, tls: Tls, url: str) -> TlsSocket:
-    try:
-        return TlsSocket(plain, tls, url.rpartition(":")[0].strip("[]"))
-    except OSError as error:
-        plain.close()
-        raise UnreachableError(f"what answers at {url} does not speak TLS as expected ({error})") from error
+    def open_outbound_streams(self) -> int:
+        """Count for one of `CLEANUP_INTERVAL` streams only, which makes h2 forget the closed ones; else say 0."""
+        opened = (self.highest_outbound_stream_id + 1) // 2
+        return super().open_outbound_streams if opened % CLEANUP_INTERVAL == 0 else 0

@@ -1,4 +1,4 @@
-"""What is asked of a server: mixes of models, arrivals, and how well they were answered.
+"""The load of a server: mixes of models, arrivals, targets, and the outcomes of queries.
 
-For real servers and simulated ones alike. Pure, but for reading and writing files.
+The same for real and simulated servers. Pure, except for reading and writing files.
 """

@@ -1,4 +1,4 @@
-"""When which model is asked: Poisson arrivals, the same for a seed everywhere, or a trace from a file."""
+"""Arrivals of queries: a Poisson process, the same for a seed everywhere, or a trace from a file."""
 
 import csv
 from dataclasses import dataclass

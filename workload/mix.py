@@ -1,4 +1,4 @@
-"""Mixes: which models are asked, how often each, and how soon it should answer."""
+"""Mixes: which models are queried, how often each, and its latency target."""
 
 import json
 import math
@@ -22,7 +22,7 @@ class MixModel:
 
 @dataclass(frozen=True)
 class Mix:
-    """Models that are asked together, in the order that indices refer to."""
+    """Models that are queried together, in the order that indices refer to."""
 
     name: str
     models: tuple[MixModel, ...]

@@ -1,4 +1,4 @@
-"""How each query ended, and what that amounts to per model and in total."""
+"""How each query ended, and the summary per model and in total."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,7 +78,7 @@ class Summary:
     total: Row
 
     def least_satisfied(self, target: str) -> float:
-        """Return the smallest share among the models that have this target and were asked; 1 if there are none."""
+        """Return the smallest share among the models that have this target and any query; 1 if there are none."""
         shares = [row.satisfied[target] for row in self.models if row.queries]
         return min((share for share in shares if share is not None), default=1.0)
 

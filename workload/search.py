@@ -1,4 +1,4 @@
-"""The highest rate that a server carries: a bracket, a bisection on a grid, and votes against noise."""
+"""The highest rate that reaches a goal: a bracket, a bisection on a grid, and repeated measurements against noise."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """`rate_per_s`: the highest that reached the goal; 0 if none did. `limited`: the highest allowed one did, too."""
 
     rate_per_s: float
@@ -34,13 +34,13 @@ def highest_rate(
     votes: int = 1,
     lowest_per_s: float | None = None,
     highest_per_s: float | None = None,
-) -> Found:
+) -> SearchResult:
     """Return the highest rate on the grid `start_per_s * step ** i` whose satisfied share reaches the goal.
 
-    `measure(rate_per_s, attempt)` returns the share, of all queries or of the worst model, as the caller likes; it can
-    choose another seed for another attempt. From the start the search strides up or down, twice as far each time,
-    until the goal lies between two rates, then halves the distance. With more than one vote a rate's mean decides: of
-    the last two neighbours each is measured so often, and if the means say otherwise the search moves on by one step.
+    `measure(rate_per_s, attempt)` returns the share, of all queries or of the worst model; it may use another seed for
+    another attempt. From the start the search moves up or down, twice as far each time, until the goal lies between two
+    rates, then halves the distance. With several `votes` the mean of so many measurements decides on each of the last
+    two neighbours; if the means contradict the bisection, the search moves on by one step.
     Limits default to a hundredth and a hundred times the start.
     """
     lowest = _index(lowest_per_s or start_per_s / 100, start_per_s, step, math.ceil)
@@ -48,14 +48,14 @@ def highest_rate(
     if not (step > 1 and lowest <= 0 <= highest):
         raise ValueError("the step must exceed 1 and the start must lie within the limits")
     grid = _Grid(measure, goal, start_per_s, step)
-    best = _settle(grid, _bisect(grid, *_bracket(grid, lowest, highest)), votes, lowest, highest)
+    best = _confirm(grid, _bisect(grid, *_bracket(grid, lowest, highest)), votes, lowest, highest)
     if best < lowest:
-        return Found(0.0, 0.0, tuple(grid.probes))
-    return Found(grid.rate(best), grid.share(best), tuple(grid.probes), limited=best == highest)
+        return SearchResult(0.0, 0.0, tuple(grid.probes))
+    return SearchResult(grid.rate(best), grid.share(best), tuple(grid.probes), limited=best == highest)
 
 
 class _Grid:
-    """What was measured so far, by index of the grid."""
+    """The measurements, by index of the grid."""
 
     def __init__(self, measure: Measure, goal: float, start_per_s: float, step: float) -> None:
         self.probes: list[Probe] = []
@@ -116,7 +116,7 @@ def _bisect(grid: _Grid, passes: int, fails: int) -> int:
     return passes
 
 
-def _settle(grid: _Grid, best: int, votes: int, lowest: int, highest: int) -> int:
+def _confirm(grid: _Grid, best: int, votes: int, lowest: int, highest: int) -> int:
     """Move up while the next rate's mean passes, else down while this one's fails. One direction only, so it ends."""
     if best >= lowest and not grid.passes(best, votes):
         best -= 1

@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.lib.live_server import LiveServer
 from benchmarks.lib.processes import core_times, process_cpu_ns
 from gangway.clients.connection import Connection
-from gangway.clients.open_loop import INFER_METHOD, drive, sender_precedence
+from gangway.clients.open_loop import INFER_METHOD, drive, real_time_priority
 from gangway.clients.perf.prepare import prepare_requests
-from gangway.clients.raw_channel import RawChannel, call_alone, message_body
+from gangway.clients.raw_channel import RawChannel, call_blocking, message_body
 from gangway.scheduler.profiles import ModelProfile
 from gangway.workload.arrivals import Arrivals
 from gangway.workload.outcomes import Outcomes
@@ -60,7 +60,7 @@ class Replayed:
 
         Medians of single requests: on a virtual machine one in ten may take twice the time, with nobody else at work.
         """
-        with RawChannel(self._server.url, INFER_METHOD, TIMEOUT_S, TIMEOUT_S) as channel, sender_precedence():
+        with RawChannel(self._server.url, INFER_METHOD, TIMEOUT_S, TIMEOUT_S) as channel, real_time_priority():
             self._one(channel, name)  # of a new connection
             seen = []
             for _ in range(LONE_REQUESTS[name]):
@@ -75,7 +75,7 @@ class Replayed:
         body = message_body(self._requests[name])
         before_ns = self._compute_ns(name)
         begin_ns = time.monotonic_ns()
-        call_alone(channel, 0, body, name, TIMEOUT_S)
+        call_blocking(channel, 0, body, name, TIMEOUT_S)
         latency_ns = time.monotonic_ns() - begin_ns
         compute_ns = self._compute_ns(name) - before_ns
         return Lone(compute_ns / 1000, (latency_ns - compute_ns) / 1000)

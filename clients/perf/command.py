@@ -1,15 +1,16 @@
-"""`gangway perf`: how a server does under the load of several models, and the highest rate that it carries."""
+"""`gangway perf`: load a server with several models, and find the highest rate that it carries."""
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gangway.artifact.console import Console
-from gangway.clients.connection import ClientError, Connection, InputError, Tls
-from gangway.clients.perf.measure import Goal, Length, Run, Session
-from gangway.clients.perf.options import parse_options
+from gangway.clients.connection import ClientError, Connection, InputError, Tls, add_tls_options
+from gangway.clients.perf.measure import Goal, Run, RunLength, Session
 from gangway.clients.perf.prepare import (
     FROM_CONFIG,
     Workload,
@@ -21,12 +22,22 @@ from gangway.clients.perf.prepare import (
     prepare_requests,
     resolve,
 )
-from gangway.clients.perf.results import result_of, show_found, show_probe, show_run, show_workload
+from gangway.clients.perf.report import result_of, save_picture, show_found, show_probe, show_run, show_workload
 from gangway.workload.arrivals import read_trace
 from gangway.workload.mix import Mix, parse_mix, read_mix
 from gangway.workload.qos import WorkloadError
-from gangway.workload.search import Found
+from gangway.workload.search import SearchResult
 
+DESCRIPTION = (
+    "Send requests for several models to a KServe v2 or Triton server over gRPC, at times that do not depend on its"
+    " answers, and say how many were answered in time. Latency counts from the scheduled arrival."
+)
+EPILOG = """exit status: 0 measured, 1 the server refused, 2 wrong argument or file, 3 no server or no answer in time
+
+examples:
+  gangway perf --mix resnet50=3,googlenet=1 --rate 20 --qos 3x,4x,5x
+  gangway perf 10.0.0.7:8001 --mix light --search --each --qos 3x --json light.json --png light.png
+  gangway perf --mix own.toml --trace arrivals.csv"""
 WRONG_USAGE = 2
 
 
@@ -51,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
     with Connection(url, options.timeout_ms / 1000, tls) as connection:
         requests = prepare_requests(connection, mix.names, options.input_data, options.seed)
         workload = _workload(options, mix, connection, requests, tls)
-    length = Length(options.seconds, options.queries, options.warmup)
+    length = RunLength(options.seconds, options.queries, options.warmup)
     session = Session(url, requests, workload, length, options.seed, options.timeout_ms / 1000, lambda run: None, tls)
     show_workload(console, session)
     goal = Goal(options.goal, options.each) if options.search else None
@@ -59,8 +70,6 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(result_of(session, goal, found, scenario), indent=1) + "\n")
     if options.png:
-        from gangway.clients.perf.picture import save_picture  # noqa: PLC0415 - needs an extra package
-
         save_picture(options.png, session, run, goal)
     if not any(run.load.outcomes.answered.any() for run in session.runs):
         raise ClientError("no query was answered")
@@ -69,8 +78,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _measure(
     console: Console, options: argparse.Namespace, session: Session, goal: Goal | None
-) -> tuple[Run, Mapping[str, Found], Mapping[str, Any]]:
-    """Measure and print what was asked for; return the run shown, what a search found, the scenario as JSON has it."""
+) -> tuple[Run, Mapping[str, SearchResult], Mapping[str, Any]]:
+    """Measure and print; return the printed run, the results of a search, and the scenario as in the JSON."""
     if options.scenario == "mlperf-server":
         return _mlperf(console, options, session)
     scenario = {"name": "poisson" if options.trace is None else "trace"}
@@ -79,7 +88,7 @@ def _measure(
             raise WorkloadError("--search needs targets: no model has one, so give --qos")
         session.progress = lambda run: show_probe(console, run, session)
         found = session.search(goal, options.step, options.votes, options.rate)
-        run = _telling(session, found)
+        run = _representative_run(session, found)
         show_run(console, run, session)
         show_found(console, session, goal, found)
         return run, found, scenario
@@ -91,8 +100,8 @@ def _measure(
     return run, {}, scenario
 
 
-def _telling(session: Session, found: Mapping[str, Found]) -> Run:
-    """Return the run worth a table: at the first rate that was found, else the one of the lowest rate."""
+def _representative_run(session: Session, found: Mapping[str, SearchResult]) -> Run:
+    """Return the run to print: at the first rate that was found, else the one of the lowest rate."""
     rates = [each.rate_per_s for each in found.values() if each.rate_per_s]
     chosen = [run for run in session.runs if rates and run.rate_per_s == rates[0]]
     return chosen[0] if chosen else min(session.runs, key=lambda run: run.rate_per_s or 0.0)
@@ -100,7 +109,7 @@ def _telling(session: Session, found: Mapping[str, Found]) -> Run:
 
 def _mlperf(
     console: Console, options: argparse.Namespace, session: Session
-) -> tuple[Run, Mapping[str, Found], Mapping[str, Any]]:
+) -> tuple[Run, Mapping[str, SearchResult], Mapping[str, Any]]:
     try:
         from gangway.clients.perf.mlperf import run_server_scenario  # noqa: PLC0415 - needs an extra package
     except ModuleNotFoundError as error:
@@ -116,7 +125,7 @@ def _mlperf(
 def _workload(
     options: argparse.Namespace, mix: Mix, connection: Connection, requests: Mapping[str, bytes], tls: Tls | None
 ) -> Workload:
-    least_us: Mapping[str, float] = {}  # given latencies mean the same targets for every server
+    least_us: Mapping[str, float] = {}  # given latencies give every server the same targets
     if options.isolated:
         isolated_us = parse_isolated(options.isolated, mix.names)
     else:
@@ -129,9 +138,129 @@ def _workload(
 
 
 def _check_picture(options: argparse.Namespace) -> None:
-    """Say before the measurement, not after it, that the picture cannot be drawn."""
+    """Raise InputError before the measurement if the picture cannot be drawn."""
     if options.png:
         try:
             import matplotlib  # noqa: F401, PLC0415 - optional dependency
         except ModuleNotFoundError as error:
             raise InputError("--png needs matplotlib: pip install 'gangway-serve[perf]'") from error
+
+
+def parse_options(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; wrong arguments exit with 2. docs/reference/perf.md explains the options at length."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.search and (options.trace or options.scenario != "poisson"):
+        parser.error("--search draws Poisson arrivals: it goes with neither --trace nor --scenario")
+    if options.trace and (options.rate or options.scenario != "poisson"):
+        parser.error("--trace says when requests leave: it goes with neither --rate nor --scenario")
+    if not (options.search or options.trace or options.rate):
+        parser.error("how much load? --rate, --search or --trace")
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        "gangway perf", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    result.add_argument("target", nargs="?", metavar="HOST:PORT", help="server, another way to say --url")
+    result.add_argument(
+        "-u", "--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="server (default: %(default)s)"
+    )
+    result.add_argument(
+        "--mix", required=True, help="light, medium, heavy or mix; a .toml or .json file; or MODEL=WEIGHT,..."
+    )
+    _add_load(result)
+    _add_search(result)
+    result.add_argument(
+        "--qos",
+        help="targets of all models: 3x (times isolated), 15 (ms), several (3x,4x), or config (the server's)",
+    )
+    result.add_argument(
+        "--isolated",
+        metavar="MODEL=MS,...",
+        help="isolated latencies, or an earlier result.json (default: measured)",
+    )
+    result.add_argument("--input-data", default="random", help="random, zero, or a folder with MODEL/INPUT.npy")
+    result.add_argument(
+        "--timeout-ms", type=_positive, default=30_000, metavar="MS", help="of every request (default: %(default)g)"
+    )
+    result.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
+    result.add_argument("--png", type=Path, metavar="FILE", help="draw latencies and, of a search, shares in time")
+    add_tls_options(result)
+    return result
+
+
+def _add_load(result: argparse.ArgumentParser) -> None:
+    load = result.add_argument_group("load")
+    load.add_argument("--rate", type=_positive, metavar="R", help="queries per second; of a search, where it begins")
+    load.add_argument("--trace", type=Path, metavar="FILE", help="arrivals from a CSV file: time_us, model")
+    load.add_argument(
+        "--scenario", choices=("poisson", "mlperf-server"), default="poisson", help="who draws the arrivals"
+    )
+    load.add_argument(
+        "--seconds", type=_positive, default=10.0, metavar="S", help="length of a run (default: %(default)g)"
+    )
+    load.add_argument("--queries", type=_count, metavar="N", help="length of a run in queries, instead")
+    load.add_argument(
+        "--warmup", type=_not_negative, default=1.0, metavar="S", help="sent first, not counted (default: %(default)g)"
+    )
+    load.add_argument("--seed", type=int, default=0, help="of arrivals and inputs (default: %(default)s)")
+
+
+def _add_search(result: argparse.ArgumentParser) -> None:
+    search = result.add_argument_group("search")
+    search.add_argument("--search", action="store_true", help="find the highest rate that reaches the goal")
+    search.add_argument("--goal", type=_share, default=0.95, help="share of queries in time (default: %(default)g)")
+    search.add_argument("--each", action="store_true", help="of each model's queries, not of all")
+    search.add_argument("--step", type=_step, default=1.05, help="ratio of neighbouring rates (default: %(default)g)")
+    search.add_argument(
+        "--votes",
+        type=_count,
+        default=2,
+        help="runs, each with a seed, that decide on a rate (default: %(default)s)",
+    )
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    value = _number(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got '{text}'")
+    return value
+
+
+def _share(text: str) -> float:
+    value = _number(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share above 0 and up to 1, got '{text}'")
+    return value
+
+
+def _step(text: str) -> float:
+    value = _number(text)
+    if not 1 < value <= 2:
+        raise argparse.ArgumentTypeError(f"expected a ratio above 1 and up to 2, got '{text}'")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"expected a number, got '{text}'")
+    return value

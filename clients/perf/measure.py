@@ -11,25 +11,26 @@ from gangway.clients.perf.prepare import Workload
 from gangway.workload.arrivals import Arrivals, poisson, poisson_for
 from gangway.workload.mix import capacity_per_s
 from gangway.workload.outcomes import Outcomes, Summary, summarise
-from gangway.workload.search import Found, highest_rate
+from gangway.workload.search import SearchResult, highest_rate
 
-# What the server says of a run: the difference of two ModelStatistics answers.
-
-OWN_PREFIX = "gangway_"
+FIRST_LOAD = 0.3  # where a search begins, as a share of the capacity
+MIN_LOAD = 0.01  # where it ends, if no rate reaches the goal
+MIN_QUERIES = 20  # in a run of a search
+GANGWAY_PREFIX = "gangway_"  # of counts that only Gangway has
 
 
 @dataclass(frozen=True)
-class ServerSide:
-    """Of one model: requests answered, nanoseconds in queue and compute altogether, counts that only Gangway has."""
+class ServerCounters:
+    """Of one model, by ModelStatistics: answered requests, nanoseconds in queue and compute, Gangway's own counts."""
 
     requests: int
     queue_ns: int
     compute_ns: int
     own: Mapping[str, int]
 
-    def since(self, before: "ServerSide") -> "ServerSide":
+    def since(self, before: "ServerCounters") -> "ServerCounters":
         """Return what happened after `before`."""
-        return ServerSide(
+        return ServerCounters(
             self.requests - before.requests,
             self.queue_ns - before.queue_ns,
             self.compute_ns - before.compute_ns,
@@ -47,37 +48,8 @@ class ServerSide:
         return self.compute_ns / self.requests / 1000 if self.requests else 0.0
 
 
-def server_side(connection: Connection, names: Sequence[str]) -> dict[str, ServerSide]:
-    """Return the counters of each model since it was loaded; of none if the server keeps no statistics."""
-    try:
-        answers = {name: connection.model_statistics(name) for name in names}
-    except RefusedError:
-        return {}
-    found = {}
-    for name, answer in answers.items():
-        stats = [model.inference_stats for model in answer.model_stats]
-        own = {
-            key.removeprefix(OWN_PREFIX): value.success.count
-            for model in answer.model_stats
-            for key, value in model.response_stats.items()
-            if key.startswith(OWN_PREFIX)
-        }
-        found[name] = ServerSide(
-            sum(stat.success.count for stat in stats),
-            sum(stat.queue.ns for stat in stats),
-            sum(stat.compute_infer.ns for stat in stats),
-            own,
-        )
-    return found
-
-
-FIRST_LOAD = 0.3  # where a search begins, as a share of the capacity
-LOWEST_LOAD = 0.01  # and where it ends, if nothing carries
-FEWEST_QUERIES = 20  # in a run of a search
-
-
 @dataclass(frozen=True)
-class Length:
+class RunLength:
     """How long a run is: so many seconds or so many queries, after a warm-up that is sent but does not count."""
 
     seconds: float
@@ -87,14 +59,14 @@ class Length:
 
 @dataclass(frozen=True)
 class Run:
-    """One run. `rate_per_s` is what was asked for; None: arrivals came from a file. `outcomes` begin after warm-up."""
+    """One run. `rate_per_s` is the scheduled rate; None: arrivals came from a file. `outcomes` begin after warm-up."""
 
     rate_per_s: float | None
     seed: int
     load: OpenLoopRun
     outcomes: Outcomes
     summary: Summary
-    server: Mapping[str, ServerSide]
+    server: Mapping[str, ServerCounters]
 
     @property
     def lag_us(self) -> tuple[float, float] | None:
@@ -129,13 +101,13 @@ class Session:
     url: str
     requests: Mapping[str, bytes]
     workload: Workload
-    length: Length
+    length: RunLength
     seed: int
     timeout_s: float
     progress: Callable[[Run], None]
     tls: Tls | None = None
     runs: list[Run] = field(default_factory=list)
-    _known: dict[tuple[float, int], Run] = field(default_factory=dict)
+    _measured: dict[tuple[float, int], Run] = field(default_factory=dict)
 
     @property
     def capacity_per_s(self) -> float:
@@ -145,19 +117,19 @@ class Session:
     def at_rate(self, rate_per_s: float, attempt: int = 0) -> Run:
         """Measure a rate; the same one and attempt is measured once. Attempts are seeds of their own."""
         key = (rate_per_s, attempt)
-        if key not in self._known:
+        if key not in self._measured:
             seed = self.seed + attempt
-            self._known[key] = self.of_arrivals(self._arrivals(rate_per_s, seed), rate_per_s, seed)
-        return self._known[key]
+            self._measured[key] = self.of_arrivals(self._arrivals(rate_per_s, seed), rate_per_s, seed)
+        return self._measured[key]
 
     def of_arrivals(self, arrivals: Arrivals, rate_per_s: float | None, seed: int) -> Run:
         """Measure given arrivals. Raises ClientError."""
         if not len(arrivals):
             raise ClientError("there are no queries: a longer run, or a higher rate")
         with Connection(self.url, self.timeout_s, self.tls) as connection:
-            before = server_side(connection, list(self.requests))
+            before = server_counters(connection, list(self.requests))
             load = drive(self.url, self.requests, arrivals, self.timeout_s, tls=self.tls)
-            after = server_side(connection, list(self.requests))
+            after = server_counters(connection, list(self.requests))
         counted = load.outcomes.since(self.length.warm_up_s * 1e6)
         run = Run(rate_per_s, seed, load, counted, self.summarise(counted), _differences(before, after))
         self.runs.append(run)
@@ -169,13 +141,13 @@ class Session:
         isolated = [self.workload.isolated_us[name] for name in outcomes.names]
         return summarise(outcomes, self.workload.targets_us, isolated)
 
-    def search(self, goal: Goal, step: float, votes: int, start_per_s: float | None) -> dict[str, Found]:
+    def search(self, goal: Goal, step: float, votes: int, start_per_s: float | None) -> dict[str, SearchResult]:
         """Return the highest rate that reaches the goal, by name of the target. They share what they measure."""
         start = start_per_s or FIRST_LOAD * self.capacity_per_s
-        fewest = 0.0 if self.length.queries else FEWEST_QUERIES / self.length.seconds
-        lowest = min(start, max(LOWEST_LOAD * self.capacity_per_s, fewest))
+        fewest = 0.0 if self.length.queries else MIN_QUERIES / self.length.seconds
+        lowest = min(start, max(MIN_LOAD * self.capacity_per_s, fewest))
 
-        def search_for(target: str) -> Found:
+        def search_for(target: str) -> SearchResult:
             def measure(rate_per_s: float, attempt: int) -> float:
                 return goal.share_of(self.at_rate(rate_per_s, attempt).summary, target)
 
@@ -191,5 +163,31 @@ class Session:
         return poisson(mix, rate_per_s, before + length.queries, seed)
 
 
-def _differences(before: Mapping[str, ServerSide], after: Mapping[str, ServerSide]) -> dict[str, ServerSide]:
+def server_counters(connection: Connection, names: Sequence[str]) -> dict[str, ServerCounters]:
+    """Return the counters of each model since it was loaded; of none if the server keeps no statistics."""
+    try:
+        answers = {name: connection.model_statistics(name) for name in names}
+    except RefusedError:
+        return {}
+    found = {}
+    for name, answer in answers.items():
+        stats = [model.inference_stats for model in answer.model_stats]
+        own = {
+            key.removeprefix(GANGWAY_PREFIX): value.success.count
+            for model in answer.model_stats
+            for key, value in model.response_stats.items()
+            if key.startswith(GANGWAY_PREFIX)
+        }
+        found[name] = ServerCounters(
+            sum(stat.success.count for stat in stats),
+            sum(stat.queue.ns for stat in stats),
+            sum(stat.compute_infer.ns for stat in stats),
+            own,
+        )
+    return found
+
+
+def _differences(
+    before: Mapping[str, ServerCounters], after: Mapping[str, ServerCounters]
+) -> dict[str, ServerCounters]:
     return {name: after[name].since(before[name]) for name in after if name in before}

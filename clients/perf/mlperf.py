@@ -1,7 +1,7 @@
-"""MLPerf's load generator in place of ours: its server scenario, its verdict. Imports mlcommons-loadgen.
+"""The server scenario of MLPerf's load generator in place of ours, with its verdict. Imports mlcommons-loadgen.
 
 Its queries are Poisson arrivals of samples; here a sample stands for a model, and the library has as many samples of a
-model as its share of the mix. The load generator knows one target for all samples: the widest of the mix.
+model as its share of the mix. The load generator has one target for all samples: the widest of the mix.
 """
 
 import os
@@ -40,13 +40,13 @@ def run_server_scenario(session: Session, rate_per_s: float, percentile: float) 
     if not targets:
         raise WorkloadError("--scenario mlperf-server needs a target: give --qos")
     samples = samples_of(session.workload.mix.shares, SAMPLES)
-    with tempfile.TemporaryDirectory() as folder, _Pump(session, samples) as pump:
+    with tempfile.TemporaryDirectory() as folder, _Sender(session, samples) as sender:
         begin_cpu_s, begin_s = time.process_time(), time.monotonic()
-        _start_test(pump, _settings(session, rate_per_s, max(targets), percentile), Path(folder))
+        _start_test(sender, _settings(session, rate_per_s, max(targets), percentile), Path(folder))
         cpu_s, seconds = time.process_time() - begin_cpu_s, time.monotonic() - begin_s
         summary = (Path(folder) / "mlperf_log_summary.txt").read_text()
-        outcomes, messages = pump.outcomes()
-    load = OpenLoopRun(outcomes, np.empty(0), cpu_s, seconds, messages)  # loadgen does not tell its lag
+        outcomes, messages = sender.outcomes()
+    load = OpenLoopRun(outcomes, np.empty(0), cpu_s, seconds, messages)  # loadgen does not report its lag
     run = Run(rate_per_s, session.seed, load, outcomes, session.summarise(outcomes), {})
     session.runs.append(run)
     return run, {"valid": VALID in summary, "summary": _lines(summary), "target_us": max(targets)}
@@ -74,11 +74,11 @@ def _settings(session: Session, rate_per_s: float, target_us: float, percentile:
     return settings
 
 
-def _start_test(pump: "_Pump", settings: Any, folder: Path) -> None:
+def _start_test(sender: "_Sender", settings: Any, folder: Path) -> None:
     logs = loadgen.LogSettings()
     logs.log_output.outdir = str(folder)
     logs.log_output.copy_summary_to_stdout = False
-    sut = loadgen.ConstructSUT(pump.issue, lambda: None)
+    sut = loadgen.ConstructSUT(sender.issue, lambda: None)
     library = loadgen.ConstructQSL(SAMPLES, SAMPLES, lambda indices: None, lambda indices: None)
     try:
         loadgen.StartTestWithLogSettings(sut, library, settings, logs)
@@ -93,8 +93,8 @@ def _lines(summary: str) -> list[str]:
     return [re.sub(r"\s*:\s*", ": ", line.strip()) for line in head.splitlines() if re.search(r"\S\s*:\s*\S", line)]
 
 
-class _Pump:
-    """A thread that sends what loadgen issues, and tells it of answers."""
+class _Sender:
+    """A thread that sends the queries that loadgen issues, and reports their completion to it."""
 
     def __init__(self, session: Session, samples: Sequence[int]) -> None:
         self._names = tuple(session.requests)
@@ -102,36 +102,36 @@ class _Pump:
         self._samples = samples
         self._timeout_s = session.timeout_s
         self._channel = RawChannel(session.url, INFER_METHOD, session.timeout_s, session.timeout_s, session.tls)
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._issued: deque[tuple[int, int, float]] = deque()  # loadgen's id, model, time
         self._waiting: dict[int, tuple[int, int, float]] = {}  # by call
         self._done: list[tuple[int, float, float, str]] = []  # model, issued, ended, status
         self._messages: dict[str, str] = {}
         self._stopping = False
-        self._broken = ""
+        self._failure = ""
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> "_Pump":
+    def __enter__(self) -> "_Sender":
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stopping = True
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wakeup, 1)
         self._thread.join()
         self._channel.__exit__(None, None, None)
-        os.close(self._bell)
+        os.close(self._wakeup)
 
     def issue(self, samples: Sequence[Any]) -> None:
         """Take queries from loadgen, in its thread."""
         now_s = time.monotonic()
         self._issued.extend((sample.id, self._samples[sample.index], now_s) for sample in samples)
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._wakeup, 1)
 
     def outcomes(self) -> tuple[Outcomes, Mapping[str, str]]:
         """Return how all queries ended, and the first message of each error. Raises UnreachableError."""
-        if self._broken:
-            raise UnreachableError(self._broken)
+        if self._failure:
+            raise UnreachableError(self._failure)
         if not self._done:
             raise ClientError("loadgen issued no query")
         done = sorted(self._done, key=lambda entry: entry[1])
@@ -150,25 +150,25 @@ class _Pump:
             while not self._stopping:
                 self._step()
         except (OSError, ProtocolError) as error:
-            self._broken = f"connection lost: {error}"
+            self._failure = f"connection lost: {error}"
         except UnreachableError as error:
-            self._broken = str(error)
+            self._failure = str(error)
         while not self._stopping:  # loadgen waits for an answer to everything it issues
             self._answer_all("UNAVAILABLE")
-            select.select([self._bell], [], [])
-            self._clear_bell()
+            select.select([self._wakeup], [], [])
+            self._clear_wakeup()
 
     def _step(self) -> None:
         channel = self._channel
         socket = channel.fileno()
         writable = [socket] if channel.wants_write else []
-        ready, can_write, _ = select.select([socket, self._bell], writable, [], self._timeout_s)
+        ready, can_write, _ = select.select([socket, self._wakeup], writable, [], self._timeout_s)
         if not ready and not can_write and self._waiting:
             raise UnreachableError(f"the server answered nothing for {self._timeout_s:g} s")
         if can_write:
             channel.flush()
-        if self._bell in ready:
-            self._clear_bell()
+        if self._wakeup in ready:
+            self._clear_wakeup()
         while self._issued:
             query = self._issued.popleft()
             call = len(self._done) + len(self._waiting)
@@ -191,6 +191,6 @@ class _Pump:
         while self._issued:
             self._complete(self._issued.popleft(), status)
 
-    def _clear_bell(self) -> None:
+    def _clear_wakeup(self) -> None:
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup)

@@ -1,4 +1,4 @@
-"""What each model is sent, its isolated latency, and its target: found out before the load begins."""
+"""What a run needs before the load begins: each model's request, isolated latency and target."""
 
 import json
 import statistics
@@ -19,8 +19,8 @@ from gangway.clients.inputs import (
     npy_tensors,
     random_tensors,
 )
-from gangway.clients.open_loop import INFER_METHOD, sender_precedence
-from gangway.clients.raw_channel import RawChannel, call_alone, message_body
+from gangway.clients.open_loop import INFER_METHOD, real_time_priority
+from gangway.clients.raw_channel import RawChannel, call_blocking, message_body
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.outcomes import Targets
@@ -28,8 +28,8 @@ from gangway.workload.qos import Qos, WorkloadError, parse_qos
 
 QOS_PARAMETER = "qos_ms"  # of a model's configuration
 LEAST_PARAMETER = "gangway_least_target_ms"  # of a configuration as a Gangway server completes it
-REPORT_PARAMETER = "gangway_stats"  # of a request: its answer says what became of it
-ISOLATED_S, FEWEST, MOST = 1.0, 5, 100  # how long a model is asked alone, and how often at least and at most
+REPORT_PARAMETER = "gangway_stats"  # of a request: its answer reports its target
+ISOLATED_S, MIN_REQUESTS, MAX_REQUESTS = 1.0, 5, 100  # of a measurement: its time, and its requests
 FROM_CONFIG = "config"
 
 
@@ -43,7 +43,7 @@ class Workload:
 
 
 def prepare_requests(connection: Connection, names: Sequence[str], source: str, seed: int) -> dict[str, bytes]:
-    """Return a serialised request of one row per model, and see that each is answered.
+    """Return a serialised request of one row per model, after checking that each is answered.
 
     `source`: "random", "zero", or a folder with MODEL/INPUT.npy. Raises RefusedError, InputError, UnreachableError.
     """
@@ -64,9 +64,9 @@ def measure_isolated(
 ) -> dict[str, float]:
     """Return each model's median latency in microseconds, as this client sees it, one request at a time.
 
-    A Gangway server on this machine means the same by "alone", and by a target of "3x". Raises ClientError.
+    A Gangway server on this machine measures a target of "3x" in the same way. Raises ClientError.
     """
-    with sender_precedence():
+    with real_time_priority():
         return {
             name: _isolated_us(url, name, message_body(request), timeout_s, tls) for name, request in requests.items()
         }
@@ -77,7 +77,7 @@ def configured_targets(
 ) -> dict[str, Qos | None]:
     """Return the target in each model's configuration, None where it has none. Raises ClientError, WorkloadError.
 
-    `resolved`: multiples by the server, if it says what its requests' targets are, as Gangway does.
+    `resolved`: the server resolves multiples, if it reports the targets of requests, as Gangway does.
     """
     targets: dict[str, Qos | None] = {}
     for name, request in requests.items():
@@ -91,7 +91,7 @@ def configured_targets(
 
 
 def least_targets_us(connection: Connection, names: Sequence[str]) -> dict[str, float]:
-    """Return what no target that is a multiple is less than, by model: as a Gangway server says it, else 0.
+    """Return the lower bound of targets that are multiples, by model, as a Gangway server reports it, else 0.
 
     Raises ClientError.
     """
@@ -114,7 +114,7 @@ def resolve(
     isolated_us: Mapping[str, float],
     least_us: Mapping[str, float],
 ) -> Workload:
-    """Settle targets and weights. No multiple of `isolated_us` is less than `least_us`.
+    """Resolve targets and weights. No multiple of `isolated_us` is less than `least_us`.
 
     `levels` hold for every model, each one under its own name; none: the mix's own targets, else those that the server
     has in its configuration, under the name "qos". Weights that follow targets follow the first level.
@@ -197,8 +197,10 @@ def _isolated_us(url: str, name: str, body: bytes, timeout_s: float, tls: Tls | 
     latencies: list[float] = []
     with RawChannel(url, INFER_METHOD, timeout_s, timeout_s, tls) as channel:
         begin_s = time.monotonic()
-        while len(latencies) < FEWEST or (len(latencies) < MOST and time.monotonic() - begin_s < ISOLATED_S):
+        while len(latencies) < MIN_REQUESTS or (
+            len(latencies) < MAX_REQUESTS and time.monotonic() - begin_s < ISOLATED_S
+        ):
             sent_s = time.monotonic()
-            call_alone(channel, len(latencies), body, f"{url}: {name}", timeout_s)
+            call_blocking(channel, len(latencies), body, f"{url}: {name}", timeout_s)
             latencies.append((time.monotonic() - sent_s) * 1e6)
     return statistics.median(latencies)

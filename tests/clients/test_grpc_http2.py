@@ -5,7 +5,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from hyperframe.frame import DataFrame, Frame
 
-from gangway.clients.raw_channel import FORGET_EVERY, client_connection, data_frames, request_headers
+from gangway.clients.raw_channel import CLEANUP_INTERVAL, client_connection, data_frames, request_headers
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 16384, 16385, 70_000, (1 << 24) - 1])
@@ -29,11 +29,11 @@ def test_a_connection_forgets_streams_that_have_ended_and_keeps_those_that_are_o
     server.initiate_connection()
     headers = request_headers("localhost:1", "/service/Method", 1.0)
     still_open = 1
-    for number in range(still_open, 10 * FORGET_EVERY, 2):
+    for number in range(still_open, 10 * CLEANUP_INTERVAL, 2):
         client.send_headers(number, headers, end_stream=True)
         server.receive_data(client.data_to_send())
         if number != still_open:
             server.send_headers(number, [(":status", "200"), ("grpc-status", "0")], end_stream=True)
         client.receive_data(server.data_to_send())
-        assert len(client.streams) <= FORGET_EVERY + 1
+        assert len(client.streams) <= CLEANUP_INTERVAL + 1
     assert still_open in client.streams

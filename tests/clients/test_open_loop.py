@@ -181,7 +181,7 @@ def test_more_than_allowed_at_once_are_not_sent():
         return b""
 
     with serving(hanging) as url:
-        run = drive(url, {"m": b"x"}, evenly(10, 1), most_outstanding=4)
+        run = drive(url, {"m": b"x"}, evenly(10, 1), max_outstanding=4)
     assert run.outcomes.status.tolist() == [0] * 4 + [1] * 6
     assert run.outcomes.statuses[1] == "NOT_SENT"
 

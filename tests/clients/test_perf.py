@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.live_server import LiveServer, free_port
-from gangway.clients.perf.command import main
+from gangway.clients.perf.command import main, parse_options
 from gangway.clients.perf.mlperf import samples_of
-from gangway.clients.perf.options import parse_options
 from gangway.clients.perf.prepare import parse_isolated, parse_levels, resolve
 from gangway.workload.mix import Mix, MixModel
 from gangway.workload.qos import Qos, WorkloadError

@@ -1,23 +1,34 @@
-"""The result as JSON: docs/reference/perf.md explains every field."""
+"""What a measurement found: tables for people, JSON, and a picture.
 
+docs/reference/perf.md explains every field of the JSON. The picture has the latencies of a run, and of a search the
+shares in time over the rate.
+"""
+
+from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.table import Table
 
 from gangway.artifact.console import Console
 from gangway.clients.perf.measure import Goal, Run, Session
 from gangway.workload.outcomes import Row
-from gangway.workload.search import Found
+from gangway.workload.search import SearchResult
 
-# Results, printed for people.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-LATE_SHARE = 0.05  # of the tightest target: a sender later than that is said
-OWN_COLUMNS = ("blocks", "conflicts", "preemptions")
+FORMAT_VERSION = 1
+LATE_SHARE = 0.05  # of the tightest target: a sender later than that is reported
+GANGWAY_COLUMNS = ("blocks", "conflicts", "preemptions")
+COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6a4c93", "#00798c", "#8d5524", "#555555")
 
 
 def show_workload(console: Console, session: Session) -> None:
-    """Print what will be asked, and what is expected of it."""
+    """Print the mix, isolated latencies and targets."""
     workload = session.workload
     table = _table(f"{session.url}, mix {workload.mix.name}", "model", "share %", "isolated ms")
     for label in workload.targets_us:
@@ -30,7 +41,7 @@ def show_workload(console: Console, session: Session) -> None:
 
 
 def show_run(console: Console, run: Run, session: Session) -> None:
-    """Print a run: a row per model and one for all, the server's account, and how well the sender kept time."""
+    """Print a run: a row per model and one for all, the server's times, and how late the sender was."""
     rate = "arrivals from a file" if run.rate_per_s is None else _rate(run.rate_per_s, session)
     labels = list(session.workload.targets_us)
     columns = [f"in {label} %" for label in labels]
@@ -61,7 +72,7 @@ def show_probe(console: Console, run: Run, session: Session) -> None:
     console.print(f"{rate}, {run.summary.total.queries} queries; {'; '.join(shares)}; {_sender(run)}")
 
 
-def show_found(console: Console, session: Session, goal: Goal, found: Mapping[str, Found]) -> None:
+def show_found(console: Console, session: Session, goal: Goal, found: Mapping[str, SearchResult]) -> None:
     """Print what a search found."""
     of = "each model's" if goal.each else "all"
     for label, each in found.items():
@@ -88,7 +99,7 @@ def _sender(run: Run) -> str:
 
 
 def _server_table(run: Run) -> Table:
-    own = [name for name in OWN_COLUMNS if any(name in side.own for side in run.server.values())]
+    own = [name for name in GANGWAY_COLUMNS if any(name in side.own for side in run.server.values())]
     table = _table("the server's account, means per query", "model", "queue ms", "compute ms", *own)
     for name, side in run.server.items():
         counts = [f"{side.own.get(column, 0) / max(side.requests, 1):.2f}" for column in own]
@@ -123,10 +134,9 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share * 100:.1f}"
 
 
-FORMAT_VERSION = 1
-
-
-def result_of(session: Session, goal: Goal | None, found: Mapping[str, Found], scenario: Mapping[str, Any]) -> Any:
+def result_of(
+    session: Session, goal: Goal | None, found: Mapping[str, SearchResult], scenario: Mapping[str, Any]
+) -> Any:
     """Return everything that was measured, as what `json.dump` takes."""
     workload = session.workload
     models = [
@@ -146,20 +156,20 @@ def result_of(session: Session, goal: Goal | None, found: Mapping[str, Found], s
         "capacity_per_s": session.capacity_per_s,
         "warm_up_s": session.length.warm_up_s,
         "scenario": dict(scenario),
-        "runs": [_run(run) for run in session.runs],
+        "runs": [_run_json(run) for run in session.runs],
         "goal": None if goal is None else {"share": goal.share, "of": "each" if goal.each else "all"},
-        "found": {label: _found(each, session.capacity_per_s) for label, each in found.items()},
+        "found": {label: _found_json(each, session.capacity_per_s) for label, each in found.items()},
     }
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run_json(run: Run) -> dict[str, Any]:
     lag_p50_us, lag_p99_us = run.lag_us or (None, None)
     return {
         "rate_per_s": run.rate_per_s,
         "seed": run.seed,
         "seconds": run.load.seconds,
-        "models": [_row(row) for row in run.summary.models],
-        "total": _row(run.summary.total),
+        "models": [_row_json(row) for row in run.summary.models],
+        "total": _row_json(run.summary.total),
         "messages": dict(run.load.messages),
         "sender": {"lag_p50_us": lag_p50_us, "lag_p99_us": lag_p99_us, "cpu_us_per_query": run.cpu_us},
         "server": {
@@ -174,7 +184,7 @@ def _run(run: Run) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row_json(row: Row) -> dict[str, Any]:
     return {
         "name": row.name,
         "queries": row.queries,
@@ -189,7 +199,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _found(found: Found, capacity_per_s: float) -> dict[str, Any]:
+def _found_json(found: SearchResult, capacity_per_s: float) -> dict[str, Any]:
     return {
         "rate_per_s": found.rate_per_s,
         "share": found.share,
@@ -197,3 +207,52 @@ def _found(found: Found, capacity_per_s: float) -> dict[str, Any]:
         "limited": found.limited,
         "probes": [{"rate_per_s": p.rate_per_s, "attempt": p.attempt, "share": p.share} for p in found.probes],
     }
+
+
+def save_picture(path: Path, session: Session, run: Run, goal: Goal | None) -> None:
+    """Write a PNG: latencies of this run, and of a search the shares of all. Needs matplotlib. Raises OSError."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra package
+
+    searched = goal is not None and len(session.runs) > 1
+    figure = Figure(figsize=(12 if searched else 7, 4.5), layout="constrained")
+    axes = figure.subplots(1, 2 if searched else 1, squeeze=False)[0]
+    _draw_latencies(axes[0], run, session)
+    if goal is not None and searched:
+        _draw_shares(axes[1], session, goal)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _draw_latencies(axes: "Axes", run: Run, session: Session) -> None:
+    """Draw the distribution of each model's latency; dotted lines are targets."""
+    for index, name in enumerate(run.outcomes.names):
+        chosen = (run.outcomes.models == index) & run.outcomes.answered
+        values = np.sort(run.outcomes.latency_us[chosen]) / 1000
+        colour = COLOURS[index % len(COLOURS)]
+        if values.size:
+            axes.step(values, np.arange(1, values.size + 1) / values.size, where="post", color=colour, label=name)
+        for targets in session.workload.targets_us.values():
+            if (target := targets[index]) is not None:
+                axes.axvline(target / 1000, color=colour, linestyle=":", linewidth=1)
+    rate = "" if run.rate_per_s is None else f" at {run.rate_per_s:.3g} queries/s"
+    axes.set(xscale="log", xlabel="latency from the scheduled arrival, ms", ylabel="share of answers", ylim=(0, 1.01))
+    axes.set_title(f"mix {session.workload.mix.name}{rate}; dotted: targets")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _draw_shares(axes: "Axes", session: Session, goal: Goal) -> None:
+    """Draw a dot for each run, and a line through the mean of each rate."""
+    by_rate = defaultdict(list)
+    for run in session.runs:
+        by_rate[run.rate_per_s or 0.0].append(run.summary)
+    for index, label in enumerate(session.workload.targets_us):
+        shares = {rate: [goal.share_of(summary, label) for summary in by_rate[rate]] for rate in sorted(by_rate)}
+        colour = COLOURS[index % len(COLOURS)]
+        axes.plot(list(shares), [fmean(each) for each in shares.values()], color=colour, label=label)
+        for rate, each in shares.items():
+            axes.plot([rate] * len(each), each, "o", color=colour, markersize=4)
+    axes.axhline(goal.share, color="black", linestyle="--", linewidth=1)
+    axes.set(xlabel="rate, queries/s", ylabel="share in time", ylim=(0, 1.02))
+    axes.set_title(f"{'the worst model' if goal.each else 'all queries'}; dashed: goal")
+    axes.grid(alpha=0.3)
+    axes.legend(title="within", fontsize="small")
