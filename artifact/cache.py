@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from gangway.artifact.digest import file_digest
+from gangway.artifact.files import file_digest
 from gangway.artifact.format import FORMAT_VERSION, Manifest, TargetSpec
 from gangway.artifact.reader import ArtifactError, others_may_write, verify
 from gangway.artifact.writer import temporary_prefix
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def default_cache_dir() -> Path:
-    """Return $XDG_CACHE_HOME/gangway, or ~/.cache/gangway; relative values of the variable are ignored, as XDG says.
+    """Return $XDG_CACHE_HOME/gangway, or ~/.cache/gangway; relative values of the variable are ignored, as XDG demands.
 
     Raises RuntimeError if the user has no home directory.
     """
@@ -46,7 +46,7 @@ def add_cache_dir(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> 
 def usable_cache_dir(text: str) -> Path:
     """Return the folder, which is made if it is absent, and private to who may write it. Empty: the default.
 
-    What libraries write goes there, too, where the system has no folder for it. Raises OSError, which says what to do.
+    What libraries write goes there, too, where the system has no folder for it. Raises OSError, which names a remedy.
     """
     try:
         root = Path(text) if text else default_cache_dir()
@@ -122,7 +122,7 @@ class Cache:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[None]:
-        """Hold the right to build `key`; waits for whoever holds it. Look the key up again once inside.
+        """Hold the lock for building `key`; waits for another holder. Look the key up again once inside.
 
         The kernel frees the lock when its holder dies; what a dead holder left unfinished is removed here.
         """
@@ -135,7 +135,7 @@ class Cache:
             yield
 
     def _remove(self, folder: Path) -> None:
-        """Take the folder out of the way by one rename, so that nobody sees it half removed."""
+        """Move the folder away by one rename first, so that no process sees it half removed."""
         trash = Path(tempfile.mkdtemp(prefix=".damaged.", dir=self.root))
         try:
             folder.rename(trash / folder.name)

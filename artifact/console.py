@@ -49,7 +49,7 @@ class ProgressBars(rich.progress.Progress):
 
 
 class _Lossy:
-    """A stream of which nobody needs the content: a terminal may go away, a disk may be full."""
+    """A stream that ignores failed writes: a terminal may go away, a disk may be full."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

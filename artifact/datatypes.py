@@ -20,5 +20,5 @@ DTYPES: Mapping[str, np.dtype[np.generic]] = {
     "FP64": np.dtype(np.float64),
 }
 
-# What numpy holds of a tensor: of BF16 the bits, as whole numbers. Nobody here computes with those, they only pass.
+# What numpy holds of a tensor: of BF16 the bits, as whole numbers. They are passed on, never computed with.
 STORAGE: Mapping[str, np.dtype[np.generic]] = {**DTYPES, "BF16": np.dtype(np.uint16)}

@@ -32,7 +32,7 @@ PLAUSIBLE_SIZES = (8, 32, 64, 224, 16, 1, 128, 512, 640)  # of symbolic dimensio
 MOST_PLAUSIBLE_ELEMENTS = 1 << 22  # but no more in an input: a trial shall not take all memory
 MAX_TASKS = 1 << 22  # of one layer, all rows together
 
-# Sizes of Triton's datatypes. Without numpy, which datatypes.py imports: so a front end starts sooner.
+# Sizes of Triton's datatypes. Without numpy, which datatypes.py imports: a front end starts sooner without it.
 ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("BOOL", "UINT8", "INT8"), 1),
     **dict.fromkeys(("UINT16", "INT16", "FP16", "BF16"), 2),
@@ -78,7 +78,7 @@ class TensorSpec:
     name: str
     datatype: str  # Triton's names: FP32, INT32, ...
     shape: tuple[int, ...]
-    row_bytes: int  # 0 if only a request or its answer tells: strings, and dimensions other than the batch
+    row_bytes: int  # 0 if it depends on the request or its answer: strings, and dimensions other than the batch
     symbols: tuple[str, ...] = ()
     optional: bool = False  # a request may leave it out; only for onnxruntime, which has a value for it
 
@@ -145,7 +145,7 @@ class TargetSpec:
 
 @dataclass(frozen=True)
 class FileSpec:
-    """Size of a file that lies beside the manifest, and its checksum (see `digest.py`)."""
+    """Size of a file that lies beside the manifest, and its checksum (see `files.py`)."""
 
     size_bytes: int
     checksum: str
@@ -174,3 +174,47 @@ class Manifest:
     parameters: int = 0  # numbers of the model's weights
     compiler_version: str = ""
     format_version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Places for inputs and outputs in the arena, by number of the input or output: bytes from the start of a row.
+
+    A batch kernel computes several rows in one call, and there is one stride between them. Rows of different requests
+    have none. So the tensors that batch kernels read or write are copied to these places before the first layer, and
+    from there to the requests after the last one. `size_bytes` are what a row has behind its arena for them.
+    """
+
+    inputs: Mapping[int, int]
+    outputs: Mapping[int, int]
+    size_bytes: int
+
+
+def plan_staging(manifest: Manifest) -> Staging:
+    """Give each tensor that a batch kernel uses a place, aligned to 64 bytes; none if the model takes no batches."""
+    used = _used_by_batch_kernels(manifest) if manifest.batched else set()
+    end = manifest.arena_bytes
+    places: dict[Space, dict[int, int]] = {Space.INPUT: {}, Space.OUTPUT: {}}
+    for space, index in sorted(used):
+        places[space][index] = end
+        end += -(-_tensor(manifest, space, index).row_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return Staging(places[Space.INPUT], places[Space.OUTPUT], end - manifest.arena_bytes)
+
+
+def staging_bytes(manifest: Manifest) -> int:
+    """Return how many bytes more than `arena_bytes` a row takes where several requests are executed together."""
+    return plan_staging(manifest).size_bytes
+
+
+def _used_by_batch_kernels(manifest: Manifest) -> set[tuple[Space, int]]:
+    return {
+        (argument.space, argument.index)
+        for layer in manifest.layers
+        if any(version.batch for version in layer.versions)
+        for argument in layer.arguments
+        if argument.space in (Space.INPUT, Space.OUTPUT)
+    }
+
+
+def _tensor(manifest: Manifest, space: Space, index: int) -> TensorSpec:
+    return (manifest.inputs if space is Space.INPUT else manifest.outputs)[index]

@@ -44,7 +44,7 @@ def cpu_quota(cgroups: Path = CGROUPS, membership: str | None = None) -> float |
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """How much memory processes may take, and what says so."""
+    """How much memory processes may take, and the name of the limit."""
 
     size_bytes: int
     name: str

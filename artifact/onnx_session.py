@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-# Otherwise onnxruntime tells Microsoft about every model it opens: names, hashes, shapes. It looks when it is imported.
+# Otherwise onnxruntime sends names, hashes and shapes of models to Microsoft. It reads the variable when imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 _FATAL = 4  # errors come as exceptions
 _BFLOAT16 = 16  # ONNX's number
-onnxruntime.set_default_logger_severity(_FATAL)  # of what it says outside of sessions
+onnxruntime.set_default_logger_severity(_FATAL)  # of messages outside of sessions
 
 
 def open_session(model: Path | bytes, optimised: bool = True) -> Any:

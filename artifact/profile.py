@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.artifact.files import write_whole
 from gangway.artifact.json_codec import decode, encode
+from gangway.artifact.writer import write_whole
 
 PROFILE_VERSION = 5
 _WITH_COUNTERS = 4  # the version that has one field more, `counters`
 PROFILES_FOLDER = "profiles"
-LEAST_RUNS = 3  # `Profile.runs`: of fewer any may be an outlier, and nobody knows how well the time is known
+LEAST_RUNS = 3  # `Profile.runs`: of fewer any may be an outlier, and the error is unknown
 LEAST_WHOLE = 0.8  # `Profile.cores_whole`: below it, what several cores gain is not known
 _HEX = re.compile(r"[0-9a-f]+")
 
@@ -37,27 +37,6 @@ class Machine:
     target: str  # of the artifact: "avx512", "avx2" or "baseline"
     peak_flops_per_us: float
     bandwidth_bytes_per_us: float
-
-
-# What tells machines apart: measurements lie in the cache under these names.
-
-
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the CPU's name, family, model and stepping, as far as the system tells."""
-    first = cpuinfo.read_text().partition("\n\n")[0]
-    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-    numbers = [values.get(key, "?") for key in ("cpu family", "model", "stepping")]
-    return f"{values.get('model name', 'unknown CPU')} ({'/'.join(numbers)})"
-
-
-def machine_id(cpu: str, cores: int, target: str) -> str:
-    """Return what tells machines apart: 12 hex digits of a SHA-256."""
-    return hashlib.sha256(json.dumps([cpu, cores, target]).encode()).hexdigest()[:12]
-
-
-def whole_machine_id(target: str) -> str:
-    """Return the id of this machine with all its cores, whichever of them this process may use."""
-    return machine_id(cpu_name(), os.cpu_count() or 1, target)
 
 
 @dataclass(frozen=True)
@@ -147,8 +126,26 @@ def read_profile(path: Path) -> Profile:
     return profile
 
 
+def whole_machine_id(target: str) -> str:
+    """Return the id of this machine with all its cores, whichever of them this process may use."""
+    return machine_id(cpu_name(), os.cpu_count() or 1, target)
+
+
+def machine_id(cpu: str, cores: int, target: str) -> str:
+    """Return the id under which measurements of a machine lie in the cache: 12 hex digits of a SHA-256."""
+    return hashlib.sha256(json.dumps([cpu, cores, target]).encode()).hexdigest()[:12]
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the CPU's name, family, model and stepping, as far as the system tells."""
+    first = cpuinfo.read_text().partition("\n\n")[0]
+    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    numbers = [values.get(key, "?") for key in ("cpu family", "model", "stepping")]
+    return f"{values.get('model name', 'unknown CPU')} ({'/'.join(numbers)})"
+
+
 def _present_format(text: bytes) -> bytes:
-    """Return the file's text without the field that version 4 had and nobody reads any more."""
+    """Return the file's text without the field that only version 4 has."""
     record = json.loads(text)
     if not isinstance(record, dict) or record.get("format_version") != _WITH_COUNTERS or "counters" not in record:
         return text

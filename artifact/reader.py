@@ -5,7 +5,7 @@ import re
 import stat
 from pathlib import Path, PurePosixPath
 
-from gangway.artifact.digest import file_checksum
+from gangway.artifact.files import file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     FORMAT_VERSION,
@@ -77,7 +77,7 @@ def verify(folder: Path) -> Manifest:
 
 
 def others_may_write(path: Path) -> str:
-    """Say by whom a file or folder can be written besides this user and root; nothing if by nobody. Raises OSError."""
+    """Describe who may write a file or folder besides this user and root; empty if nobody may. Raises OSError."""
     status = path.stat()
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}"

@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangway.artifact.files import write_whole
 from gangway.artifact.json_codec import decode, encode
 from gangway.artifact.profile import InterferencePoint, whole_machine_id
 from gangway.artifact.reader import MAX_VERSIONS
+from gangway.artifact.writer import write_whole
 
 TUNING_VERSION = 2
 TUNINGS_FOLDER = "tunings"
@@ -120,7 +120,7 @@ def read_tuning(path: Path) -> Tuning:
     try:
         tuning = decode(Tuning, path.read_bytes(), "tuning")
         _check(tuning)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise TuningError(f"{path}: {error}") from error
     return tuning
 

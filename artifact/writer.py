@@ -1,4 +1,7 @@
-"""Write an artifact so that it appears whole or not at all, whatever happens and whoever else writes the same."""
+"""Write an artifact, or a small file of the cache, so that it appears whole or not at all.
+
+That holds after a crash at any moment, and with several writers of the same.
+"""
 
 import os
 import shutil
@@ -9,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gangway.artifact.digest import Checksum, file_checksum
+from gangway.artifact.files import Checksum, file_checksum
 from gangway.artifact.format import (
     ALIGNMENT_BYTES,
     KERNELS_FILE,
@@ -155,6 +158,22 @@ class OnnxArtifactWriter(_Writer):
     def _finish(self) -> dict[str, FileSpec]:
         files = [path for path in (self._temporary / ONNX_FOLDER).rglob("*") if path.is_file()]
         return {path.relative_to(self._temporary).as_posix(): _measure(path) for path in sorted(files)}
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, over what is there, so that readers see the old or the new. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private; other users may share the cache
+        Path(unfinished).rename(path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
 
 
 def temporary_prefix(folder: Path) -> str:

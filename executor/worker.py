@@ -22,9 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gangway.artifact.format import KERNELS_FILE, MAX_ARGUMENTS, WEIGHTS_FILE, Engine, Layer, Manifest, TensorSpec
+from gangway.artifact.format import (
+    KERNELS_FILE,
+    MAX_ARGUMENTS,
+    WEIGHTS_FILE,
+    Engine,
+    Layer,
+    Manifest,
+    TensorSpec,
+    plan_staging,
+)
 from gangway.artifact.reader import MAX_VERSIONS, ArtifactError, read_manifest
-from gangway.artifact.staging import plan_staging
 from gangway.executor import _native
 from gangway.executor.control import ControlSegment
 from gangway.executor.messages import Exit, Load, Loaded, Ready, Unload, Unloaded, unpack

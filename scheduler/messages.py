@@ -1,4 +1,4 @@
-"""Slow control between supervisor and scheduler: frozen dataclasses as JSON, one per SOCK_SEQPACKET message.
+"""Control messages between supervisor and scheduler: frozen dataclasses as JSON, one per SOCK_SEQPACKET message.
 
 The supervisor rings the scheduler's bell after every message, so that the scheduler has one thing to wait on.
 """
@@ -55,7 +55,7 @@ class ModelLoaded:
 
 @dataclass(frozen=True)
 class ModelFailed:
-    """From the scheduler: the model cannot be served, or not any more, and is unloaded.
+    """From the scheduler: the model cannot be served, and is unloaded.
 
     `at_fault`: its requests ended workers.
     """
@@ -67,7 +67,7 @@ class ModelFailed:
 
 @dataclass(frozen=True)
 class ArtifactLost:
-    """From the scheduler: a worker cannot load a model that others serve; it tries again now and then."""
+    """From the scheduler: a worker cannot load a model that others serve; it tries again periodically."""
 
     model_id: int
     reason: str
@@ -82,7 +82,7 @@ class UnloadModel:
 
 @dataclass(frozen=True)
 class ModelUnloaded:
-    """From the scheduler: no worker maps the model any more, and its arenas are given back."""
+    """From the scheduler: no worker maps the model, and its arenas are free."""
 
     model_id: int
 
@@ -112,10 +112,10 @@ class UseProfile:
 
 @dataclass(frozen=True)
 class WorkerDied:
-    """To the scheduler: this process of this core has ended (it is reaped: it writes nothing any more).
+    """To the scheduler: this process of this core has ended and is reaped, so it writes nothing.
 
     Its successor introduces itself by a `Ready` in its completion ring. `crashed`: it ended, or did not get on, by what
-    it executed: `lease`, -1 if that was none. Otherwise somebody has killed it.
+    it executed: `lease`, -1 if that was none. Otherwise it was killed.
     """
 
     core: int
@@ -148,7 +148,7 @@ class FrontEndDied:
 
 @dataclass(frozen=True)
 class FrontEndQuiet:
-    """From the scheduler: nothing reads or writes that io segment any more; it may be reset for a successor."""
+    """From the scheduler: no process uses that io segment, which may be reset for a successor."""
 
     front_end: int
 

@@ -26,5 +26,5 @@ def as_stdin(options: Any) -> Iterator[int]:
 
 
 def from_stdin(kind: type[OptionsT]) -> OptionsT:
-    """Return what whoever has started this process gave to `as_stdin`. Raises ValueError for anything else."""
+    """Return the options that the parent process passed through `as_stdin`. Raises ValueError for anything else."""
     return decode(kind, sys.stdin.buffer.read(), "options")

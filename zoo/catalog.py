@@ -1,4 +1,4 @@
-"""The zoo's models and ensembles: what each is, where its architecture stands, what its config.pbtxt says."""
+"""The zoo's models and ensembles: what each is, which module builds it, and its part of config.pbtxt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class ZooModel:
     module: str
     max_batch_size: int = 8
     paper_qos_ms: str | None = None  # latency target in VELTAIR's (64 cores), else in Layerweaver+'s evaluation (NPU)
-    sequence: int | None = None  # tokens unless told otherwise; None: takes no tokens
+    sequence: int | None = None  # the default number of tokens; None: takes no tokens
     max_sequence: int | None = None  # None: no limit
     labels: tuple[str, ...] = ()  # of the classes of its only output
-    input_format: str = ""  # what config.pbtxt says of its inputs, if anything
+    input_format: str = ""  # of its inputs, in config.pbtxt
 
 
 MODELS: Mapping[str, ZooModel] = MappingProxyType(
@@ -118,7 +118,7 @@ class EnsembleStep:
 
 @dataclass(frozen=True)
 class ZooEnsemble:
-    """What its config.pbtxt says."""
+    """The content of its config.pbtxt."""
 
     summary: str
     inputs: Sequence[EnsembleTensor]

@@ -91,7 +91,7 @@ class ModelGraph:
 
     def check(self) -> None:
         """Raise onnx.checker.ValidationError if the graph is not valid ONNX."""
-        # The checker wants numbers in an initializer; declared as an input, a weight needs none.
+        # The checker requires numbers in an initializer; declared as an input, a weight needs none.
         weights = [
             helper.make_tensor_value_info(w.name, TensorProto.FLOAT, w.shape)
             for w in self.initializers
@@ -130,7 +130,7 @@ class ModelGraph:
             if isinstance(item, Weight):
                 yield item.distribution.draw(random, item.shape).data.cast("B")
             else:
-                yield b""  # a constant stands in its head
+                yield b""  # a constant is complete in its head
 
     @staticmethod
     def _model(graph: GraphProto) -> ModelProto:

@@ -1,7 +1,7 @@
 """Plain networks, a chain of layers without branches: a multilayer perceptron, AlexNet, VGG-16 and Tiny YOLOv2.
 
 AlexNet (Krizhevsky 2014, one column) and VGG-16 (Simonyan and Zisserman 2014) are as torchvision builds them. Their
-classifier wants an image of fixed size; at 224 x 224 the adaptive pooling before it becomes a 1x1 AveragePool when
+classifier needs an image of fixed size; at 224 x 224 the adaptive pooling before it becomes a 1x1 AveragePool when
 exported, and the dropout disappears. Tiny YOLOv2 (Redmon and Farhadi 2016) is for the 20 classes of Pascal VOC, without
 the decoding of boxes.
 """

@@ -8,8 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from gangway.artifact.format import MAX_TASKS, Engine, Manifest, TensorSpec
-from gangway.artifact.staging import staging_bytes
+from gangway.artifact.format import MAX_TASKS, Engine, Manifest, TensorSpec, staging_bytes
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from gangway.server.errors import ConfigError, shortened
 from gangway.server.models.config import (

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest
+from gangway.artifact.format import WEIGHTS_FILE, Engine, Manifest, staging_bytes
 from gangway.artifact.host_limits import memory_limit_bytes
-from gangway.artifact.staging import staging_bytes
 from gangway.executor import _native
 from gangway.executor.memory_budget import memory_budget
 from gangway.executor.peer import MAX_MESSAGE_BYTES

@@ -2,8 +2,18 @@
 
 from dataclasses import replace
 
-from gangway.artifact.format import BatchKernel, BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
-from gangway.artifact.staging import plan_staging, staging_bytes
+from gangway.artifact.format import (
+    BatchKernel,
+    BufferRef,
+    Layer,
+    Manifest,
+    Space,
+    TargetSpec,
+    TensorSpec,
+    Version,
+    plan_staging,
+    staging_bytes,
+)
 
 
 def layer(*arguments: BufferRef, batch: bool) -> Layer:

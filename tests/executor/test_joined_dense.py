@@ -12,8 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gangway.artifact.cache import Cache
-from gangway.artifact.format import Manifest
-from gangway.artifact.staging import plan_staging
+from gangway.artifact.format import Manifest, plan_staging
 from gangway.compiler.pipeline import compile_model
 from gangway.compiler.target import detect
 from gangway.executor.launch import available_cores

@@ -16,8 +16,17 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from gangway.artifact.format import BatchKernel, BufferRef, Layer, Manifest, Space, TargetSpec, TensorSpec, Version
-from gangway.artifact.staging import staging_bytes
+from gangway.artifact.format import (
+    BatchKernel,
+    BufferRef,
+    Layer,
+    Manifest,
+    Space,
+    TargetSpec,
+    TensorSpec,
+    Version,
+    staging_bytes,
+)
 from gangway.artifact.writer import ArtifactWriter
 
 KERNELS = Path(__file__).with_suffix(".c")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from gangway.artifact.format import staging_bytes
 from gangway.artifact.reader import read_manifest
-from gangway.artifact.staging import staging_bytes
 from gangway.executor.launch import WorkerPlan, available_cores, start_worker
 from gangway.executor.leases import LeaseProgress
 from gangway.executor.peer import peer_sockets
