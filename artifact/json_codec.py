@@ -248,7 +248,7 @@ def _tagged(message: Any) -> dict[str, Any]:
 
 def _members(record: Any) -> dict[str, Any]:
     """Return a dataclass as the object that the encoder completes: it asks `_plain` for what is inside."""
-    names, unions = _layout(type(record))
+    names, unions = _layout(record.__class__)
     members = {name: getattr(record, name) for name in names}
     for name in unions:
         if members[name] is not None:

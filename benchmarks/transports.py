@@ -84,6 +84,7 @@ def region_with(channel: grpc.Channel, contents: bytes, size_bytes: int) -> Iter
     """Have the server know a segment as REGION, with these contents at ALIGNED, then at UNALIGNED in a second half."""
     memory = SharedMemory(f"transports-{uuid.uuid4().hex[:12]}", create=True, size=2 * size_bytes)
     try:
+        assert memory.buf is not None
         for at in (ALIGNED, size_bytes + UNALIGNED):
             memory.buf[at : at + len(contents)] = contents
         register = pb.SystemSharedMemoryRegisterRequest(name=REGION, key=f"/{memory.name}", byte_size=2 * size_bytes)

@@ -39,7 +39,7 @@ def _measure(report: Report, setting: Setting, model: str, client: ProcessPoolEx
     example = repeated(setting.example(model), 1)
     mix = Mix(model, (MixModel(model, weight=1.0),))
     with with_and_without(setting, model) as servers:
-        urls = dict(zip((ON, OFF), (server.url for server in servers), strict=True))
+        urls: dict[str, str] = dict(zip((ON, OFF), (server.url for server in servers), strict=True))
         rate_per_s = SHARE * _capacity_per_s(urls, model, example)
 
         def send(name: str, seed: int) -> Floats:

@@ -63,6 +63,7 @@ class Estimator(Protocol):
 
     def observe(self, depth: int) -> int:
         """Take in the depth of the queue when a batch begins; return the batch size to configure for."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ It is copied into a Triton repository and runs there, in an environment that has
 import json
 
 import numpy as np
-import triton_python_backend_utils as backend  # Triton's own
+import triton_python_backend_utils as backend  # pyright: ignore[reportMissingImports] - Triton's own
 
 
 class TritonPythonModel:

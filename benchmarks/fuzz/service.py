@@ -25,6 +25,7 @@ from gangway.server.models.served import Models
 from gangway.server.models.tensors import item_bytes
 from gangway.server.repository.completion import complete_config, max_rows
 from gangway.server.requests.validation import RequestPlan, make_plan
+from gangway.server.requests.wire import Raws
 
 MAX_BODY_BYTES: Final = 1 << 20
 PATHS: Final = (
@@ -77,12 +78,12 @@ def models() -> Models:
     return known.updated(_announced(1, "text", texts[:1], texts[1:], Engine.ONNXRUNTIME))
 
 
-def checked_plan(header: bytes, raws: list[memoryview]) -> RequestPlan:
+def checked_plan(header: bytes, raws: Raws) -> RequestPlan:
     """Return the plan of a request whose contents are right for it. Raises RequestError."""
     plan = make_plan(models(), header, bool(raws))
     if plan.regions:
         raise RequestError(grpc.StatusCode.NOT_FOUND, "there are no regions")
-    plan.contents(raws)
+    plan.contents(raws() if callable(raws) else raws)
     return plan
 
 

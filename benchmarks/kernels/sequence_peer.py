@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +23,11 @@ class Graph:
     constants: dict[str, npt.NDArray[np.generic]] = field(default_factory=dict)
     nodes: list[NodeProto] = field(default_factory=list)
 
-    def add(self, operator: str, *others: str, **attributes: object) -> str:
+    def add(self, operator: str, *others: str, **attributes: Any) -> str:
         """A node that reads the last result, then `others`; returns the name of its result."""
         return self.put(operator, self.last, *others, **attributes)
 
-    def put(self, operator: str, *names: str, **attributes: object) -> str:
+    def put(self, operator: str, *names: str, **attributes: Any) -> str:
         """A node; returns the name of its result."""
         self.last = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, names, [self.last], **attributes))

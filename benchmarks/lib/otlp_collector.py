@@ -55,7 +55,7 @@ class OtlpCollector:
                 self.end_headers()
                 self.wfile.write(answer)
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *args: object) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

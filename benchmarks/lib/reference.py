@@ -43,7 +43,8 @@ def example_of(model: str, path: Path, seed: int = 0, rows: int = 1) -> Example:
     ]
     inputs = random_tensors(metadata, batch=1, seed=seed)  # the session has fixed the real one already
     names = [node.name for node in session.get_outputs()]
-    outputs = dict(zip(names, session.run(names, inputs), strict=True))
+    values = map(np.asarray, session.run(names, inputs))
+    outputs = dict(zip(names, values, strict=True))
     request = infer_request(model, "", {tensor.name: (tensor.datatype, inputs[tensor.name]) for tensor in metadata})
     return Example(inputs, outputs, request.SerializeToString())
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import openvino
+import openvino  # pyright: ignore[reportMissingImports]
 
 from benchmarks.peers.onnxruntime_peer import RunOnce, onnxruntime_peer
 from gangway.clients.inputs import Array

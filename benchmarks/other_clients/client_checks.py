@@ -7,9 +7,10 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 Checks = Sequence[tuple[str, Callable[[], Any]]]
+ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def run_checks(checks: Checks) -> int:
@@ -32,12 +33,12 @@ def expect(condition: bool, what: Any) -> None:
         raise AssertionError(what)
 
 
-def refused(*kinds: type[Exception]) -> AbstractContextManager[list[Exception]]:
+def refused(*kinds: type[ErrorT]) -> AbstractContextManager[list[ErrorT]]:
     """Expect one of these exceptions; it is in the list afterwards."""
 
     @contextmanager
     def expecting() -> Any:
-        caught: list[Exception] = []
+        caught: list[ErrorT] = []
         try:
             yield caught
         except kinds as error:

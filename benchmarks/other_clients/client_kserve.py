@@ -6,11 +6,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-import httpx
+import httpx  # pyright: ignore[reportMissingImports]
 import numpy as np
 from client_checks import addresses, expect, refused, run_checks
-from kserve.inference_client import InferenceGRPCClient, InferenceRESTClient, RESTConfig
-from kserve.protocol.infer_type import InferInput, InferRequest, InferResponse, RequestedOutput
+from kserve.inference_client import (  # pyright: ignore[reportMissingImports]
+    InferenceGRPCClient,
+    InferenceRESTClient,
+    RESTConfig,
+)
+from kserve.protocol.infer_type import (  # pyright: ignore[reportMissingImports]
+    InferInput,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+)
 
 A, B = np.arange(16, dtype=np.int32).reshape(1, 16), np.ones((1, 16), np.int32)
 HTTP, GRPC = addresses()

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import numpy as np
 from client_checks import addresses, expect, run_checks
-from mlserver.codecs import NumpyCodec, StringCodec
-from mlserver.grpc import converters
-from mlserver.grpc.dataplane_pb2_grpc import GRPCInferenceServiceStub
-from mlserver.types import (
+from mlserver.codecs import NumpyCodec, StringCodec  # pyright: ignore[reportMissingImports]
+from mlserver.grpc import converters  # pyright: ignore[reportMissingImports]
+from mlserver.grpc.dataplane_pb2_grpc import GRPCInferenceServiceStub  # pyright: ignore[reportMissingImports]
+from mlserver.types import (  # pyright: ignore[reportMissingImports]
     InferenceRequest,
     InferenceResponse,
     MetadataModelResponse,

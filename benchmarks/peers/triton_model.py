@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import onnxruntime
-import triton_python_backend_utils as backend  # Triton's own
+import triton_python_backend_utils as backend  # pyright: ignore[reportMissingImports] - Triton's own
 
 
 class TritonPythonModel:
@@ -37,7 +37,7 @@ class TritonPythonModel:
             return [self._response(self._session.run(self._outputs, asked[0]))]
         feeds = {name: np.concatenate([one[name] for one in asked]) for name in self._inputs}
         begins = np.cumsum([len(one[self._inputs[0]]) for one in asked])[:-1]
-        parts = [np.split(value, begins) for value in self._session.run(self._outputs, feeds)]
+        parts = [np.split(np.asarray(value), begins) for value in self._session.run(self._outputs, feeds)]
         return [self._response(values) for values in zip(*parts, strict=True)]
 
     def _feeds(self, request):

@@ -33,7 +33,7 @@ from gangway.simulator.scaling import scale_model
 from gangway.simulator.scenario import WAKE_UP_US, level_per_demand
 from gangway.workload.arrivals import Arrivals, poisson
 from gangway.workload.mix import Mix, MixModel
-from gangway.workload.outcomes import Row, summarise
+from gangway.workload.outcomes import Outcomes, Row, summarise
 
 CORES = 2
 MIX = Mix("replayed", (MixModel("mobilenetv2", 6.0), MixModel("resnet50", 1.0)))
@@ -90,6 +90,7 @@ def replay(
         mean_us = float(np.dot(MIX.shares, [lone[name].compute_us + lone[name].way_us for name in MIX.names]))
         arrivals = poisson(MIX, load * 1e6 / mean_us, queries, seed=1)
         seen_lone = [lone]
+        outcomes: Outcomes | None = None
         done: list[LiveRun] = []
         quiet: list[LiveRun] = []
         while len(quiet) < runs and len(done) < TRIES * runs:
@@ -98,7 +99,7 @@ def replay(
             done.append(replace(run, drift=_drift(*seen_lone[-2:])))
             if done[-1].others <= others_at_most and done[-1].drift <= drift_at_most:
                 quiet.append(done[-1])
-    if len(quiet) < runs:
+    if outcomes is None or len(quiet) < runs:
         return None
     lone = _medians(seen_lone)
     way_us = float(np.median([each.way_us for seen in seen_lone for each in seen.values()]))

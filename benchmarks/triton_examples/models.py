@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 OPSET, IR_VERSION = 17, 8
 Dims = Sequence[int | str]
@@ -26,7 +26,7 @@ def write_integer_identity(repository: Path, name: str) -> None:
     _write(repository / name, nodes, ("INPUT0", ["N", 16]), ("OUTPUT0", ["N", 16]), TensorProto.INT32)
 
 
-def _write(folder: Path, nodes: list[object], source: tuple[str, Dims], result: tuple[str, Dims], kind: int) -> None:
+def _write(folder: Path, nodes: list[NodeProto], source: tuple[str, Dims], result: tuple[str, Dims], kind: int) -> None:
     infos = [helper.make_tensor_value_info(tensor, kind, dims) for tensor, dims in (source, result)]
     graph = helper.make_graph(nodes, folder.name, infos[:1], infos[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
