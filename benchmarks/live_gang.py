@@ -22,7 +22,7 @@ from gangway.executor.process import use_realtime_priority
 from gangway.scheduler import messages as slow
 from gangway.scheduler.loop import LiveScheduler
 from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, Stop, Wake
-from gangway.scheduler.timeline import Stretch, TimelineWriter
+from gangway.scheduler.timeline import Slice, TimelineWriter
 from gangway.server.requests.data_plane import DataPlane, Submission, TensorLayout
 from gangway.server.supervisor.shared_memory import FRONT_END, SharedMemory
 
@@ -33,18 +33,18 @@ MODEL = 1
 
 
 class Recorder(TimelineWriter):
-    """Keeps the stretches instead of writing them."""
+    """Keeps the slices instead of writing them."""
 
     def __init__(self) -> None:
-        self.stretches: list[Stretch] = []
+        self.slices: list[Slice] = []
 
-    def add(self, stretch: Stretch) -> None:
+    def add(self, core_slice: Slice) -> None:
         """Keep one."""
-        self.stretches.append(stretch)
+        self.slices.append(core_slice)
 
-    def of(self, query_id: int) -> list[Stretch]:
+    def of(self, query_id: int) -> list[Slice]:
         """Return what the cores did for a query, in order of leaving."""
-        return [stretch for stretch in self.stretches if stretch.query_id == query_id]
+        return [core_slice for core_slice in self.slices if core_slice.query_id == query_id]
 
 
 class Bench(Policy):
@@ -137,19 +137,19 @@ class Bench(Policy):
 
 def measure_yield(bench: Bench) -> dict[str, float]:
     """An urgent query comes while another is executed: times in us after the boundary at which that one stops."""
-    bench.recorder.stretches.clear()
+    bench.recorder.slices.clear()
     usual = bench.submit(LAYER_US, priority=1)
     time.sleep(0.003)
     begin_us = time.monotonic_ns() / 1e3
     urgent = bench.submit(LAYER_US / 10)
     bench.finish(urgent, usual)
-    victim, other = sorted({stretch.query_id for stretch in bench.recorder.stretches})
+    victim, other = sorted({core_slice.query_id for core_slice in bench.recorder.slices})
     stopped = bench.recorder.of(victim)[:2]
-    joined = [stretch.begin_us for stretch in bench.recorder.of(other)]
+    joined = [core_slice.begin_us for core_slice in bench.recorder.of(other)]
     boundary_us = bench.boundary_us
     return {
         "decision: after the submission": bench.decided_us - begin_us,
-        "yield: last rank out after the boundary": max(stretch.end_us for stretch in stopped) - boundary_us,
+        "yield: last rank out after the boundary": max(core_slice.end_us for core_slice in stopped) - boundary_us,
         "yield: next gang's first rank in after the boundary": min(joined) - boundary_us,
         "yield: next gang's last rank in after the boundary": max(joined) - boundary_us,
     }
@@ -157,9 +157,9 @@ def measure_yield(bench: Bench) -> dict[str, float]:
 
 def measure_grow(bench: Bench) -> dict[str, float]:
     """A gang of one gets a second core after 2 ms."""
-    bench.recorder.stretches.clear()
+    bench.recorder.slices.clear()
     bench.finish(bench.submit(LAYER_US))
-    joined_us = next(stretch.begin_us for stretch in bench.recorder.stretches if stretch.rank == 1)
+    joined_us = next(core_slice.begin_us for core_slice in bench.recorder.slices if core_slice.rank == 1)
     ends_us = [end_ns / 1e3 for end_ns in bench.lease.layer_end_ns(0, LAYERS)]
     boundary_us = next(end_us for end_us in ends_us if end_us > bench.decided_us)
     return {

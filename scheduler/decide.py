@@ -22,7 +22,7 @@ from gangway.scheduler.policy import (
 )
 from gangway.scheduler.requests import RequestTable
 from gangway.scheduler.resources import WorkerTable
-from gangway.scheduler.timeline import Place
+from gangway.scheduler.timeline import BatchPart
 from gangway.scheduler.units import Unit
 from gangway.scheduler.waiting import WaitingQueries
 
@@ -128,7 +128,7 @@ class Dispatcher:
         if units:
             self._make_batches(decisions, units)
         if self._trace is not None:
-            self._trace.add(decisions, snapshot, self._place)
+            self._trace.add(decisions, snapshot, self._batch_part)
         for decision in decisions:
             self._apply(decision, now_us)
         if wake_us is not None:
@@ -197,11 +197,11 @@ class Dispatcher:
             assert batch is not None, "what is formed is part of a batch"
             self._requests.form(batch)
 
-    def _place(self, query: Query) -> Place:
+    def _batch_part(self, query: Query) -> BatchPart:
         unit = self._requests.waiting.get(query.query_id)
         if unit is None and (gang := self._execution.gangs.of_query(query.query_id)) is not None:
             unit = gang.unit
-        return Place(query.rows) if unit is None else unit.place
+        return BatchPart(query.rows) if unit is None else unit.batch_part
 
     def _apply(self, decision: Decision, now_us: float) -> None:
         if isinstance(decision, Start):

@@ -17,7 +17,7 @@ from gangway.executor.slots import SlotCounts, SlotStatus
 from gangway.scheduler.gangs import Gang
 from gangway.scheduler.policy import Decision, Query, Snapshot, Start
 from gangway.scheduler.requests import NOTHING, Request
-from gangway.scheduler.timeline import Place, Stretch, TimelineWriter
+from gangway.scheduler.timeline import BatchPart, Slice, TimelineWriter
 
 # Counts, by model and in total, and a line of them in the log once a minute.
 
@@ -95,14 +95,14 @@ FLUSH_US = 1e6
 LIMIT_BYTES = 1 << 30  # of a file: what comes later is counted, not written
 
 
-def _place_alone(query: Query) -> Place:
-    return Place(query.rows)
+def _part_alone(query: Query) -> BatchPart:
+    return BatchPart(query.rows)
 
 
 def describe(
-    decision: Decision, snapshot: Snapshot, place: Callable[[Query], Place] = _place_alone
+    decision: Decision, snapshot: Snapshot, part_of: Callable[[Query], BatchPart] = _part_alone
 ) -> dict[str, object]:
-    """Return one line's content. Names of models stand for their numbers. `place`: what of a batch a query is."""
+    """Return one line's content. Names of models stand for their numbers. `part_of`: what of a batch a query is."""
     names = {model_id: model.name for model_id, model in snapshot.models.items()}
     line: dict[str, object] = {"time_us": round(snapshot.now_us, 1), "decision": type(decision).__name__}
     for field in dataclasses.fields(decision):
@@ -113,7 +113,7 @@ def describe(
         line["next_layer"] = query.next_layer
         line["age_us"] = round(snapshot.now_us - query.arrival_us, 1)
         line["slack_us"] = None if query.deadline_us is None else round(query.deadline_us - snapshot.now_us, 1)
-        line |= place(query).fields()
+        line |= part_of(query).fields()
     line["waiting"] = dict(Counter(names.get(each.model_id, "") for each in snapshot.waiting))
     line["running"] = [
         [
@@ -149,11 +149,11 @@ class TraceWriter:
         self,
         decisions: Sequence[Decision],
         snapshot: Snapshot,
-        place: Callable[[Query], Place] = _place_alone,
+        part_of: Callable[[Query], BatchPart] = _part_alone,
     ) -> None:
         """Write what was decided on one snapshot, before it is carried out."""
         for decision in decisions:
-            line = json.dumps(describe(decision, snapshot, place), separators=(",", ":")) + "\n"
+            line = json.dumps(describe(decision, snapshot, part_of), separators=(",", ":")) + "\n"
             self._left_bytes -= len(line)
             if self._left_bytes < 0 or not self._write(line):
                 self._left_bytes = 0
@@ -245,7 +245,7 @@ class Accounts:
         end_layer = max(gang.shared.position()[1], begin_layer + 1)
         first = gang.unit.query.next_layer
         self._timeline.add(
-            Stretch(
+            Slice(
                 core=core,
                 begin_us=message.joined_ns / 1e3,
                 end_us=message.left_ns / 1e3,
@@ -256,7 +256,7 @@ class Accounts:
                 rank=message.rank,
                 ranks=max(len(gang.cores), message.rank + 1),
                 versions=gang.versions[begin_layer - first : end_layer - first],
-                place=gang.unit.place,
+                part=gang.unit.batch_part,
             )
         )
 

@@ -250,6 +250,8 @@ def _sums(values: Iterable[float]) -> Sequence[float]:
 
 
 INFINITE = float("inf")
+# Tiers of the `gangway` policy, the first ones are served first (`policies/gangway.py`).
+BRIEF, AGED, BACKFILL, ON_TIME, AT_RISK, BEST_EFFORT = range(6)
 
 
 class Outlook:
@@ -338,7 +340,7 @@ class Work:
         self.weight = 1.0
         self.due_us = 0.0
         self.now_us = snapshot.now_us
-        self.tier = 0  # of `gangway_order`
+        self.tier = BRIEF
         self.gang = self.grant = 0
 
     @property
@@ -398,3 +400,10 @@ def efficient_cores(model: ModelProfile, level: float, rows: int, core_count: in
         known = max(count for count in counts if alone_us >= efficiency * count * table.time_us[count - 1][-1])
         model.derived[key] = known
     return known
+
+
+def busy_efficiency(gang_slowdown: float, config: PolicyConfig) -> float:
+    """Return what each core of a gang must do by the profile, of which gangs of several cores fall short by so much."""
+    slowdown = gang_slowdown if config.gang_slowdown.enabled else 1.0
+    step = config.shares.efficiency_step
+    return min(1.0, round(config.shares.busy_efficiency * slowdown / step) * step)

@@ -1,6 +1,6 @@
 """Which core did what when, as a trace that Perfetto and chrome://tracing open. For live servers and simulations alike.
 
-Chrome's trace event format, JSON object form: one row ("thread") per core, one complete event ("X") per stretch of
+Chrome's trace event format, JSON object form: one row ("thread") per core, one complete event ("X") per slice of
 work, coloured by model. Written as it comes, so that nothing grows.
 """
 
@@ -28,7 +28,7 @@ COLOURS = (
 _HEAD = '{"displayTimeUnit":"ms","traceEvents":[\n'
 
 
-class Place(NamedTuple):
+class BatchPart(NamedTuple):
     """What a gang executes: rows of so many requests, and `part` of the `parts` of a batch (its number; 0: of none)."""
 
     rows: int = 1
@@ -45,13 +45,13 @@ class Place(NamedTuple):
         return fields
 
 
-ALONE = Place()
+ALONE = BatchPart()
 
 
-class Stretch(NamedTuple):
+class Slice(NamedTuple):
     """One core at work on one block without a change: layers [begin_layer, end_layer) of a query.
 
-    Where a gang grows, shrinks or stops inside a layer, that layer is in two stretches. `versions` are those of these
+    Where a gang grows, shrinks or stops inside a layer, that layer is in two slices. `versions` are those of these
     layers; empty: the default ones.
     """
 
@@ -65,13 +65,13 @@ class Stretch(NamedTuple):
     rank: int
     ranks: int
     versions: tuple[int, ...] = ()
-    place: Place = ALONE
+    part: BatchPart = ALONE
 
 
 class TimelineWriter:
-    """Writes stretches to a file; a context manager. Memory does not grow with their number.
+    """Writes slices to a file; a context manager. Memory does not grow with their number.
 
-    The file is valid JSON only when it has been closed. `limit`: later stretches are counted, not written, as are all
+    The file is valid JSON only when it has been closed. `limit`: later slices are counted, not written, as are all
     when the disk is full. Raises OSError when the file cannot be made.
     """
 
@@ -89,21 +89,21 @@ class TimelineWriter:
             self._file.write(",\n")
             self._file.write(_event({**_row(core), "name": "thread_sort_index", "args": {"sort_index": core}}))
 
-    def add(self, stretch: Stretch) -> None:
-        """Write one stretch. A negative duration (clocks of two processes) counts as none."""
+    def add(self, core_slice: Slice) -> None:
+        """Write one slice. A negative duration (clocks of two processes) counts as none."""
         if self.written >= self._limit:
             self.dropped += 1
             return
         self.written += 1
         try:
-            self._file.write(",\n" + _event(self._complete_event(stretch)))
+            self._file.write(",\n" + _event(self._complete_event(core_slice)))
         except OSError as error:
             self._end(error)
 
-    def add_block(self, stretch: Stretch, cores: Sequence[int]) -> None:
-        """Write the same stretch for every core of a gang, by rank; the stretch's own core, rank and ranks are void."""
+    def add_block(self, core_slice: Slice, cores: Sequence[int]) -> None:
+        """Write the same slice for every core of a gang, by rank; the slice's own core, rank and ranks are void."""
         for rank, core in enumerate(cores):
-            self.add(stretch._replace(core=core, rank=rank, ranks=len(cores)))
+            self.add(core_slice._replace(core=core, rank=rank, ranks=len(cores)))
 
     def close(self) -> None:
         """Complete the file."""
@@ -127,24 +127,24 @@ class TimelineWriter:
     ) -> None:
         self.close()
 
-    def _complete_event(self, stretch: Stretch) -> dict[str, object]:
-        colour = self._colours.setdefault(stretch.model, COLOURS[len(self._colours) % len(COLOURS)])
+    def _complete_event(self, core_slice: Slice) -> dict[str, object]:
+        colour = self._colours.setdefault(core_slice.model, COLOURS[len(self._colours) % len(COLOURS)])
         return {
-            "name": f"{stretch.model} {stretch.begin_layer}-{stretch.end_layer}",
-            "cat": stretch.model,
+            "name": f"{core_slice.model} {core_slice.begin_layer}-{core_slice.end_layer}",
+            "cat": core_slice.model,
             "ph": "X",
             "pid": 0,
-            "tid": stretch.core,
-            "ts": round(stretch.begin_us, 3),
-            "dur": round(max(0.0, stretch.end_us - stretch.begin_us), 3),
+            "tid": core_slice.core,
+            "ts": round(core_slice.begin_us, 3),
+            "dur": round(max(0.0, core_slice.end_us - core_slice.begin_us), 3),
             "cname": colour,
             "args": {
-                "query": stretch.query_id,
-                "rank": stretch.rank,
-                "ranks": stretch.ranks,
-                "layers": f"{stretch.begin_layer}-{stretch.end_layer}",
-                "versions": list(stretch.versions),
-                **stretch.place.fields(),
+                "query": core_slice.query_id,
+                "rank": core_slice.rank,
+                "ranks": core_slice.ranks,
+                "layers": f"{core_slice.begin_layer}-{core_slice.end_layer}",
+                "versions": list(core_slice.versions),
+                **core_slice.part.fields(),
             },
         }
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gangway.scheduler.batching.planner import Part
 from gangway.scheduler.policy import Query
-from gangway.scheduler.timeline import Place
+from gangway.scheduler.timeline import BatchPart
 from gangway.scheduler.waiting import WaitingQueries
 
 
@@ -37,12 +37,12 @@ class Unit:
     index: int = 0
 
     @property
-    def place(self) -> Place:
+    def batch_part(self) -> BatchPart:
         """The unit as timelines and traces show it."""
         rows, requests = self.query.rows, len(self.pieces)
         if self.batch is None:
-            return Place(rows, requests)
-        return Place(rows, requests, self.batch.number, self.index + 1, self.batch.size)
+            return BatchPart(rows, requests)
+        return BatchPart(rows, requests, self.batch.number, self.index + 1, self.batch.size)
 
 
 def whole_request(query: Query) -> Unit:

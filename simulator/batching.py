@@ -12,7 +12,7 @@ from gangway.scheduler.batching.former import BatchFormer
 from gangway.scheduler.messages import LoadModel
 from gangway.scheduler.policy import Query, RunningBlock
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.timeline import Place
+from gangway.scheduler.timeline import BatchPart
 from gangway.scheduler.units import Unit
 from gangway.scheduler.waiting import WaitingQueries
 from gangway.simulator.results import Counters
@@ -51,9 +51,9 @@ class Singles:
         """Return the requests that a waiting or running query has rows of."""
         return (query,)
 
-    def place(self, query: Query) -> Place:
+    def batch_part(self, query: Query) -> BatchPart:
         """Return what a waiting or running query is, for timelines."""
-        return Place(query.rows)
+        return BatchPart(query.rows)
 
     def queries(self, request_id: int) -> Sequence[int]:
         """Return the queries that have rows of a request."""
@@ -118,10 +118,10 @@ class Batches(Singles):
         unit = self._units.get(query.query_id)
         return (query,) if unit is None else [self._requests[piece.request_id] for piece in unit.pieces]
 
-    def place(self, query: Query) -> Place:
+    def batch_part(self, query: Query) -> BatchPart:
         """Return which part of which batch a query is."""
         unit = self._units.get(query.query_id)
-        return super().place(query) if unit is None else unit.place
+        return super().batch_part(query) if unit is None else unit.batch_part
 
     def queries(self, request_id: int) -> Sequence[int]:
         """Return the units that have rows of a request, or itself."""

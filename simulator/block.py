@@ -5,7 +5,7 @@ from enum import IntEnum
 
 from gangway.scheduler.policy import Query, RunningBlock
 from gangway.scheduler.profiles import ModelProfile
-from gangway.scheduler.timeline import ALONE, Place
+from gangway.scheduler.timeline import ALONE, BatchPart
 
 
 class Control(IntEnum):
@@ -24,6 +24,7 @@ class Block:
     """
 
     __slots__ = (
+        "batch_part",
         "begin",
         "control",
         "cores",
@@ -35,7 +36,6 @@ class Block:
         "keep",
         "model",
         "offset_us",
-        "place",
         "query",
         "scale",
         "since_us",
@@ -53,7 +53,7 @@ class Block:
         self, query: Query, model: ModelProfile, end_layer: int, cores: tuple[int, ...], versions: tuple[int, ...]
     ) -> None:
         self.query = query
-        self.place: Place = ALONE  # which part of which batch it is, for timelines
+        self.batch_part: BatchPart = ALONE  # which part of which batch it is, for timelines
         self.model = model
         self.begin = query.next_layer
         self.end_layer = end_layer

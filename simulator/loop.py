@@ -205,7 +205,7 @@ class Simulation:
         for number in self._late_watch.due(self._now_us):
             if not self._results.is_open(number) or number in self._dropped:
                 continue
-            places = [self._place(query_id) for query_id in self._requests.queries(number)]
+            places = [self._position(query_id) for query_id in self._requests.queries(number)]
             request = next(each for each in self._requests.members(places[0][0]) if each.query_id == number)
             if self._watch(request, places):
                 continue
@@ -218,7 +218,7 @@ class Simulation:
                 else:
                     self._cores.stop(self._now_us, Stop(query.query_id))
 
-    def _place(self, query_id: int) -> tuple[Query, int | None]:
+    def _batch_part(self, query_id: int) -> tuple[Query, int | None]:
         """Return a query and the layer it is in, None for one that waits."""
         block = self._cores.running.get(query_id)
         return (self._waiting.find(query_id), None) if block is None else (block.query, block.see(self._now_us).layer)
@@ -303,8 +303,8 @@ class Simulation:
         if not query.started and self._leases == 0:
             return
         fraction = self._fractions.pop(query.query_id, 0.0) if query.started else 0.0
-        place = self._requests.place(query)
-        self._cores.start(self._now_us, query, place, self._models[query.model_id], start, fraction)
+        part = self._requests.batch_part(query)
+        self._cores.start(self._now_us, query, part, self._models[query.model_id], start, fraction)
         self._waiting.take(start.query_id)
         if not query.started:
             self._leases -= 1

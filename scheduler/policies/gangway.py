@@ -1,27 +1,54 @@
 """The default policy: gangs that grow and yield, by deadlines. docs/explanation/scheduling.md explains it.
 
 How many cores and for how long follows VELTAIR's profile (ASPLOS 2022), who goes next Layerweaver+'s slack (IEICE
-2022). A decision goes through the parts in this order, each in a file of its own:
+2022). A decision takes four steps, in this order in the file:
 
-1. `prediction.Work`: how much longer each query runs, on how many cores;
-2. `gangway_order`: who goes first, and who is given up so that the others are in time;
-   `gangway_overload`: who is given up for those to come, whose deadlines weigh more, who starts over;
-   `gangway_budgets`: who goes before all others, for a bounded share of the time;
-3. `gangway_shares`: how many cores each shall have;
-4. `gangway_moves`: what starts, stops, grows and shrinks for that.
+1. `classify` and `in_order`: who goes first, and who is given up so that the others are in time;
+2. `ask` and `share_out`: how many cores each shall have;
+3. `moves`: what starts, stops, grows and shrinks for that;
+4. `yields_in_us`: until when no newcomer changes it.
+
+`gangway_overload` adds who is given up for queries to come, and who goes before all others for a bounded share of the
+time. Priority classes go strictly first. Within a class a query is of one of these tiers:
+
+- `BRIEF`: it computes no longer than a switch takes, late or not, within a bounded share of the machine;
+- `AGED`: one query that has been `BEST_EFFORT` for long, within a bounded share of the machine;
+- `BACKFILL`: `AT_RISK` or just late, but shorter than all `ON_TIME` ones, none of which is late if it goes first;
+- `ON_TIME`: it is in time if all of this tier run in order of their deadlines;
+- `AT_RISK`: it is given up so that the others are in time;
+- `BEST_EFFORT`: it has no deadline, or is certain to be late. It has a virtual deadline.
 """
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
-from gangway.scheduler.policies.gangway_budgets import Aging, Brief
-from gangway.scheduler.policies.gangway_moves import moves, yields_in_us
-from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
-from gangway.scheduler.policies.gangway_overload import FairnessWeights, Foresight, excess_stopped
-from gangway.scheduler.policies.gangway_shares import ask, share_out
-from gangway.scheduler.policy import Decision, Policy, Query, Snapshot, StartOver
-from gangway.scheduler.policy_config import DEFAULT, PolicyConfig
-from gangway.scheduler.prediction import Work
+from gangway.scheduler.policies.gangway_overload import Aging, Brief, FairnessWeights, Foresight, excess_stopped
+from gangway.scheduler.policy import Decision, Policy, Query, Resize, Snapshot, Start, StartOver, Stop, Wake
+from gangway.scheduler.policy_config import (
+    DEFAULT,
+    SWITCH_US,
+    Growth,
+    Planning,
+    PolicyConfig,
+    StopAtOnce,
+    VirtualDeadlines,
+)
+from gangway.scheduler.prediction import (
+    AGED,
+    AT_RISK,
+    BACKFILL,
+    BEST_EFFORT,
+    BRIEF,
+    INFINITE,
+    ON_TIME,
+    Work,
+    busy_efficiency,
+)
+from gangway.scheduler.profiles import ModelProfile
 
+REASONS = {BRIEF: "takes next to nothing", ON_TIME: "next by deadline", BACKFILL: "late, and nobody else will be by it"}
+OTHERWISE = "nobody with a deadline to meet needs the cores"
 START_OVER = "too many that are late were stopped"
 
 
@@ -82,3 +109,375 @@ class Gangway(Policy):
     def finished(self, query: Query, now_us: float) -> None:
         """Note whether a deadline was met."""
         self._fairness.note(query, now_us)
+
+
+def classify(works: Sequence[Work], config: VirtualDeadlines = DEFAULT.virtual_deadlines) -> None:
+    """Set tier and due time of each: `BEST_EFFORT`, or (so far) `ON_TIME`."""
+    for work in works:
+        query = work.query
+        if query.deadline_us is None or work.is_lost:
+            work.tier, work.due_us = BEST_EFFORT, virtual_due_us(query, work.isolated_us, config)
+        else:
+            work.tier, work.due_us = ON_TIME, query.deadline_us
+
+
+def virtual_due_us(query: Query, isolated_us: float, config: VirtualDeadlines) -> float:
+    """Return when a query that has no deadline, or cannot meet it, should be answered all the same."""
+    if query.deadline_us is None:
+        return query.arrival_us + max(config.best_effort_min_us, config.best_effort_factor * isolated_us)
+    return query.arrival_us + config.late_factor * max(query.deadline_us - query.arrival_us, isolated_us)
+
+
+def rank(work: Work) -> tuple[int, int, bool, float, int]:
+    """Return the key by which queries are served. Of best effort, those that have begun go first: they hold memory."""
+    query = work.query
+    is_new = work.tier == BEST_EFFORT and work.block is None and not query.started
+    return (query.priority, work.tier, is_new, work.due_us, query.query_id)
+
+
+def candidates(
+    waiting: Sequence[Query],
+    now_us: float,
+    core_count: int,
+    models: Mapping[int, ModelProfile],
+    config: Planning = DEFAULT.planning,
+) -> Sequence[Query]:
+    """Return the waiting queries to be planned: all, or of very many those that may be served next.
+
+    These are the ones that have begun, those whose deadlines come first, the oldest that are late, brief and others,
+    and the oldest without a deadline. A higher class comes before a lower one. One pass over the queries, with little
+    work for each.
+    """
+    most = max(config.min_queries, core_count)
+    if len(waiting) <= 2 * most or not config.enabled:
+        return waiting
+    brief = {number for number, model in models.items() if model.is_brief}
+    found = [query for query in waiting if query.started]
+    for priority in sorted({query.priority for query in waiting}):
+        fresh = [query for query in waiting if query.priority == priority and not query.started]
+        possible = [query for query in fresh if query.deadline_us is not None and query.deadline_us > now_us]
+        found += heapq.nsmallest(most, possible, key=_deadline_us)
+        late = [query for query in fresh if query.deadline_us is not None and query.deadline_us <= now_us]
+        found += islice((query for query in late if query.model_id not in brief), core_count)
+        if brief:
+            found += islice((query for query in late if query.model_id in brief), core_count)
+        found += islice((query for query in fresh if query.deadline_us is None), core_count)
+        if len(found) >= most:
+            break
+    return found
+
+
+def _deadline_us(query: Query) -> float:
+    return query.deadline_us or 0.0
+
+
+def in_order(works: Sequence[Work], core_count: int, config: PolicyConfig = DEFAULT) -> list[Work]:
+    """Return the queries most urgent first, after giving up those that cannot be saved together with the others."""
+    ordered = sorted(works, key=rank)
+    given_up = config.triage.enabled and _give_up(ordered, core_count)
+    if (config.backfill.enabled and _backfill(ordered, core_count)) or given_up:
+        ordered.sort(key=rank)
+    return ordered
+
+
+def _give_up(ordered: Sequence[Work], core_count: int) -> bool:
+    """Move queries to `AT_RISK`, until the others are in time; return whether there were any.
+
+    Moore and Hodgson's algorithm (1968) over cores x time: whenever the next one in order of deadlines would be late,
+    the one with the largest time / weight so far is given up. They are as few as possible if all weigh the same.
+    """
+    planned_us = 0.0  # of the whole machine
+    kept: list[tuple[float, int, float, Work]] = []  # heap, the largest time / weight on top
+    found = False
+    for index, work in enumerate(ordered):
+        if work.tier != ON_TIME:
+            continue
+        area_us = machine_us(work, core_count)
+        if area_us > work.slack_us:
+            work.tier = AT_RISK
+            found = True
+            continue
+        planned_us += area_us
+        heapq.heappush(kept, (-area_us / work.weight, index, area_us, work))
+        if planned_us > work.slack_us:
+            _, _, given_up_us, given_up = heapq.heappop(kept)
+            planned_us -= given_up_us
+            given_up.tier = AT_RISK
+            found = True
+    return found
+
+
+def _backfill(ordered: Sequence[Work], core_count: int) -> bool:
+    """Let late queries go before longer ones that can spare the time; return whether there were any.
+
+    A lost deadline is no reason to wait for everybody else: mean latency counts, and how late it gets. Lengths are
+    rest x isolated latency, since a wait counts by the share of the isolated latency that it is. Queries behind their
+    virtual deadline are left out: of the hundreds that an overload leaves, one would always fit.
+    """
+    late = [
+        work
+        for work in ordered
+        if work.tier in (AT_RISK, BEST_EFFORT) and work.query.deadline_us is not None and work.due_us > work.now_us
+    ]
+    if not late:
+        return False
+    if all(work.tier != ON_TIME for work in ordered):  # nobody can become late by it
+        for work in late:
+            work.tier = BACKFILL
+        return True
+    planned_us, spare_us, shortest = 0.0, float("inf"), float("inf")
+    for work in ordered:
+        if work.tier <= ON_TIME:
+            planned_us += machine_us(work, core_count)
+        if work.tier == ON_TIME:
+            done_within_us = work.due_us - work.now_us - work.way_back_us  # less than its slack for a narrow gang
+            spare_us = min(spare_us, done_within_us - planned_us)
+            shortest = min(shortest, _length(work))
+    found = False
+    for work in sorted(late, key=_length):
+        area_us = machine_us(work, core_count)
+        if area_us <= spare_us and _length(work) < shortest:
+            spare_us -= area_us
+            work.tier = BACKFILL
+            found = True
+    return found
+
+
+def _length(work: Work) -> float:
+    return work.least_us * work.isolated_us
+
+
+def machine_us(work: Work, core_count: int) -> float:
+    """Return how long the whole machine has to do with a query."""
+    return work.remaining_us(work.gang) * work.margin * work.gang / core_count
+
+
+def ask(work: Work, snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> None:
+    """Set for how many cores a query asks; and, since it has only those, until when it must have begun.
+
+    `due_us` becomes the moment by which the whole machine would have to be done with its cores x time: the deadline, if
+    it asks for all cores; nearly its latest start, if it asks for few of many. A part of a batch asks for what was
+    planned for it: more would be taken from the other parts, and the batch is done when all are.
+    """
+    if work.fixed:
+        work.gang = work.cores
+        return
+    gang = work.query.cores
+    if not gang:
+        gang = work.outlook.efficient_cores(busy_efficiency(snapshot.gang_slowdown, config))
+        may_grow = work.tier == ON_TIME and gang < work.most and config.deadline_gangs.enabled
+        if may_grow and work.remaining_us(gang) * work.margin > work.slack_us:
+            gang = max(gang, work.fewest_cores(work.slack_us / work.margin))
+    work.gang = gang = gang if gang < work.most else work.most
+    if work.tier == ON_TIME and config.latest_start.enabled:
+        work.due_us -= work.remaining_us(gang) * work.margin * (1 - gang / snapshot.core_count)
+
+
+def share_out(ordered: Sequence[Work], core_count: int, leases: int, config: PolicyConfig = DEFAULT) -> None:
+    """Grant cores in this order, first as many as are asked for, then what is left.
+
+    A query that has not started yet and finds no lease gets none.
+    """
+    left = core_count
+    for work in ordered:
+        if work.fixed:
+            left -= work.cores
+    able = _able(ordered, leases)
+    for work in able:
+        work.grant = grant = work.gang if work.gang < left else left
+        left -= grant
+        if left <= 0:
+            return
+    for work in able:
+        if left <= 0 or not config.growth.enabled:
+            return
+        if work.query.cores and work.block is None:
+            continue  # beside the other parts of its batch it has what it needs; later it may grow
+        more = min(left, work.outlook.efficient_cores(config.growth.idle_efficiency) - work.grant)
+        if more > 0:
+            work.grant += more
+            left -= more
+
+
+def _able(ordered: Sequence[Work], leases: int) -> list[Work]:
+    """Set the grants of what nothing changes, and return the others that can run, in order."""
+    able = []
+    for work in ordered:
+        if work.fixed:
+            work.grant = work.cores
+        elif work.block is not None or work.query.started:
+            able.append(work)
+        elif leases > 0:
+            leases -= 1
+            able.append(work)
+    return able
+
+
+def moves(ordered: Sequence[Work], snapshot: Snapshot, config: PolicyConfig = DEFAULT) -> list[Decision]:
+    """Return the decisions that lead to the grants, as far as they save more than they cost."""
+    decisions: list[Decision] = []
+    free, short = _starts(ordered, snapshot, decisions)
+    if short:
+        if config.preemption.enabled:
+            _make_room(ordered, short, snapshot, decisions, config)
+    elif free and config.growth.enabled:
+        _grow(ordered, free, decisions, config.growth)
+    return decisions
+
+
+def _starts(
+    ordered: Sequence[Work], snapshot: Snapshot, decisions: list[Decision]
+) -> tuple[tuple[int, ...], list[Work]]:
+    """Start waiting queries on free cores; return the cores left and those that got too few, most urgent first."""
+    free = snapshot.free_cores
+    short = []
+    for work in ordered:
+        if work.block is not None or not work.grant:
+            continue
+        gang, free = free[: work.grant], free[work.grant :]
+        if gang:
+            decisions.append(_start(work, gang))
+            work.cores = len(gang)
+        if len(gang) < work.grant:
+            short.append(work)
+    return free, short
+
+
+def _start(work: Work, gang: tuple[int, ...]) -> Start:
+    query, versions = work.query, work.outlook.versions
+    if versions and query.next_layer:
+        versions = versions[query.next_layer :]
+        versions = versions if any(versions) else ()
+    return Start(query.query_id, work.model.layers, gang, versions, work.grant, REASONS.get(work.tier, OTHERWISE))
+
+
+def _make_room(
+    ordered: Sequence[Work],
+    short: Sequence[Work],
+    snapshot: Snapshot,
+    decisions: list[Decision],
+    config: PolicyConfig,
+) -> None:
+    """Let running queries yield cores to those that got too few, the least urgent ones first."""
+    missing = sum(work.grant for work in short) - len(snapshot.free_cores)
+    missing -= sum(len(block.cores) for block in snapshot.running if block.stopping)
+    first = short[0]
+    for victim in reversed(ordered):
+        if missing <= 0:
+            break
+        if victim.block is None or victim.fixed or victim.grant >= victim.cores:
+            continue
+        if should_preempt(first, victim, config) or (
+            config.rescue.enabled and _saves_several(ordered, victim, snapshot.core_count)
+        ):
+            decisions.append(_yield(victim, first.tier == BRIEF, config.stop_at_once))
+            victim.fixed = True
+            missing -= victim.cores - victim.grant
+    wake_us = min(
+        (work.slack_us - work.least_us * work.margin - SWITCH_US for work in short if work.tier == ON_TIME),
+        default=float("inf"),
+    )
+    if config.preemption.min_wake_us < wake_us < float("inf"):
+        decisions.append(Wake(snapshot.now_us + wake_us))
+
+
+def _yield(victim: Work, to_brief: bool, config: StopAtOnce) -> Decision:
+    """Return how it makes room. `to_brief`: a boundary that should have come already is not waited for."""
+    block = victim.block
+    assert block is not None
+    boundary_us = victim.boundary_us()
+    far = config.enabled and (boundary_us > config.min_boundary_us or (to_brief and boundary_us <= 0.0))
+    if victim.grant and not far:
+        return Resize(block.query.query_id, block.cores[: victim.grant], "others need the cores")
+    return Stop(block.query.query_id, far, "others go first")
+
+
+def should_preempt(first: Work, victim: Work, config: PolicyConfig = DEFAULT) -> bool:
+    """Return whether taking cores from a running query now is better than waiting for its end.
+
+    - A higher class always preempts a lower one. In a class, nobody is preempted with less than a switch to go.
+    - `BRIEF` and `AGED` preempt all but each other; `BEST_EFFORT` victims yield to `ON_TIME` and better.
+    - An `AT_RISK` or `BACKFILL` victim yields to a query that it would make late, if its cores x time / weight are more
+      than twice that query's: it may still be in time, so it is one deadline for another.
+    - An `ON_TIME` victim yields if it is in time all the same, and saves a deadline by it; or gives up only some of its
+      cores; or if its wait x isolated latency is more than what the other one takes, times that one's.
+    """
+    if first.query.priority != victim.query.priority:
+        return first.query.priority < victim.query.priority
+    wait_us = victim.remaining_us(victim.cores)
+    if wait_us <= SWITCH_US or first.tier > ON_TIME:
+        return False
+    if first.tier == BRIEF:
+        return True
+    if victim.tier == AGED:
+        return False
+    if first.tier == AGED or victim.tier == BEST_EFFORT:
+        return True
+    first_us = first.remaining_us(first.grant)
+    saves = first.tier != BACKFILL and wait_us + first_us * first.margin > first.slack_us
+    if victim.tier != ON_TIME:
+        factor = config.trading.min_length_factor
+        longer = wait_us * victim.cores / victim.weight > factor * first_us * first.grant / first.weight
+        return saves and longer and config.trading.enabled
+    if not can_spare(victim, first_us, victim.grant):
+        return False
+    if saves or victim.grant > 0:
+        return True
+    shortens = wait_us * victim.isolated_us > (first_us + SWITCH_US) * first.isolated_us
+    return shortens and config.latency_preemption.enabled
+
+
+def can_spare(victim: Work, first_us: float, cores: int) -> bool:
+    """Return whether a running query is in time if it goes on with so many cores; none: later, after `first_us`."""
+    delay_us = 0.0 if cores else first_us + SWITCH_US
+    return delay_us + victim.remaining_us(cores or victim.cores) * victim.margin <= victim.slack_us
+
+
+def _saves_several(ordered: Sequence[Work], victim: Work, core_count: int) -> bool:
+    """Return whether taking its cores from a query that was given up saves more deadlines than its own.
+
+    Counted are those that are in time by the plan, which is without it, and late if it goes on to its end.
+    """
+    if victim.tier not in (AT_RISK, BACKFILL):
+        return False
+    planned_us = victim.remaining_us(victim.cores) * victim.cores / core_count
+    late = 0
+    for work in ordered:
+        if work.tier == ON_TIME and work.block is None and work.query.priority == victim.query.priority:
+            planned_us += machine_us(work, core_count)
+            late += planned_us > work.slack_us
+    return late > (not victim.is_lost)
+
+
+def _grow(ordered: Sequence[Work], free: tuple[int, ...], decisions: list[Decision], config: Growth) -> None:
+    """Let running queries have more cores where that pays."""
+    for work in ordered:
+        if not free:
+            return
+        block = work.block
+        if block is None or work.fixed or work.grant <= work.cores:
+            continue
+        joining = free[: work.grant - work.cores]
+        rest_us = work.remaining_us(work.cores)
+        gain_us = rest_us - work.remaining_us(work.cores + len(joining))
+        if gain_us > max(config.min_gain_us, config.min_gain_share * rest_us):
+            free = free[len(joining) :]
+            decisions.append(Resize(block.query.query_id, block.cores + joining, "idle cores"))
+
+
+def yields_in_us(works: Sequence[Work]) -> float:
+    """Return for how long nobody who runs would yield to a newcomer with a deadline; 0 if somebody would at once.
+
+    `works`: after `moves`. By `should_preempt`: `BEST_EFFORT`, and who was given up, may yield at once. An `ON_TIME`
+    query yields only what it can spare, to a query as short as the shortest that is there; if it runs longer than
+    predicted, it is given up when its slack is gone. Who is leaving anyway is not asked.
+    """
+    shortest_us = min(work.isolated_us for work in works)
+    found_us = INFINITE
+    for work in works:
+        if not work.cores or work.fixed:
+            continue
+        if work.tier != ON_TIME or can_spare(work, shortest_us, 0) or (work.cores > 1 and can_spare(work, 0.0, 1)):
+            return 0.0
+        found_us = min(found_us, work.slack_us - work.remaining_us(work.cores) * work.margin)
+    return max(0.0, found_us)

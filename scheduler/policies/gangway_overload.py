@@ -1,22 +1,19 @@
-"""What changes when more is asked for than the machine can do: who is given up, and who gives back what it holds."""
+"""Overload: who is given up for queries to come, who weighs more, who starts over, and who goes before all others.
+
+Of the `gangway` policy. A decision calls these in turn (`gangway.Gangway.decide`): `Foresight`, `Aging`, `Brief`,
+`excess_stopped`, `FairnessWeights`. A budget is time of the whole machine: it fills with a share of the time that
+passes, up to what may be spent at once.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from gangway.scheduler import policy_config
 from gangway.scheduler.arrival_rate import ArrivalRate
-from gangway.scheduler.policies.gangway_order import AT_RISK, BEST_EFFORT, ON_TIME
-from gangway.scheduler.policies.gangway_shares import busy_efficiency
 from gangway.scheduler.policy import Query, Snapshot
-from gangway.scheduler.policy_config import ARRIVALS, PolicyConfig
-from gangway.scheduler.prediction import Work, outlook
-
-# Foresight: who will be late because of queries that are still to come.
-#
-# Moore and Hodgson's algorithm (`gangway_order`) plans with the queries that are there. A long query has a long time to
-# meet its deadline, and of those that come meanwhile the shorter ones have earlier deadlines. In an overload it begins
-# whenever nobody else waits, yields again and again, and is late in the end; others needed what it took. So it is given
-# up from the start.
+from gangway.scheduler.policy_config import ARRIVALS, SWITCH_US, PolicyConfig
+from gangway.scheduler.prediction import AGED, AT_RISK, BEST_EFFORT, BRIEF, ON_TIME, Work, busy_efficiency, outlook
 
 
 @dataclass(slots=True)
@@ -41,7 +38,12 @@ class _Load:
 
 
 class Foresight:
-    """Gives up a query if needed time > slack - time that earlier deadlines will take, while the load is full."""
+    """Gives up a query if needed time > slack - time that earlier deadlines will take, while the load is full.
+
+    Moore and Hodgson's algorithm (`gangway.in_order`) plans with the queries that are there. A long query has a long
+    time to meet its deadline, and shorter ones with earlier deadlines come meanwhile. In an overload it begins whenever
+    nobody else waits, yields again and again, and is late in the end: what it took is wasted. So it is given up early.
+    """
 
     def __init__(self, config: PolicyConfig = policy_config.DEFAULT) -> None:
         self._config = config
@@ -105,6 +107,115 @@ def _needed_us(work: Work, core_count: int) -> float:
     return work.least_us * work.margin * work.most / core_count
 
 
+class Aging:
+    """Nothing starves: the oldest query behind its virtual deadline goes first while the budget has time.
+
+    Best effort and late queries have half of it each, if there are both: of the hundreds of late ones that an overload
+    leaves, some would always be behind for longer.
+    """
+
+    def __init__(self, config: policy_config.Aging = policy_config.DEFAULT.aging) -> None:
+        self._config = config
+        self._budget_us = config.burst_us
+        self._updated_us = 0.0
+        self._served: Work | None = None  # the query that is served from the budget, as it was decided
+        self._late_lead_us = 0.0  # so much more than best effort the late ones had lately
+
+    def promote(self, works: Sequence[Work], snapshot: Snapshot) -> None:
+        """Let the query that has been behind for longest go first, if the budget has time for it.
+
+        It is served until the budget is empty, and again when half of it is full.
+        """
+        if not self._config.enabled:
+            return
+        served, self._served = self._served, None
+        self._settle(served, snapshot)
+        behind = [work for work in works if work.tier == BEST_EFFORT and work.due_us < snapshot.now_us]
+        if not behind:
+            return
+        serving = served is not None and any(work.query.query_id == served.query.query_id for work in behind)
+        if self._budget_us > (0.0 if serving else self._config.burst_us / 2):
+            self._served = chosen = self._next(behind, served if serving else None)
+            chosen.tier = AGED
+
+    def _settle(self, served: Work | None, snapshot: Snapshot) -> None:
+        """Bring the budget up to date: since the last decision the query had the cores that it was granted."""
+        burst_us = self._config.burst_us
+        passed_us = snapshot.now_us - self._updated_us
+        self._updated_us = snapshot.now_us
+        used_us = passed_us * served.grant / snapshot.core_count if served else 0.0
+        self._budget_us = min(burst_us, self._budget_us + passed_us * self._config.machine_share - used_us)
+        if served is not None:
+            lead_us = self._late_lead_us + (used_us if served.query.deadline_us is not None else -used_us)
+            self._late_lead_us = max(-burst_us, min(burst_us, lead_us))
+
+    def _next(self, behind: Sequence[Work], served: Work | None) -> Work:
+        """Return the one that is served already, or else the oldest of the kind that had less."""
+        if served is not None:
+            return next(work for work in behind if work.query.query_id == served.query.query_id)
+        due = [work for work in behind if (work.query.deadline_us is None) == (self._late_lead_us >= 0.0)]
+        return min(due or behind, key=attrgetter("due_us"))
+
+
+class Brief:
+    """A brief query with a deadline goes first, late or not: to run it costs no more than to stop somebody for it.
+
+    By deadlines it would wait behind long queries as soon as it is late, and a target of a millisecond is soon missed
+    where others have the cores. The budget bounds what that costs the others.
+    """
+
+    def __init__(self, config: policy_config.Brief = policy_config.DEFAULT.brief) -> None:
+        self._config = config
+        self._budget_us = config.burst_us
+        self._updated_us = 0.0
+
+    def promote(self, works: Sequence[Work], snapshot: Snapshot) -> bool:
+        """Let brief queries with a deadline go before all others of their class, while the budget has time.
+
+        Where all are brief, nothing changes. Return whether there may be any.
+        """
+        config = self._config
+        if not config.enabled:
+            return False
+        passed_us = snapshot.now_us - self._updated_us
+        self._updated_us = snapshot.now_us
+        self._budget_us = min(config.burst_us, self._budget_us + passed_us * config.machine_share)
+        brief = [work for work in works if work.model.is_brief and work.query.deadline_us is not None]
+        if not brief or len(brief) == len(works) or self._budget_us <= 0.0:
+            return False
+        for work in brief:
+            if work.least_us <= SWITCH_US:  # a batch may take more
+                work.tier = BRIEF
+        return True
+
+    def charge(self, works: Sequence[Work], core_count: int) -> None:
+        """Let those pay that begin now, as `moves` has decided: for what they take, and for a switch."""
+        for work in works:
+            if work.tier == BRIEF and work.block is None:
+                self._budget_us -= (work.least_us + SWITCH_US) * work.cores / core_count
+
+
+def excess_stopped(works: Sequence[Work], core_count: int, config: policy_config.Restarts) -> list[Work]:
+    """Return the stopped late queries beyond so many for each core: those that have computed least.
+
+    A query that is stopped for a more urgent one may lose its deadline while it waits. In an overload most do, and wait
+    for long with their leases and memory, until none is left for those that come.
+    """
+    if not config.enabled:
+        return []
+    stopped = [
+        work
+        for work in works
+        if work.tier == BEST_EFFORT and work.query.started and work.block is None and work.query.deadline_us is not None
+    ]
+    stopped.sort(key=lambda work: (_done_us(work), -work.query.query_id))
+    return stopped[: max(0, len(stopped) - config.max_stopped_per_core * core_count)]
+
+
+def _done_us(work: Work) -> float:
+    return work.outlook.whole_us[0] - work.remaining_us(1)
+
+
 class FairnessWeights:
     """What a deadline of a model weighs: 1, or more the further the model is below the goal.
 
@@ -135,24 +246,3 @@ class FairnessWeights:
         if self._weights:
             for work in works:
                 work.weight = self._weights.get(work.query.model_id, 1.0)
-
-
-def excess_stopped(works: Sequence[Work], core_count: int, config: policy_config.Restarts) -> list[Work]:
-    """Return the stopped late queries beyond so many for each core: those that have computed least.
-
-    A query that is stopped for a more urgent one may lose its deadline while it waits. In an overload most do, and wait
-    for long with their leases and memory, until none is left for those that come.
-    """
-    if not config.enabled:
-        return []
-    stopped = [
-        work
-        for work in works
-        if work.tier == BEST_EFFORT and work.query.started and work.block is None and work.query.deadline_us is not None
-    ]
-    stopped.sort(key=lambda work: (_done_us(work), -work.query.query_id))
-    return stopped[: max(0, len(stopped) - config.max_stopped_per_core * core_count)]
-
-
-def _done_us(work: Work) -> float:
-    return work.outlook.whole_us[0] - work.remaining_us(1)

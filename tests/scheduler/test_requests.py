@@ -45,7 +45,7 @@ def test_pieces_are_numbered_within_their_request(book, table):
         (0, 0, 2, 0), (0, 2, 1, 1), (1, 0, 1, 0), (1, 1, 2, 1)
     ]  # fmt: skip
     assert (first.piece_count, second.piece_count) == (2, 2)
-    assert [unit.place.part for unit in units] == [1, 2, 3]
+    assert [unit.batch_part.part for unit in units] == [1, 2, 3]
     assert [query.rows for query in book.queries.in_order] == [2, 2, 2]
     assert book.queued_like(first) == 2
     assert book.start(units[1])

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from gangway.scheduler.observability import TraceWriter
-from gangway.scheduler.timeline import Stretch, TimelineWriter
+from gangway.scheduler.timeline import Slice, TimelineWriter
 
 
 def test_a_trace_is_valid_and_complete(tmp_path):
     path = tmp_path / "trace.json"
     with TimelineWriter(path, cores=3, limit=4) as writer:
-        writer.add_block(Stretch(0, 10.0, 35.5, 7, 'a "quoted" model', 0, 4, 0, 0, (0, 2, 0, 0)), (2, 0))
-        writer.add(Stretch(1, 20.0, 19.0, 8, "other", 3, 4, 0, 1))
-        writer.add(Stretch(1, 40.0, 41.0, 9, 'a "quoted" model', 3, 4, 0, 1))
-        writer.add(Stretch(1, 50.0, 51.0, 9, "other", 4, 5, 0, 1))
+        writer.add_block(Slice(0, 10.0, 35.5, 7, 'a "quoted" model', 0, 4, 0, 0, (0, 2, 0, 0)), (2, 0))
+        writer.add(Slice(1, 20.0, 19.0, 8, "other", 3, 4, 0, 1))
+        writer.add(Slice(1, 40.0, 41.0, 9, 'a "quoted" model', 3, 4, 0, 1))
+        writer.add(Slice(1, 50.0, 51.0, 9, "other", 4, 5, 0, 1))
     trace = json.loads(path.read_text())
     rows = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
     assert rows == {0: "core 0", 1: "core 1", 2: "core 2"}
@@ -43,7 +43,7 @@ def test_a_trace_of_nothing_is_valid(tmp_path):
 def test_a_full_disk_ends_the_timeline_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     with TimelineWriter(Path("/dev/full"), cores=1) as writer:
         for number in range(1000):
-            writer.add(Stretch(0, number, number + 0.5, 7, "m", 0, 1, 0, 1))
+            writer.add(Slice(0, number, number + 0.5, 7, "m", 0, 1, 0, 1))
     assert writer.dropped > 0
     assert "the timeline /dev/full ends here, because it cannot be written: [Errno 28]" in caplog.text
     with TraceWriter(Path("/dev/full")) as trace:

@@ -8,7 +8,7 @@ import pytest
 
 from gangway.executor.slots import NEVER_JOINED
 from gangway.scheduler.batching.former import BatchFormer
-from gangway.scheduler.policies.gangway_order import candidates
+from gangway.scheduler.policies.gangway import candidates
 from gangway.scheduler.policy import Query, RunningBlock
 from gangway.scheduler.units import Batch, Unit
 from tests.scheduler.batching.forming import (

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.policies.gangway import Gangway
-from gangway.scheduler.policies.gangway_order import candidates, classify, in_order
-from gangway.scheduler.policies.gangway_shares import ask
+from gangway.scheduler.policies.gangway import Gangway, ask, candidates, classify, in_order
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, StartOver, Stop, Wake
 from gangway.scheduler.policy_config import DEFAULT
 from gangway.scheduler.prediction import Work

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.policies.gangway import Gangway
-from gangway.scheduler.policies.gangway_order import candidates
+from gangway.scheduler.policies.gangway import Gangway, candidates
 from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Snapshot, Start, Stop
 from gangway.scheduler.policy_config import DEFAULT, SWITCH_US
 from gangway.simulator.loop import simulate

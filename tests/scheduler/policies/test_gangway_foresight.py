@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gangway.scheduler.policies.gangway import Gangway
-from gangway.scheduler.policies.gangway_order import AT_RISK, ON_TIME, classify
+from gangway.scheduler.policies.gangway import Gangway, classify
 from gangway.scheduler.policies.gangway_overload import Foresight
 from gangway.scheduler.policy import Query, RunningBlock, Snapshot, Stop
 from gangway.scheduler.policy_config import DEFAULT
-from gangway.scheduler.prediction import Work
+from gangway.scheduler.prediction import AT_RISK, ON_TIME, Work
 from gangway.scheduler.profiles import ModelProfile
 
 SHORT, LONG = 0, 1

@@ -1,0 +1,361 @@
+"""The cores and the blocks on them: what starts, ends, grows, shrinks and disturbs others, and when.
+
+Every running block has one event: when it reaches its target under present conditions. When a block starts, ends or
+changes, the others' interference changes; those for which it changes by a step are timed anew: a few operations for
+each running block.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import overload
+
+from gangway.scheduler.policy import Decision, Query, Resize, RunningBlock, Start, Stop
+from gangway.scheduler.profiles import ModelProfile
+from gangway.scheduler.timeline import BatchPart
+from gangway.simulator.block import Block, Goal
+from gangway.simulator.machine import Machine
+from gangway.simulator.results import Counters
+
+# The cores that nobody has.
+
+
+class FreeCores:
+    """Free cores in ascending order."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))
+        self._known: tuple[int, ...] | None = None
+
+    def all(self) -> tuple[int, ...]:
+        """Return the free cores."""
+        if self._known is None:
+            self._known = tuple(self._free)
+        return self._known
+
+    def take(self, cores: tuple[int, ...]) -> None:
+        """Take cores that must be free. Raises ValueError if one is not, or is named twice."""
+        free = self._free
+        for core in cores:
+            index = bisect_left(free, core)
+            if index == len(free) or free[index] != core:
+                raise ValueError(f"core {core} is not free")
+            del free[index]
+        self._known = None
+
+    def give(self, cores: tuple[int, ...]) -> None:
+        """Give cores back."""
+        for core in cores:
+            insort(self._free, core)
+        self._known = None
+
+
+# Cumulative times of a model's layers: a block under constant conditions is two look-ups.
+
+MAX_TABLES = 20_000  # of some hundred numbers each
+
+
+class TimeTables:
+    """`times(...)[l]`: microseconds from the query's first layer to the beginning of layer l, for one row.
+
+    One table for each (model, versions, number of cores, interference level), made when it is asked for first.
+    """
+
+    def __init__(self, level_step: float) -> None:
+        self._level_step = level_step
+        self._times: dict[tuple[int, tuple[int, ...], int, int, int], list[float]] = {}
+        self._memory: dict[int, list[float]] = {}
+
+    def times(
+        self, model: ModelProfile, cores: int, steps: int, begin: int = 0, versions: tuple[int, ...] = ()
+    ) -> list[float]:
+        """Return the table at interference level `steps` x level_step; `versions` are those from layer `begin` on."""
+        key = (model.model_id, versions, begin if versions else 0, cores, steps)
+        table = self._times.get(key)
+        if table is None:
+            if len(self._times) >= MAX_TABLES:
+                self._times.clear()
+            table = self._times[key] = self._make(model, cores, steps * self._level_step, begin, versions)
+        return table
+
+    def demand(self, model: ModelProfile, begin: int, end: int, times: Sequence[float]) -> float:
+        """Return the mean demand for memory of layers [begin, end), in one core's bandwidth; 0 if it is not known."""
+        if not model.memory_us:
+            return 0.0
+        memory = self._memory.get(model.model_id)
+        if memory is None:
+            memory = self._memory[model.model_id] = list(accumulate(model.memory_us, initial=0.0))
+        time_us = times[end] - times[begin]
+        return (memory[end] - memory[begin]) / time_us if time_us > 0 else 0.0
+
+    def _make(
+        self, model: ModelProfile, cores: int, level: float, begin: int, versions: tuple[int, ...]
+    ) -> list[float]:
+        chosen = [0] * model.layers
+        chosen[begin : begin + len(versions)] = versions
+        return list(
+            accumulate(
+                (model.layer_us(layer, cores, chosen[layer], level) for layer in range(model.layers)), initial=0.0
+            )
+        )
+
+
+NEVER = float("inf")
+
+
+class Observer:
+    """Is told what happens; this one does not listen. For timelines and traces of decisions."""
+
+    def ran(self, block: Block, begin_layer: int, end_layer: int, begin_us: float, end_us: float) -> None:
+        """A block had the cores it has for this time, and was in layers [begin_layer, end_layer) meanwhile."""
+
+    def decided(self, now_us: float, decision: Decision) -> None:
+        """The policy decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A block that has left its cores; its query goes on with `layer`, of which a fraction is done."""
+
+    block: Block
+    layer: int
+    fraction: float
+
+
+class RunningView(Sequence[RunningBlock]):
+    """The running blocks as policies see them, made as they are looked at. Good until a decision is applied."""
+
+    def __init__(self, running: dict[int, Block]) -> None:
+        self._running = running
+        self._blocks: list[Block] | None = None
+        self._now_us = 0.0
+
+    def at(self, now_us: float) -> "RunningView":
+        """Show this moment."""
+        self._now_us = now_us
+        self._blocks = None
+        return self
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[RunningBlock]:
+        now_us = self._now_us
+        return iter([block.see(now_us) for block in self._running.values()])
+
+    @overload
+    def __getitem__(self, index: int) -> RunningBlock: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RunningBlock]: ...
+
+    def __getitem__(self, index: int | slice) -> RunningBlock | list[RunningBlock]:
+        if self._blocks is None:
+            self._blocks = list(self._running.values())
+        if isinstance(index, slice):
+            return [block.see(self._now_us) for block in self._blocks[index]]
+        return self._blocks[index].see(self._now_us)
+
+
+class SimulatedCores:
+    """Cores, and the blocks that run on them by query. Times are microseconds; `now_us` never falls."""
+
+    def __init__(self, machine: Machine, counters: Counters, observer: Observer | None) -> None:
+        self.running: dict[int, Block] = {}
+        self.view = RunningView(self.running)
+        self.free = FreeCores(machine.cores)
+        self._machine = machine
+        self._overheads = machine.overheads
+        self._counters = counters
+        self._observer = observer
+        self._tables = TimeTables(machine.level_step)
+        self._events: list[tuple[float, int, int, Block]] = []  # due, order, token, block
+        self._order = 0
+        self._demand = 0.0
+        self._disturbed = False  # demand has changed since interference was shared out
+
+    @property
+    def next_us(self) -> float:
+        """When something may happen, at the earliest."""
+        return self._events[0][0] if self._events else NEVER
+
+    @property
+    def level(self) -> float:
+        """The interference level that one more block would see."""
+        return self._demand * self._machine.level_per_demand
+
+    def advance(self, now_us: float) -> list[Ended] | None:
+        """Let everything happen that is due; return the blocks that have left, None if nothing happened at all."""
+        ended: list[Ended] | None = None
+        events = self._events
+        while events and events[0][0] <= now_us:
+            _, _, token, block = heapq.heappop(events)
+            if token != block.token:
+                continue
+            if ended is None:
+                ended = []
+            match block.goal:
+                case Goal.SHRINK:
+                    self._shrink(block, now_us)
+                case Goal.STOP_NOW:
+                    position_us = block.position_us(now_us)
+                    layer = block.layer(position_us)
+                    ended.append(self._leave(block, now_us, layer, block.fraction(layer, position_us)))
+                case _:
+                    ended.append(self._leave(block, now_us, block.target, 0.0))
+        return ended
+
+    def start(
+        self, now_us: float, query: Query, part: BatchPart, model: ModelProfile, start: Start, fraction: float
+    ) -> None:
+        """Run a block on cores that are free; a fraction of its first layer is done. Raises ValueError."""
+        if not start.cores:
+            raise ValueError("no core")
+        if not query.next_layer < start.end_layer <= model.layers:
+            raise ValueError(f"layers end at {model.layers}, the query is at {query.next_layer}")
+        self.free.take(start.cores)
+        versions = (
+            start.versions if any(start.versions) else ()
+        )  # one table for all that say "default" in so many words
+        block = Block(query, model, start.end_layer, start.cores, versions)
+        block.batch_part = part
+        block.scale = model.rows_scale(len(start.cores), query.rows)
+        block.table = self._tables.times(model, len(start.cores), 0, block.begin, versions)
+        block.enter(fraction, now_us, self._overheads.dispatch_us)
+        self.running[query.query_id] = block
+        counters = self._counters
+        counters.blocks += 1
+        counters.conflicts += start.wanted > len(start.cores)
+        if versions:
+            counters.versions += sum(map(bool, versions))
+        self._set_demand(block)
+        self._schedule(block, now_us)
+
+    def stop(self, now_us: float, stop: Stop) -> None:
+        """Tell a block to leave. Raises KeyError for a query that does not run."""
+        block = self.running[stop.query_id]
+        if block.model.indivisible or block.goal is Goal.STOP_NOW:
+            return
+        if block.goal is not Goal.STOP:
+            block.goal, block.target = Goal.STOP, block.layer(block.position_us(now_us)) + 1
+        if stop.at_once:
+            due_us = now_us + self._overheads.stop_us
+            if due_us < block.reach_us(block.target):
+                block.goal, block.due_us = Goal.STOP_NOW, due_us
+        self._schedule(block, now_us)
+
+    def resize(self, now_us: float, resize: Resize) -> None:
+        """Let a block grow now or shrink at the next boundary. Raises KeyError, ValueError."""
+        block = self.running[resize.query_id]
+        if block.goal in (Goal.STOP, Goal.STOP_NOW) or block.model.indivisible:
+            return
+        cores, before = resize.cores, block.cores
+        if cores[: len(before)] == before and len(cores) > len(before):
+            self._grow(block, now_us, cores)
+        elif cores and cores == before[: len(cores)] and len(cores) < len(before):
+            boundary = block.layer(block.position_us(now_us)) + 1
+            if boundary < block.end_layer:
+                block.goal, block.target, block.keep = Goal.SHRINK, boundary, len(cores)
+                self._schedule(block, now_us)
+        else:
+            raise ValueError(f"its cores are {before}")
+
+    def steal(self, now_us: float, time_us: float) -> bool:
+        """Let somebody else use the first core for some time; return whether there is a gang on it.
+
+        That falls behind by its share of it.
+        """
+        for block in self.running.values():
+            if 0 in block.cores:
+                block.pause(now_us, time_us / len(block.cores))
+                self._schedule(block, now_us)
+                return True
+        return False
+
+    def share_interference(self, now_us: float) -> None:
+        """Time those blocks anew for which the others' demand has changed by a step."""
+        if not self._disturbed:
+            return
+        self._disturbed = False
+        per_demand = self._machine.level_per_demand / self._machine.level_step
+        total = self._demand
+        for block in self.running.values():
+            steps = int((total - block.demand) * per_demand + 0.5)
+            if steps != block.steps:
+                block.steps = steps
+                table = self._tables.times(block.model, len(block.cores), steps, block.begin, block.versions)
+                block.use_table(table, now_us, block.scale)
+                self._schedule(block, now_us)
+
+    def _leave(self, block: Block, now_us: float, layer: int, fraction: float) -> Ended:
+        self._ran(block, now_us, layer + (fraction > 0))
+        del self.running[block.query.query_id]
+        block.token += 1
+        self.free.give(block.cores)
+        if block.demand:
+            self._demand = self._demand - block.demand if self.running else 0.0  # no rounding stays
+            self._disturbed = True
+        self._counters.preemptions += layer < block.end_layer
+        return Ended(block, layer, fraction)
+
+    def _shrink(self, block: Block, now_us: float) -> None:
+        self._ran(block, now_us, block.target)
+        leaving = block.cores[block.keep :]
+        block.cores = block.cores[: block.keep]
+        self._counters.shrunk += 1
+        self.free.give(leaving)
+        block.goal, block.target = Goal.END, block.end_layer
+        self._retime(block, now_us)
+
+    def _grow(self, block: Block, now_us: float, cores: tuple[int, ...]) -> None:
+        """New ranks join in the middle of a layer; until they work the block proceeds as before."""
+        self.free.take(cores[len(block.cores) :])
+        self._ran(block, now_us, block.layer(block.position_us(now_us)) + 1)
+        before_us = block.reach_us(block.end_layer)
+        block.cores = cores
+        block.goal, block.target = Goal.END, block.end_layer
+        self._counters.grown += 1
+        self._retime(block, now_us)
+        saved_us = before_us - block.reach_us(block.end_layer)
+        if self._overheads.grow_us and saved_us > 0:
+            share = saved_us / (before_us - now_us)  # of the joining time, what is lost to the full gang
+            block.pause(now_us, min(saved_us, self._overheads.grow_us * share))
+            self._schedule(block, now_us)
+
+    def _ran(self, block: Block, now_us: float, layer: int) -> None:
+        """Note that a block held its cores until now."""
+        self._counters.core_busy_us += (now_us - block.held_us) * len(block.cores)
+        if self._observer is not None:
+            self._observer.ran(block, block.held_layer, layer, block.held_us, now_us)
+        block.held_us, block.held_layer = now_us, layer
+
+    def _retime(self, block: Block, now_us: float) -> None:
+        """Its number of cores has changed."""
+        count = len(block.cores)
+        table = self._tables.times(block.model, count, block.steps, block.begin, block.versions)
+        block.use_table(table, now_us, block.model.rows_scale(count, block.query.rows))
+        self._set_demand(block)
+        self._schedule(block, now_us)
+
+    def _set_demand(self, block: Block) -> None:
+        if not self._machine.level_per_demand:
+            return
+        alone = self._tables.times(block.model, len(block.cores), 0, block.begin, block.versions)
+        demand = self._tables.demand(block.model, block.begin, block.end_layer, alone)
+        self._demand += demand - block.demand
+        block.demand = demand
+        self._disturbed = True
+
+    def _schedule(self, block: Block, now_us: float) -> None:
+        """Enter when it will reach its target, in place of what was entered before."""
+        if block.goal is not Goal.STOP_NOW:
+            due_us = block.reach_us(block.target)
+            if block.goal is not Goal.SHRINK:
+                due_us += self._overheads.leave_us
+            block.due_us = due_us if due_us > now_us else now_us
+        block.token += 1
+        block.view_until_us = 0.0
+        self._order += 1
+        heapq.heappush(self._events, (block.due_us, self._order, block.token, block))
