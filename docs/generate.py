@@ -17,12 +17,18 @@ from typing import Any
 from unittest.mock import MagicMock, patch
 
 from gangway.server.cli import COMMANDS
-from gangway.server.front_end.metric_families import gangway_families, triton_families
+from gangway.server.front_end.metrics import gangway_families, triton_families
 from gangway.server.front_end.metrics_reading import Reading
 from gangway.server.http.routes import INFERENCES, OPERATIONS, method_of, route_of, verbs_of
 from gangway.server.models.config_table import FIELDS, PARAMETERS, Fate
-from gangway.server.options import compatibility
-from gangway.server.options.command_line import make_parser
+from gangway.server.options.command_line import (
+    ACCEPTED,
+    ACCEPTED_TITLE,
+    REFUSED,
+    REFUSED_TITLE,
+    TritonFlag,
+    make_parser,
+)
 from gangway.server.options.endpoints import MetricsOptions
 
 DOCS = Path(__file__).parent
@@ -104,7 +110,7 @@ def commands() -> Iterator[str]:
 def flags() -> Iterator[str]:
     """Yield the flags of `gangway serve` by group."""
     parser = make_parser()
-    own_titles = {compatibility.TITLE, compatibility.REFUSED_TITLE, "positional arguments", "options"}
+    own_titles = {ACCEPTED_TITLE, REFUSED_TITLE, "positional arguments", "options"}
     for group in parser._action_groups:
         if group.title not in own_titles:
             yield from ("", f"### {group.title}", "", *FLAG_HEAD)
@@ -128,7 +134,7 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", " or ").split())
 
 
-def _compatibility(rows: tuple[compatibility.Flag, ...]) -> Iterator[str]:
+def _compatibility(rows: tuple[TritonFlag, ...]) -> Iterator[str]:
     yield "| flag | reason |"
     yield "|---|---|"
     reasons: dict[str, list[str]] = {}
@@ -230,8 +236,8 @@ def routes() -> Iterator[str]:
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "commands": commands,
     "flags": flags,
-    "flags without effect": lambda: _compatibility(compatibility.ACCEPTED),
-    "flags that are refused": lambda: _compatibility(compatibility.REFUSED),
+    "flags without effect": lambda: _compatibility(ACCEPTED),
+    "flags that are refused": lambda: _compatibility(REFUSED),
     **{f"fields {fate}": partial(fields, fate) for fate in Fate},
     "parameters": parameters,
     "Triton's metrics": lambda: metrics(_of_triton),

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from gangway.executor.launch import available_cores
-from gangway.server.repository.entries import BrokenModel
-from gangway.server.repository.repository import read_model
+from gangway.server.repository.repository import BrokenModel, read_model
 
 
 def find_model(path: Path) -> tuple[str, Path]:

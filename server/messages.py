@@ -14,11 +14,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+from typing import Any, Final, Literal
 
 from gangway.artifact import json_codec
 from gangway.artifact.format import Engine, TensorSpec
+from gangway.executor.logs import LogLevels
 from gangway.executor.peer import Peer
-from gangway.server.log_settings import LogSettings
 from gangway.server.tracing.settings import TraceOverrides
 
 OK = "OK"  # the name of a gRPC status
@@ -26,6 +27,8 @@ UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses,
 DUPLICATE = "model appears in two or more repositories"  # Triton's words, on which clients may depend
 WHOLE_MODEL = -1  # in place of a version: what is said concerns the model, which has no usable version at all
 MAX_VERSION = (1 << 63) - 1  # as in Triton
+FORMATS: Final = ("default", "ISO8601", "json")  # of the log's lines
+MAX_VERBOSE: Final = 2**31 - 1
 CallKind = Literal["index", "load", "unload"]
 
 
@@ -40,12 +43,12 @@ class ModelReady:
     """This version of the model answers requests from now on.
 
     `config` is the serialised ModelConfig, base64. `inputs`, `outputs` and `engine` are the manifest's. `batched`: the
-    first dimension of every tensor counts rows (`counts_rows` in `repository/completion.py`).
+    first dimension of every tensor counts rows (`counts_rows` in `repository/loader.py`).
     `max_batch_size` is the config's (0: shapes have no batch dimension of Triton's); `max_rows` is how many rows one
     request may hold. `qos_us` is the resolved latency target. `load_seconds`: compiling and measuring included.
     `weights_bytes`: 0 if onnxruntime has them. `labels`: (output, file with the names of its classes). `isolated_us`:
     first task to last of one row, alone on all cores; 0: not known. An ensemble has a `model_id` that only supervisor
-    and front end know. `statistics_row`: where it is counted (`counters.py`); -1: in each front end's own memory.
+    and front end know. `statistics_row`: where it is counted (`statistics.py`); -1: in each front end's own memory.
     `initial_states`: (input, file with what it has at the start of a sequence).
     """
 
@@ -191,6 +194,27 @@ class RegionChange:
     offset: int = 0
     size_bytes: int = 0
     file: int = 0
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """All of them; also a message between supervisor and front end, in both directions, when they have changed.
+
+    `file` empty: standard error. Which lines are written is a matter of `info`, `warning`, `error` and
+    `verbose_level` (0: no details), each by itself.
+    """
+
+    file: str = ""
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose_level: int = 0
+    format: str = "default"
+
+    @property
+    def levels(self) -> LogLevels:
+        """Which lines are wanted."""
+        return LogLevels(self.info, self.warning, self.error, self.verbose_level)
 
 
 Change = RegionChange | TraceOverrides | LogSettings

@@ -1,7 +1,29 @@
 """What is counted of a model since it was loaded: as Triton counts it, and ours beside.
 
-ModelStatistics, the metrics and the log are three views of the same counters. They lie in shared memory
-(`counters.py`), so that they outlive the front end that counts and add up over several.
+ModelStatistics, the metrics and the log are three views of the same counters. They lie in one segment of shared memory,
+which the supervisor makes and every front end inherits. So they outlive the front end that counts, and add up over
+several:
+
+    0       one page: u32 magic, u32 version of this layout, u32 front ends, u32 models that there can be
+    4096    a section for each front end, which it alone writes and any process reads, without a lock:
+
+      0     one page: u64 bytes of tensors of its requests in flight, u64 calls that it has refused unread
+      4096  a row of 12 KiB (3 pages) for each model (`ModelReady.statistics_row`)
+
+A row has memory while it is in use. The supervisor takes it, all zeros, when a model or an ensemble is announced, and
+gives it back when its last request has ended (`supervisor/announcements.py`). So a model that is loaded again begins at
+0. A front end that replaces a dead one goes on with its section. A row is 1536 little-endian 64-bit words:
+
+    0      sequence: odd while its writer is at work
+    1      time of the last answer, milliseconds since 1970; 0: none
+    2      counters, by the names below; times in nanoseconds
+    48     three histograms by TIME_BOUNDS_NS, 17 words each: request, queue, compute_infer
+    99     histogram of the rows of executions by ROW_BOUNDS, 12 words
+    128    histogram of the time to the first response, by the model's own bounds: up to 65 words
+    256    160 batch sizes of 8 words: rows, executions, compute_input, compute_infer, compute_output, 3 unused words;
+           in the order in which they came. The last one counts all sizes for which no other one is left
+
+Unused words before 48, 128 and 256 are 0 and reserved for another version of the layout.
 """
 
 import math
@@ -12,45 +34,135 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal, NamedTuple
+from functools import lru_cache, partial
+from typing import Final, Literal, NamedTuple
 
 import grpc
 
+from gangway.executor import _native
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server import counters
-from gangway.server.counters import (
-    BATCH_ROWS,
-    BATCHES,
-    CACHE_HIT,
-    CACHE_MISS,
-    COMPUTE,
-    COMPUTE_TIMES,
-    EXECUTIONS,
-    FAIL,
-    FAILURES,
-    INFERENCES,
-    MAX_BATCHES,
-    OTHER_BATCHES,
-    OWN,
-    QUEUE,
-    QUEUE_TIMES,
-    REQUEST_TIMES,
-    RESPONSE_TIMES,
-    ROW_BOUNDS,
-    ROWS,
-    SUCCESS,
-    TIME_BOUNDS_NS,
-    VERSION_COUNT,
-    VERSIONS,
-    Row,
-    batch_offset,
-    batches_in,
-)
 
-# Counters of a model at one instant, added up over all front ends, and as the protocol has them.
+_STEPS = (1, 2.5, 5)  # of each decade
+TIME_BOUNDS_NS = (
+    *(round(step * 10**power) for power in range(5, 10) for step in _STEPS),
+    10**10,
+)  # 0.1 ms to 10 s
+ROW_BOUNDS = tuple(2**power for power in range(11))  # 1 to 1024
+
+
+MAGIC: Final = 0x43574721
+VERSION: Final = 3
+PAGE_BYTES: Final = 4096
+HEAP_BYTES: Final = 0  # words of a section's first page
+REFUSED_UNREAD: Final = 1
+WORD_BYTES: Final = 8
+MODELS: Final = _native.MAX_MODELS
+
+SEQUENCE: Final = 0
+LATEST: Final = 1
+# Pairs of a count and a sum of nanoseconds.
+SUCCESS: Final = 2
+FAIL: Final = 4
+QUEUE: Final = 6
+CACHE_HIT: Final = 8
+CACHE_MISS: Final = 10
+# Single counters.
+EXECUTIONS: Final = 12
+INFERENCES: Final = 13
+COMPUTE: Final = 14  # input, infer, output
+FAILURES: Final = 17  # by reason
+OWN: Final = 21  # by OWN_KEYS
+VERSIONS: Final = 27  # requests that used a version of a kernel, by its number
+VERSION_COUNT: Final = 8
+BATCHES: Final = 35  # sizes that there are in the table
+BATCH_ROWS: Final = 36  # in all executions: `inferences`, but for requests of a batch that failed
+# Histograms.
+TIME_BUCKETS: Final = len(TIME_BOUNDS_NS) + 1
+REQUEST_TIMES: Final = 48
+QUEUE_TIMES: Final = REQUEST_TIMES + TIME_BUCKETS
+COMPUTE_TIMES: Final = QUEUE_TIMES + TIME_BUCKETS
+ROWS: Final = COMPUTE_TIMES + TIME_BUCKETS
+ROW_BUCKETS: Final = len(ROW_BOUNDS) + 1
+RESPONSE_TIMES: Final = 128
+MAX_RESPONSE_BOUNDS: Final = 64
+
+BATCH_TABLE: Final = 256
+BATCH_WORDS: Final = 8
+MAX_BATCHES: Final = 159  # sizes with counters of their own
+OTHER_BATCHES: Final = BATCH_TABLE + MAX_BATCHES * BATCH_WORDS
+ROW_WORDS: Final = OTHER_BATCHES + BATCH_WORDS
+ROW_BYTES: Final = ROW_WORDS * WORD_BYTES
+
+SECTION_BYTES: Final = PAGE_BYTES + MODELS * ROW_BYTES
+
+
+def section_offset(front_end: int) -> int:
+    """Return where the section of a front end begins (counted from 0)."""
+    return PAGE_BYTES + front_end * SECTION_BYTES
+
+
+def row_offset(front_end: int, row: int) -> int:
+    """Return where a front end has a row. Raises ValueError for a number that no row has."""
+    if not 0 <= row < MODELS:
+        raise ValueError(f"there is no row {row}")
+    return section_offset(front_end) + PAGE_BYTES + row * ROW_BYTES
+
+
+def batch_offset(place: int) -> int:
+    """Return the first word of a batch size, by its place in the table."""
+    return BATCH_TABLE + place * BATCH_WORDS
+
+
+# One that was taken off its core in the middle is waited for; one that died there leaves an odd sequence until its
+# successor counts, so not for long.
+_QUICK_ATTEMPTS = 80
+_PATIENT_ATTEMPTS = 20
+_PATIENCE_S = 0.001
+
+
+class Row:
+    """Words at `offset` of a view; the module says which. One process writes, any number of threads of it."""
+
+    def __init__(self, view: memoryview, offset: int) -> None:
+        self._bytes = view[offset : offset + ROW_BYTES]
+        self._words = self._bytes.cast("Q")
+        # add(latest, word, amount, word, amount, ...): one call, during which no other thread runs
+        self.add = partial(_native.counters_add, view, offset, ROW_WORDS)
+
+    @classmethod
+    def private(cls) -> "Row":
+        """Return a row that no other process sees."""
+        return cls(memoryview(bytearray(ROW_BYTES)), 0)
+
+    def word(self, number: int) -> int:
+        """Return one word as it is now."""
+        return self._words[number]
+
+    def read(self) -> list[int]:
+        """Return the words as they were at one moment: without the batch sizes that have not come yet."""
+        words = memoryview(self._snapshot()).cast("Q")
+        return words[: batch_offset(min(words[BATCHES], MAX_BATCHES))].tolist()
+
+    def _snapshot(self) -> bytes:
+        """Copy the row at one go: converting its words takes longer than a busy writer pauses."""
+        copy = b""
+        for attempt in range(_QUICK_ATTEMPTS + _PATIENT_ATTEMPTS):
+            before = self._words[SEQUENCE]
+            copy = bytes(self._bytes)
+            if not before & 1 and self._words[SEQUENCE] == before:
+                break
+            if attempt >= _QUICK_ATTEMPTS:
+                time.sleep(_PATIENCE_S)
+        return copy
+
+
+def batches_in(words: list[int]) -> dict[int, list[int]]:
+    """Return the words of each batch size, by rows, of what `read` has returned."""
+    starts = range(batch_offset(0), len(words), BATCH_WORDS)
+    return {words[start]: words[start : start + BATCH_WORDS] for start in starts}
+
 
 OWN_PREFIX = "gangway_"
 VERSION_PREFIX = "version_"
@@ -183,7 +295,7 @@ class Totals:
 
 def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -> Figures:
     """Return the sum of what `Row.read` has returned, at least one."""
-    words = _sum_of([row[: counters.BATCH_TABLE] for row in rows])
+    words = _sum_of([row[:BATCH_TABLE] for row in rows])
 
     def duration(place: int) -> Duration:
         return Duration(words[place], words[place + 1])
@@ -191,28 +303,28 @@ def figures_of(rows: Sequence[list[int]], response_bounds_ns: tuple[int, ...]) -
     def counts(place: int, size: int) -> tuple[int, ...]:
         return tuple(words[place : place + size])
 
-    own = dict(zip(OWN_KEYS, words[counters.OWN :], strict=False))
-    versions = counts(counters.VERSIONS, counters.VERSION_COUNT)
+    own = dict(zip(OWN_KEYS, words[OWN:], strict=False))
+    versions = counts(VERSIONS, VERSION_COUNT)
     own |= {f"{VERSION_PREFIX}{number}": count for number, count in enumerate(versions) if count}
     return Figures(
-        success=duration(counters.SUCCESS),
-        fail=duration(counters.FAIL),
-        failures=dict(zip(REASONS, words[counters.FAILURES :], strict=False)),
-        queue=duration(counters.QUEUE),
-        cache_hit=duration(counters.CACHE_HIT),
-        cache_miss=duration(counters.CACHE_MISS),
-        executions=words[counters.EXECUTIONS],
-        inferences=words[counters.INFERENCES],
-        batch_rows=words[counters.BATCH_ROWS],
-        compute_ns=dict(zip(COMPUTE_PARTS, words[counters.COMPUTE :], strict=False)),
+        success=duration(SUCCESS),
+        fail=duration(FAIL),
+        failures=dict(zip(REASONS, words[FAILURES:], strict=False)),
+        queue=duration(QUEUE),
+        cache_hit=duration(CACHE_HIT),
+        cache_miss=duration(CACHE_MISS),
+        executions=words[EXECUTIONS],
+        inferences=words[INFERENCES],
+        batch_rows=words[BATCH_ROWS],
+        compute_ns=dict(zip(COMPUTE_PARTS, words[COMPUTE:], strict=False)),
         batches=_batches_of(rows),
-        row_counts=counts(counters.ROWS, counters.ROW_BUCKETS),
-        request_counts=counts(counters.REQUEST_TIMES, counters.TIME_BUCKETS),
-        queue_counts=counts(counters.QUEUE_TIMES, counters.TIME_BUCKETS),
-        compute_counts=counts(counters.COMPUTE_TIMES, counters.TIME_BUCKETS),
+        row_counts=counts(ROWS, ROW_BUCKETS),
+        request_counts=counts(REQUEST_TIMES, TIME_BUCKETS),
+        queue_counts=counts(QUEUE_TIMES, TIME_BUCKETS),
+        compute_counts=counts(COMPUTE_TIMES, TIME_BUCKETS),
         response_bounds_ns=response_bounds_ns,
-        response_counts=counts(counters.RESPONSE_TIMES, len(response_bounds_ns) + 1),
-        last_inference_ms=max(row[counters.LATEST] for row in rows),
+        response_counts=counts(RESPONSE_TIMES, len(response_bounds_ns) + 1),
+        last_inference_ms=max(row[LATEST] for row in rows),
         own=own,
     )
 
@@ -379,8 +491,6 @@ def _row_bucket(rows: int) -> int:
     return ROWS + bisect_left(ROW_BOUNDS, rows)
 
 
-# The segment of all counters. The supervisor makes it and says which models have rows; front ends count in them.
-
 _HEADER = struct.Struct("<4I")
 
 
@@ -391,41 +501,40 @@ class StatisticsTable:
         self.segment = segment
         self.front_ends = front_ends
         self._pages = [
-            segment.view[offset : offset + counters.PAGE_BYTES].cast("Q")
-            for offset in map(counters.section_offset, range(front_ends))
+            segment.view[offset : offset + PAGE_BYTES].cast("Q") for offset in map(section_offset, range(front_ends))
         ]
 
     @classmethod
     def create(cls, front_ends: int) -> "StatisticsTable":
         """Make the segment, without a row (the supervisor, once). Raises OSError."""
-        segment = Segment.create(counters.section_offset(front_ends), "statistics")
-        segment.allocate(0, counters.PAGE_BYTES)
+        segment = Segment.create(section_offset(front_ends), "statistics")
+        segment.allocate(0, PAGE_BYTES)
         for front_end in range(front_ends):
-            segment.allocate(counters.section_offset(front_end), counters.PAGE_BYTES)
-        _HEADER.pack_into(segment.view, 0, counters.MAGIC, counters.VERSION, front_ends, counters.MODELS)
+            segment.allocate(section_offset(front_end), PAGE_BYTES)
+        _HEADER.pack_into(segment.view, 0, MAGIC, VERSION, front_ends, MODELS)
         return cls(segment, front_ends)
 
     @classmethod
     def attach(cls, fd: int) -> "StatisticsTable":
-        """Map an inherited segment. Raises ValueError if `fd` is none, or has another counters."""
+        """Map an inherited segment. Raises ValueError if `fd` is none, or has another layout."""
         segment = Segment.attach(fd)
         magic, version, front_ends, models = _HEADER.unpack_from(segment.view, 0)
-        if magic != counters.MAGIC or segment.size_bytes != counters.section_offset(front_ends):
+        if magic != MAGIC or segment.size_bytes != section_offset(front_ends):
             raise ValueError(f"file descriptor {fd} is not a segment of statistics")
-        if (version, models) != (counters.VERSION, counters.MODELS):
-            known = f"layout {counters.VERSION} of {counters.MODELS} models"
+        if (version, models) != (VERSION, MODELS):
+            known = f"layout {VERSION} of {MODELS} models"
             raise ValueError(f"statistics have layout {version} of {models} models, this program knows {known}")
         return cls(segment, front_ends)
 
     def begin(self, row: int) -> None:
         """Let a model have rows, all zeros (the supervisor). Raises OSError if there is no memory."""
         for offset in self._offsets(row):
-            self.segment.zero(offset, counters.ROW_BYTES)
+            self.segment.zero(offset, ROW_BYTES)
 
     def end(self, row: int) -> None:
         """Give the memory of a model's rows back (the supervisor)."""
         for offset in self._offsets(row):
-            self.segment.punch(offset, counters.ROW_BYTES)
+            self.segment.punch(offset, ROW_BYTES)
 
     def statistics(self, front_end: int, row: int, response_bounds_ns: tuple[int, ...]) -> Statistics:
         """Return the counters of a model that has rows, for this front end to count; what is read is that of all."""
@@ -439,22 +548,22 @@ class StatisticsTable:
 
     def set_heap_bytes(self, front_end: int, size_bytes: int) -> None:
         """Tell how many bytes of tensors the requests of a front end have."""
-        self._pages[front_end][counters.HEAP_BYTES] = size_bytes
+        self._pages[front_end][HEAP_BYTES] = size_bytes
 
     def heap_bytes(self, front_end: int) -> int:
         """Return what a front end has told last, or was told of it."""
-        return self._pages[front_end][counters.HEAP_BYTES]
+        return self._pages[front_end][HEAP_BYTES]
 
     def refused_unread_word(self, front_end: int) -> memoryview:
         """Return the word where a front end counts the calls that it refuses unread."""
-        return self._pages[front_end][counters.REFUSED_UNREAD : counters.REFUSED_UNREAD + 1]
+        return self._pages[front_end][REFUSED_UNREAD : REFUSED_UNREAD + 1]
 
     def refused_unread(self, front_end: int) -> int:
         """Return how many calls a front end has refused unread."""
-        return self._pages[front_end][counters.REFUSED_UNREAD]
+        return self._pages[front_end][REFUSED_UNREAD]
 
     def _rows(self, row: int) -> Iterator[Row]:
         return (Row(self.segment.view, offset) for offset in self._offsets(row))
 
     def _offsets(self, row: int) -> list[int]:
-        return [counters.row_offset(front_end, row) for front_end in range(self.front_ends)]
+        return [row_offset(front_end, row) for front_end in range(self.front_ends)]

@@ -62,7 +62,6 @@ SMALL = {
     "artifact/datatypes.py": "imports numpy, which workers of compiled models do without",
     "compiler/errors.py": "every stage imports it",
     "compiler/progress.py": "pipeline and job import it, neither imports the other",
-    "server/grpc/environment.py": "is imported before gRPC is",
     "server/serve_command.py": "is imported only when a server is started",
 }
 

@@ -23,7 +23,7 @@ from gangway.server.errors import RequestError
 from gangway.server.http.infer import JsonRequest, read_request
 from gangway.server.http.json_text import from_raw, parse
 from gangway.server.http.replies import HttpError, inflate
-from gangway.server.requests.wire import MalformedRequestError, split_request
+from gangway.server.requests.contents import MalformedRequestError, split_request
 
 MAX_INFLATED_BYTES = 1 << 20
 STATUSES = {200, 400, 403, 404, 405, 413, 415}

@@ -21,12 +21,11 @@ from gangway.artifact.format import ALIGNMENT_BYTES
 from gangway.executor.slots import SlotCounts, SlotOutcome, SlotStatus
 from gangway.server.errors import RequestError
 from gangway.server.front_end.model_run import ModelRun, RequestClock, ShapeWatch, failure, no_room
-from gangway.server.models.ensembles import Graph, Step, TensorName
 from gangway.server.models.served import ServedModel
 from gangway.server.models.settings import Terms
 from gangway.server.requests.codecs import copy_content
 from gangway.server.requests.data_plane import DataPlane, Layout, Placement, PoolExhaustedError, Submission
-from gangway.server.requests.ensemble_codecs import EnsembleCodec, Result, Shape, StepCodec
+from gangway.server.requests.ensembles import EnsembleCodec, Graph, Result, Shape, Step, StepCodec, TensorName
 from gangway.server.requests.regions import Content, Contents
 from gangway.server.statistics import Times
 

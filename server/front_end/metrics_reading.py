@@ -1,27 +1,76 @@
-"""What one scrape reads: statistics of all front ends, and what the other processes say in shared memory.
+"""What one scrape of the metrics reads, and what front ends know of each other.
 
-Nothing is counted for metrics alone but what `statistics.py` adds up anyway. Requests that wait or run are counted in
-the slot tables of all front ends.
+Statistics of all front ends lie in shared memory (`statistics.py`), and nothing but what they add up is counted for
+metrics. Requests that wait or run are counted in the slot tables of all front ends.
 """
 
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from gangway.executor.control import ControlSegment, ModelAccount, SchedulerStatus, ServerStatus, WorkerStatus
-from gangway.executor.slots import SlotState
-from gangway.server.front_end.shared import Peers
-from gangway.server.models.served import Models, ServedModel
+from gangway.executor.segment import Segment
+from gangway.executor.slots import SlotState, SlotTable
+from gangway.server.models.served import Models, ServedModel, own_statistics
 from gangway.server.requests.data_plane import DataPlane
-from gangway.server.statistics import Figures
+from gangway.server.statistics import Figures, Statistics, StatisticsTable
 
-# Processor and memory of the whole machine, as Triton's CPU metrics have them. Linux's /proc.
+
+@dataclass(frozen=True)
+class Peers:
+    """The requests of other front ends: their slots, and the counters where they say what memory these have.
+
+    And how many calls they refuse unread.
+    """
+
+    tables: tuple[SlotTable, ...] = ()
+    statistics: StatisticsTable | None = None
+    sections: tuple[int, ...] = ()
+
+    @property
+    def heap_bytes(self) -> int:
+        """Bytes of tensors of their requests in flight, as they were within the last second or so."""
+        return 0 if self.statistics is None else sum(map(self.statistics.heap_bytes, self.sections))
+
+    @property
+    def refused_unread(self) -> int:
+        """How many calls they have refused unread."""
+        return 0 if self.statistics is None else sum(map(self.statistics.refused_unread, self.sections))
+
+
+class SharedStatistics:
+    """Attaches to the table of statistics and the io segments of others. Raises ValueError if they are something else.
+
+    `index`: the front end's number. `statistics_fd`: -1: there is no table.
+    """
+
+    def __init__(self, index: int, statistics_fd: int, other_io_fds: Sequence[int], plane: DataPlane) -> None:
+        self._plane = plane
+        self._section = index - 1  # number 0 is the supervisor, which counts nothing
+        self._table = StatisticsTable.attach(statistics_fd) if statistics_fd >= 0 else None
+        tables = tuple(SlotTable(Segment.attach(fd), plane.slots.slots) for fd in other_io_fds)
+        if self._table is not None:
+            plane.admission.count_in(self._table.refused_unread_word(self._section))
+        sections = range(self._table.front_ends) if self._table else ()
+        self.peers = Peers(tables, self._table, tuple(number for number in sections if number != self._section))
+
+    def make_statistics(self, row: int, response_bounds_ns: tuple[int, ...]) -> Statistics:
+        """Return the counters of a model that has been announced with this row; -1: it has none."""
+        if self._table is None or row < 0:
+            return own_statistics(row, response_bounds_ns)
+        return self._table.statistics(self._section, row, response_bounds_ns)
+
+    def heap_bytes(self) -> int:
+        """Return how many bytes of tensors our requests have, and let the others know."""
+        used_bytes = self._plane.usage().heap_bytes
+        if self._table is not None:
+            self._table.set_heap_bytes(self._section, used_bytes)
+        return used_bytes
+
 
 PROC = Path("/proc")
 _IDLE_FIELDS = (3, 4)  # idle, iowait
@@ -79,64 +128,8 @@ def _read_memory() -> tuple[int, int]:
     return total * 1024, (total - kilobytes["MemAvailable"]) * 1024
 
 
-# Families of samples in Prometheus' text format, version 0.0.4.
-#
-# Written by hand: of 20 models prometheus_client makes the text in 24 ms, in which no request gets the interpreter,
-# where this takes 3; and it wants `_total` at the end of every counter's name, which Triton's have not. Tests read
-# with it.
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Kind = Literal["counter", "gauge"]
 Labels = str  # as they are written, without braces: see `labels`
-NO_LABELS: Labels = ""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-
-
-def labels(values: Mapping[str, str]) -> Labels:
-    """Return labels as they are written. Names must be such that Prometheus accepts them; values may be anything."""
-    return ",".join([f'{name}="{value.translate(_ESCAPES)}"' for name, value in values.items()])
-
-
-def family(name: str, help_text: str, kind: Kind, samples: Iterable[tuple[Labels, float]]) -> str:
-    """Return a family with one sample for each set of labels."""
-    return _head(name, help_text, kind) + "".join([f"{name}{{{own}}} {value}\n" for own, value in samples])
-
-
-def single(name: str, help_text: str, kind: Kind, value: float) -> str:
-    """Return a family of one sample without labels."""
-    return f"{_head(name, help_text, kind)}{name} {value}\n"
-
-
-class HistogramFamily:
-    """Histograms of one name. Bounds are in the unit of the name."""
-
-    def __init__(self, name: str, help_text: str) -> None:
-        self._name = name
-        self._parts = [_head(name, help_text, "histogram")]
-
-    def add(self, own: Labels, bounds: Sequence[float], counts: Sequence[int], total: float) -> None:
-        """Add the histogram of one set of labels: values in each range, and the sum of all values."""
-        begin = f"{self._name}_bucket{{{own}"
-        ends = _ends(tuple(bounds))
-        sums = list(accumulate(counts))
-        self._parts += [f"{begin}{end}{count}\n" for end, count in zip(ends, sums, strict=True)]
-        self._parts.append(f"{self._name}_count{{{own}}} {sums[-1]}\n{self._name}_sum{{{own}}} {total}\n")
-
-    def text(self) -> str:
-        """Return the family."""
-        return "".join(self._parts)
-
-
-@lru_cache(maxsize=256)
-def _ends(bounds: tuple[float, ...]) -> tuple[str, ...]:
-    """Return what stands behind the other labels of each bucket."""
-    return tuple([f',le="{edge}"}} ' for edge in (*map(float, bounds), "+Inf")])
-
-
-def _head(name: str, help_text: str, kind: str) -> str:
-    return f"# HELP {name} {help_text}\n# TYPE {name} {kind}\n"
-
-
 _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -181,7 +174,7 @@ class Source:
         plane: DataPlane,
         control: ControlSegment,
         machine: Machine | None,
-        peers: Peers = Peers(),  # noqa: B008 - frozen
+        peers: Peers = Peers(),
     ) -> None:
         self._models = models
         self._plane = plane
@@ -226,6 +219,11 @@ def ids_of(model: ServedModel) -> frozenset[int]:
     if model.is_ensemble:
         return frozenset()  # its models have numbers
     return frozenset((model.model_id, *(part.layout.model_id for part in model.compiled.values())))
+
+
+def labels(values: Mapping[str, str]) -> Labels:
+    """Return labels as they are written. Names must be such that Prometheus accepts them; values may be anything."""
+    return ",".join([f'{name}="{value.translate(_ESCAPES)}"' for name, value in values.items()])
 
 
 def labels_of(model: ServedModel) -> Labels:

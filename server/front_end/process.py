@@ -1,4 +1,4 @@
-"""The front-end process: `python -m gangway.server.front_end` with the options that the supervisor gives it.
+"""The front-end process: `python -m gangway.server.front_end.process` with the options that the supervisor gives it.
 
 The main thread listens to the supervisor; requests are answered by the gRPC server's threads.
 """
@@ -12,36 +12,31 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
-import gangway.server.grpc.environment  # noqa: F401 - before grpc
 from gangway.executor.control import BEAT_EVERY_S, ControlSegment, Heartbeats
 from gangway.executor.logs import ProcessLog
-from gangway.executor.memory_budget import MESSAGE_SHARE, memory_budget
 from gangway.executor.process import die_with_parent, use_short_slices
+from gangway.executor.memory_budget import MESSAGE_SHARE, MemoryBudget, fresh_s, memory_budget
+from gangway.executor.process import die_with_parent, return_freed_memory, take_short_turns
 from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.addresses import TlsError, forget, is_taken, why_not_listening
+from gangway.server.access import TlsError, forget, is_taken, why_not_listening
 from gangway.server.errors import RequestError
-from gangway.server.front_end.inference import Inference, ResponseCache
-from gangway.server.front_end.memory import MemoryGuard
-from gangway.server.front_end.metrics_reading import memory_bytes
+from gangway.server.front_end.inference import Inference, NonBlockingInference, ResponseCache
+from gangway.server.front_end.metrics_reading import Peers, SharedStatistics, memory_bytes
 from gangway.server.front_end.model_run import ShapeWatch
-from gangway.server.front_end.nonblocking import NonBlockingInference
 from gangway.server.front_end.protocol import MAX_WATCHERS, AnyMethod, Health, Method, RegionMethods, ServerMethods
 from gangway.server.front_end.request import Resources
 from gangway.server.front_end.sequences import Sequences
-from gangway.server.front_end.shared import Peers, SharedStatistics
 from gangway.server.front_end.supervisor_calls import LogMethods, RepositoryMethods, SharedChanges, TraceMethods
 from gangway.server.front_end.tracing import Tracer
-from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.grpc.server import GrpcFrontEnd
 from gangway.server.grpc.streams import StreamLimits, Streams
-from gangway.server.log_settings import LogSettings
 from gangway.server.messages import (
     Agreed,
     AllKnown,
@@ -51,6 +46,7 @@ from gangway.server.messages import (
     FrontEndMessage,
     InitialLoadDone,
     Listening,
+    LogSettings,
     ModelReady,
     ModelRemoved,
     ModelRetired,
@@ -64,27 +60,26 @@ from gangway.server.messages import (
     front_end_peer,
 )
 from gangway.server.models.served import MakeStatistics, Models, own_statistics
-from gangway.server.options.command_line import ServeOptions
+from gangway.server.options.command_line import FrontEndOptions, ServeOptions
 from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.process_options import from_stdin
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.mapped_tensors import Mappings
 from gangway.server.requests.regions import Regions
-from gangway.server.system import allow_many_descriptors, keep_freed_memory, scaled
-from gangway.server.thread_pool import NoThreadError
+from gangway.server.system import allow_many_descriptors, keep_freed_memory
+from gangway.server.threads import NoThreadError, scaled
 from gangway.server.tracing.settings import TraceOverrides
 
 if TYPE_CHECKING:
     from gangway.server.http.server import HttpFrontEnd
 
+_log = logging.getLogger(__name__)
 
 TELL_AGAIN_SECONDS = 0.01
 IDLE_POLL_SECONDS = 0.005
 DRAIN_TRACES_SECONDS = 1.0
 MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
 STOPPING = "the server is stopping"
-
-_log = logging.getLogger(__name__)
 
 
 class CannotListenError(Exception):
@@ -295,11 +290,6 @@ def methods_of(
     }
 
 
-# The listeners are opened when all is known that clients may ask for.
-#
-# gRPC comes first. What HTTP and metrics import takes as long as the whole rest of a front end's start, so a thread
-# opens them while gRPC answers already: after a crash every tenth of a second counts.
-
 Open = Callable[[], str]  # returns "host:port", the port as bound; empty: nobody can come in there
 
 
@@ -337,6 +327,81 @@ class Listeners:
             time.sleep(TELL_AGAIN_SECONDS)
 
 
+PERIOD_S: Final = 1.0
+IDLE_PERIODS: Final = 10  # what no request has needed for so long is given back
+WORTH_BYTES: Final = 256 << 20  # less is kept,
+WORTH_SHARE: Final = 1 / 8  # or less than this of the memory limit
+GONE: Final = 1 / 8  # of the most since the last time
+LEAST_WATCH_S: Final = 0.005
+MOST_WATCH_S: Final = 0.1  # calls may wait for memory
+RETURN_PERIOD_S: Final = 0.2  # freed memory is returned no more often
+
+
+class MemoryGuard:
+    """`in_flight_bytes` tells how many bytes of tensors requests have at the moment.
+
+    `tell` is called at each look, with the words for who must be refused, and whether memory is full: not even half of
+    the budget's reserve is left. It returns whether any call waits for memory.
+    """
+
+    def __init__(
+        self,
+        in_flight_bytes: Callable[[], int],
+        plane: DataPlane,
+        budget: MemoryBudget,
+        tell: Callable[[str, bool], bool] = lambda reason, is_full: False,
+    ) -> None:
+        self._in_flight_bytes = in_flight_bytes
+        self._plane = plane
+        self._budget = budget
+        self._tell = tell
+        self._reason = f"the server's memory is full, which is {budget.limit}"
+        self._worth_bytes = budget.share_bytes(WORTH_SHARE, WORTH_BYTES)
+        self._most_bytes = 0
+        self._returned_s = 0.0
+        self._is_short = False  # calls wait for memory
+
+    def run(self) -> None:
+        """Look after the memory for ever."""
+        periods, look_s = 0, 0.0
+        while True:
+            room_bytes = self.watch()
+            if (now_s := time.monotonic()) >= look_s:
+                look_s, periods = now_s + PERIOD_S, periods + 1
+                self.look()
+                if periods % IDLE_PERIODS == 0:
+                    self._plane.give_back_idle()
+            time.sleep(min(max(fresh_s(room_bytes), LEAST_WATCH_S), MOST_WATCH_S))
+
+    def watch(self) -> int:
+        """Let nobody in while memory is full; return how much room the budget has."""
+        room_bytes = self._budget.room_bytes()
+        if (room_bytes < 0 or self._is_short) and time.monotonic() >= self._returned_s + RETURN_PERIOD_S:
+            self._plane.give_back_waiting()
+            return_freed_memory()
+            self._returned_s = time.monotonic()
+            room_bytes = self._budget.room_bytes()
+        admission, is_full = self._plane.admission, room_bytes < -self._budget.reserve_bytes // 2
+        if is_full and not admission.full_reason:
+            left_bytes = max(0, room_bytes + self._budget.reserve_bytes)
+            _log.warning(
+                "memory is full, so new requests are refused: of %s %d bytes are left", self._budget.limit, left_bytes
+            )
+        admission.full_reason = self._reason if is_full else ""
+        self._is_short = self._tell(self._reason, is_full)
+        return room_bytes
+
+    def look(self) -> bool:
+        """Return memory to the system if much of it is not needed any more; say whether that was so."""
+        now_bytes = self._in_flight_bytes()
+        self._most_bytes = max(self._most_bytes, now_bytes)
+        if self._most_bytes < self._worth_bytes or now_bytes > GONE * self._most_bytes:
+            return False
+        self._most_bytes = now_bytes
+        return_freed_memory()
+        return True
+
+
 def make_data_plane(options: FrontEndOptions, control: ControlSegment) -> DataPlane:
     """Map the inherited io segment."""
     io = Segment.attach(options.io_fd)
@@ -357,7 +422,7 @@ def open_metrics(
     options: MetricsOptions, front_end: FrontEnd, plane: DataPlane, control: ControlSegment, peers: Peers
 ) -> str:
     """Serve the metrics of all front ends; return where. Raises OSError."""
-    from gangway.server.front_end.metrics_endpoint import serve_metrics  # noqa: PLC0415 - see Listeners
+    from gangway.server.front_end.metrics import serve_metrics  # noqa: PLC0415 - see Listeners
 
     return serve_metrics(options, lambda: front_end.models, plane, control, peers)
 

@@ -1,7 +1,7 @@
 """A client's request, from its arrival to its answer: what all requests have in common stands here, once.
 
 A thread that may wait calls `answer`: it begins an attempt, waits for it and finishes it, until there is a response.
-The non-blocking way (`nonblocking.py`) calls the parts: `open` and `submit` in the thread that has received the
+The non-blocking way (`inference.py`) calls the parts: `open` and `submit` in the thread that has received the
 message, `finish` in the one that waits for all of them. Each step of an ensemble is a `ModelRun` of its own
 (`ensembles.py`).
 
@@ -20,7 +20,7 @@ from gangway.server.front_end.model_run import ClientCall, ModelRun, RequestCloc
 from gangway.server.front_end.tracing import Tracer
 from gangway.server.requests.codecs import Codec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, ExternalTensors, PoolExhaustedError, Submission
-from gangway.server.requests.ensemble_codecs import EnsembleCodec
+from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.mapped_tensors import Mappings, choose
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan

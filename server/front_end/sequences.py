@@ -19,7 +19,7 @@ from gangway.server.models.sequences import SequencePosition, SequenceTensors
 from gangway.server.models.served import ServedModel
 from gangway.server.requests.codecs import Room
 from gangway.server.requests.data_plane import DataPlane
-from gangway.server.requests.ensemble_codecs import EnsembleCodec
+from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.sequence_codecs import (
     CopiedStates,
     HeldPlaces,

@@ -19,14 +19,16 @@ from gangway.executor.logs import ProcessLog
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable, unsupported
 from gangway.server.front_end.tracing import Tracer
-from gangway.server.log_settings import FORMATS, MAX_VERBOSE, LogSettings
 from gangway.server.messages import (
+    FORMATS,
+    MAX_VERBOSE,
     OK,
     Agreed,
     Applied,
     CallKind,
     Change,
     FrontEndMessage,
+    LogSettings,
     Proposed,
     RepositoryAnswer,
     RepositoryCall,

@@ -20,7 +20,7 @@ from gangway.server.front_end.model_run import ClientCall, ModelRun
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes
 from gangway.server.requests.regions import Contents
-from gangway.server.thread_pool import NO_THREAD
+from gangway.server.threads import NO_THREAD
 from gangway.server.tracing.record import GRPC, StepRecord, TensorRecord, TraceRecord
 from gangway.server.tracing.settings import Sampler, TraceConfig, TraceOverrides, TraceSettings
 

@@ -26,7 +26,7 @@ from gangway.executor.memory_budget import SMALL_BYTES, MemoryBudget
 from gangway.server.errors import RequestError
 from gangway.server.grpc.gate import StalledCalls
 from gangway.server.requests.admission import AdmissionController
-from gangway.server.thread_pool import NO_THREAD, CountingPool
+from gangway.server.threads import NO_THREAD, CountingPool
 
 # One call to a method whose messages are received early (`EarlyCalls`), from its headers to its end.
 #
@@ -177,7 +177,7 @@ class EarlyCall:
 # with the client, but for the first 64 KiB. A client that takes long holds a place no longer than others need one.
 
 COPIES: Final = 4  # pieces, all of them joined while that grows, and what Python gets
-SLOW_S: Final = 0.5  # after so long a call's place is another's; what it takes is watched (`front_end/memory.py`)
+SLOW_S: Final = 0.5  # after so long a call's place is another's; what it takes is watched (`MemoryGuard`)
 PATIENCE_S: Final = 1.0  # so long a call waits for its place
 
 

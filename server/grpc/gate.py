@@ -15,10 +15,9 @@ from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 import grpc
 
 from gangway.executor.logs import OFTEN
+from gangway.server.access import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restriction, Restrictions
 from gangway.server.errors import RequestError, unavailable
-from gangway.server.restriction import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restriction, Restrictions
-from gangway.server.system import scaled
-from gangway.server.thread_pool import NO_THREAD, CountingPool, started_pool
+from gangway.server.threads import NO_THREAD, CountingPool, scaled, started_pool
 
 # Calls that wait for their client: for the rest of a request, or for an answer to be taken.
 #
@@ -156,7 +155,7 @@ class CallMetadata(Protocol):
 
 class Gate:
     """For one server. `patience_s`: see StalledCalls. `thread_share`: of the calls that may hold a thread, see
-    `system.thread_share`. `arriving`: calls whose message has not come. `refusal`: handles calls that get no thread.
+    `threads.thread_share`. `arriving`: calls whose message has not come. `refusal`: handles calls that get no thread.
     """
 
     def __init__(self, restrictions: Restrictions, patience_s: float = PATIENCE_S, thread_share: float = 1.0) -> None:

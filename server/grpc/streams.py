@@ -18,9 +18,8 @@ from google.protobuf.message import DecodeError
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.models.sequences import ID, ID_KINDS, UINT64_MASK
-from gangway.server.requests.contents import split_contents
-from gangway.server.requests.wire import MalformedRequestError, Raws, length_prefix, split_request
-from gangway.server.thread_pool import CountingPool, NoThreadError
+from gangway.server.requests.contents import MalformedRequestError, Raws, length_prefix, split_contents, split_request
+from gangway.server.threads import CountingPool, NoThreadError
 
 # What a stream shows of itself to those below it: each of its requests has a call of its own.
 

@@ -34,7 +34,7 @@ from gangway.server.http.json_text import (
 from gangway.server.http.replies import BINARY, EVENTS, JSON, Reply
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Tensor, item_bytes
-from gangway.server.requests.wire import MAX_ID_BYTES, Raws
+from gangway.server.requests.contents import MAX_ID_BYTES, Raws
 
 MAX_CACHED_REQUESTS: Final = 1024
 MAX_CACHED_TEXT_BYTES: Final = 4096

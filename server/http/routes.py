@@ -47,7 +47,7 @@ from gangway.server.http.replies import (
     refusal,
 )
 from gangway.server.models.served import Models
-from gangway.server.requests.wire import Raws
+from gangway.server.requests.contents import Raws
 
 MAX_PATH_BYTES = 4096
 

@@ -15,16 +15,15 @@ import uvloop
 from uvicorn.server import ServerState
 
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
-from gangway.server.addresses import port_of, socket_address
+from gangway.server.access import CATEGORY_OF_METHOD, Restrictions, port_of, socket_address
 from gangway.server.front_end.protocol import AnyMethod
 from gangway.server.http.connection import IDLE_SECONDS, MEMORY_FULL, BoundedConnection, ConnectionLimit
 from gangway.server.http.replies import HttpCall, HttpError, Reply, error_text
 from gangway.server.http.routes import HEALTH, Incoming, Infer, Route, Service, method_of, route_of, verbs_of
 from gangway.server.models.served import Models
 from gangway.server.options.endpoints import HttpOptions
-from gangway.server.restriction import CATEGORY_OF_METHOD, Restrictions
 from gangway.server.system import max_connections
-from gangway.server.thread_pool import CountingPool, NoThreadError
+from gangway.server.threads import CountingPool, NoThreadError
 
 # The ASGI application: reads a request, has a thread answer it, sends the reply. Nothing here blocks or computes.
 #

@@ -20,9 +20,9 @@ from gangway.protos.model_config_pb2 import (
     ModelSequenceBatching,
 )
 from gangway.scheduler.messages import LoadModel
-from gangway.server.counters import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
 from gangway.server.errors import ConfigError, shortened
 from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER
+from gangway.server.statistics import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
 
 # What a model's configuration says of batches: whether requests are joined, and how long one waits for company.
 #

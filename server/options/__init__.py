@@ -2,5 +2,5 @@
 
 Each group of flags has a frozen dataclass of its values with the defaults (sizes, times and units stand in its
 docstring) and a FlagGroup, which `command_line.GROUPS` names by its field in ServeOptions. The whole of ServeOptions
-reaches the front-end process (`front_end_options.py`), so nothing else needs to be told.
+reaches the front-end process (`FrontEndOptions`), so nothing else needs to be told.
 """

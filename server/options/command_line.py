@@ -1,19 +1,19 @@
-"""The command line of `gangway serve`: its parser, and all of its values by group."""
+"""The command line of `gangway serve`: its parser, all of its values by group, and how a front end gets them.
+
+Flags of tritonserver that change nothing here are accepted, so that a command line made for Triton starts. Flags that
+ask for what this server does not do are refused.
+"""
 
 import argparse
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from gangway.server.addresses import UNIX
-from gangway.server.log_settings import LogSettings
-from gangway.server.options.compatibility import (
-    COMPATIBILITY,
-    REFUSED_TITLE,
-    CompatibilityOptions,
-    add_refused_flags,
-)
+from gangway.server.access import UNIX
+from gangway.server.json_dataclass import as_stdin
+from gangway.server.messages import LogSettings
 from gangway.server.options.endpoints import GRPC, HTTP, METRICS, GrpcOptions, HttpOptions, MetricsOptions
 from gangway.server.options.server import (
     GENERAL,
@@ -25,8 +25,142 @@ from gangway.server.options.server import (
     ModelOptions,
     RepositoryOptions,
 )
-from gangway.server.options.values import FlagGroup, OptionError
+from gangway.server.options.values import FlagGroup, OptionError, boolean, integer
 from gangway.server.tracing.settings import TraceConfig
+
+ACCEPTED_TITLE = "accepted for compatibility, without effect"
+REFUSED_TITLE = "flags of tritonserver that are refused"
+_GPU = "no GPU is used"
+_LIBRARIES = "no shared libraries are loaded"
+_OBJECTS = "no such objects are pooled"
+_SAGEMAKER = "SageMaker's protocol is not served"
+_VERTEX = "Vertex AI's protocol is not served"
+
+
+@dataclass(frozen=True)
+class TritonFlag:
+    """A flag by its name, what its argument must be, and why it has no effect or is refused."""
+
+    name: str
+    metavar: str
+    reason: str
+    parse: Callable[[str], Any] = str
+
+
+ACCEPTED = (
+    TritonFlag("--allow-gpu-metrics", "BOOL", _GPU, boolean),
+    TritonFlag("--backend-directory", "DIR", _LIBRARIES),
+    TritonFlag(
+        "--buffer-manager-thread-count", "N", "tensors are copied once, by the thread that got them", integer(0)
+    ),
+    TritonFlag("--cache-directory", "DIR", _LIBRARIES),
+    TritonFlag("--cuda-memory-pool-byte-size", "GPU:BYTES", _GPU),
+    TritonFlag("--cuda-virtual-address-size", "GPU:BYTES", _GPU),
+    TritonFlag("--enable-peer-access", "BOOL", _GPU, boolean),
+    TritonFlag("--grpc-header-forward-pattern", "REGEX", "no model reads parameters of requests"),
+    TritonFlag("--grpc-infer-allocation-pool-size", "N", _OBJECTS, integer(0)),
+    TritonFlag("--grpc-infer-thread-count", "N", "a request in flight has a thread", integer(1)),
+    TritonFlag("--grpc-max-response-pool-size", "N", _OBJECTS, integer(1)),
+    TritonFlag("--http-header-forward-pattern", "REGEX", "no model reads parameters of requests"),
+    TritonFlag("--http-thread-count", "N", "a request in flight has a thread", integer(1)),
+    TritonFlag("--min-supported-compute-capability", "X", _GPU, float),
+    TritonFlag("--model-load-gpu-limit", "GPU:FRACTION", _GPU),
+    TritonFlag("--model-load-retry-count", "N", "a second try would fail as the first one did", integer(0)),
+    TritonFlag("--model-load-thread-count", "N", "models are compiled one at a time, beside the requests", integer(1)),
+    TritonFlag("--pinned-memory-pool-byte-size", "BYTES", _GPU, integer(0, (1 << 63) - 1)),
+    TritonFlag("--repoagent-directory", "DIR", _LIBRARIES),
+    TritonFlag("--sagemaker-port", "PORT", _SAGEMAKER),
+    TritonFlag("--sagemaker-safe-port-range", "PORT-PORT", _SAGEMAKER),
+    TritonFlag("--sagemaker-thread-count", "N", _SAGEMAKER),
+    TritonFlag("--vertex-ai-default-model", "NAME", _VERTEX),
+    TritonFlag("--vertex-ai-port", "PORT", _VERTEX),
+    TritonFlag("--vertex-ai-thread-count", "N", _VERTEX),
+)
+
+# `parse` tells whether the argument asks for something.
+REFUSED = (
+    TritonFlag("--allow-sagemaker", "BOOL", f"{_SAGEMAKER}; false is accepted", boolean),
+    TritonFlag("--allow-vertex-ai", "BOOL", f"{_VERTEX}; false is accepted", boolean),
+    TritonFlag("--host-policy", "POLICY,SETTING=VALUE", "one worker is pinned to each core; choose them with --cores"),
+    TritonFlag("--model-config-name", "NAME", "a model's configuration is config.pbtxt"),
+    TritonFlag(
+        "--model-namespacing", "BOOL", "a model's name is unique among all repositories; false is accepted", boolean
+    ),
+    TritonFlag("--response-cache-byte-size", "BYTES", "deprecated; use --cache-config=local,size=BYTES"),
+    TritonFlag(
+        "--strict-model-config", "BOOL", "deprecated; use --disable-auto-complete-config; false is accepted", boolean
+    ),
+    TritonFlag("--trace-count", "N", "deprecated; use --trace-config=count=N"),
+    TritonFlag("--trace-file", "FILE", "deprecated; use --trace-config=triton,file=FILE"),
+    TritonFlag("--trace-level", "LEVEL", "deprecated; use --trace-config=level=LEVEL"),
+    TritonFlag("--trace-log-frequency", "N", "deprecated; use --trace-config=triton,log-frequency=N"),
+    TritonFlag("--trace-rate", "N", "deprecated; use --trace-config=rate=N"),
+)
+
+
+@dataclass(frozen=True)
+class CompatibilityOptions:
+    """`warnings`: a sentence for each flag that was given and has no effect."""
+
+    warnings: tuple[str, ...] = ()
+
+
+class _Accept(argparse.Action):
+    """Remembers that a flag was given."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        given = getattr(namespace, self.dest)
+        if self.option_strings[0] not in given:
+            setattr(namespace, self.dest, (*given, self.option_strings[0]))
+
+
+class _Refuse(argparse.Action):
+    """Ends with the reason, unless the argument asks for nothing."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if values is not False:
+            refuse(self)
+
+
+def refuse(action: argparse.Action) -> NoReturn:
+    """End with what the help says of the flag."""
+    raise argparse.ArgumentError(action, f"is not supported: {action.help}")
+
+
+def add_accepted_flags(parser: argparse._ArgumentGroup) -> None:
+    """Define the flags that are accepted."""
+    for flag in ACCEPTED:
+        parser.add_argument(flag.name, action=_Accept, dest="without_effect", default=(), type=flag.parse,
+            metavar=flag.metavar, help=flag.reason)  # fmt: skip
+
+
+def add_refused_flags(parser: argparse._ArgumentGroup) -> None:
+    """Define the flags that are refused."""
+    for flag in REFUSED:
+        parser.add_argument(flag.name, action=_Refuse, dest="refused", type=flag.parse, metavar=flag.metavar,
+            help=flag.reason)  # fmt: skip
+
+
+def read_compatibility(arguments: argparse.Namespace) -> CompatibilityOptions:
+    """Return the values."""
+    reasons = {flag.name: flag.reason for flag in ACCEPTED}
+    return CompatibilityOptions(tuple(f"{name} has no effect: {reasons[name]}" for name in arguments.without_effect))
+
+
+COMPATIBILITY = FlagGroup(ACCEPTED_TITLE, add_accepted_flags, read_compatibility)
+
 
 _VISIBLE = "every user of this machine can read the key in the list of processes; @FILE has it read from a file"
 
@@ -141,3 +275,41 @@ def check_front_ends(options: ServeOptions) -> None:
     """Raise OptionError if several front ends cannot share what they are to listen on."""
     if options.general.front_ends > 1 and options.grpc.target.startswith(UNIX):
         raise OptionError("--front-ends", f"only one can listen on {options.grpc.target}")
+
+
+@dataclass(frozen=True)
+class FrontEndOptions:
+    """The descriptors are inherited; the io segment begins with `slots` request slots, its heap follows.
+
+    `index` is the front end's number in the control segment, `address` is where gRPC listens, "host:port" (port 0: any;
+    a successor gets its predecessor's). At most `slots` requests are in flight, whatever comes on top is answered
+    UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere). `statistics_fd`:
+    the table in which it counts (-1: in its own memory). `other_io_fds`: the io segments of other front ends.
+    `regions_fd`: for having workers map regions (-1: they do not). `thread_share`: see `threads.py`.
+    """
+
+    index: int
+    control_fd: int
+    io_fd: int
+    supervisor_fd: int
+    slots: int
+    address: str
+    spin_us: int = 0
+    trace_fd: int = -1
+    regions_fd: int = -1
+    statistics_fd: int = -1
+    other_io_fds: tuple[int, ...] = ()
+    thread_share: float = 1.0
+    serve: ServeOptions = field(default_factory=ServeOptions)
+
+    def start(self, stderr: int | None = None) -> "subprocess.Popen[bytes]":
+        """Start the process. `stderr`: a descriptor for its log, None for the standard error of this process."""
+        command = [sys.executable, "-m", "gangway.server.front_end.process"]
+        with as_stdin(self) as stdin:
+            return subprocess.Popen(command, pass_fds=self.descriptors, stdin=stdin, stderr=stderr)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the process must inherit."""
+        optional = [fd for fd in (self.trace_fd, self.regions_fd, self.statistics_fd) if fd >= 0]
+        return (self.control_fd, self.io_fd, self.supervisor_fd, *self.other_io_fds, *optional)

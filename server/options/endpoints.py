@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from gangway.server.addresses import UNIX, TlsError, TlsFiles, check_files, listen_target
+from gangway.server.access import UNIX, Category, Restrictions, TlsError, TlsFiles, check_files, listen_target
 from gangway.server.options.values import (
     FlagGroup,
     OptionError,
@@ -18,7 +18,6 @@ from gangway.server.options.values import (
     restriction,
     restrictions,
 )
-from gangway.server.restriction import Category, Restrictions
 
 # Flags of the gRPC server.
 

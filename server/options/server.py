@@ -8,7 +8,7 @@ from typing import Literal
 
 from gangway.artifact.format import Engine
 from gangway.executor.launch import available_cores
-from gangway.server.log_settings import FORMATS, LogSettings
+from gangway.server.messages import FORMATS, LogSettings
 from gangway.server.models.settings import RateLimits
 from gangway.server.options.values import (
     INT32_MAX,

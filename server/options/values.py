@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gangway.server.restriction import Restriction, Restrictions, parse_restriction
+from gangway.server.access import Restriction, Restrictions, parse_restriction
 
 INT32_MAX = (1 << 31) - 1
 FROM_FILE = "@"  # no category begins so

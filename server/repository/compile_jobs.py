@@ -26,7 +26,7 @@ from gangway.artifact.reader import ArtifactError, read_manifest
 from gangway.executor.process import leave_idle_priority, use_idle_priority
 from gangway.scheduler.watchdog import Blame
 from gangway.server.errors import CompileError
-from gangway.server.repository.entries import Stamp
+from gangway.server.repository.repository import Stamp
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child
 

@@ -20,10 +20,19 @@ from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, ModelRemov
 from gangway.server.models.config import MAX_DEPTH
 from gangway.server.options.server import ALL_MODELS, RepositoryOptions
 from gangway.server.repository.ensembles import EnsembleControl, in_order, with_members
-from gangway.server.repository.entries import BrokenModel, Entry, ModelVersion, Override
 from gangway.server.repository.loaded import LoadedModel
 from gangway.server.repository.loader import ModelLoader
-from gangway.server.repository.repository import OverrideStore, find_models, misplaced, read_model, read_only_one
+from gangway.server.repository.repository import (
+    BrokenModel,
+    Entry,
+    ModelVersion,
+    Override,
+    OverrideStore,
+    find_models,
+    misplaced,
+    read_model,
+    read_only_one,
+)
 from gangway.server.supervisor.announcements import Announcements
 
 # The end of models that are served no more: they are unloaded when the last request has ended that they began.

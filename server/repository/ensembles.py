@@ -24,8 +24,8 @@ from gangway.server.models.config import (
 )
 from gangway.server.models.settings import label_files, response_bounds_ns
 from gangway.server.models.tensors import datatype_name
-from gangway.server.repository.entries import BrokenModel, Entry, ModelVersion
 from gangway.server.repository.loaded import Isolated, LoadedModel, config_of, resolve_qos_us, warn_of_target
+from gangway.server.repository.repository import BrokenModel, Entry, ModelVersion
 
 # Whether the models of an ensemble fit together. What is refused, and the messages, are Triton's.
 

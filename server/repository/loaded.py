@@ -13,7 +13,7 @@ from gangway.scheduler.messages import LoadModel, SetProfile
 from gangway.server.messages import ModelReady, VariantReady
 from gangway.server.models.config import Qos
 from gangway.server.models.settings import ModelBatching, QueuePolicies
-from gangway.server.repository.entries import ModelVersion
+from gangway.server.repository.repository import ModelVersion
 
 Sizes = tuple[int, ...]  # of symbolic dimensions, in the order of `ModelReady.symbols`
 

@@ -1,4 +1,7 @@
-"""A Triton model repository on disk: DIR/MODEL/config.pbtxt and DIR/MODEL/VERSION/model.onnx."""
+"""A Triton model repository on disk: DIR/MODEL/config.pbtxt and DIR/MODEL/VERSION/model.onnx.
+
+It holds versions of models that are to be served, and those that cannot be. A load request may bring other files.
+"""
 
 import errno
 import fcntl
@@ -7,8 +10,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import grpc
 from google.protobuf import json_format
@@ -23,6 +27,7 @@ from gangway.server.models.config import (
     DEFAULT_MODEL_FILENAME,
     ONNX_SUFFIX,
     PLATFORM,
+    Qos,
     check_supported,
     foreign_engine,
     is_ensemble,
@@ -32,9 +37,73 @@ from gangway.server.models.config import (
 )
 from gangway.server.models.sequences import SequenceSettings
 from gangway.server.models.settings import QueuePolicies
-from gangway.server.repository.entries import BrokenModel, Entry, ModelVersion, Override, Stamp
 
-# Whether the files of a model have changed. They are compared by name, size and time, and never read.
+Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]  # path within the model's folder, bytes, mtime in ns, inode
+
+
+@dataclass(frozen=True, eq=False)
+class Override:
+    """What a load request brought along. `config` or `folder` (of files) None: what the repository has."""
+
+    config: ModelConfig | None
+    folder: Path | None
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """One version that is to be served. `config` is as written: complete it with the compiled model's signature.
+
+    `override`: what a client has sent in place of the repository's files. `stamp` tells whether the files are the same.
+    `without_effect`: what the model's owner has said in vain, for the log; only the highest version has it.
+    """
+
+    name: str
+    version: int
+    path: Path  # the ONNX file; an ensemble has none there
+    config: ModelConfig
+    qos: Qos
+    stamp: Stamp = ()
+    override: Override | None = None
+    without_effect: tuple[str, ...] = ()
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it is made of other models, and has no file."""
+        return is_ensemble(self.config)
+
+    @property
+    def folder(self) -> Path:
+        """The model's folder, which holds those of its versions."""
+        return self.path.parents[1]
+
+    def is_same(self, other: "ModelVersion") -> bool:
+        """Whether loading the other one would change nothing."""
+        return self.stamp == other.stamp and self.override is other.override
+
+
+@dataclass(frozen=True)
+class BrokenModel:
+    """An entry that cannot be served. `version` is WHOLE_MODEL when the reason concerns the model as a whole.
+
+    `at_fault`: its requests ended worker processes.
+    """
+
+    name: str
+    version: int
+    reason: str
+    at_fault: bool = False
+
+    def __post_init__(self) -> None:
+        # Names of files that are no UTF-8 have surrogates, which no message to a client can hold.
+        object.__setattr__(self, "reason", self.reason.encode(errors="backslashreplace").decode())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the reason concerns no single version."""
+        return self.version == WHOLE_MODEL
+
+
+Entry = ModelVersion | BrokenModel
 
 
 def stamp_of(folder: Path, version: int) -> Stamp:
@@ -70,11 +139,6 @@ def _stamp(folder: Path, path: Path) -> tuple[str, int, int, int]:
         return str(path.relative_to(folder)), -1, 0, 0
     return str(path.relative_to(folder)), status.st_size, status.st_mtime_ns, status.st_ino
 
-
-# What a load request may bring along: a configuration in place of config.pbtxt, and the model's files.
-#
-# Files are kept in a temporary folder for as long as the model is loaded. A server that is killed leaves its folder
-# behind; the next one removes it. Whose server still lives is told by a lock on the folder, which the kernel frees.
 
 CONFIG_PARAMETER = "config"
 FILE_PREFIX = "file:"

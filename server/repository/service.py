@@ -17,8 +17,7 @@ from gangway.server.messages import (
     RepositoryCall,
 )
 from gangway.server.options.server import RepositoryOptions
-from gangway.server.repository.entries import Override
-from gangway.server.repository.repository import OverrideStore, find_models
+from gangway.server.repository.repository import Override, OverrideStore, find_models
 from gangway.server.supervisor.announcements import Announcements
 
 # The index shows what the repositories hold at this moment, also what nobody has asked for.

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import grpc
 
@@ -13,6 +13,7 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, Tensor, item_bytes
+from gangway.server.requests.contents import REQUEST_ID, length_prefix
 from gangway.server.requests.data_plane import FrameLayout, Layout, Submission, TensorLayout
 from gangway.server.requests.regions import (
     NO_REGIONS,
@@ -25,8 +26,11 @@ from gangway.server.requests.regions import (
     RegionPart,
     RegionRange,
 )
-from gangway.server.requests.wire import REQUEST_ID, length_prefix
 from gangway.server.statistics import versions_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 # ModelInferResponse, written by hand: everything but id and tensors is the same for equal requests.
 
@@ -383,8 +387,6 @@ class ClassifyingCodec:
 
 def classified(response: bytes, classes: Mapping[str, Classes], batched: bool) -> bytes:
     """Return a serialised ModelInferResponse with these outputs classified."""
-    from gangway.server.requests.top_classes import texts_of  # noqa: PLC0415 - numpy, which a front end need not wait for
-
     message = pb.ModelInferResponse.FromString(response)
     for index, output in enumerate(message.outputs):
         if output.name in classes:
@@ -396,3 +398,40 @@ def classified(response: bytes, classes: Mapping[str, Classes], batched: bool) -
             output.datatype = "BYTES"
             output.shape[:] = [rows] * batched + [min(wanted.count, elements)]
     return message.SerializeToString()
+
+
+def texts_of(
+    content: bytes, datatype: str, shape: tuple[int, int], count: int, labels: Sequence[str]
+) -> list[list[str]]:
+    """Return the texts of the `count` largest elements of each row of a tensor [rows, elements], the largest first."""
+    import numpy as np  # noqa: PLC0415 - a front end need not wait for it: see `process.Listeners`
+
+    from gangway.artifact.datatypes import DTYPES  # noqa: PLC0415
+
+    rows, elements = shape
+    values = np.frombuffer(content, DTYPES[datatype], rows * elements)
+    return class_texts(values.reshape(shape), count, labels)
+
+
+def class_texts(values: "npt.NDArray[np.generic]", count: int, labels: Sequence[str]) -> list[list[str]]:
+    """Return "value:index:label" of the largest elements of each row of `values` [rows, elements], the largest first.
+
+    Of equal ones the first comes first; what is not a number comes last.
+    """
+    import numpy as np  # noqa: PLC0415 - see above
+
+    texts = []
+    for row in values:
+        # Backwards there and back again: the sort is stable, and of equal ones the first shall come first.
+        order = np.argsort(row[::-1], kind="stable")[::-1]
+        places = len(row) - 1 - order
+        if row.dtype.kind == "f":
+            unknown = np.isnan(row[places])
+            places = np.concatenate([places[~unknown], places[unknown]])
+        texts.append([_text(row[place], int(place), labels) for place in places[:count]])
+    return texts
+
+
+def _text(value: "np.generic", index: int, labels: Sequence[str]) -> str:
+    number = f"{float(value):f}" if value.dtype.kind == "f" else str(value)
+    return f"{number}:{index}:{labels[index]}" if index < len(labels) else f"{number}:{index}"

@@ -1,36 +1,172 @@
-"""The contents of a request's inputs, wherever they are: in the message, in its header, in regions of shared memory."""
+"""A ModelInferRequest as bytes: taken apart without a copy of the tensors, and the contents of its inputs.
+
+A walk over the top level takes out `raw_input_contents` (field 7) and `id` (field 3). What is left, the header, is for
+protobuf's own parser. It says nothing about one particular request, so equal headers are understood only once. The walk
+is stricter than protobuf. It refuses a known field of another wire type, groups, over-long lengths and a second id,
+because no client sends them in good faith.
+
+Contents may be in the message, in its header, or in regions of shared memory.
+"""
 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from gangway.artifact.format import MAX_TENSORS
 from gangway.executor.frames import join_strings, split_strings
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.models.tensors import Tensor, item_bytes
 from gangway.server.requests.regions import REGION, Content, Contents, Region, RegionPart, RegionRange
-from gangway.server.requests.wire import (
-    LENGTH_DELIMITED,
-    MalformedRequestError,
-    Raws,
-    SplitRequest,
-    length_prefix,
-    read_varint,
-    skip_scalar,
-)
+
+REQUEST_ID = 3
+RAW_INPUT_CONTENTS = 7
+LENGTH_DELIMITED = 2
+FIXED_SIZES = {1: 8, 5: 4}  # wire type -> bytes
+
+# Parsed, a hostile header grows up to tenfold (one byte per empty message or per dimension), so its size has a limit of
+# its own. Honest headers are a few hundred bytes; typed contents, the exception, are larger.
+MAX_HEADER_BYTES = 32 * 1024 * 1024
+MAX_FIELDS = 1024  # top-level fields of one request
+MAX_ID_BYTES = 64 * 1024
+
+_RAW_TAG = RAW_INPUT_CONTENTS << 3 | LENGTH_DELIMITED
+_ID_TAG = REQUEST_ID << 3 | LENGTH_DELIMITED
+
+
+Raws = list[memoryview] | Callable[[], list[memoryview]]  # a function, if they are to be read when all else is right
+
+
+class MalformedRequestError(ValueError):
+    """The bytes are no ModelInferRequest. Clients see INVALID_ARGUMENT."""
+
+
+class SplitRequest(NamedTuple):
+    """A request in three parts: all other fields in their order, the id (UTF-8), and views of the raw tensors."""
+
+    header: bytes
+    request_id: bytes
+    raws: list[memoryview]
+
+
+def split_request(message: bytes) -> SplitRequest:
+    """Take a serialised ModelInferRequest apart. Tensors are not copied. Raises MalformedRequestError."""
+    view = memoryview(message)
+    end = len(message)
+    header: list[memoryview] = []
+    raws: list[memoryview] = []
+    ids: list[memoryview] = []
+    position = kept = fields = 0
+    while position < end:
+        start = position
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise MalformedRequestError(f"more than {MAX_FIELDS} fields in one request")
+        tag = message[position]
+        if tag < 0x80:
+            position += 1
+        else:
+            tag, position = read_varint(message, position, limit_bytes=5)
+        if tag & 7 == LENGTH_DELIMITED:
+            if position < end and (length := message[position]) < 0x80:
+                position += 1
+            else:
+                length, position = read_varint(message, position, limit_bytes=5)
+            content, position = position, position + length
+            if position > end:
+                raise MalformedRequestError(f"field {tag >> 3} has {length} bytes, but only {end - content} follow")
+            if tag in (_RAW_TAG, _ID_TAG):
+                header.append(view[kept:start])
+                kept = position
+                (raws if tag == _RAW_TAG else ids).append(view[content:position])
+        else:
+            position = _skip_unknown(message, tag, position)
+        if tag >> 3 == 0 or tag >> 32:
+            raise MalformedRequestError(f"field number {tag >> 3} at byte {start}")
+    header.append(view[kept:])
+    if end > MAX_HEADER_BYTES:
+        _check_header(header)
+    request_id = _checked_id(ids) if ids else b""
+    if len(raws) > MAX_TENSORS:
+        raise MalformedRequestError(f"{len(raws)} raw_input_contents, at most {MAX_TENSORS} are possible")
+    return SplitRequest(b"".join(header), request_id, raws)
+
+
+def _check_header(pieces: list[memoryview]) -> None:
+    if sum(map(len, pieces)) > MAX_HEADER_BYTES:
+        raise MalformedRequestError(
+            f"more than {MAX_HEADER_BYTES} bytes outside raw_input_contents: send large tensors as raw contents"
+        )
+
+
+def _checked_id(ids: list[memoryview]) -> bytes:
+    content = bytes(ids[0][: MAX_ID_BYTES + 1])
+    if len(ids) > 1 or len(content) > MAX_ID_BYTES:
+        raise MalformedRequestError(f"expected one id of at most {MAX_ID_BYTES} bytes")
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedRequestError(f"the id is not UTF-8: {error}") from None
+    return content
+
+
+def read_varint(message: bytes | memoryview, position: int, limit_bytes: int) -> tuple[int, int]:
+    """Return the number at `position` and where it ends. Raises MalformedRequestError."""
+    value = shift = 0
+    try:
+        for _ in range(limit_bytes):
+            byte = message[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, position
+            shift += 7
+    except IndexError:
+        raise MalformedRequestError("the request ends within a number") from None
+    raise MalformedRequestError(f"a number of more than {limit_bytes} bytes at byte {position - limit_bytes}")
+
+
+def _skip_unknown(message: bytes, tag: int, position: int) -> int:
+    """Return where a varint or fixed-size field ends; only fields this version does not know may have one."""
+    field, wire_type = tag >> 3, tag & 7
+    if field <= RAW_INPUT_CONTENTS:
+        raise MalformedRequestError(f"field {field} has wire type {wire_type}, expected {LENGTH_DELIMITED}")
+    position = skip_scalar(message, tag, position)
+    if position > len(message):
+        raise MalformedRequestError(f"field {field} is cut off")
+    return position
+
+
+def skip_scalar(message: bytes | memoryview, tag: int, position: int) -> int:
+    """Return where a varint or fixed-size value would end. Raises MalformedRequestError."""
+    field, wire_type = tag >> 3, tag & 7
+    if wire_type == 0:
+        return read_varint(message, position, limit_bytes=10)[1]
+    if wire_type not in FIXED_SIZES:
+        raise MalformedRequestError(f"field {field} has wire type {wire_type}: groups are not part of the protocol")
+    return position + FIXED_SIZES[wire_type]
+
+
+def length_prefix(field: int, size: int) -> bytes:
+    """Return what stands before `size` bytes of a length-delimited field."""
+    prefix = bytearray([field << 3 | LENGTH_DELIMITED])
+    while size >= 0x80:
+        prefix.append(size & 0x7F | 0x80)
+        size >>= 7
+    prefix.append(size)
+    return bytes(prefix)
+
 
 if TYPE_CHECKING:
     import numpy as np
 
-
-# Elements that came as protobuf numbers (`InferInputTensor.contents`) to the bytes the kernels read.
 
 # element type -> (field of InferTensorContents, numpy's name)
 FIELDS: Final = {
@@ -70,15 +206,9 @@ def to_bytes(contents: pb.InferTensorContents, name: str, datatype: str, element
         invalid(f"input '{name}' for model '{model}': an element does not fit into {datatype}: {error}")
 
 
-# Typed contents of large requests, taken out of the header before protobuf makes anything of it.
-#
-# Its parser holds Python's lock from the first byte to the last, and each number that is read from its message becomes
-# an object. A packed field of floats is the raw tensor itself; one of integers is decoded a slice at a time, by numpy.
-# Both happen when the rest of the request has been found right.
-
 LARGE_BYTES: Final = 64 * 1024  # of a header; protobuf reads less in a millisecond or two
 MAX_REST_BYTES: Final = 1024 * 1024  # of a header without contents
-MAX_FIELDS: Final = 50_000  # that are walked over: strings, or numbers that are not packed, as those of no client are
+MAX_VALUES: Final = 50_000  # that are walked over: strings, or numbers that are not packed, as those of no client are
 SLICE_BYTES: Final = 32 * 1024  # of numbers are read without a pause
 PAUSE_S: Final = 50e-6  # so that threads which wait for Python's lock get it
 _MAX_VARINT_BYTES: Final = 10
@@ -130,10 +260,10 @@ def _take_out(header: memoryview, keep: bool) -> tuple[bytes, list[TypedContents
 
 
 class _Walk:
-    """Goes over the fields of messages, not more than MAX_FIELDS in all."""
+    """Goes over the fields of messages, not more than MAX_VALUES in all."""
 
     def __init__(self) -> None:
-        self._left = MAX_FIELDS
+        self._left = MAX_VALUES
 
     def fields(self, message: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
         """Yield the tag of each field, its content, and the whole of it. Raises MalformedRequestError."""
@@ -151,7 +281,7 @@ class _Walk:
             self._left -= 1
             if self._left < 0:
                 raise MalformedRequestError(
-                    f"more than {MAX_FIELDS} values that are not packed: send large tensors as raw contents"
+                    f"more than {MAX_VALUES} values that are not packed: send large tensors as raw contents"
                 )
             yield tag, message[content:position], message[begin:position]
 

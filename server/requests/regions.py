@@ -19,7 +19,7 @@ import grpc
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, internal, invalid
-from gangway.server.models.ref_count import RefCount
+from gangway.server.threads import RefCount
 
 # A region that all workers have mapped, as a front end sees it.
 

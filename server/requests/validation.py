@@ -12,9 +12,8 @@ from google.protobuf.message import DecodeError
 
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid
-from gangway.server.models.ensembles import Graphs
 from gangway.server.models.sequences import SequencePosition, check_position, position_of
-from gangway.server.models.served import Models, ServedModel
+from gangway.server.models.served import InputTensor, Models, ServedModel, shapes_of
 from gangway.server.models.settings import Terms
 from gangway.server.models.tensors import Shapes, Tensor, item_bytes
 from gangway.server.requests.codecs import (
@@ -30,10 +29,9 @@ from gangway.server.requests.codecs import (
     wanted_classes,
 )
 from gangway.server.requests.contents import check_contents, check_sources, mixed_contents, raw_contents, to_bytes
-from gangway.server.requests.ensemble_codecs import EnsembleCodec
+from gangway.server.requests.ensembles import EnsembleCodec, Graphs
 from gangway.server.requests.mapped_tensors import Candidates, candidates_of
 from gangway.server.requests.regions import NO_REGIONS, REGION, Contents, Region, RegionRange
-from gangway.server.requests.shapes import InputTensor, shapes_of
 
 MAX_CACHED_PLANS = 1024
 MAX_CACHED_HEADER_BYTES = 4096

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from gangway.server import counters as layout
 from gangway.server.messages import (
     WHOLE_MODEL,
     FrontEndMessage,
@@ -17,7 +16,7 @@ from gangway.server.messages import (
     VariantGone,
     VariantReady,
 )
-from gangway.server.statistics import StatisticsTable
+from gangway.server.statistics import MODELS, StatisticsTable
 
 NO_ROW = -1  # front ends count in memory of their own
 _log = logging.getLogger(__name__)
@@ -131,7 +130,7 @@ class RowAllocator:
 
     def __init__(self, table: StatisticsTable) -> None:
         self._table = table
-        self._free = list(range(layout.MODELS))
+        self._free = list(range(MODELS))
         self._taken: dict[int, int] = {}  # by model number
 
     def take(self, model_id: int) -> int:
@@ -141,7 +140,7 @@ class RowAllocator:
         row = self._free[0] if self._free else NO_ROW
         try:
             if row == NO_ROW:
-                raise OSError(f"{layout.MODELS} models have counters already")
+                raise OSError(f"{MODELS} models have counters already")
             self._table.begin(row)
         except OSError as error:
             _log.warning("statistics of a model are lost when a front end ends, and each has its own: %s", error)

@@ -12,9 +12,7 @@ from itertools import count
 from gangway.artifact.host_limits import process_limit
 from gangway.executor.peer import peer_sockets
 from gangway.executor.process import raise_priority
-from gangway.server.addresses import UNIX, port_of, socket_address
-from gangway.server.front_end_options import FrontEndOptions
-from gangway.server.log_settings import LogSettings
+from gangway.server.access import UNIX, port_of, socket_address
 from gangway.server.messages import (
     OK,
     Agreed,
@@ -25,6 +23,7 @@ from gangway.server.messages import (
     Drain,
     FrontEndMessage,
     Listening,
+    LogSettings,
     ModelRetired,
     Proposed,
     RegionChange,
@@ -34,17 +33,16 @@ from gangway.server.messages import (
     ShapeWanted,
     front_end_peer,
 )
-from gangway.server.options.command_line import ServeOptions
+from gangway.server.options.command_line import FrontEndOptions, ServeOptions
 from gangway.server.options.endpoints import GrpcOptions
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.exporter import ExporterControl
 from gangway.server.supervisor.log import ServerLog
-from gangway.server.supervisor.peers import MAX_UNSENT, AsyncPeer
-from gangway.server.supervisor.processes import Child, SupervisedProcess, pin
+from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, SupervisedProcess, pin
 from gangway.server.supervisor.regions import RegionRegistry
 from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import FRONT_END, SLOTS, Placement, SharedMemory
-from gangway.server.system import thread_share
+from gangway.server.threads import thread_share
 from gangway.server.tracing.settings import TraceOverrides
 
 _log = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from datetime import UTC, datetime
 from typing import Final, TextIO
 
 from gangway.executor.logs import ALWAYS, RateLimit, decode, fields
-from gangway.server.log_settings import LogSettings
-from gangway.server.messages import ModelReady
+from gangway.server.messages import LogSettings, ModelReady
 from gangway.server.statistics import Figures, Totals
 
 # A record of the log as a line: text for people, or a JSON object.

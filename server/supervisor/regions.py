@@ -29,7 +29,7 @@ from gangway.executor.regions import (
     WithdrawRegion,
     region_peer,
 )
-from gangway.server.supervisor.peers import AsyncPeer
+from gangway.server.supervisor.processes import AsyncPeer
 
 _log = logging.getLogger(__name__)
 

@@ -12,10 +12,9 @@ from gangway.executor.peer import peer_sockets
 from gangway.scheduler import messages as slow
 from gangway.scheduler.process import SchedulerPlan, start_scheduler
 from gangway.server.errors import ModelLoadError
-from gangway.server.log_settings import LogSettings
+from gangway.server.messages import LogSettings
 from gangway.server.supervisor.log import ServerLog
-from gangway.server.supervisor.peers import MAX_UNSENT, AsyncPeer
-from gangway.server.supervisor.processes import Child, SupervisedProcess, pin
+from gangway.server.supervisor.processes import MAX_UNSENT, AsyncPeer, Child, SupervisedProcess, pin
 from gangway.server.supervisor.shared_memory import SLOTS, Placement, SharedMemory
 
 _log = logging.getLogger(__name__)

@@ -13,17 +13,15 @@ from rich.table import Table
 from gangway.artifact.console import Console
 from gangway.artifact.format import Engine
 from gangway.executor.process import raise_own_priority
-from gangway.server.log_settings import LogSettings
-from gangway.server.messages import DUPLICATE
+from gangway.server.messages import DUPLICATE, LogSettings
 from gangway.server.models.settings import Terms, in_words
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.repository.compile_jobs import Compiler
 from gangway.server.repository.control import ModelControl, RepositoryPoller
-from gangway.server.repository.entries import BrokenModel
 from gangway.server.repository.loaded import LoadedModel, config_of, policies_of
 from gangway.server.repository.loader import ModelLoader
 from gangway.server.repository.profiles import BackgroundProfiler
-from gangway.server.repository.repository import OverrideStore, sweep_overrides
+from gangway.server.repository.repository import BrokenModel, OverrideStore, sweep_overrides
 from gangway.server.repository.service import RepositoryService
 from gangway.server.repository.trials import ModelTrials
 from gangway.server.supervisor.announcements import Announcements
@@ -36,7 +34,7 @@ from gangway.server.supervisor.scheduler import SchedulerControl
 from gangway.server.supervisor.shared_memory import SharedMemory, place
 from gangway.server.supervisor.workers import WorkerSet
 from gangway.server.system import allow_many_descriptors, drop_unwritable
-from gangway.server.thread_pool import started_pool
+from gangway.server.threads import started_pool
 
 EXIT_GRACE_SECONDS = 5.0  # for processes that have nothing left to do
 READ_THREADS = 4  # for what would block the event loop; all are started at once, while there is room

@@ -24,14 +24,14 @@ from gangway.executor.messages import Cancel, Submit, unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.protos.model_config_pb2 import ModelConfig
+from gangway.server.access import Restrictions, parse_restriction
 from gangway.server.front_end.process import FrontEnd
 from gangway.server.grpc.streams import StreamLimits
 from gangway.server.messages import InitialLoadDone, ModelReady
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.options.endpoints import GrpcOptions, HttpOptions
-from gangway.server.repository.completion import complete_config, max_rows
+from gangway.server.repository.loader import complete_config, max_rows
 from gangway.server.requests.data_plane import DataPlane, Usage
-from gangway.server.restriction import Restrictions, parse_restriction
 from tests.helpers.client_segments import Segments
 from tests.helpers.http_requests import HttpAsk, ask_http
 

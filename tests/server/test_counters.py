@@ -13,10 +13,9 @@ import pytest
 from gangway.executor import _native
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotCounts
-from gangway.server import counters
-from gangway.server.counters import TIME_BOUNDS_NS
+from gangway.server import statistics as counters
 from gangway.server.requests.admission import AdmissionController
-from gangway.server.statistics import Statistics, StatisticsTable, Times
+from gangway.server.statistics import TIME_BOUNDS_NS, Statistics, StatisticsTable, Times
 
 MODEL = 5
 TIMES = Times(total=4_000_000, queue=1_000_000, compute_input=2, compute_infer=3_000_000, compute_output=1)
@@ -25,7 +24,7 @@ COUNTER = """
 import sys
 from gangway.executor.slots import SlotCounts
 from gangway.server.statistics import StatisticsTable
-from gangway.server.counters import TIME_BOUNDS_NS
+from gangway.server.statistics import TIME_BOUNDS_NS
 from gangway.server.statistics import Times
 statistics = StatisticsTable.attach(int(sys.argv[1])).statistics(1, int(sys.argv[2]), TIME_BOUNDS_NS)
 times, counts = Times(4_000_000, 1_000_000, 2, 3_000_000, 1), SlotCounts(2, 0, 0, 1)

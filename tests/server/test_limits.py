@@ -19,7 +19,8 @@ from gangway.server.http import json_text as tensors
 from gangway.server.http import server as app
 from gangway.server.requests.data_plane import Usage
 from gangway.server.supervisor.shared_memory import SLOTS
-from gangway.server.system import FRONT_END_THREADS, TooFewThreadsError, max_connections, scaled, thread_share
+from gangway.server.system import max_connections
+from gangway.server.threads import FRONT_END_THREADS, TooFewThreadsError, scaled, thread_share
 
 Ask = Callable[..., Any]
 INFER = "/v2/models/simple/infer"

@@ -3,7 +3,7 @@ import pytest
 from gangway.artifact.format import TensorSpec
 from gangway.executor.peer import MAX_MESSAGE_BYTES
 from gangway.server import messages
-from gangway.server.log_settings import LogSettings
+from gangway.server.messages import LogSettings
 from gangway.server.tracing.settings import TraceOverrides
 
 TENSOR = TensorSpec("x", "FP32", (-1, 3, 224, 224), 602112)

@@ -3,7 +3,7 @@
 import pytest
 
 from gangway.protos import grpc_service_pb2, health_pb2
-from gangway.server.restriction import CATEGORY_OF_METHOD, Category, Restrictions, parse_restriction
+from gangway.server.access import CATEGORY_OF_METHOD, Category, Restrictions, parse_restriction
 
 
 def test_a_restriction_is_read() -> None:

@@ -6,10 +6,9 @@ from google.protobuf import text_format
 
 from gangway.executor.slots import SlotCounts
 from gangway.protos.model_config_pb2 import ModelConfig
-from gangway.server.counters import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
 from gangway.server.errors import ConfigError
 from gangway.server.models.settings import FIRST_RESPONSE, response_bounds_ns
-from gangway.server.statistics import REASONS, Duration, Statistics, Times
+from gangway.server.statistics import MAX_RESPONSE_BOUNDS, REASONS, TIME_BOUNDS_NS, Duration, Statistics, Times
 
 MS = 1_000_000
 

@@ -19,8 +19,8 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
 from gangway.server.repository.ensembles import EnsembleBuilder
-from gangway.server.repository.entries import ModelVersion
 from gangway.server.repository.loaded import Isolated, LoadedModel
+from gangway.server.repository.repository import ModelVersion
 from gangway.server.requests.data_plane import PoolExhaustedError, TensorLayout
 from tests.helpers.ensemble_configs import config_of
 

@@ -21,7 +21,6 @@ from gangway.executor.messages import unpack
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotStatus, SlotTable
 from gangway.protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from gangway.server.front_end_options import FrontEndOptions
 from gangway.server.messages import (
     AllKnown,
     BindFailed,
@@ -34,7 +33,7 @@ from gangway.server.messages import (
     from_json,
     to_json,
 )
-from gangway.server.options.command_line import ServeOptions
+from gangway.server.options.command_line import FrontEndOptions, ServeOptions
 from gangway.server.options.endpoints import HttpOptions, MetricsOptions
 
 SLOTS = 4

@@ -11,10 +11,10 @@ from h2.events import DataReceived, ResponseReceived, StreamReset, TrailersRecei
 
 from benchmarks.lib.raw_connection import RawConnection
 from gangway.clients.connection import SERVICE
+from gangway.server.access import Restrictions
 from gangway.server.grpc import gate as grpc_gate
 from gangway.server.grpc.gate import Gate, GatedService
-from gangway.server.restriction import Restrictions
-from gangway.server.thread_pool import CountingPool, NoThreadError
+from gangway.server.threads import CountingPool, NoThreadError
 from tests.server.conftest import no_more_threads
 
 THREADS = 16

@@ -19,7 +19,7 @@ from benchmarks.perf_analyzer.__main__ import run_one
 from benchmarks.perf_analyzer.modes import Mode
 from gangway.clients import command as client_command
 from gangway.clients.perf import command as perf_command
-from gangway.server.addresses import TlsError, TlsFiles
+from gangway.server.access import TlsError, TlsFiles
 from gangway.server.grpc.server import Certificates
 from gangway.server.options.command_line import parse_options
 from gangway.server.options.endpoints import GrpcOptions

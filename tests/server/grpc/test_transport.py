@@ -20,10 +20,10 @@ from benchmarks.lib.raw_connection import RawConnection
 from gangway.clients.connection import SERVICE
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.protos import health_pb2
+from gangway.server.access import CATEGORY_OF_METHOD, Category, Restrictions, parse_restriction
 from gangway.server.grpc.gate import MAX_ARRIVING, MAX_PLAIN
 from gangway.server.messages import ModelUnavailable
 from gangway.server.options.endpoints import Compression, GrpcOptions
-from gangway.server.restriction import CATEGORY_OF_METHOD, Category, Restrictions, parse_restriction
 
 Inputs = Callable[..., list[triton.InferInput]]
 HEALTH = "/grpc.health.v1.Health/"

@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from gangway.server.options.command_line import ServeOptions, make_parser, parse_options
-from gangway.server.options.compatibility import ACCEPTED, REFUSED, REFUSED_TITLE, TITLE
+from gangway.server.access import Category
+from gangway.server.options.command_line import (
+    ACCEPTED,
+    REFUSED,
+    REFUSED_TITLE,
+    TITLE,
+    ServeOptions,
+    make_parser,
+    parse_options,
+)
 from gangway.server.options.endpoints import Compression, GrpcOptions, KeepaliveOptions
-from gangway.server.restriction import Category
 
 NEEDED = "--model-repository=."
 # What `tritonserver --help` lists, without --help itself (release 2.73).

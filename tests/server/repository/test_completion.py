@@ -4,7 +4,7 @@ from google.protobuf import text_format
 from gangway.artifact.format import TensorSpec
 from gangway.protos.model_config_pb2 import DataType, ModelConfig
 from gangway.server.errors import ConfigError
-from gangway.server.repository.completion import complete_config, fixed_sizes, max_rows
+from gangway.server.repository.loader import complete_config, fixed_sizes, max_rows
 
 IMAGE = TensorSpec("image", "FP32", (-1, 3, 8, 8), 768)
 MASK = TensorSpec("mask", "BOOL", (-1, 8), 8)

@@ -17,9 +17,8 @@ from gangway.server.errors import ConfigError
 from gangway.server.messages import ModelUnavailable, to_json
 from gangway.server.models.config import buckets_of
 from gangway.server.models.settings import ModelLimits, RateLimits, label_files
-from gangway.server.repository.completion import complete_config, max_rows
-from gangway.server.repository.entries import BrokenModel, ModelVersion
-from gangway.server.repository.repository import read_model
+from gangway.server.repository.loader import complete_config, max_rows
+from gangway.server.repository.repository import BrokenModel, ModelVersion, read_model
 
 INPUTS = [TensorSpec("x", "FP32", (-1, 3), 12)]
 OUTPUTS = [TensorSpec("y", "FP32", (-1, 4), 16)]

@@ -7,8 +7,7 @@ import pytest
 from gangway.server.errors import ConfigError
 from gangway.server.messages import MAX_VERSION, WHOLE_MODEL
 from gangway.server.models.config import Qos, parse_qos
-from gangway.server.repository.entries import BrokenModel, ModelVersion
-from gangway.server.repository.repository import misplaced, read_repository
+from gangway.server.repository.repository import BrokenModel, ModelVersion, misplaced, read_repository
 
 
 def add_model(repository: Path, name: str, config: str | None = None, versions: tuple[str, ...] = ("1",)) -> Path:

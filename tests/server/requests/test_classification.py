@@ -9,8 +9,7 @@ from tritonclient.utils import InferenceServerException
 
 from gangway.executor.frames import join_strings
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.requests.codecs import Classes, classified
-from gangway.server.requests.top_classes import class_texts
+from gangway.server.requests.codecs import Classes, class_texts, classified
 
 
 @pytest.mark.parametrize(

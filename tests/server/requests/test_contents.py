@@ -9,8 +9,14 @@ import pytest
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError
 from gangway.server.requests import contents as large_contents
-from gangway.server.requests.contents import FIELDS, split_contents, to_bytes
-from gangway.server.requests.wire import MalformedRequestError, length_prefix, split_request
+from gangway.server.requests.contents import (
+    FIELDS,
+    MalformedRequestError,
+    length_prefix,
+    split_contents,
+    split_request,
+    to_bytes,
+)
 
 COUNT = 20_003
 

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gangway.protos.grpc_service_pb2 import ModelInferRequest
-from gangway.server.requests.wire import (
+from gangway.server.requests.contents import (
     MAX_FIELDS,
     MAX_HEADER_BYTES,
     MalformedRequestError,

@@ -10,8 +10,16 @@ import pytest
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError, RequestError
 from gangway.server.front_end.supervisor_calls import MAX_WAITING_CHANGES, SharedChanges
-from gangway.server.log_settings import LogSettings
-from gangway.server.messages import Agreed, Applied, Change, FrontEndMessage, Proposed, RegionChange, Settled
+from gangway.server.messages import (
+    Agreed,
+    Applied,
+    Change,
+    FrontEndMessage,
+    LogSettings,
+    Proposed,
+    RegionChange,
+    Settled,
+)
 from gangway.server.repository.loader import require_one_front_end
 from gangway.server.supervisor.front_ends import Agreements
 from gangway.server.supervisor.shared_memory import place

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gangway.executor.logs import ALWAYS, MAX_KINDS, MAX_LINE_BYTES, OFTEN, LogLevels, RateLimit, decode, encode
-from gangway.server.log_settings import LogSettings
+from gangway.server.messages import LogSettings
 from gangway.server.options.command_line import parse_options
 from gangway.server.supervisor.log import LogFile, ServerLog, StandardError, formatter_of
 from tests.server.conftest import no_more_threads

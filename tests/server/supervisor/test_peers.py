@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from gangway.executor.peer import Peer, peer_sockets
-from gangway.server.supervisor import peers
-from gangway.server.supervisor.peers import AsyncPeer
+from gangway.server.supervisor import processes as peers
+from gangway.server.supervisor.processes import AsyncPeer
 
 NUMBERS = 2000  # more than a socket holds, in packets of this size
 PACKET_BYTES = 4096

@@ -1,7 +1,5 @@
-"""A thread pool that knows how many of its tasks have begun or wait and not ended, and whether a task gets a thread.
-
-Where the system starts no further thread, a pool goes on with those that it has. It says so before it takes a task, so
-that the caller can refuse the call: a task that waits for a thread which never comes is a call that hangs.
+"""What threads share: pools that say whether a task gets a thread, how many threads a front end may have, and counts of
+users.
 """
 
 import itertools
@@ -129,3 +127,76 @@ def started_pool(threads: int, name: str) -> ThreadPoolExecutor:
         raise NoThreadError from None
     all_run.wait()
     return pool
+
+
+FRONT_END_THREADS: Final = 4096  # in pools, with 1024 request slots; tests/server/test_limits.py adds them up
+LEAST_POOL_THREADS: Final = 64
+FRONT_END_OTHERS: Final = 80  # gRPC's core, metrics, what looks after something, and the least of each pool
+SERVER_OTHERS: Final = 32  # processes and threads of supervisor, scheduler, trace exporter, a job that compiles
+WORKER_THREADS: Final = 4
+PROFILER_THREADS: Final = 2  # for each core, while a model is measured
+
+
+class TooFewThreadsError(RuntimeError):
+    """The server cannot work with so few threads; the message says what to do."""
+
+
+def thread_share(limit: int | None, cores: int, front_ends: int) -> float:
+    """Return the part (0 to 1) of its pools' threads that each front end may have. Raises TooFewThreadsError.
+
+    `limit`: as many processes and threads there may be together, None: any number.
+    """
+    if limit is None:
+        return 1.0
+    others = SERVER_OTHERS + (WORKER_THREADS + PROFILER_THREADS) * cores
+    pool_threads = (limit - others) // front_ends - FRONT_END_OTHERS
+    if pool_threads < LEAST_POOL_THREADS:
+        needed = others + front_ends * (FRONT_END_OTHERS + LEAST_POOL_THREADS)
+        raise TooFewThreadsError(
+            f"only {limit} processes and threads are allowed here (pids.max, ulimit -u), and {cores} --cores with"
+            f" {front_ends} --front-ends need {needed}: raise the limit, or choose fewer"
+        )
+    return min(1.0, pool_threads / FRONT_END_THREADS)
+
+
+def scaled(count: int, share: float) -> int:
+    """Return that part of a number of threads, or of calls that hold one: at least one."""
+    return max(1, int(count * share))
+
+
+class RefCount:
+    """Counts the requests of one loaded model. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._when_unused: Callable[[], None] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many there are at this moment."""
+        return self._count
+
+    def begin(self) -> bool:
+        """Count one more; False, and nothing is counted, when the model has been replaced meanwhile."""
+        with self._lock:
+            if self._when_unused is not None:
+                return False
+            self._count += 1
+            return True
+
+    def end(self) -> None:
+        """Count one less."""
+        with self._lock:
+            self._count -= 1
+            when_unused = None if self._count else self._when_unused
+        if when_unused is not None:
+            when_unused()
+
+    def close(self, when_unused: Callable[[], None]) -> None:
+        """Let nobody begin any more; `when_unused` is called once, as soon as all have ended, by whichever thread."""
+        with self._lock:
+            self._when_unused = when_unused
+            unused = not self._count
+        if unused:
+            when_unused()

@@ -1,0 +1,315 @@
+"""An ensemble as the front end carries it out: its steps, how each of them computes, and how its answer is made.
+
+Each step is one model, and tensors connect the steps. The steps of an ensemble that is itself a step stand in its
+place, so there is one graph at any depth. Tensors of the outermost ensemble have their names; those of an inner one
+have the way to it before their names.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, TypeAlias
+
+import grpc
+
+from gangway.server.errors import RequestError, invalid
+from gangway.server.models.config import LATEST, MAX_DEPTH, MAX_STEPS, longest_after
+from gangway.server.models.served import Compiled, InputTensor, Models, ServedModel, fits, shapes_of
+from gangway.server.models.tensors import Shapes, Tensor
+from gangway.server.requests.codecs import (
+    MAX_ANSWER_BYTES,
+    Answered,
+    Classes,
+    FrameCodec,
+    ResponseTemplate,
+    Sinks,
+    classified,
+    frame_codec_of,
+)
+from gangway.server.requests.regions import Region
+
+TensorName: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One model's part. `title` says where it stands, for people. Maps go from the model's names to tensors.
+
+    `ensembles`: the inner ensembles that it belongs to, outermost first, as places in `Graph.inner`.
+    """
+
+    title: str
+    model: ServedModel
+    inputs: Mapping[str, TensorName]
+    outputs: Mapping[str, TensorName]
+    ensembles: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Steps of the ensemble `model`. `inner`: the ensembles among its steps, and among theirs."""
+
+    model: ServedModel
+    steps: tuple[Step, ...]
+    inner: tuple[ServedModel, ...] = ()
+
+    @cached_property
+    def members(self) -> tuple[ServedModel, ...]:
+        """All models that take part, each once."""
+        models = [*(step.model for step in self.steps), *self.inner]
+        return tuple({model.load: model for model in models}.values())
+
+    def needed(self, outputs: Sequence[str]) -> "Graph":
+        """Return the part that computes these outputs of the ensemble."""
+        writers = {tensor: index for index, step in enumerate(self.steps) for tensor in step.outputs.values()}
+        wanted: list[TensorName] = [(name,) for name in outputs]
+        kept: set[int] = set()
+        while wanted:
+            writer = writers.get(wanted.pop())
+            if writer is not None and writer not in kept:
+                kept.add(writer)
+                wanted += self.steps[writer].inputs.values()
+        if len(kept) == len(self.steps):
+            return self
+        return Graph(self.model, tuple(self.steps[index] for index in sorted(kept)), self.inner)
+
+    @cached_property
+    def readers(self) -> Mapping[TensorName, tuple[int, ...]]:
+        """The steps that read each tensor that any step reads."""
+        found: dict[TensorName, list[int]] = {}
+        for index, step in enumerate(self.steps):
+            for tensor in dict.fromkeys(step.inputs.values()):
+                found.setdefault(tensor, []).append(index)
+        return {tensor: tuple(steps) for tensor, steps in found.items()}
+
+    @cached_property
+    def waits(self) -> tuple[int, ...]:
+        """For each step how many of its tensors other steps write."""
+        written = {tensor for step in self.steps for tensor in step.outputs.values()}
+        return tuple(len(written.intersection(step.inputs.values())) for step in self.steps)
+
+    @cached_property
+    def followers(self) -> tuple[tuple[int, ...], ...]:
+        """For each step those that wait for it."""
+        readers = self.readers
+        return tuple(
+            tuple({reader: None for tensor in step.outputs.values() for reader in readers.get(tensor, ())})
+            for step in self.steps
+        )
+
+    @cached_property
+    def remaining_us(self) -> tuple[float, ...]:
+        """For each step how long the longest chain of the steps after it takes, at least, as far as that is known."""
+        return longest_after([step.model.isolated_us for step in self.steps], self.followers)
+
+
+class Graphs:
+    """The graphs of one set of models, made as they are needed. Safe for threads."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._graphs: dict[int, Graph] = {}  # by `load`
+
+    def of(self, model: ServedModel) -> Graph:
+        """Return the graph of a served ensemble. Raises RequestError if one of its models cannot be used now."""
+        graph = self._graphs.get(model.load)
+        if graph is None:
+            builder = _Builder(self._models, model.name)
+            builder.add(model, (), {}, ())
+            graph = self._graphs[model.load] = Graph(model, tuple(builder.steps), tuple(builder.inner))
+        return graph
+
+
+@dataclass
+class _Builder:
+    models: Models
+    name: str  # of the outermost ensemble
+    steps: list[Step] = field(default_factory=list)
+    inner: list[ServedModel] = field(default_factory=list)
+
+    def add(
+        self, model: ServedModel, path: tuple[str, ...], names: Mapping[str, TensorName], ensembles: tuple[int, ...]
+    ) -> None:
+        """Add the steps of an ensemble that stands at `path`; `names`: those of its tensors that others know, too."""
+        for index, step in enumerate(model.config.ensemble_scheduling.step):
+            title = f"step {'.'.join((*path, str(index)))} ('{step.model_name}')"
+            member = self._find(step.model_name, step.model_version, title)
+            inputs = {name: names.get(tensor, (*path, tensor)) for name, tensor in step.input_map.items()}
+            outputs = {name: names.get(tensor, (*path, tensor)) for name, tensor in step.output_map.items()}
+            self._check_names(member, inputs, outputs, title)
+            if not member.is_ensemble:
+                self.steps.append(Step(title, member, inputs, outputs, ensembles))
+                self._check(path)
+                continue
+            self._check(path)
+            self.inner.append(member)
+            self.add(member, (*path, str(index)), inputs | outputs, (*ensembles, len(self.inner) - 1))
+
+    def _check(self, path: tuple[str, ...]) -> None:
+        """The supervisor has looked at it, but an inner ensemble may have been replaced since."""
+        if len(self.steps) > MAX_STEPS or len(path) >= MAX_DEPTH:
+            message = f"ensemble '{self.name}' has more than {MAX_STEPS} steps with those of inner ensembles"
+            raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+
+    def _check_names(
+        self, member: ServedModel, inputs: Mapping[str, TensorName], outputs: Mapping[str, TensorName], title: str
+    ) -> None:
+        strangers = [name for name in inputs if name not in member.inputs]
+        strangers += [name for name in outputs if name not in member.outputs]
+        if strangers:
+            message = f"in ensemble '{self.name}', {title}: the model has no tensor '{strangers[0]}'"
+            raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+        if member.sequence is not None:
+            message = f"in ensemble '{self.name}', {title}: the model has sequences, which steps cannot have"
+            raise RequestError(grpc.StatusCode.UNAVAILABLE, message)
+
+    def _find(self, name: str, version: int, title: str) -> ServedModel:
+        try:
+            is_latest = version == LATEST or (not version and self.models.served_as(name, 0) is None)
+            return self.models.find(name, "" if is_latest else str(version))
+        except RequestError as error:
+            # A composing model that is gone is no mistake of the client's.
+            message = f"in ensemble '{self.name}', {title}: {error.message}"
+            raise RequestError(grpc.StatusCode.UNAVAILABLE, message) from None
+
+
+MAX_STEP_CODECS = 256  # that are remembered; those of a few requests with other shapes
+
+Shape = tuple[int, ...]
+Kind = tuple[str, Shape]  # of a tensor: its type and shape
+
+
+@dataclass(frozen=True)
+class StepCodec:
+    """`compiled` is what answers, if it is compiled for these sizes; else, or if that has gone, `frame` does.
+
+    `output_shapes` are those of the compiled model's outputs by name, as clients get them.
+    """
+
+    shapes: Shapes
+    compiled: Compiled | None
+    frame: FrameCodec
+    output_shapes: Mapping[str, Shape]
+
+
+@dataclass(frozen=True)
+class StepCodecs:
+    """Remembers the codecs of one graph's steps. Safe for threads: at worst one is made twice."""
+
+    _known: dict[tuple[int, tuple[tuple[str, Kind], ...]], StepCodec] = field(default_factory=dict)
+
+    def of(self, index: int, step: Step, inputs: Mapping[str, Kind]) -> StepCodec:
+        """Return the codec of a step with these inputs, by their names in the model. Raises RequestError."""
+        key = index, tuple(inputs.items())
+        codec = self._known.get(key)
+        if codec is None:
+            if len(self._known) >= MAX_STEP_CODECS:
+                self._known.clear()
+            codec = self._known[key] = step_codec_of(step, inputs)
+        return codec
+
+
+def step_codec_of(step: Step, inputs: Mapping[str, Kind]) -> StepCodec:
+    """Check the inputs of a step as those of a client are checked. Raises RequestError."""
+    model = step.model
+    missing = [name for name, tensor in model.inputs.items() if not (tensor.optional or name in inputs)]
+    if missing:
+        invalid(f"missing required input(s) {missing} for model '{model.name}'")
+    given = []
+    for name, (datatype, shape) in inputs.items():
+        tensor = model.inputs[name]
+        given.append((InputTensor(name=name, datatype=datatype, shape=fitted(shape, tensor, model.least_rows)), tensor))
+    shapes = shapes_of(given, model)
+    compiled = model.compiled_for(shapes)
+    output_shapes, rows = {}, 0 if shapes.is_empty else shapes.rows
+    if compiled is not None:
+        for name, tensor in model.outputs.items():
+            own = compiled.outputs[tensor.index].shape
+            output_shapes[name] = tensor.client_shape((rows, *own[1:]) if model.batched else own)
+    return StepCodec(shapes, compiled, frame_codec_of(model, shapes, list(model.outputs.values())), output_shapes)
+
+
+def fitted(shape: Shape, tensor: Tensor, least_rows: int) -> Shape:
+    """Return a shape as a model wants it that has another opinion of batches: with a 1 more or less in front.
+
+    If neither is right it stays as it is.
+    """
+    choices = [shape, (1, *shape)] + [shape[1:]] * (shape[:1] == (1,))
+    return next((choice for choice in choices if fits(choice, tensor, least_rows)), shape)
+
+
+MAX_TEMPLATES = 64
+Result: TypeAlias = tuple[Shape, memoryview]  # shape and contents of a tensor
+_NOTHING: Final = memoryview(b"")
+
+
+@dataclass(frozen=True)
+class EnsembleCodec:
+    """Equal requests share it. `graph` has the steps that the wanted `outputs` need, and no others.
+
+    `classes`: outputs that are to be classified.
+    """
+
+    graph: Graph
+    shapes: Shapes
+    outputs: tuple[Tensor, ...]
+    sinks: Sinks
+    classes: Mapping[str, Classes]
+    steps: StepCodecs = field(default_factory=StepCodecs)
+    _templates: dict[tuple[tuple[Shape, int], ...], ResponseTemplate] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> tuple[TensorName, ...]:
+        """The tensors that the answer is made of."""
+        return tuple((tensor.name,) for tensor in self.outputs)
+
+    def answer(self, request_id: bytes, results: Mapping[TensorName, Result], regions: Mapping[str, Region]) -> bytes:
+        """Return the serialised response. Outputs that belong to regions are written there.
+
+        Raises RequestError if they cannot be, if a shape is not what the ensemble's config says, or if the response
+        would be too large to be sent.
+        """
+        model = self.graph.model
+        tensors = [_NOTHING] * len(model.outputs)
+        found: list[tuple[Shape, int]] = []
+        for tensor in self.outputs:
+            shape, content = results[(tensor.name,)]
+            found.append((self._checked(tensor, shape), len(content)))
+            tensors[tensor.index] = content
+        template = self._template(tuple(found))
+        for place, sink in self.sinks.items():
+            sink.within(regions).write(tensors[place])
+        response = template.fill(request_id, tensors)
+        return classified(response, self.classes, model.max_batch_size > 0) if self.classes else response
+
+    def _checked(self, tensor: Tensor, shape: Shape) -> Shape:
+        model = self.graph.model
+        own = fitted(shape, tensor, model.least_rows)
+        if not fits(own, tensor, model.least_rows):
+            message = f"in ensemble '{model.name}', unexpected shape for output '{tensor.name}'."
+            message += f" Expected {list(tensor.shape)}, got {list(shape)}"
+            raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
+        return own
+
+    def _template(self, found: tuple[tuple[Shape, int], ...]) -> ResponseTemplate:
+        template = self._templates.get(found)
+        if template is None:
+            template = self._make_template(found)
+            if len(self._templates) >= MAX_TEMPLATES:
+                self._templates.clear()
+            self._templates[found] = template
+        return template
+
+    def _make_template(self, found: Sequence[tuple[Shape, int]]) -> ResponseTemplate:
+        model = self.graph.model
+        total_bytes = sum(size_bytes for _, size_bytes in found)
+        if total_bytes > MAX_ANSWER_BYTES:
+            message = f"the answer of ensemble '{model.name}' has {total_bytes} bytes, {MAX_ANSWER_BYTES} are possible"
+            raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        answered = []
+        for tensor, (shape, size_bytes) in zip(self.outputs, found, strict=True):
+            sink = self.sinks.get(tensor.index)
+            if sink is not None:
+                sink.require(size_bytes, tensor.name)
+            answered.append(Answered(tensor, shape, size_bytes, sink))
+        return ResponseTemplate.of(model, answered)
