@@ -27,7 +27,7 @@ class TlsError(ValueError):
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files. With `mutual` clients must show a certificate that one in `root` vouches for."""
+    """PEM files of a server that speaks TLS. With `mutual` clients must show a certificate that one in `root` signs."""
 
     certificate: Path
     key: Path
@@ -62,7 +62,7 @@ def check_files(files: TlsFiles) -> None:
 
 
 def stamp(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
-    """Return what differs when a file has been written or replaced. Raises OSError if one is not there."""
+    """Return a value that changes when a file is written or replaced. Raises OSError if one is missing."""
     return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in map(os.stat, files.all))
 
 
@@ -100,7 +100,7 @@ def port_of(target: str, port: int) -> str:
 
 
 def why_not_listening(target: str) -> str:
-    """Say why an address cannot be had, by trying again in a way that tells; gRPC does not say."""
+    """Say why nobody can listen at an address. gRPC does not say, so this tries again with a socket."""
     try:
         if target.startswith(UNIX):
             return f"cannot listen on {target}" + ": it is in use" * is_taken(target)
@@ -112,10 +112,11 @@ def why_not_listening(target: str) -> str:
 
 
 def is_taken(target: str, reuse_port: bool = False) -> bool:
-    """Say whether an address cannot be had, before gRPC tries. `reuse_port`: others that say so may have it, too.
+    """Say whether an address is in use, before gRPC tries to listen there. `reuse_port`: servers that set it share the
+    address.
 
-    It would take a "unix:PATH" away from whoever listens there, and write about a port to standard error. Nobody can
-    connect to the port meanwhile: it is only bound.
+    gRPC itself would take a "unix:PATH" away from its listener, and would write about a port to standard error. Nobody
+    can connect to the port meanwhile: it is only bound.
     """
     if not target.startswith(UNIX):
         host, port, family = socket_address(target)
@@ -133,7 +134,7 @@ def is_taken(target: str, reuse_port: bool = False) -> bool:
 
 
 def forget(target: str) -> None:
-    """Remove the file of a "unix:PATH" when nobody listens on it any more."""
+    """Remove the file of a "unix:PATH" that nobody listens on."""
     if target.startswith(UNIX):
         with suppress(OSError):
             os.unlink(target.removeprefix(UNIX))

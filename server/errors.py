@@ -1,10 +1,8 @@
-"""What a client is told when a request cannot be served."""
+"""Why a configuration, a model or a request is refused, in words for the client."""
 
 from typing import NoReturn
 
 import grpc
-
-# What is said about a configuration that cannot be honoured.
 
 MAX_WORD_CHARACTERS = 200  # of one name or value out of a configuration
 MAX_REASON_CHARACTERS = 2000  # a reason travels to the front end in a message of limited size

@@ -123,7 +123,7 @@ _PATIENCE_S = 0.001
 
 
 class Row:
-    """Words at `offset` of a view; the module says which. One process writes, any number of threads of it."""
+    """Words at `offset` of a view, as the layout above has them. One process writes, with any number of threads."""
 
     def __init__(self, view: memoryview, offset: int) -> None:
         self._bytes = view[offset : offset + ROW_BYTES]
@@ -195,7 +195,7 @@ class BatchFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """All counters of one version of a model at one instant."""
+    """All counters of one version of a model at one instant, added up over all front ends."""
 
     success: Duration  # from arrival to answer
     fail: Duration
@@ -495,7 +495,10 @@ _HEADER = struct.Struct("<4I")
 
 
 class StatisticsTable:
-    """Stretches of `front_ends` processes, which are counted from 0."""
+    """The segment of all counters, with sections of `front_ends` processes, which are counted from 0.
+
+    The supervisor makes it and says which models have rows; front ends count in them.
+    """
 
     def __init__(self, segment: Segment, front_ends: int) -> None:
         self.segment = segment

@@ -1,4 +1,4 @@
-"""What a process asks of the system for itself."""
+"""What a process asks of the system for itself: memory, open files, standard streams."""
 
 import ctypes
 import os

@@ -1,6 +1,4 @@
-"""What threads share: pools that say whether a task gets a thread, how many threads a front end may have, and counts of
-users.
-"""
+"""Threads: pools that say whether a task gets one, how many a front end may have, and counts of users."""
 
 import itertools
 import logging
@@ -12,12 +10,13 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from gangway.executor.logs import OFTEN
 
+_log = logging.getLogger(__name__)
+
 NO_THREAD: Final = "no further thread can be started: the limit of processes (pids.max, ulimit -u) or memory is reached"
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Task = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-_log = logging.getLogger(__name__)
 
 
 class NoThreadError(RuntimeError):
@@ -28,9 +27,12 @@ class NoThreadError(RuntimeError):
 
 
 class CountingPool(Executor):
-    """For any threads. `ready_threads` are started at once, further ones as tasks need them, up to `max_threads`.
+    """A pool that counts its tasks, and says whether a task gets a thread. For any threads.
 
-    Raises NoThreadError if those cannot be started.
+    Where the system starts no further thread, the pool goes on with those that it has. It says so before it takes a
+    task, so that the caller refuses the call: a task whose thread never comes is a call that hangs. `ready_threads` are
+    started at once, further ones as tasks need them, up to `max_threads`. Raises NoThreadError if those cannot be
+    started.
     """
 
     def __init__(self, max_threads: int, name: str, ready_threads: int = 0) -> None:
@@ -144,7 +146,10 @@ class TooFewThreadsError(RuntimeError):
 def thread_share(limit: int | None, cores: int, front_ends: int) -> float:
     """Return the part (0 to 1) of its pools' threads that each front end may have. Raises TooFewThreadsError.
 
-    `limit`: as many processes and threads there may be together, None: any number.
+    A front end has pools for about FRONT_END_THREADS threads. Under a lower limit (`pids.max` of a container, `ulimit
+    -u`) each pool, and each bound of calls that hold a thread, is smaller by the same factor. So calls wait for a
+    thread of the pool or are refused, and no thread is asked for beyond the limit. `limit`: how many processes and
+    threads there may be together, None: any number.
     """
     if limit is None:
         return 1.0
@@ -165,7 +170,9 @@ def scaled(count: int, share: float) -> int:
 
 
 class RefCount:
-    """Counts the requests of one loaded model. Safe for threads."""
+    """Counts the requests that use a loaded model or a mapped region, so that it can go with the last. Safe for
+    threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -178,7 +185,7 @@ class RefCount:
         return self._count
 
     def begin(self) -> bool:
-        """Count one more; False, and nothing is counted, when the model has been replaced meanwhile."""
+        """Count one more; False, and nothing is counted, when it is closed."""
         with self._lock:
             if self._when_unused is not None:
                 return False
@@ -194,7 +201,7 @@ class RefCount:
             when_unused()
 
     def close(self, when_unused: Callable[[], None]) -> None:
-        """Let nobody begin any more; `when_unused` is called once, as soon as all have ended, by whichever thread."""
+        """Let no request begin; `when_unused` is called once, as soon as all have ended, by whichever thread."""
         with self._lock:
             self._when_unused = when_unused
             unused = not self._count

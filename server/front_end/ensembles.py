@@ -29,16 +29,15 @@ from gangway.server.requests.ensembles import EnsembleCodec, Graph, Result, Shap
 from gangway.server.requests.regions import Content, Contents
 from gangway.server.statistics import Times
 
-# Blocks of the io segment that several requests use: one writes its outputs where the next ones find their inputs.
-#
-# A block lives as long as anybody holds it: requests until the executor has let go of them, also those that were
-# closed early, and whoever has yet to read it.
-
 Place = tuple[int, int]  # offset from the segment's start, a multiple of 64, and size in bytes
 
 
 class Block:
-    """Memory at `offset`. `holders` changes under the data plane's lock only."""
+    """Memory at `offset` of the io segment that several requests use: one writes its outputs where the next ones read.
+
+    It lives as long as anybody holds it: requests until the executor has let go of them, and steps that have yet to
+    read it. `holders` changes under the data plane's lock only.
+    """
 
     __slots__ = ("holders", "offset")
 
@@ -130,9 +129,6 @@ def _let_go(plane: DataPlane, block: Block) -> None:
         plane.heap.free(block.offset)
 
 
-# The tensors of one request to an ensemble: where they are, and who is yet to read them.
-
-
 @dataclass
 class Value:
     """A tensor. `content`: wherever it is; `place`: in the io segment, if it is there, in a block that is held."""
@@ -146,7 +142,10 @@ class Value:
 
 
 class Values:
-    """For the one thread that executes the request. `wanted`: tensors that the answer is made of."""
+    """The tensors of one request to an ensemble: where they are, and how many have yet to read them.
+
+    For the one thread that executes the request. `wanted`: tensors that the answer is made of.
+    """
 
     def __init__(self, pool: SharedMemoryPool, graph: Graph, wanted: tuple[TensorName, ...]) -> None:
         self._pool = pool
@@ -217,9 +216,6 @@ class Values:
             self._pool.let_go(value.block)
 
 
-# How a step gets its slot: where its tensors lie, and what is copied for it, which is little.
-
-
 class Output(NamedTuple):
     """A tensor that a step has left."""
 
@@ -268,7 +264,7 @@ def prepare_compiled(
 ) -> Prepared:
     """Prepare a step of a compiled model: it reads its inputs where they are, and has a block for its outputs.
 
-    One without rows computes a row of zeros, and leaves outputs without contents. Raises PoolExhaustedError, and
+    A step without rows computes a row of zeros, and leaves outputs without contents. Raises PoolExhaustedError and
     RequestError.
     """
     assert codec.compiled is not None, "so the caller says"
@@ -349,9 +345,9 @@ class StepRun(ModelRun):
 
 
 class EnsembleRun:
-    """A context manager: leaving it cancels what still runs and gives everything back.
+    """One request to an ensemble. A context manager: leaving it cancels what still runs and gives everything back.
 
-    One thread executes it. `cancel` may be called by any, at any time.
+    One thread executes it. Any thread may call `cancel`, at any time.
     """
 
     def __init__(
@@ -526,9 +522,6 @@ class EnsembleRun:
 
     def _within(self, step: Step, error: RequestError) -> RequestError:
         return RequestError(error.code, f"in ensemble '{self._name}', {step.title}: {error.message}")
-
-
-# What the steps that have ended make of the whole.
 
 
 def times_of(steps: Sequence[StepRun], total_ns: int) -> Times:

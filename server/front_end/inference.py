@@ -32,6 +32,8 @@ from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.validation import RequestPlan, RequestPlanner
 from gangway.server.threads import NO_THREAD
 
+_log = logging.getLogger(__name__)
+
 ENTRY_BYTES = 400  # what an answer costs besides its own bytes: key, digest, dictionaries
 DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
@@ -54,7 +56,11 @@ def key_of(load: int, header: bytes, raws: Sequence[bytes | memoryview]) -> Key:
 
 
 class ResponseCache:
-    """At most `size_bytes` of answers. Safe for threads."""
+    """Answers of models whose configuration allows it, for requests that are equal byte by byte. Safe for threads.
+
+    It holds at most `size_bytes`; the least recently used answers go when there is no room. A model that is loaded
+    again has another `load` number, so its former answers are never found, and `keep` frees them.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -122,7 +128,7 @@ class Inference:
     def take_plain(self, header: bytes, has_raws: bool) -> RequestPlan | None:
         """Return a plan that is known and plain, whose model stays until its `uses` are ended; None if there is none.
 
-        So it is, too, while requests are refused, or traced with their tensors: `infer` sees to that.
+        There is none while requests are refused, or traced with their tensors: `infer` handles these.
         """
         if self._refusal or self._resources.tracer.wants_tensors:
             return None
@@ -132,7 +138,7 @@ class Inference:
     def order_of(self, header: bytes) -> str | None:
         """Return the model of a request, if its answers keep the order of the requests; None for any other model.
 
-        `header`: as in `infer_parts`. None also if it cannot be read, which others will complain about.
+        `header`: as in `infer_parts`. None if the header is unparsable; the planner reports that.
         """
         if not any(name.encode() in header for name in self._in_order):
             return None  # most headers need no second look
@@ -217,13 +223,12 @@ def _begin_all(models: Sequence[ServedModel]) -> bool:
 
 LOOK_NS = 10**9  # how often requests are looked for that nobody shall wait for any longer
 
-_log = logging.getLogger(__name__)
-
 
 class Answering:
-    """Calls `ended` with each request that has ended, and `given_up` with those whose time is over; in its thread.
+    """One thread that waits for the answers of many requests.
 
-    The requests are in slots of `plane`, and their answers are told by its bell.
+    It calls `ended` with each request that has ended, and `given_up` with those whose time is over. The requests are in
+    slots of `plane`, whose bell tells of their answers.
     """
 
     def __init__(

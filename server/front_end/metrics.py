@@ -35,6 +35,8 @@ from gangway.server.options.endpoints import MetricsOptions
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import REASONS, ROW_BOUNDS, TIME_BOUNDS_NS, VERSION_PREFIX, Figures
 
+_log = logging.getLogger(__name__)
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Kind = Literal["counter", "gauge"]
 
@@ -297,7 +299,7 @@ _MODEL: tuple[tuple[str, Kind, str, Value], ...] = (
 
 
 def gangway_families(reading: Reading) -> Iterator[str]:
-    """Yield our families."""
+    """Yield the families that Triton does not have."""
     models = reading.models
     yield from _histograms(models)
     for name, kind, help_text, value in _MODEL:
@@ -399,7 +401,11 @@ PAUSE_SECONDS = 0.0002
 
 
 class Exposition:
-    """Writes what `source` reads. Safe for threads: they take turns."""
+    """Writes what `source` reads, in Prometheus' text format, version 0.0.4. Safe for threads: they take turns.
+
+    The text is made without prometheus_client, which holds the interpreter longer, and wants `_total` at the end of
+    every counter's name, which Triton's names lack. Tests read it with that library.
+    """
 
     def __init__(self, source: Source, options: MetricsOptions) -> None:
         self._source = source
@@ -431,14 +437,14 @@ MAX_CONNECTIONS = 16
 IO_TIMEOUT_SECONDS = 10.0
 COMPRESSION_LEVEL = 3  # of 1 to 9: text like this becomes a tenth at any level
 _NO_THREAD = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\n\r\nno thread can be started\n"
-_log = logging.getLogger(__name__)
 
 
 class MetricsEndpoint:
-    """Takes the address when it is made (port 0: any), answers from `start` on. `render` makes the text. `reuse_port`:
-    other processes may listen there, too.
+    """The port of the metrics: GET /metrics, and nothing else. `render` makes the text.
 
-    Raises OSError if the address cannot be had.
+    It takes the address when it is made (port 0: any), and answers from `start` on. Each connection has a thread.
+    Beyond MAX_CONNECTIONS the oldest one is closed, so a slow or silent client holds up nobody. `reuse_port`: other
+    processes may listen there, too. Raises OSError if the address is not available.
     """
 
     def __init__(self, host: str, port: int, render: Callable[[], bytes], reuse_port: bool = False) -> None:
@@ -504,7 +510,7 @@ class _Server(ThreadingHTTPServer):
             super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection broke off, or its client was too slow: no business of the log's."""
+        """A connection broke off, or its client was too slow: not worth a line of the log."""
         _log.debug("metrics: a connection from %s ended early", client_address, exc_info=True)
 
 
@@ -573,9 +579,9 @@ def serve_metrics(
     control: ControlSegment,
     peers: Peers = Peers(),  # noqa: B008 - frozen
 ) -> str:
-    """Answer on the metrics' port from now on; return its address ("host:port"), "" if there shall be no metrics.
+    """Answer on the metrics' port from now on; return its address ("host:port"), "" if metrics are off.
 
-    Raises OSError, which says why the port cannot be had.
+    Raises OSError, which says why the port is not available.
     """
     if not options.target:
         return ""

@@ -22,10 +22,7 @@ from gangway.server.statistics import Figures, Statistics, StatisticsTable
 
 @dataclass(frozen=True)
 class Peers:
-    """The requests of other front ends: their slots, and the counters where they say what memory these have.
-
-    And how many calls they refuse unread.
-    """
+    """What a front end sees of the others: their slots, and counters of their memory and of calls refused unread."""
 
     tables: tuple[SlotTable, ...] = ()
     statistics: StatisticsTable | None = None
@@ -92,7 +89,10 @@ class _Ticks(NamedTuple):
 
 
 class Machine:
-    """Reads when it is asked. The utilization is that of an interval of `interval_s` at least. Not safe for threads."""
+    """Processor and memory of the whole machine, as Triton's CPU metrics have them, from Linux's /proc.
+
+    The utilization is that of an interval of `interval_s` at least. Not safe for threads.
+    """
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s

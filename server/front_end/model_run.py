@@ -18,17 +18,16 @@ from gangway.server.requests.admission import OVERLOADED
 from gangway.server.requests.data_plane import PoolExhaustedError, Submission
 from gangway.server.statistics import Times
 
-# When a request has come, when it is to be answered, and when nobody waits for it any more.
-
 MAX_WAIT_NS = 600 * 10**9  # every wait ends; a later deadline counts as none
 LIMIT_SLACK_NS = 20 * 10**6  # the client's clock started earlier than ours
 
 
 class RequestClock(NamedTuple):
-    """Instants of one request, CLOCK_MONOTONIC; 0 is none.
+    """When a request has come, when it is to be answered, and when its client stops waiting.
 
-    `deadline_ns` is a target: what happens to a request that misses it is for its queue policy to say. After `limit_ns`
-    the client is gone. A limit without a target makes none: whoever wants an answer by some time says so by `timeout`.
+    Instants are CLOCK_MONOTONIC; 0 is none. `deadline_ns` comes from a latency target: the queue policy says what
+    happens to a request that misses it. After `limit_ns` the client is gone. A limit does not make a deadline: a client
+    that wants an answer by some time sends the parameter `timeout`.
     """
 
     arrival_ns: int  # of the bytes at the front end
@@ -63,9 +62,6 @@ class RequestClock(NamedTuple):
         return SlotStatus.DEADLINE if self.limit_ns else SlotStatus.UNAVAILABLE
 
 
-# What a client is told of a request that was handed over and has not been answered.
-
-
 def no_room(error: PoolExhaustedError) -> RequestError:
     """Return the error for a request that found no slot or no memory."""
     if error.for_good:
@@ -74,7 +70,7 @@ def no_room(error: PoolExhaustedError) -> RequestError:
 
 
 def failure(name: str, status: SlotStatus, max_queue: int, reason: str = "") -> RequestError:
-    """Return the error for a request to model `name` that ended with this status.
+    """Return the error for a request to model `name` that was handed over and ended with this status.
 
     `max_queue`: of its queue policy. `reason`: what the worker says about it, one line.
     """
@@ -107,8 +103,6 @@ def failure(name: str, status: SlotStatus, max_queue: int, reason: str = "") -> 
             return RequestError(grpc.StatusCode.INTERNAL, f"the execution of model '{name}' failed{why}")
 
 
-# Which sizes of symbolic dimensions a front end sees, and what it tells the supervisor about them.
-
 Sizes = tuple[int, ...]
 
 ASK_AGAIN_S = 60.0  # the supervisor may have had too much to do
@@ -116,7 +110,10 @@ MAX_REMEMBERED = 1024
 
 
 class ShapeWatch:
-    """Asks for each size once, and again after a while. `tell` says whether the supervisor could be told."""
+    """Tells the supervisor which sizes of symbolic dimensions requests have: each once, and again after a while.
+
+    `tell` says whether the supervisor could be told.
+    """
 
     def __init__(self, tell: Callable[[ShapeWanted], bool]) -> None:
         self._tell = tell

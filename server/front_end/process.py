@@ -70,10 +70,11 @@ from gangway.server.system import allow_many_descriptors, keep_freed_memory
 from gangway.server.threads import NoThreadError, scaled
 from gangway.server.tracing.settings import TraceOverrides
 
+_log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from gangway.server.http.server import HttpFrontEnd
 
-_log = logging.getLogger(__name__)
 
 TELL_AGAIN_SECONDS = 0.01
 IDLE_POLL_SECONDS = 0.005
@@ -294,7 +295,12 @@ Open = Callable[[], str]  # returns "host:port", the port as bound; empty: nobod
 
 
 class Listeners:
-    """`grpc`, `http` and `metrics` begin to listen; they raise CannotListenError or OSError. `tell`: see FrontEnd."""
+    """Opens the listeners when the front end knows all models. `grpc`, `http` and `metrics` raise CannotListenError or
+    OSError.
+
+    gRPC comes first. Importing HTTP and metrics takes as long as the rest of a front end's start, so a thread opens
+    them while gRPC answers: a quick successor matters after a crash. `tell`: as in FrontEnd.
+    """
 
     def __init__(self, grpc: Open, http: Open, metrics: Open, tell: Callable[[FrontEndMessage], bool]) -> None:
         self._grpc = grpc
@@ -338,10 +344,15 @@ RETURN_PERIOD_S: Final = 0.2  # freed memory is returned no more often
 
 
 class MemoryGuard:
-    """`in_flight_bytes` tells how many bytes of tensors requests have at the moment.
+    """Watches a front end's memory: stops admission while it is full, and returns what an overload has left.
 
-    `tell` is called at each look, with the words for who must be refused, and whether memory is full: not even half of
-    the budget's reserve is left. It returns whether any call waits for memory.
+    Freed messages are kept for the next ones (`system.keep_freed_memory`), and so are the blocks of their tensors.
+    After an overload that is far more than they need. What gRPC receives is counted only when it is complete, so the
+    memory that is left is looked at as often as it could fill up (`memory_budget.fresh_s`).
+
+    `in_flight_bytes` tells how many bytes of tensors requests have at the moment. `tell` is called at each look, with
+    the text for refused calls, and whether memory is full: less than half of the budget's reserve is left. It returns
+    whether any call waits for memory.
     """
 
     def __init__(
@@ -374,7 +385,7 @@ class MemoryGuard:
             time.sleep(min(max(fresh_s(room_bytes), LEAST_WATCH_S), MOST_WATCH_S))
 
     def watch(self) -> int:
-        """Let nobody in while memory is full; return how much room the budget has."""
+        """Stop admission while memory is full; return how many bytes the budget has left."""
         room_bytes = self._budget.room_bytes()
         if (room_bytes < 0 or self._is_short) and time.monotonic() >= self._returned_s + RETURN_PERIOD_S:
             self._plane.give_back_waiting()

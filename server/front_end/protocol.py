@@ -1,4 +1,4 @@
-"""The protocol's methods with one message in and one out: what gRPC and HTTP both answer, each in its own spelling.
+"""The protocol's methods with one message in and one out, which gRPC and HTTP both serve.
 
 A further method is added to `process.methods_of`, and gRPC and HTTP both serve it.
 """
@@ -22,8 +22,6 @@ from gangway.server.models.tensors import Tensor
 from gangway.server.options.server import SERVER_NAME
 from gangway.server.requests.regions import MAX_NAME_BYTES, Regions, Registration, file_of
 
-# What the protocol asks apart from inference: health, metadata, configuration, statistics, the repository's index.
-
 EXTENSIONS = (  # only what works
     "binary_tensor_data",
     "classification",
@@ -40,11 +38,12 @@ HEALTH_SERVICES = ("", "inference.GRPCInferenceService")
 
 
 class ServerMethods:
-    """Methods are named as the remote procedures. Each takes the request's message and returns the response's.
+    """Health, metadata, configuration, statistics, and the index of the repository.
 
-    `models` is replaced by the front end; `ready` says whether the initial load is over and the server is not stopping;
-    unless `strict_readiness`, the server then counts as ready whatever has become of its models.
-    `memory_bytes` says what a model holds, 0 if that is not known; `is_served` whether the other processes get on.
+    Methods are named as the remote procedures. Each takes the request's message and returns the response's. `models` is
+    replaced by the front end. `ready` says whether the initial load is over and the server is not stopping. Unless
+    `strict_readiness`, the server then counts as ready whatever the state of its models. `memory_bytes` says what a
+    model holds, 0 if that is not known; `is_served` whether the other processes work.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class ServerMethods:
         return pb.ServerReadyResponse(ready=self._all_ready())
 
     def model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        """Say whether a model can be used; an unknown one cannot, and none while nobody would execute a request."""
+        """Say whether a model can be used: not an unknown one, and none while the other processes do not work."""
         try:
             self.models.find(request.name, request.version)
         except RequestError as error:
@@ -141,15 +140,14 @@ def _tensor_metadata(tensor: Tensor) -> pb.ModelMetadataResponse.TensorMetadata:
     return pb.ModelMetadataResponse.TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
 
 
-# The protocol's methods for shared memory: system regions work, GPU memory does not exist here.
-
 MAX_KEY_CHARACTERS: Final = 4096  # no path is longer
 
 
 class RegionMethods:
-    """Methods are named as the remote procedures. Each takes the request's message and returns the response's.
+    """The methods for shared memory: system regions work, GPU memory does not exist here.
 
-    `make` has all front ends `apply` a change, or raises RequestError.
+    Methods are named as the remote procedures. Each takes the request's message and returns the response's. `make` has
+    all front ends `apply` a change, or raises RequestError.
     """
 
     def __init__(self, regions: Regions, make: Callable[[RegionChange], None]) -> None:
@@ -237,8 +235,6 @@ class Method(Generic[RequestT]):
 AnyMethod: TypeAlias = Method[Any]
 
 
-# gRPC's own health service: Check answers at once, Watch now and at every change.
-
 PERIOD_S = 0.25  # how late a watcher may learn of a change
 MAX_WATCHERS = 64  # each has a thread
 
@@ -246,7 +242,7 @@ _Status = health_pb2.HealthCheckResponse.ServingStatus
 
 
 class Health:
-    """`check` is a method like the others; `watch` is a behaviour for gRPC, of bytes."""
+    """gRPC's own health service. `check` is a method like the others; `watch` answers at once and at every change."""
 
     def __init__(self, answers: ServerMethods, max_watchers: int = MAX_WATCHERS) -> None:
         self._answers = answers

@@ -1,4 +1,4 @@
-"""All sequences of one front end: which of their requests may be executed, and the others' waits."""
+"""All sequences of one front end: which of their requests may be executed, and how long the others wait."""
 
 import logging
 import threading
@@ -32,11 +32,7 @@ from gangway.server.requests.sequence_codecs import (
 )
 from gangway.server.requests.validation import RequestPlan
 
-# Which requests of one model's sequences may be executed. Deterministic: the clock is passed in, nobody waits here.
-#
-# A sequence begins with a request that says so, and gets a slot, or a place in the backlog until a slot is free. A
-# sequence with a slot has one request executed at a time, in the order in which they have come. It is over, and its
-# slot free, when its last request has been executed, or when nothing has happened for too long.
+_log = logging.getLogger(__name__)
 
 SequenceId = int | str
 AnyTicket = TypeVar("AnyTicket")  # stands for one request
@@ -89,7 +85,14 @@ class Entered(Generic[AnyTicket]):
 
 
 class SequenceBatcher(Generic[AnyTicket]):
-    """The sequences of one loaded model. Not safe for threads. Times are microseconds and never go back."""
+    """The sequences of one loaded model. Deterministic: the clock is passed in, and no call waits. Not safe for
+    threads.
+
+    A sequence begins with a request that says so. It gets a slot, or a place in the backlog until a slot is free. A
+    sequence with a slot has one request executed at a time, in the order in which they came. It ends, and frees its
+    slot, when its last request has been executed, or when it was idle for too long. Times are microseconds and never go
+    back.
+    """
 
     def __init__(self, slots: int, idle_us: int) -> None:
         """Make it with so many slots; a sequence without requests ends after `idle_us`."""
@@ -238,14 +241,15 @@ class SequenceBatcher(Generic[AnyTicket]):
         self._advance(successor, now_us, changes)
 
 
-# One request of a sequence while it waits for its turn, and what becomes of one that waits for too long.
-
 NEVER_NS: Final = 1 << 62
 
 
 @dataclass(eq=False)
 class SequenceTicket:
-    """`begun`: it may be executed. `refusal`: it never will be. `gone`: nobody waits for the answer any more."""
+    """One request of a sequence while it waits for its turn.
+
+    `begun`: it may be executed. `refusal`: it never will be. `gone`: the client does not wait for the answer any more.
+    """
 
     sequence: "Sequence[SequenceTicket]" = field(init=False)
     begun: bool = False
@@ -318,8 +322,6 @@ class WaitLimits:
 STATE_SHARE: Final = 4  # states may have a quarter of the front end's shared memory
 WAITING_SHARE: Final = 2  # half of the requests that a front end may have: each that waits keeps a thread
 MAX_SLEEP_S: Final = 3600.0
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)

@@ -47,6 +47,8 @@ from gangway.server.tracing.settings import (
     with_level,
 )
 
+_log = logging.getLogger(__name__)
+
 
 class Answer(Protocol):
     """What the supervisor says to a question. `code` is the name of a gRPC status."""
@@ -74,7 +76,7 @@ class _Waiting:
 
 
 class Questions:
-    """Those without an answer, `most` at a time: beyond that clients are told `too_many`. Safe for threads."""
+    """Questions without an answer, `most` at a time: beyond that clients are told `too_many`. Safe for threads."""
 
     def __init__(self, most: int, too_many: str) -> None:
         self._most = most
@@ -125,18 +127,16 @@ class Questions:
                 waiting.done.set()
 
 
-# What a client changes for all front ends, as the front end sees it that the client has asked.
-
 MAX_WAITING_CHANGES = 64  # each has a thread
 WAIT_SECONDS = 10.0  # every wait ends; the others are told nevertheless
 NOT_NOW = "this cannot be changed now; it may be tried again"
-_log = logging.getLogger(__name__)
 
 
 class SharedChanges:
-    """`apply` makes a change in this process, and may raise RequestError. Safe for threads.
+    """What a client changes for all front ends, as the front end sees it that got the client's request.
 
-    `ask` says whether the supervisor could be told; None: there are no other processes to agree with.
+    `apply` makes a change in this process, and may raise RequestError. `ask` says whether the supervisor could be told;
+    None: there are no other processes to agree with. Safe for threads.
     """
 
     def __init__(self, apply: Callable[[Change], None], ask: Callable[[FrontEndMessage], bool] | None = None) -> None:
@@ -176,8 +176,6 @@ class SharedChanges:
         self._questions.refuse(reason)
 
 
-# The protocol's LogSettings: a change is made by all front ends; the supervisor tells the other processes.
-
 _SettingValue = pb.LogSettingsRequest.SettingValue
 # setting, its field in LogSettings, the choice of the message it comes in, and what Triton calls that
 _SETTINGS = {
@@ -190,8 +188,10 @@ _SETTINGS = {
 
 
 class LogMethods:
-    """`settings` hold at the start. `log` is this process's, if it has one. `make` has all front ends `apply` a change,
-    or raises RequestError.
+    """The protocol's LogSettings. All front ends make a change; the supervisor tells the other processes.
+
+    `settings` hold at the start. `log` is this process's, if it has one. `make` has all front ends `apply` a change, or
+    raises RequestError.
     """
 
     def __init__(self, settings: LogSettings, log: ProcessLog | None, make: Callable[[LogSettings], None]) -> None:
@@ -237,8 +237,6 @@ def _log_change(name: str, value: _SettingValue) -> tuple[str, Any]:
     return field, new
 
 
-# The protocol's TraceSetting: a change is checked as a whole, and made by all front ends.
-
 _NUMBERS = {
     "trace_rate": ("rate", 0, MAX_RATE),
     "trace_count": ("count", UNLIMITED, MAX_COUNT),
@@ -251,7 +249,10 @@ _FIXED = {
 
 
 class TraceMethods:
-    """`make` returns when the tracers of all front ends have new settings, or raises RequestError."""
+    """The protocol's TraceSetting: a change is checked as a whole, and made by all front ends.
+
+    `make` returns when the tracers of all front ends have the new settings, or raises RequestError.
+    """
 
     def __init__(self, tracer: Tracer, models: Callable[[], Models], make: Callable[[TraceOverrides], None]) -> None:
         self._tracer = tracer
@@ -340,11 +341,6 @@ def _opentelemetry_of(config: TraceConfig) -> dict[str, list[str]]:
     return shown
 
 
-# What clients ask of the model repository, on its way to the supervisor, which alone loads and unloads models.
-#
-# A call has a number; its thread waits until the supervisor has answered that number. What comes with a load (a
-# configuration, files) may be as large as a message: it stands in memory that the supervisor reads by itself.
-
 MAX_WAITING_CALLS = 16  # each has a thread, and maybe a model, for as long as it takes to compile one
 LOAD_SECONDS = 1800.0  # every wait ends; the load goes on
 INDEX_SECONDS = 5.0
@@ -352,7 +348,11 @@ MAX_NAME_BYTES = 1024
 
 
 class RepositoryMethods:
-    """Safe for threads. `ask` says whether the supervisor could be told."""
+    """What clients ask of the model repository. The supervisor alone loads and unloads models.
+
+    A configuration or files that come with a load may be as large as a message, so they lie in memory that the
+    supervisor reads by itself. `ask` says whether the supervisor could be told. Safe for threads.
+    """
 
     def __init__(self, ask: Callable[[RepositoryCall], bool]) -> None:
         self._ask = ask

@@ -24,7 +24,7 @@ from gangway.server.threads import NO_THREAD
 from gangway.server.tracing.record import GRPC, StepRecord, TensorRecord, TraceRecord
 from gangway.server.tracing.settings import Sampler, TraceConfig, TraceOverrides, TraceSettings
 
-# A request that was picked, as it waits for the thread that sends it on: references, and little work.
+_log = logging.getLogger(__name__)
 
 MAX_TENSORS_BYTES = 16 * 1024  # of all inputs, and of the response: larger ones are left out
 MAX_HEADER_CHARACTERS = 512
@@ -63,7 +63,10 @@ class Traced(Protocol):
 
 
 class Sampled(NamedTuple):
-    """One request. `outcome` None: it failed with `error`, or its answer was in the cache."""
+    """A request that was picked, as it waits for the thread that sends it to the exporter.
+
+    `outcome` None: it failed with `error`, or its answer was in the cache.
+    """
 
     model: ServedModel
     shapes: Shapes
@@ -184,7 +187,6 @@ PERIOD_SECONDS = 0.05
 IDLE_PERIOD_SECONDS = 1.0  # while nobody traces (any more)
 PACKET_BYTES = 48 * 1024
 REPORT_SECONDS = 60.0
-_log = logging.getLogger(__name__)
 
 
 class Tracer:
@@ -251,7 +253,7 @@ class Tracer:
             self._put(known._replace(submitted_ns=0, end_ns=time.monotonic_ns(), error=error))
 
     def _pick(self, request: Traced) -> tuple[bool, Sampler, Parent | None]:
-        """Say whether to trace. Who came with a context has decided that already; others are sampled."""
+        """Say whether to trace. A client that sends a trace context decides for itself; other requests are sampled."""
         sampler = self.settings.sampler(request.model.name)
         if sampler.off:
             return False, sampler, None

@@ -1,13 +1,13 @@
 """Unary calls whose message is received before a thread takes them, or without one that does.
 
 grpcio gives a call to a thread of its pool, which asks for the message and sleeps until gRPC's own thread has handed it
-over. Here gRPC's thread asks, and when the message has come it may deal with the call itself (`begin`), or else give it
-to the pool. This saves two changes of threads for each request, which with one interpreter lock are dear, and no thread
-waits for a client. It also does without what grpcio keeps for each call: a condition, a context, a Future, and a lock
-that all calls share.
+over. Here gRPC's thread asks for the message. When it has come, this thread answers the call (`begin`), or gives it to
+the pool. That saves two changes of threads for each request, which are expensive under one interpreter lock. No thread
+waits for a client, and a call needs none of grpcio's own objects: a condition, a context, a Future, and a lock that all
+calls share.
 
-grpcio has no public way to this. What is used of its inside is named here, and where another version lacks it, each
-call has a thread.
+grpcio has no public interface for this. The private parts that are used are named here. Where another version lacks one
+of them, each call has a thread.
 """
 
 import logging
@@ -28,10 +28,7 @@ from gangway.server.grpc.gate import StalledCalls
 from gangway.server.requests.admission import AdmissionController
 from gangway.server.threads import NO_THREAD, CountingPool
 
-# One call to a method whose messages are received early (`EarlyCalls`), from its headers to its end.
-#
-# gRPC's core is asked for three things: the message, news of the call's end, and to send the answer. It tells of each
-# by calling a method here, in gRPC's own thread, one after the other; only `answer` is for any thread.
+_log = logging.getLogger(__name__)
 
 inside: Any = _server  # has no types
 cygrpc: Any = _cygrpc
@@ -39,8 +36,6 @@ Behaviour: TypeAlias = Callable[[bytes, grpc.ServicerContext], bytes]
 Returned: TypeAlias = tuple[Any, Sequence[Callable[[], None]]]  # what gRPC is to forget, and what to call then
 _FLAGS = 0
 _MESSAGE_EXPECTED = '"{}" requires exactly one request message.'  # as grpcio says it
-
-_log = logging.getLogger(__name__)
 
 
 class Begin(Protocol):
@@ -52,7 +47,11 @@ class Begin(Protocol):
 
 
 class EarlyCall:
-    """What inference must know of a call, and what gRPC's core calls."""
+    """One call to a method of `EarlyCalls`, from its headers to its end.
+
+    gRPC's core is asked for three things: the message, the call's end, and to send the answer. It reports each by
+    calling a method here, in gRPC's own thread, one after the other. Only `answer` is for any thread.
+    """
 
     __slots__ = ("_callbacks", "_calls", "_due", "_entered", "_event", "_in_pool", "_unanswered")
 
@@ -169,13 +168,6 @@ class EarlyCall:
         return self, callbacks
 
 
-# Which calls may receive their message now, where memory could not hold all that clients may be sending at once.
-#
-# gRPC takes a message in as soon as it is asked for, however large it turns out to be, and nobody sees of it before it
-# is complete. So it is asked for only while the memory budget has room for the largest message that is possible, as
-# gRPC has it and as it is put together for Python. Other calls wait in their order. What they send meanwhile stays
-# with the client, but for the first 64 KiB. A client that takes long holds a place no longer than others need one.
-
 COPIES: Final = 4  # pieces, all of them joined while that grows, and what Python gets
 SLOW_S: Final = 0.5  # after so long a call's place is another's; what it takes is watched (`MemoryGuard`)
 PATIENCE_S: Final = 1.0  # so long a call waits for its place
@@ -192,7 +184,14 @@ class ArrivingCall(Protocol):
 
 
 class Arrivals:
-    """Safe for threads. `message_bytes`: of the largest message that is possible."""
+    """Which calls may receive their message, where memory could not hold all that clients may send at once.
+
+    gRPC takes a message in as soon as it is asked for, of any size, and reports it only when it is complete. So a call
+    asks only while the memory budget has room for the largest possible message, as gRPC holds it and as it is put
+    together for Python. Other calls wait in their order. Their messages stay with the clients, but for the first 64
+    KiB. A slow client holds a place only as long as no other call needs it. Safe for threads. `message_bytes`: of the
+    largest possible message.
+    """
 
     def __init__(self, budget: MemoryBudget, message_bytes: int) -> None:
         self._budget = budget

@@ -1,9 +1,9 @@
-"""What stands before every gRPC method: who may call it, and waiting for its message.
+"""What happens before every gRPC method: the check who may call it, and waiting for its message.
 
-A gate makes of a handler another one that does all this first, in two forms. The plain one leaves waiting for the
-message to gRPC, which holds a thread until it has come, however long that takes. When many threads are held, calls get
-the other: it reads the message itself, so that a call whose message does not come can be found and ended
-(`StalledCalls`). That was measured at up to a tenth of the CPU of a small request, so it is not for everyone.
+A gate wraps a handler in one of two forms. The plain form leaves waiting for the message to gRPC, which holds a thread
+until it has come, however long that takes. The watched form reads the message itself, so that a call whose message does
+not come can be found and ended (`StalledCalls`). It costs more CPU for each request, so calls get it only when many
+threads are held.
 """
 
 import logging
@@ -19,15 +19,9 @@ from gangway.server.access import CATEGORY_OF_METHOD, GRPC_KEY_PREFIX, Restricti
 from gangway.server.errors import RequestError, unavailable
 from gangway.server.threads import NO_THREAD, CountingPool, scaled, started_pool
 
-# Calls that wait for their client: for the rest of a request, or for an answer to be taken.
-#
-# Such a call holds something: a thread of the server, or the bytes of the answer. Few may do so for long. When there
-# are too many, those that have waited longest are ended; a client that is merely slow is left alone as long as nobody
-# needs the room.
+_log = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
-
-_log = logging.getLogger(__name__)
 
 
 class StalledCall(Protocol):
@@ -46,7 +40,12 @@ class AnswerableCall(Protocol):
 
 
 class StalledCalls:
-    """Safe for threads. `patience_s` seconds are granted to every call, whatever the others hold."""
+    """Calls that wait for their client: for the rest of a request, or for an answer to be taken. Safe for threads.
+
+    Such a call holds a thread of the server, or the bytes of the answer. When there are too many, those that have
+    waited longest are ended. A slow client stays as long as nobody needs the room. `grace_s` seconds are granted to
+    every call, whatever the others hold.
+    """
 
     def __init__(self, max_calls: int, max_bytes: int, patience_s: float) -> None:
         self._max_calls = max_calls

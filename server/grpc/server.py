@@ -1,8 +1,8 @@
-"""The gRPC server: methods of the protocol to functions, refusals to status codes. Nothing here knows what a tensor is.
+"""The gRPC server: methods of the protocol to functions, refusals to status codes. It knows nothing of tensors.
 
-Synchronous grpcio with a thread pool: measured, it needs 1.6 times less CPU per request than its asyncio sibling.
-Handlers get and return bytes, so that ModelInfer can leave the tensors where they are. What comes before them is in
-`gate.py`. Small requests of a known form need no thread of the pool (`front_end/inference.py`).
+It is synchronous grpcio with a thread pool, which needs less CPU per request than grpcio's asyncio server. Handlers get
+and return bytes, so that ModelInfer leaves the tensors where they are. `gate.py` stands before them. Small requests of
+a known form need no thread of the pool (`front_end/inference.py`).
 """
 
 import logging
@@ -33,7 +33,7 @@ from gangway.server.requests.admission import AdmissionController
 from gangway.server.system import max_connections
 from gangway.server.threads import CountingPool, scaled
 
-# What gRPC's core is told: limits of messages, metadata and streams, keepalive, compression.
+_log = logging.getLogger(__name__)
 
 AMPLE_BYTES = 4 << 30  # of memory: what clients send unasked may be as much as the speed of their links suggests
 MAX_METADATA_BYTES = 16 * 1024  # of one call; traces and tokens fit
@@ -44,7 +44,7 @@ _LEVELS = {Compression.LOW: 1, Compression.MEDIUM: 2, Compression.HIGH: 3}
 
 
 def channel_options(options: GrpcOptions, max_connections: int | None = None) -> list[tuple[str, int]]:
-    """Return the arguments for grpc.server."""
+    """Return the arguments for grpc.server: limits of messages, metadata and streams, keepalive, compression."""
     keepalive = options.keepalive
     found: dict[str, int | None] = {
         # By default a second server on the same port would silently get every other connection.
@@ -73,13 +73,11 @@ def channel_options(options: GrpcOptions, max_connections: int | None = None) ->
     return [(name, int(value)) for name, value in found.items() if value is not None]
 
 
-# TLS of the gRPC server. Its files are read again when they have changed, for connections made from then on.
-
-_log = logging.getLogger(__name__)
-
-
 class Certificates:
-    """What the files hold. Files that cannot be used (half written, say) leave everything as it was."""
+    """TLS of the gRPC server. Its files are read again when they have changed, for connections made from then on.
+
+    Files that cannot be used (half written, say) leave everything as it was.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
         """Read the files. Raises TlsError or OSError."""
@@ -120,12 +118,6 @@ class Certificates:
         return grpc.ssl_server_certificate_configuration([pair], files.root.read_bytes() if files.root else None)
 
 
-# gRPC's connections, of which the most silent ones give way when there are nearly as many as there may be.
-#
-# gRPC's core refuses further connections at its limit and closes none, so that clients that say nothing could keep all
-# others out, questions about health included. It has no way to close one either. What is used here is that its
-# connections are sockets of this process: one that is shut down is closed by core as if its client had gone.
-
 PAUSES: Final = 20  # times as long as a look takes, a tenth of a second for ten thousand descriptors
 KEPT_FREE: Final = 1 / 8  # of the connections that there may be
 _DESCRIPTORS: Final = "/proc/self/fd"
@@ -133,7 +125,13 @@ _TCP_INFO: Final = struct.Struct("44xI4xI")  # of Linux: milliseconds since data
 
 
 class SilentConnections:
-    """`limit`: as many connections core accepts. `port`: where it listens, 0: not by TCP."""
+    """Closes the most silent connections when there are nearly as many as there may be.
+
+    gRPC's core refuses further connections at its limit and closes none, so silent clients could keep all others out,
+    questions about health included. It has no method to close one. But its connections are sockets of this process, and
+    core takes one that is shut down for one whose client has gone. `limit`: how many connections core accepts. `port`:
+    where it listens, 0: not by TCP.
+    """
 
     def __init__(self, limit: int) -> None:
         self.port = 0

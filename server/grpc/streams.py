@@ -1,7 +1,7 @@
-"""All ModelStreamInfer calls of a front end: how many there may be, their threads, and what becomes of stalled ones.
+"""All ModelStreamInfer calls of a front end: how many there may be, their threads, and the end of stalled ones.
 
-A stream keeps one thread of the gRPC server, which has that many more, so that streams take none from other calls; and
-one of the threads here, which waits for its next request. Each request that is executed needs a further one.
+A stream keeps one thread of the gRPC server, which has that many more, so that streams take none from other calls. It
+also keeps one of the threads here, which waits for its next request. Each request that is executed needs a further one.
 """
 
 import logging
@@ -21,7 +21,7 @@ from gangway.server.models.sequences import ID, ID_KINDS, UINT64_MASK
 from gangway.server.requests.contents import MalformedRequestError, Raws, length_prefix, split_contents, split_request
 from gangway.server.threads import CountingPool, NoThreadError
 
-# What a stream shows of itself to those below it: each of its requests has a call of its own.
+_log = logging.getLogger(__name__)
 
 
 class StreamContext(Protocol):
@@ -76,13 +76,6 @@ class StreamedCall:
             callback()
 
 
-# Order within a stream. Requests overtake each other, but for three kinds.
-#
-# Those of one sequence are executed one after the other. Those without an id are executed at the same time, but
-# answered in their order: it is all that tells the client which answer is which. So are those for a model whose
-# configuration says `preserve_ordering`. Neither class here is safe for threads.
-
-
 class Sequenced(Protocol):
     """What may belong to a sequence."""
 
@@ -96,7 +89,7 @@ Answer = TypeVar("Answer")
 
 
 class SequenceQueues(Generic[Item]):
-    """For each sequence that has a request under way, those that wait behind it."""
+    """For each sequence that has a request under way, those that wait behind it. Not safe for threads."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[Item]] = {}
@@ -136,10 +129,12 @@ class OrderTicket(Generic[Answer]):
 
 
 class AnswerOrder(Generic[Answer]):
-    """Keeps answers back until those are there that were asked for earlier in the same line.
+    """Keeps answers back until those are there that were asked for earlier in the same line. Not safe for threads.
 
-    A request may stand in any number of lines. Nothing waits for ever: of those that have no answer yet the one that
-    came first holds up others and is held up by none.
+    Requests without an id stand in one line: their order is all that tells the client which answer is which. So do
+    those for a model whose configuration says `preserve_ordering`. All others are answered as they end. A request may
+    stand in several lines. Nothing waits for ever: of those that have no answer yet the one that came first holds up
+    others and is held up by none.
     """
 
     def __init__(self) -> None:
@@ -184,8 +179,6 @@ class AnswerOrder(Generic[Answer]):
         return followers
 
 
-# The messages of ModelStreamInfer: a request of a stream, read; its answer, written as those of ModelInfer are.
-
 FINAL_PARAMETER = "triton_final_response"
 
 SequenceKey: TypeAlias = tuple[str, int | str]  # model and id: two models do not share ids
@@ -224,7 +217,7 @@ class StreamedRequest:
 
 
 def sequence_of(header: bytes) -> SequenceKey | None:
-    """Return which sequence a request belongs to; None also if it cannot be read, which others will complain about."""
+    """Return which sequence a request belongs to; None also if the header is unparsable; the planner reports that."""
     if _MARK not in header:
         return None
     try:
@@ -253,19 +246,8 @@ def failure(reason: str, request_id: bytes) -> bytes:
     return pb.ModelStreamInferResponse(error_message=reason, infer_response=response).SerializeToString()
 
 
-# One ModelStreamInfer call: many requests at a time, each answered as soon as it is done.
-#
-# At most one thread waits for the client's next request. When it has got one, another thread is asked to wait for the
-# next, and this one executes the request: so a request is not handed from thread to thread. Answers are sent by the
-# thread that gRPC has given to the call.
-#
-# A client that does not take its answers is not listened to: as long as `in_flight` of its requests, or `held_bytes`,
-# are under way or unsent, nothing more is read, and HTTP/2's flow control makes the client wait.
-
 WITHOUT_ID = ""  # the line of such requests; others have names of models
 STATUS_HEADER = ("triton_grpc_error", "true")  # the first error shall end the stream, as its status
-
-_log = logging.getLogger(__name__)
 
 
 class Infer(Protocol):
@@ -322,8 +304,14 @@ class _Answer:
 
 
 class Stream:
-    """Reads requests, has them executed, yields their answers. `start` has a function called by some other
-    thread, or raises NoThreadError."""
+    """One ModelStreamInfer call: many requests at a time, each answered as soon as it is done.
+
+    At most one thread waits for the client's next request. When it has got one, another thread waits for the next, and
+    this one executes the request, so no request changes threads. gRPC's thread of the call sends the answers. A client
+    that does not take its answers is not listened to: as long as `in_flight` of its requests, or `held_bytes`, are
+    under way or unsent, nothing more is read, and HTTP/2's flow control makes the client wait. `start` has a function
+    called by some other thread, or raises NoThreadError.
+    """
 
     def __init__(
         self,

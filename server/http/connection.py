@@ -12,12 +12,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.http.replies import error_text
 
-# How many connections there may be, and which of them gives way to a new one. For one event loop's thread.
-#
-# Whoever says nothing holds nobody out: beyond the limit a new connection is taken in place of the one for whose
-# client the server has waited longest. Where all clients wait for the server, a few more connections are there for
-# health alone.
-
 RESERVED: Final = 64  # connections above the limit, which can ask for health only
 PATIENCE_SECONDS: Final = 5.0  # granted to every request that has begun to come
 
@@ -42,7 +36,11 @@ class Limited(Protocol):
 
 
 class ConnectionLimit:
-    """`limit` connections, and RESERVED more."""
+    """How many connections there may be, and which of them gives way to a new one. For one event loop's thread.
+
+    Beyond `limit` a new connection replaces the one for whose client the server has waited longest, so silent clients
+    keep nobody out. Where all clients wait for the server, RESERVED more connections may ask for health.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -82,11 +80,11 @@ class ConnectionLimit:
         return None
 
 
-# Offers of another protocol, which a server may ignore: Java's HTTP client and `curl --http2` make them.
-
-
 def without_offer(method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the head of a request as it would be without its offer. Names of headers are lower-case."""
+    """Return the head of a request without its offer of another protocol, which a server may ignore.
+
+    Java's HTTP client and `curl --http2` make such offers. Names of headers are lower-case.
+    """
     lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
     lines += [b"%b: %b" % header for header in headers if header[0] != b"upgrade"]
     return b"\r\n".join([*lines, b"", b""])

@@ -1,6 +1,7 @@
-"""The body of an inference request: JSON, and after it the tensors that are sent as they are.
+"""Inference over HTTP: requests as JSON with tensors behind it, as one raw tensor, or by Triton's generate extension.
 
-Becomes what `Inference.infer_parts` takes. Tensors in the body stay where they are.
+A request becomes what `Inference.infer_parts` takes; tensors in the body stay where they are. A response becomes JSON,
+and after it the tensors that are wanted as binary data.
 """
 
 import math
@@ -242,8 +243,6 @@ def _flag(parameters: dict[str, Any], name: str, where: str) -> bool | None:
     return value
 
 
-# A ModelInferResponse as an HTTP body: JSON, and after it the tensors that are wanted as they are.
-
 MAX_CACHED_HEADS: Final = 1024
 _ID_TAG: Final = pb.ModelInferResponse.ID_FIELD_NUMBER << 3 | 2
 _RAW_TAG: Final = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | 2
@@ -361,15 +360,14 @@ def _tensor(output: Output, binary: bool) -> bytes:
     return dump(content)[:-1] + b',"data":' + data + b"}"
 
 
-# Triton's generate extension: one JSON object whose members are inputs or parameters, by their names.
-#
-# Made for models whose inputs are a text and a few numbers. A value is a tensor of as many elements as it has.
-
 PARAMETERS: Final = "parameters"  # its members count as members of the whole
 
 
 def read_generate(model: ServedModel, version: str, text: bytes | memoryview) -> JsonRequest:
-    """Understand the body of a generate request. Raises RequestError (INVALID_ARGUMENT)."""
+    """Understand the body of a generate request: a JSON object whose members are inputs or parameters, by their names.
+
+    A value is a tensor of as many elements as it has. Raises RequestError (INVALID_ARGUMENT).
+    """
     content = parse_object(text)
     where = f"generate request for model '{model.name}'"
     nested = content.get(PARAMETERS, {})
@@ -442,15 +440,14 @@ def _member(output: Output) -> bytes:
     return b"," + dump(tensor.name) + b":" + data
 
 
-# A request without JSON: the body is the one input of the model, for one row.
-
 _LENGTH: Final = struct.Struct("<I")
 
 
 def read_raw(model: ServedModel, version: str, body: memoryview) -> JsonRequest:
-    """Return the request that such a body means; every output is wanted in the same way.
+    """Return the request of a body without JSON: it is the one input of the model, for one row.
 
-    Raises RequestError (INVALID_ARGUMENT) if the model has not exactly one input, or none of this size.
+    Every output is wanted in the same way. Raises RequestError (INVALID_ARGUMENT) if the model has not exactly one
+    input, or none of this size.
     """
     if len(model.inputs) != 1:
         invalid(f"model '{model.name}' has {len(model.inputs)} inputs: a request without JSON is only possible for one")

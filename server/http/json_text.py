@@ -1,6 +1,12 @@
-"""JSON in and out. orjson does the work; what it does not know, NaN and Infinity, the standard library does.
+"""JSON in and out: values, large arrays of numbers, protobuf messages, and tensors.
 
-Triton reads and writes NaN, Infinity and -Infinity as bare words, as Python does. Standard JSON has no word for them.
+orjson does the work, but for NaN, Infinity and -Infinity, which the standard library handles. Triton reads and writes
+them as bare words, for which standard JSON has none. Protobuf messages are written with the names of the protocol,
+since protobuf's own JSON writes 64-bit integers as strings, which Triton's clients do not expect.
+
+A parser holds Python's lock from the first byte to the last, and makes many objects. So numpy looks over what is large,
+which lets other threads run. Large arrays of numbers are taken out, and read in slices when the rest of the request has
+been found right.
 """
 
 import base64
@@ -25,12 +31,6 @@ from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import invalid, unavailable
 from gangway.server.requests.contents import PAUSE_S
-
-# Large arrays of numbers in JSON: found without making an object of anything, counted, and read a slice at a time.
-#
-# A parser holds Python's lock from the first byte to the last, and makes 30 bytes of objects of two bytes of text. So
-# what is large is looked over by numpy, which lets other threads run; the arrays are taken out, and read when the rest
-# of the request has been found right.
 
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 Read = Callable[[bytes], bytes]  # of a JSON array of numbers without arrays in it: the raw elements
@@ -62,7 +62,10 @@ class NumbersError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """An array that has not been read: `text` between the brackets at `begin` and before `end`; its commas and one."""
+    """A large array of numbers that has not been read: `text` between `begin` and `end`, brackets included.
+
+    `count`: its commas and one.
+    """
 
     text: bytes
     begin: int
@@ -353,16 +356,14 @@ def _scalar(value: Any) -> str:
     return kind_of(value) if isinstance(value, list | dict | Numbers) else str(value)[:_SHOWN_CHARACTERS]
 
 
-# Protobuf messages in Triton's JSON: fields by their names in the protocol, numbers as numbers, enumerations by name.
-#
-# protobuf's own JSON writes 64-bit integers as strings, which Triton's clients do not expect.
-
 MAX_UINT64 = 2**64 - 1
 MAX_INT64 = 2**63 - 1
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """Return a message with all its fields; without those messages and choices in it that are not set."""
+    """Return a message with all its fields by name, numbers as numbers, enumerations by name; unset messages are left
+    out.
+    """
     content = {}
     for field in message.DESCRIPTOR.fields:
         if field.has_presence and not message.HasField(field.name):
@@ -449,8 +450,6 @@ def number_in(content: Mapping[str, Any], name: str, where: str, default: int | 
         invalid(f"{where}: expected a number from 0 as '{name}', got {shown(value)}")
     return value
 
-
-# Tensors as JSON arrays, to and from the bytes that the protocol's raw contents have.
 
 MAX_RANK: Final = 32
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024  # of one tensor; as JSON it is five times larger

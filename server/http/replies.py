@@ -1,4 +1,4 @@
-"""What an HTTP request is answered with, and which status each refusal has."""
+"""What an HTTP request is answered with, compressed if wanted, and which status each refusal has."""
 
 import threading
 import zlib
@@ -12,11 +12,12 @@ from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.errors import RequestError
 from gangway.server.http.json_text import dump
 
-# A request over HTTP as inference sees it: the part of grpc.ServicerContext that it uses.
-
 
 class HttpCall:
-    """Ends when the answer has been handed to the connection, or when the client has gone. Safe for threads."""
+    """A request over HTTP as inference sees it: the part of grpc.ServicerContext that it uses. Safe for threads.
+
+    It ends when the answer has been handed to the connection, or when the client has gone.
+    """
 
     front_end = "HTTP"  # in traces
 
@@ -117,8 +118,6 @@ def json_reply(content: Any) -> Reply:
     return Reply(200, (dump(content),))
 
 
-# Compressed bodies, both ways: gzip and deflate, by zlib, which lets other threads run meanwhile.
-
 MIN_BYTES: Final = 1024  # smaller answers would hardly be smaller
 LEVEL: Final = 1  # the others cost much more than they save
 MAX_RATIO: Final = 100  # a bomb has up to 1032
@@ -132,7 +131,10 @@ _WINDOW_BITS: Final = {"gzip": _GZIP, "deflate": _ZLIB}
 
 
 def inflate(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """Return the body as it was. Raises HttpError: 415 unknown encoding, 413 too large, 400 damaged, 503 no memory."""
+    """Return a body as it was before its compression by gzip or deflate. zlib lets other threads run meanwhile.
+
+    Raises HttpError: 415 unknown encoding, 413 too large, 400 damaged, 503 no memory.
+    """
     if encoding == "identity":
         return body
     if encoding == "x-gzip":

@@ -1,4 +1,7 @@
-"""Paths of the HTTP protocol: which operation on what."""
+"""Paths of the HTTP protocol: which method of the service each of them stands for, and how it is answered.
+
+The methods that are served come from `front_end/process.py`. A path whose method is missing there is answered with 501.
+"""
 
 import base64
 import binascii
@@ -48,6 +51,8 @@ from gangway.server.http.replies import (
 )
 from gangway.server.models.served import Models
 from gangway.server.requests.contents import Raws
+
+_log = logging.getLogger(__name__)
 
 MAX_PATH_BYTES = 4096
 
@@ -166,10 +171,6 @@ def _memory_route(rest: list[str], actions: dict[str, OperationName]) -> Route |
     return None
 
 
-# The protocol's methods in HTTP's spelling: JSON to the request's message, the response's message to a reply.
-#
-# Which methods are served is for `front_end/process.py` to say; what is here and not there is answered with 501.
-
 Content = Mapping[str, Any]  # the request's JSON object
 MAX_UINT32: Final = 2**32 - 1
 DONE: Final = Reply(200)
@@ -177,7 +178,10 @@ DONE: Final = Reply(200)
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of the service: its name there, and both translations. They may raise RequestError."""
+    """One method of the service in HTTP's spelling: its name there, JSON to its request, its response to a reply.
+
+    Both translations may raise RequestError.
+    """
 
     method: str
     request: Callable[[Route, Content], Message]
@@ -370,12 +374,8 @@ OPERATIONS: Final[Mapping[OperationName, Mapping[str, Operation]]] = {
 }
 
 
-# Answers one request whose body is there: what the threads of the HTTP server do.
-
 INFERENCES = frozenset({"infer", "generate", "generate_stream"})  # always POST
 HEADER_LENGTH = b"inference-header-content-length"
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -409,7 +409,7 @@ class Infer(Protocol):
 
 
 class Service:
-    """Translates to and from the methods of the service. Safe for threads."""
+    """Answers requests whose bodies are there: what the threads of the HTTP server do. Safe for threads."""
 
     def __init__(
         self,
@@ -426,7 +426,7 @@ class Service:
         self._responses = JsonResponses()
 
     def answer(self, incoming: Incoming) -> Reply:
-        """Return the reply, whatever happens."""
+        """Return the reply, also after any error."""
         try:
             reply = self._reply(incoming)
             return _compressed(reply, incoming.headers) if incoming.route.operation == "infer" else reply

@@ -25,11 +25,6 @@ from gangway.server.options.endpoints import HttpOptions
 from gangway.server.system import max_connections
 from gangway.server.threads import CountingPool, NoThreadError
 
-# The ASGI application: reads a request, has a thread answer it, sends the reply. Nothing here blocks or computes.
-#
-# A thread waits for each inference, as in the gRPC server: the data plane's wait blocks, without the interpreter's
-# lock.
-
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -46,7 +41,11 @@ class ClientGoneError(Exception):
 
 
 class App:
-    """Serves one server's connections, in its event loop."""
+    """The ASGI application, in the server's event loop: reads a request, has a thread answer it, sends the reply.
+
+    Nothing here blocks or computes. A thread waits for each inference, as in the gRPC server: the data plane's wait
+    blocks, without the interpreter's lock.
+    """
 
     def __init__(
         self, service: Service, threads: CountingPool, max_body_bytes: int, restrictions: Restrictions

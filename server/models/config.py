@@ -1,4 +1,9 @@
-"""config.pbtxt: reading it, and what in it this server understands."""
+"""config.pbtxt: reading it, and checking whether this server can honour it.
+
+Every field that is set is looked up in `config_table.py`. What a table cannot say is checked here: a value that is
+refused, fields that contradict each other, and an ensemble that cannot work whatever its models are. For ensembles the
+texts of the messages are Triton's.
+"""
 
 import codecs
 import difflib
@@ -24,9 +29,7 @@ from gangway.server.errors import (
 )
 from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER, FIELDS, PARAMETERS, Entry, Fate
 
-# What can be wrong with an ensemble's configuration in itself, without a look at the models that compose it.
-#
-# What is refused and, where people may search for them, the texts of the messages are Triton's.
+_log = logging.getLogger(__name__)
 
 ENSEMBLE_PLATFORM = "ensemble"
 MAX_STEPS = 64  # those of inner ensembles count, too
@@ -147,10 +150,6 @@ def _never_ready(steps: Sequence[StepConfig], inputs: Sequence[str]) -> Iterator
         yield index, next(tensor for tensor in step.input_map.values() if tensor not in ready)
 
 
-# Whether a configuration can be honoured: every field that is set is looked up in `config_table.py`.
-#
-# What a table cannot say (a value that is refused, two fields that contradict each other) is checked here, too.
-
 PACKAGE = "inference."
 PLATFORM = "onnxruntime_onnx"  # what Triton calls models that come as ONNX files; clients and configs rely on the names
 BACKEND = "onnxruntime"
@@ -159,8 +158,6 @@ GPU_FIELD = "ModelInstanceGroup.kind"
 NEAR = 0.75  # how alike two names are of which one may be meant for the other, 0 to 1
 IMAGE_RANK = 3
 MAX_INSTANCES = 2**31 - 1
-
-_log = logging.getLogger(__name__)
 
 
 def check_fields(config: ModelConfig) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""What a model's configuration says of sequences: `sequence_batching`, read and checked."""
+"""Sequences of a model: its `sequence_batching`, the inputs and states that no client sends, and a request's
+parameters.
+"""
 
 import math
 import struct
@@ -230,8 +232,6 @@ def _require_different(names: Iterable[str], what: str) -> None:
         seen.add(name)
 
 
-# What of a model with sequences no client sees: inputs for controls and states, and what states begin with.
-
 FOLDER: Final = "initial_state"  # in the model's folder: what `data_file` names
 MAX_STATE_BYTES: Final = 256 << 20  # as much as one message may have
 
@@ -251,7 +251,10 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class SequenceTensors:
-    """The hidden tensors of one model. `controls` are in the order of the settings', `control_shape` is their shape."""
+    """What of a model with sequences no client sees: inputs for controls and states, and what states begin with.
+
+    `controls` are in the order of the settings', `control_shape` is their shape.
+    """
 
     settings: SequenceSettings
     controls: tuple[Tensor, ...]
@@ -385,8 +388,6 @@ def _check_dims(state: State, spec: TensorSpec, batch: bool, where: str) -> None
 def _shape(batch: bool, dims: tuple[int, ...]) -> tuple[int, ...]:
     return (ANY, *dims) if batch else dims
 
-
-# What a request says of its sequence, and what its control inputs are then.
 
 ID, START, END = "sequence_id", "sequence_start", "sequence_end"
 MAX_ID_BYTES: Final = 1024

@@ -150,7 +150,11 @@ def _tensors(
 
 
 def shapes_of(inputs: Sequence[tuple[InputTensor, Tensor]], model: ServedModel) -> Shapes:
-    """Return the shapes of inputs, each beside the model's. Raises RequestError (INVALID_ARGUMENT)."""
+    """Return the shapes of inputs, each beside the model's: a client's, or those between an ensemble's steps.
+
+    The order of the checks and, where clients may depend on them, the texts of the messages are Triton's. Raises
+    RequestError (INVALID_ARGUMENT).
+    """
     rows: int | None = None
     sizes: dict[str, int] = {}
     for given, tensor in inputs:

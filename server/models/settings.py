@@ -1,7 +1,8 @@
-"""What a model's configuration says of late requests, queues and priorities (docs/explanation/targets.md).
+"""What a model's configuration says of batches, instances, labels, metrics, late requests, queues and priorities.
 
-The source is Triton's `dynamic_batching` (queue policies and priority levels); for configurations without it there are
-the parameters `late` and `max_queue_size`, which also go before it.
+`docs/explanation/batching.md` and `docs/explanation/targets.md` explain it. Queue policies and priority levels come
+from Triton's `dynamic_batching`; the parameters `late` and `max_queue_size` take precedence over it. Without
+`dynamic_batching`, `sequence_batching` and the parameter `batching` the server chooses its batches.
 """
 
 import math
@@ -23,11 +24,6 @@ from gangway.scheduler.messages import LoadModel
 from gangway.server.errors import ConfigError, shortened
 from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER
 from gangway.server.statistics import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
-
-# What a model's configuration says of batches: whether requests are joined, and how long one waits for company.
-#
-# docs/explanation/batching.md explains it. The sources are Triton's `dynamic_batching` and `sequence_batching`, and the
-# parameter `batching`; without them the server chooses by itself.
 
 AUTO: Final = "auto"
 OFF: Final = BATCHING_OFF
@@ -144,8 +140,6 @@ def _check_sizes(sizes: Sequence[int], max_batch_size: int) -> None:
         raise ConfigError(f"preferred_batch_size: {len(sizes)} sizes, at most {MAX_PREFERRED} are possible")
 
 
-# How many queries of a model may be under way at the same time: its instance groups, and Triton's rate limiter.
-
 Limit = tuple[str, int, int]  # resource, how much a query holds, how much there is
 
 
@@ -159,7 +153,10 @@ class RateLimits:
 
 @dataclass(frozen=True)
 class ModelLimits:
-    """What a query of one version of a model holds while it is under way. `priority` 0: turns do not count."""
+    """How many queries of one version of a model may be under way: its instance groups, and Triton's rate limiter.
+
+    `limits`: what a query holds while it is under way. `priority` 0: turns do not count.
+    """
 
     limits: tuple[Limit, ...] = ()
     priority: int = 0
@@ -202,8 +199,6 @@ def _shared(limiter: ModelRateLimiter, there_is: Mapping[str, int]) -> tuple[Lim
     return tuple((f"resource {name}", amount, there_is.get(name, amount)) for name, amount in amounts.items())
 
 
-# Names of classes: the file that `label_filename` of an output names, one name per line.
-
 MAX_LABEL_BYTES = 16 << 20
 
 
@@ -221,7 +216,10 @@ def label_files(folder: Path, config: ModelConfig) -> dict[str, str]:
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Return the names, by class. Raises OSError, or ValueError for what is too large, no file, or no text."""
+    """Return the names of an output's classes from its `label_filename`, one name per line.
+
+    Raises OSError, or ValueError for what is too large, no file, or no text.
+    """
     require_regular(path)
     if path.stat().st_size > MAX_LABEL_BYTES:
         raise ValueError(f"more than {MAX_LABEL_BYTES} bytes")
@@ -250,13 +248,11 @@ def _checked(folder: Path, name: str, where: str) -> Path:
     return path
 
 
-# What a model's configuration says of its metrics: `model_metrics`. Its labels (`metric_tags`) are read by metrics.
-
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 
 
 def response_bounds_ns(config: ModelConfig) -> tuple[int, ...]:
-    """Return the bounds of the histogram of the time to the first response. Raises ConfigError."""
+    """Return the bounds of the histogram of the time to the first response (`model_metrics`). Raises ConfigError."""
     bounds_ns = TIME_BOUNDS_NS
     for control in config.model_metrics.metric_control:
         family, buckets_ms = control.metric_identifier.family, list(control.histogram_options.buckets)

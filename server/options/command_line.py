@@ -279,13 +279,17 @@ def check_front_ends(options: ServeOptions) -> None:
 
 @dataclass(frozen=True)
 class FrontEndOptions:
-    """The descriptors are inherited; the io segment begins with `slots` request slots, its heap follows.
+    """How the supervisor starts a front-end process: one dataclass, on its standard input.
 
-    `index` is the front end's number in the control segment, `address` is where gRPC listens, "host:port" (port 0: any;
-    a successor gets its predecessor's). At most `slots` requests are in flight, whatever comes on top is answered
-    UNAVAILABLE at once. `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere). `statistics_fd`:
-    the table in which it counts (-1: in its own memory). `other_io_fds`: the io segments of other front ends.
-    `regions_fd`: for having workers map regions (-1: they do not). `thread_share`: see `threads.py`.
+    `serve` is the whole command line, so a new flag needs no further step: the front end reads
+    `options.serve.GROUP.VALUE`. The other fields are what the supervisor adds. The descriptors are inherited. The io
+    segment begins with `slots` request slots, its heap follows. `index` is the front end's number in the control
+    segment. `address` is where gRPC listens, "host:port" (port 0: any; a successor gets its predecessor's). At most
+    `slots` requests are in flight, further ones are answered UNAVAILABLE at once.
+
+    `spin_us`: see DataPlane.spin_for. `trace_fd`: where traces go (-1: nowhere). `statistics_fd`: the table in which it
+    counts (-1: its own memory). `other_io_fds`: the io segments of other front ends. `regions_fd`: for having workers
+    map regions (-1: they do not). `thread_share`: see `threads.py`.
     """
 
     index: int

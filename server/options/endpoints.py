@@ -19,8 +19,6 @@ from gangway.server.options.values import (
     restrictions,
 )
 
-# Flags of the gRPC server.
-
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # 445 float images of 3x224x224; Triton's own clients allow 2 GiB
 MIN_MESSAGE_BYTES = 1024
 MAX_UNIX_PATH_BYTES = 107
@@ -193,8 +191,6 @@ def _compression(text: str) -> Compression:
 GRPC = FlagGroup("gRPC", add_grpc_flags, read_grpc)
 
 
-# Flags of the HTTP server.
-
 MAX_BODY_BYTES = 256 * 1024 * 1024
 
 
@@ -249,8 +245,6 @@ def read_http(arguments: argparse.Namespace) -> HttpOptions:
 
 HTTP = FlagGroup("HTTP", add_http_flags, read_http)
 
-
-# Flags of the metrics' port.
 
 COUNTERS, HISTOGRAMS = "counter_latencies", "histogram_latencies"
 _SUMMARIES = ("summary_latencies", "summary_quantiles")

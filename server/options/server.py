@@ -22,8 +22,6 @@ from gangway.server.options.values import (
 )
 from gangway.server.tracing.settings import TraceConfig, trace_config_of
 
-# Flags of the model repository, and of what in it is loaded.
-
 ALL_MODELS = "*"
 
 
@@ -84,8 +82,6 @@ def read_repository(arguments: argparse.Namespace) -> RepositoryOptions:
 
 REPOSITORY = FlagGroup("model repository", add_repository_flags, read_repository)
 
-
-# Flags of how models are executed: response cache, rate limiter, batches.
 
 BATCH_SETTING = "default-max-batch-size"
 BACKEND = Engine.ONNXRUNTIME.value
@@ -187,8 +183,6 @@ def _is_count(text: str) -> bool:
 MODELS = FlagGroup("models", add_models_flags, read_models)
 
 
-# Flags of the server as a whole: cores, scheduling, compiled models, measuring, its end.
-
 SERVER_NAME = "gangway"
 MAX_NAME_CHARACTERS = 256
 MAX_FRONT_ENDS = 16
@@ -287,9 +281,6 @@ def _name(text: str) -> str:
 GENERAL = FlagGroup("server", add_general_flags, read_general)
 
 
-# Flags of traces of requests.
-
-
 def add_traces_flags(parser: argparse._ArgumentGroup) -> None:
     """Define the flags."""
     parser.add_argument("--trace-config", action="append", default=[], metavar="[MODE,]SETTING=VALUE",
@@ -307,9 +298,6 @@ def read_traces(arguments: argparse.Namespace) -> TraceConfig:
 
 
 TRACES = FlagGroup("traces", add_traces_flags, read_traces)
-
-
-# Flags of the log.
 
 
 def add_logs_flags(parser: argparse._ArgumentGroup) -> None:

@@ -30,13 +30,14 @@ from gangway.server.repository.repository import Stamp
 from gangway.server.supervisor.log import ServerLog
 from gangway.server.supervisor.processes import Child
 
-# How far a compile job is: a bar on a terminal, otherwise one line per model.
-
 _log = logging.getLogger(__name__)
 
 
 class ProgressDisplay:
-    """Shows the phases of one job while it is open. A model that is found in the cache shows nothing."""
+    """Shows the phases of one job while it is open: a bar on a terminal, otherwise one line per model.
+
+    A model that is found in the cache shows nothing.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

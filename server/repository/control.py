@@ -1,8 +1,8 @@
 """How what is served follows what the repositories hold, or what clients ask for.
 
-A model is reloaded while it serves: the new version is compiled, loaded, warmed up and measured beside the old one,
-then the front end gives it to all further requests, and the old one goes when its last request has ended. What cannot
-be loaded leaves in place what is served already.
+A model is reloaded while it serves. The new version is compiled, loaded, warmed up and measured beside the old one.
+Then the front ends give it to all further requests, and the old one is unloaded when its last request has ended. A
+model that cannot be loaded leaves in place what is served already.
 """
 
 import asyncio
@@ -35,15 +35,17 @@ from gangway.server.repository.repository import (
 )
 from gangway.server.supervisor.announcements import Announcements
 
-# The end of models that are served no more: they are unloaded when the last request has ended that they began.
+_log = logging.getLogger(__name__)
 
 RETIRE_SECONDS = 660.0  # no request lasts longer
 UNLOAD_SECONDS = 60.0  # workers do it beside their queries
-_log = logging.getLogger(__name__)
 
 
 class ModelReleases:
-    """Everything is called in the supervisor's event loop. `in_use`: what is or shall be served at that moment."""
+    """Unloads models that are served no more, when the last request has ended that uses them.
+
+    Everything is called in the supervisor's event loop. `in_use`: what is or shall be served at that moment.
+    """
 
     def __init__(
         self,
@@ -96,11 +98,11 @@ class ModelReleases:
             self._clients.announce(ModelUnavailable(name, version, reason))
 
 
-# A lock for each name, there only while somebody holds it or waits for it.
-
-
 class NameLocks:
-    """For one event loop. Who asks first gets a name first."""
+    """A lock for each name, there only while somebody holds it or waits for it. For one event loop.
+
+    A name goes to waiters in their order.
+    """
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
@@ -120,12 +122,6 @@ class NameLocks:
                 del self._users[name], self._locks[name]
 
 
-# Models that were served and are not any more although somebody wants them: they are loaded again.
-#
-# A model that no worker can load any more is tried at once, then after growing pauses: its artifact may have been
-# swept, and the file that it is made of may be there. One that ended worker processes is left alone for a minute, and
-# each time longer. A client's load or unload, or a change of the repository, ends that.
-
 FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 60.0
 FIRST_QUARANTINE_SECONDS: Final = 60.0
@@ -133,8 +129,13 @@ LONGEST_QUARANTINE_SECONDS: Final = 3600.0
 
 
 class FailedModels:
-    """`bring` loads a version again, unless it is no longer refused for that reason; False if it has to be tried again.
+    """Loads models again that have failed while somebody wants them.
 
+    A model that no worker can load is tried at once, then after growing pauses: its artifact may have been removed from
+    the cache, while its source file is there. One that ended worker processes is left alone for a minute, and each time
+    longer. A client's load or unload, or a change of the repository, ends that.
+
+    `bring` loads a version again, unless it is no longer refused for that reason; False if it has to be tried again.
     Everything is called in the supervisor's event loop.
     """
 
@@ -176,13 +177,14 @@ def _quarantine() -> Backoff:
     return Backoff(FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
 
 
-# Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it.
-
 MAX_REASON_CHARACTERS = 2000
 
 
 class ServedModels:
-    """Everything is called in the supervisor's event loop, and nothing takes time. `bring_back`: see FailedModels."""
+    """Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it.
+
+    Everything is called in the supervisor's event loop, and nothing takes time. `bring_back`: see FailedModels.
+    """
 
     def __init__(
         self,

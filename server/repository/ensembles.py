@@ -27,7 +27,7 @@ from gangway.server.models.tensors import datatype_name
 from gangway.server.repository.loaded import Isolated, LoadedModel, config_of, resolve_qos_us, warn_of_target
 from gangway.server.repository.repository import BrokenModel, Entry, ModelVersion
 
-# Whether the models of an ensemble fit together. What is refused, and the messages, are Triton's.
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,10 @@ class _Known:
 
 
 def check_members(ensemble: str, config: ModelConfig, members: Sequence[ModelConfig]) -> None:
-    """Raise ConfigError unless the ensemble's checked config fits those of its models, by step, which are complete."""
+    """Raise ConfigError unless the ensemble's checked config fits those of its models, by step, which are complete.
+
+    What is refused, and the texts of the messages, are Triton's.
+    """
     tensors = {tensor.name: _Known.of(ensemble, tensor, config) for tensor in config.input}
     tensors |= {tensor.name: _Known.of(ensemble, tensor, config) for tensor in config.output}
     optional = {tensor.name for tensor in config.input if tensor.optional}
@@ -145,14 +148,9 @@ def load_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
     return list(order)
 
 
-# The ensembles that are to be served, and what clients are told of them: made anew whenever a model of theirs changes.
-#
-# Nothing is compiled or loaded for an ensemble, so this takes no time.
-
 Served = Mapping[str, Mapping[int, LoadedModel]]  # by name and version
 
 NOT_AVAILABLE: Final = "contains models that are not available"
-_log = logging.getLogger(__name__)
 
 
 class MissingModelError(ConfigError):
@@ -171,7 +169,11 @@ class Made:
 
 
 class EnsembleBuilder:
-    """Everything is called in the supervisor's event loop."""
+    """The ensembles that are to be served, made again whenever a model of theirs changes.
+
+    Nothing is compiled or loaded for an ensemble, so this takes no time. Everything is called in the supervisor's event
+    loop.
+    """
 
     def __init__(self) -> None:
         self._wanted: dict[str, tuple[ModelVersion, ...]] = {}

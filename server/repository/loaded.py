@@ -15,12 +15,13 @@ from gangway.server.models.config import Qos
 from gangway.server.models.settings import ModelBatching, QueuePolicies
 from gangway.server.repository.repository import ModelVersion
 
+_log = logging.getLogger(__name__)
+
 Sizes = tuple[int, ...]  # of symbolic dimensions, in the order of `ModelReady.symbols`
 
 MAX_REFUSED = 4096  # sizes of one model that could not be compiled; beyond that no others are tried
 FIRST_PAUSE_SECONDS = 30.0  # front ends ask for the same sizes once a minute at most
 LONGEST_PAUSE_SECONDS = 3600.0
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,6 @@ class LoadedModel:
     isolated: Isolated | None
     engine: Engine
     shaped: Shaped | None
-
-
-# Latency targets: from what a configuration asks for to what the scheduler is told.
 
 
 def resolve_qos_us(qos: Qos, isolated: Isolated | None) -> float | None:

@@ -107,9 +107,10 @@ Entry = ModelVersion | BrokenModel
 
 
 def stamp_of(folder: Path, version: int) -> Stamp:
-    """Return the stamp of all that this version is made of: its own folder, and what belongs to all versions.
+    """Return the stamp of all files of this version: in its own folder, and those that belong to all versions.
 
-    That is config.pbtxt, labels, samples for warming up; but not other versions, nor hidden files. Raises OSError.
+    These are config.pbtxt, labels, and samples for warming up; not other versions, nor hidden files. Files are compared
+    by name, size and time, and never read. Raises OSError.
     """
     return tuple(sorted([*_own(folder, folder / str(version)), *_shared(folder)]))
 
@@ -150,7 +151,12 @@ Parameters = Mapping[str, pb.ModelRepositoryParameter]
 
 
 class OverrideStore:
-    """Makes overrides and removes them. `take` may be called by any thread."""
+    """Keeps what load requests bring: a configuration in place of config.pbtxt, and the model's files.
+
+    Files are kept in a temporary folder as long as the model is loaded. A server that is killed leaves its folder
+    behind; the next one removes it. A lock on the folder, which the kernel frees, tells whether its server still lives.
+    Any thread may call `take`.
+    """
 
     def __init__(self) -> None:
         self._root: Path | None = None
@@ -214,7 +220,7 @@ class OverrideStore:
 
 
 def sweep_overrides() -> list[Path]:
-    """Remove the folders of servers that were killed; return them."""
+    """Remove the folders of servers that were killed; return their paths."""
     swept = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # another server is quicker, lives, or belongs to another user

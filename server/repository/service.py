@@ -20,13 +20,11 @@ from gangway.server.options.server import RepositoryOptions
 from gangway.server.repository.repository import Override, OverrideStore, find_models
 from gangway.server.supervisor.announcements import Announcements
 
-# The index shows what the repositories hold at this moment, also what nobody has asked for.
-
 _log = logging.getLogger(__name__)
 
 
 async def refresh_index(repositories: Sequence[Path], clients: Announcements) -> None:
-    """Tell clients of models that are new in the repositories, and nothing more of those that have gone."""
+    """Show in the index what the repositories hold: announce new models, and remove those that have gone."""
     try:
         found = await asyncio.to_thread(find_models, repositories)
     except OSError as error:

@@ -1,6 +1,7 @@
-"""Requests of the server's own, to try a model with: of which sizes, with which contents.
+"""Requests of the server's own, to try a model with, and to measure how long it takes when it is alone.
 
-A trial that fails shows nothing: the model may want other sizes, or other contents.
+They are ordinary requests, through the supervisor's own io segment. A trial that fails shows nothing: the model may
+want other sizes, or other contents.
 """
 
 import math
@@ -80,8 +81,6 @@ def trial_of(model: ServedModel, sizes: Sizes) -> Trial:
     contents = [example_bytes(tensor.datatype, shape, item_bytes(tensor.datatype)) for tensor, shape in shapes.inputs]
     return codec_of(model, shapes, list(model.outputs.values())), contents, shapes.rows
 
-
-# Measures how long a model takes when it is alone: by ordinary requests through the supervisor's own io segment.
 
 REQUEST_TIMEOUT_SECONDS = 60.0
 PATIENCE_SECONDS = 5.0  # with requests that go first

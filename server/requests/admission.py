@@ -1,13 +1,12 @@
-"""Who is let in while more calls come than can be answered. Pure but for a lock and the clocks.
+"""Admission control under overload. Deterministic, given the lock and the clocks.
 
-When the queue is full, every further call costs another one its place, whom the scheduler chooses
-(`scheduler/admission.py`). By then its message has been received. Where messages are large that is most of what a front
-end has to do: the cores that should answer are busy reading what will be refused. So a front end that is full, or whose
-requests the scheduler turns away, lets in as many as it can read in a part of a core's time, and at least nearly as
-many as are answered. It refuses the others before it reads them.
+A full queue makes the scheduler refuse one request for each further one (`scheduler/admission.py`). By then its message
+has been received. Receiving large messages is most of a front end's work, and takes the cores that should compute. So a
+front end that is full, or whose requests the scheduler refuses, receives only as many messages as a share of one core's
+time allows, and at least nearly as many as it answers. It refuses the other calls unread.
 
-Answers that come in time let in more: who can still be in time goes before all that wait, so while there are many
-answers like that there should be more to choose from. If too many come, fewer of them are in time, and let fewer in.
+Answers within their target admit further calls: a request that can meet its target goes before all that wait, so more
+of them should be available to choose from. If too many come, fewer meet their target, and admit fewer.
 """
 
 import logging
@@ -17,6 +16,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gangway.executor.logs import OFTEN
+
+_log = logging.getLogger(__name__)
 
 FULL: Final = 7 / 8  # of the room is taken: calls are refused from now on,
 ROOM_AGAIN: Final = 3 / 4  # until there is so much, and
@@ -29,15 +30,12 @@ MOST_AT_ONCE: Final = 8.0  # after many answers in a row
 ONE_CLASS_S: Final = 10.0  # as long ago requests of several priorities must be for calls to be refused unseen
 OVERLOADED: Final = "Exceeds maximum queue size: the server is overloaded"
 
-_log = logging.getLogger(__name__)
-
 
 class AdmissionController:
-    """Safe for threads. `room`: so many calls can be inside at once.
+    """Decides which calls are received. Safe for threads. `room`: how many calls fit.
 
-    `now_s`: any steady clock; `cpu_s`: of the CPU that this process has taken.
-
-    A message must be read to learn its priority. So where there is more than one nobody is refused here.
+    `now_s`: any steady clock; `cpu_s`: CPU time of this process. A message must be read to learn its priority, so no
+    call is refused here while requests have different priorities.
     """
 
     def __init__(
@@ -59,16 +57,16 @@ class AdmissionController:
 
     @property
     def refusal(self) -> str:
-        """What who is not let in is told."""
+        """The text for refused calls."""
         return self.full_reason or OVERLOADED
 
     def count_in(self, word: memoryview) -> None:
-        """Count those who are refused in this word from now on, on top of what it says."""
+        """Count refused calls in this word from now on, on top of what it says."""
         self._refused = word
 
     @property
     def refused(self) -> int:
-        """How many were refused."""
+        """How many calls were refused."""
         return self._refused[0]
 
     def admits(self) -> bool:
@@ -92,7 +90,7 @@ class AdmissionController:
         return False
 
     def enter(self) -> None:
-        """A message has been received. Whoever sends none takes nobody's place."""
+        """A message has been received. A call without a message takes no place."""
         with self._lock:
             self._inside += 1
             if self._inside >= self._full:
@@ -139,7 +137,7 @@ class AdmissionController:
         return self.is_crowded
 
     def _look(self) -> None:
-        """Bring the account of CPU up to date. It says nothing before it has been looked at twice."""
+        """Bring the account of CPU up to date. The first look only sets its start."""
         now_s, cpu_s = self._now_s(), self._cpu_s()
         earned_s = (now_s - self._looked_s) * CPU_SHARE
         spent_s = cpu_s - self._looked_cpu_s

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# ModelInferResponse, written by hand: everything but id and tensors is the same for equal requests.
 
 _RAW_OUTPUT_CONTENTS = pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
@@ -76,7 +75,9 @@ def with_id(response: bytes, request_id: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class ResponseTemplate:
-    """The response of a model for certain outputs of certain shapes."""
+    """The response of a model for certain outputs of certain shapes. All but id and tensors is equal for equal
+    requests.
+    """
 
     header: bytes  # serialised ModelInferResponse without id and tensors
     # Place in the model, and what stands before the contents. Without a place they are external, and empty here:
@@ -322,10 +323,6 @@ def copy_content(content: Content, view: memoryview) -> None:
         view[:] = content
 
 
-# The classification extension: instead of an output's elements the largest of them, as "value:index:label".
-#
-# It works on finished responses, so that it does not matter how the model was executed or where the request came from.
-
 CLASSIFICATION = "classification"
 NOT_CLASSIFIED = ("BYTES", "BOOL", "FP16", "BF16")
 MAX_CLASSES = 2**31 - 1
@@ -363,7 +360,11 @@ def wanted_classes(output: OutputTensor, tensor: Tensor, model: ServedModel) -> 
 
 @dataclass(frozen=True)
 class ClassifyingCodec:
-    """Another codec, with some outputs of its response classified. `batched`: the first dimension counts rows."""
+    """The classification extension: another codec, whose response has the largest elements of some outputs as text.
+
+    It works on finished responses, however the model was executed and wherever the request came from. `batched`: the
+    first dimension counts rows.
+    """
 
     codec: Codec
     classes: Mapping[str, Classes]  # by output

@@ -186,7 +186,10 @@ FIELDS: Final = {
 
 
 def to_bytes(contents: pb.InferTensorContents, name: str, datatype: str, elements: int, model: str) -> bytes:
-    """Return the elements as raw bytes. Raises RequestError (INVALID_ARGUMENT)."""
+    """Return elements that came as protobuf numbers (`InferInputTensor.contents`) as raw bytes.
+
+    Raises RequestError (INVALID_ARGUMENT).
+    """
     if datatype not in FIELDS:
         invalid(f"input '{name}' for model '{model}': {datatype} is only possible in raw_input_contents")
     expected, dtype = FIELDS[datatype]
@@ -224,7 +227,11 @@ TypedContents = dict[str, list[memoryview]]  # of an input: the values of each f
 def split_contents(parts: SplitRequest) -> tuple[bytes, bytes, Raws]:
     """Return a request with its typed contents as raw ones, which are still to be read, if its header is large.
 
-    Raises MalformedRequestError. One that has raw contents as well is left as it is: it is going to be refused.
+    protobuf's parser holds Python's lock from the first byte to the last, and makes an object of each number. So typed
+    contents of large requests are taken out before. A packed field of floats is the raw tensor itself; one of integers
+    is decoded a slice at a time, by numpy. Both happen when the rest of the request has been found right.
+
+    Raises MalformedRequestError. A request that has raw contents as well stays as it is: it is refused later.
     """
     header, request_id, raws = parts
     if len(header) <= LARGE_BYTES:

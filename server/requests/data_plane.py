@@ -28,15 +28,6 @@ from gangway.executor.segment import Segment
 from gangway.executor.slots import NEVER_JOINED, SlotOutcome, SlotRequest, SlotStatus, SlotTable
 from gangway.server.requests.admission import AdmissionController
 
-# Where in a shared-memory segment tensors go: an allocator that deals in offsets and touches no memory.
-#
-# Two levels. Freed blocks wait in a list per size class and the last one freed is reused first, so a steady load runs
-# in a few warm pages. Behind it lie the free ranges, in address order and merged with their neighbours; when a class
-# has nothing and no range is large enough, all waiting blocks go back to the ranges. So no sequence of sizes wastes
-# memory for good. What is carved from a range is taken from the system first, and what goes back to one is given back
-# to it: so the memory of a long queue does not stay when the queue has gone. Nor does that of a record: what has
-# waited for long goes back, too (`give_back_idle`).
-
 KEPT_BYTES = 256 << 20  # of freed blocks stay warm
 
 MoveRange = Callable[[int, int], None]  # offset and size
@@ -47,10 +38,16 @@ class HeapFullError(MemoryError):
 
 
 class Heap:
-    """Offsets in [begin, end), aligned to 64 bytes. Not safe for threads: the caller holds a lock.
+    """Where in a shared-memory segment tensors go: an allocator that deals in offsets and touches no memory.
 
-    `take` asks the system for memory of a range before it is used, and raises OSError if there is none; `give_back`
-    returns it.
+    Freed blocks wait in a list per size class and the last one freed is reused first, so a steady load runs in a few
+    warm pages. Behind the lists lie the free ranges, in address order and merged with their neighbours. When a class
+    has nothing and no range is large enough, all waiting blocks go back to the ranges, so no sequence of sizes wastes
+    memory for good. A block that is cut from a range takes memory from the system, and one that goes back returns it,
+    so a long queue leaves none behind. Blocks that have waited for long go back, too (`give_back_idle`).
+
+    Offsets are in [begin, end), aligned to 64 bytes. Not safe for threads: the caller holds a lock. `take` asks the
+    system for memory of a range before it is used, and raises OSError if there is none; `give_back` returns it.
     """
 
     def __init__(
@@ -186,11 +183,11 @@ def _align(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-# Tensors of a request that are not in the block of memory that the server has for it.
-
-
 class ExternalTensors:
-    """Which tensors are external, and what the slot says of them: by their place in the model. This one has none."""
+    """Tensors of a request that are not in the block of memory that the server has for it. This class has none.
+
+    `inputs` and `outputs`: what the slot says of them, by their place in the model.
+    """
 
     def __init__(self) -> None:
         self.inputs: dict[int, int] = {}
@@ -206,13 +203,10 @@ class ExternalTensors:
         return False
 
     def let_go(self) -> None:
-        """The executor touches them no more. Called once."""
+        """The executor does not touch them any more. Called once."""
 
 
 NO_EXTERNAL: Final = ExternalTensors()
-
-
-# Where the tensors of a request lie in the io segment.
 
 
 @dataclass(frozen=True)

@@ -181,8 +181,9 @@ Kind = tuple[str, Shape]  # of a tensor: its type and shape
 
 @dataclass(frozen=True)
 class StepCodec:
-    """`compiled` is what answers, if it is compiled for these sizes; else, or if that has gone, `frame` does.
+    """How one step is executed with inputs of certain types and shapes.
 
+    `compiled` answers if the model is compiled for these sizes; else, or if that has been unloaded, `frame` does.
     `output_shapes` are those of the compiled model's outputs by name, as clients get them.
     """
 
@@ -245,9 +246,9 @@ _NOTHING: Final = memoryview(b"")
 
 @dataclass(frozen=True)
 class EnsembleCodec:
-    """Equal requests share it. `graph` has the steps that the wanted `outputs` need, and no others.
+    """How a request to an ensemble is carried out, and its answer made. Equal requests share it.
 
-    `classes`: outputs that are to be classified.
+    `graph` has the steps that the wanted `outputs` need, and no others. `classes`: outputs that are to be classified.
     """
 
     graph: Graph

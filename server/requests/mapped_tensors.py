@@ -1,9 +1,9 @@
 """Which tensors of a request the workers use where the client has them, and which are copied.
 
-In place are floating-point numbers of compiled models. Whole numbers are always copied: kernels use them as places and
-divisors, and what has been looked at must not change before it is used. So are outputs that share memory with another
-tensor of the request, tensors that do not begin at a multiple of their elements' size, and small ones, where copying
-costs less than all this.
+Floating-point numbers of compiled models stay in place. Whole numbers are always copied: kernels use them as indices
+and divisors, so they must not change after the check. Copied are also outputs that share memory with another tensor of
+the request, tensors that do not begin at a multiple of their elements' size, and small ones, where copying is cheaper
+than the checks.
 """
 
 import contextlib
@@ -26,16 +26,17 @@ from gangway.server.requests.codecs import Codec, Sinks, TensorCodec
 from gangway.server.requests.data_plane import NO_EXTERNAL, ExternalTensors
 from gangway.server.requests.regions import Contents, MappedRegion, Region, RegionPart, RegionRange
 
-# A front end's part in mapping regions: it offers them to the supervisor, uses those that are mapped, withdraws them.
-#
-# A region is offered when a request could first have used it in place; until the workers have mapped it, and if they
-# do not, requests are served with copies. Nobody waits here for the supervisor but two threads.
-
 _log = logging.getLogger(__name__)
 
 
 class Mappings:
-    """Safe for threads. One lock for what regions say of themselves (`offered`, `mapped`, `closed`)."""
+    """A front end's part in mapping regions: it offers them to the supervisor, uses those that are mapped, withdraws
+    them.
+
+    A region is offered when a request could first use it in place. Until the workers have mapped it, and if they do
+    not, requests are served with copies. Only two threads wait for the supervisor. Safe for threads, with one lock for
+    what regions say of themselves (`offered`, `mapped`, `closed`).
+    """
 
     def __init__(self, supervisor: Peer[RegionMessage], lost: LostRegions) -> None:
         self._supervisor = supervisor

@@ -1,9 +1,9 @@
 """Regions: stretches of the clients' shared memory, registered by name, so that tensors need not be in messages.
 
 A client may shrink its segment at any time, and touching a mapping behind the end of a file is a SIGBUS, which kills a
-process that is not prepared for it. So regions are never mapped here: the kernel copies from and to their descriptors,
-and a segment that has become too small is an error of that request. Workers are prepared, and may use large tensors in
-place (`mapped_tensors.py`).
+process that is not prepared for it. So regions are never mapped here. The kernel copies from and to their descriptors,
+and a segment that is too small is an error of that request. Workers are prepared, and may use large tensors in place
+(`mapped_tensors.py`).
 """
 
 import os
@@ -21,12 +21,13 @@ from gangway.protos import grpc_service_pb2 as pb
 from gangway.server.errors import RequestError, internal, invalid
 from gangway.server.threads import RefCount
 
-# A region that all workers have mapped, as a front end sees it.
-
 
 @dataclass(frozen=True, eq=False)
 class MappedRegion:
-    """`number` is what slots call it. It stays mapped as long as requests use it, also when its name is gone."""
+    """A region that all workers have mapped, as a front end sees it. `number` is what slots call it.
+
+    It stays mapped as long as requests use it, also when its name is gone.
+    """
 
     token: int  # between this front end and the supervisor
     number: int
@@ -246,11 +247,6 @@ def _open(registration: Registration) -> OpenFile:
     return OpenFile(descriptor, (status.st_dev, status.st_ino))
 
 
-# Where a tensor's contents are, if they are not in the message: from its parameters to a place to copy from or to.
-#
-# A `RegionRange` is what a request says, so it can be part of a plan; which region has that name is looked up for each
-# request. A `RegionPart` is both, for one request.
-
 REGION = "shared_memory_region"
 OFFSET = "shared_memory_offset"
 SIZE = "shared_memory_byte_size"
@@ -260,7 +256,11 @@ AnyTensor: TypeAlias = "pb.ModelInferRequest.InferInputTensor | pb.ModelInferReq
 
 @dataclass(frozen=True)
 class RegionRange:
-    """Contents of a tensor: `size_bytes` from `offset` on in the region of this name."""
+    """What a request says of a tensor that is not in the message: `size_bytes` from `offset` on in the region of this
+    name.
+
+    It can be part of a plan: the region of that name is looked up for each request.
+    """
 
     region: str
     offset: int

@@ -22,18 +22,14 @@ from gangway.server.requests.data_plane import (
 )
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region
 
-# The states of one sequence, from one request to the next. They change only when a request has been answered.
-#
-# A compiled model's states stay in shared memory, in two blocks: a request reads one and writes the other, and then
-# they change places. So a request that fails, or is executed again because a worker has died, finds the state as it
-# was. A block that ranks may still touch, because its request was given up while it ran, is not written again: it is
-# dropped, and the data plane frees it when they have left. For onnxruntime states are copied from answer to request.
-
 Sent = tuple[Tensor, tuple[int, ...], bytes]  # an input that goes with the request: shape and contents
 
 
 class StateMemory(Protocol):
-    """Used by one request at a time."""
+    """The states of one sequence, from one request to the next. Used by one request at a time.
+
+    They change only when a request has been answered.
+    """
 
     @property
     def has_begun(self) -> bool:
@@ -105,7 +101,13 @@ class HeldPlaces:
 
 
 class HeldStates:
-    """Those of a compiled model."""
+    """States of a compiled model, in two blocks of shared memory: a request reads one and writes the other, then they
+    swap.
+
+    So a request that fails, or is executed again because a worker has died, finds the state as it was. A block that
+    ranks may still touch, because its request was given up while it ran, is not written again. It is dropped, and the
+    data plane frees it when they have left.
+    """
 
     def __init__(self, plane: DataPlane, budget: StateBudget, places: HeldPlaces) -> None:
         self._plane = plane
@@ -184,7 +186,9 @@ class HeldStates:
 
 
 class CopiedStates:
-    """Those of a model that onnxruntime executes: shapes and sizes may differ from request to request."""
+    """States of a model that onnxruntime executes, copied from answer to request: shapes and sizes may differ each
+    time.
+    """
 
     def __init__(self, budget: StateBudget, states: tuple[StateTensor, ...]) -> None:
         self._budget = budget

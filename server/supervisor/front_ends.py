@@ -47,8 +47,6 @@ from gangway.server.tracing.settings import TraceOverrides
 
 _log = logging.getLogger(__name__)
 
-# One front end as the supervisor sees it: its process, which may be replaced, and the peer that it is.
-
 Launch = Callable[["FrontEndProcess"], "subprocess.Popen[bytes]"]
 Hear = Callable[["FrontEndProcess", FrontEndMessage], None]
 Ended = Callable[["FrontEndProcess", Child], None]
@@ -56,10 +54,10 @@ Prepare = Callable[["FrontEndProcess"], Awaitable[None]]
 
 
 class FrontEndProcess:
-    """`index` is its number in the control segment, `name` what the log calls it.
+    """One front end: its process, which may be replaced, and the peer that it is.
 
-    `launch` calls `start_with`; it, `ended` and `prepare` are as in SupervisedProcess. `hear` gets what the process
-    says.
+    `index` is its number in the control segment, `name` what the log calls it. `launch` calls `start_with`; it, `ended`
+    and `prepare` are as in SupervisedProcess. `hear` gets what the process says.
     """
 
     def __init__(
@@ -145,12 +143,6 @@ class FrontEndProcess:
         self._ended(self, child)
 
 
-# What all front ends must know before the client is answered that asked one of them for it.
-#
-# A change goes to every front end, in the same order to each, so all of them come to the same result: a second region
-# of one name is refused by all. When the last one has answered, the change holds, and is told to successors of those
-# that die. One that dies is not waited for: its successor is told everything before it listens.
-
 Send = Callable[[int, FrontEndMessage], None]
 
 
@@ -165,7 +157,15 @@ class _Round:
 
 
 class Agreements:
-    """`send` tells a front end something, by its number; `present` are those that run; `holds` gets what holds now."""
+    """Changes that all front ends must make before the client is answered that asked one of them.
+
+    A change goes to every front end, in the same order to each, so all of them come to the same result: a second region
+    of one name is refused by all. When the last one has answered, the change holds, and successors are told of it. A
+    front end that dies is not waited for: its successor is told everything before it listens.
+
+    `send` tells a front end something, by its number; `present` are those that run; `holds` gets each change that
+    holds.
+    """
 
     def __init__(
         self, send: Send, present: Callable[[], Collection[int]], holds: Callable[[Change], None] = lambda change: None
@@ -244,13 +244,6 @@ class Agreements:
                 self._send(front_end, Agreed(0, RegionChange("unregister", change.name)))
 
 
-# The ports that several front ends share by SO_REUSEPORT. The supervisor holds them, and so keeps others out.
-#
-# Whoever else has SO_REUSEPORT and our user could join in and get a part of the connections without a word. So the
-# supervisor takes each port first, as if it were to listen on it alone, and lets only then share. It has a socket
-# there as long as it runs, on which nobody can connect: the ports stay ours also while no front end lives.
-
-
 class BindError(Exception):
     """An address cannot be listened on; the message says why."""
 
@@ -258,7 +251,10 @@ class BindError(Exception):
 def share_ports(options: ServeOptions) -> tuple[ServeOptions, tuple[socket.socket, ...]]:
     """Take the ports of gRPC, HTTP and metrics; return options with which front ends share them, and what holds them.
 
-    Ports that are 0 become those that the system has chosen. Raises BindError.
+    Front ends share ports by SO_REUSEPORT. Another program of the same user could do so, too, and get a part of the
+    connections. So the supervisor takes each port alone first, and then lets others share it. It holds a socket there
+    as long as it runs, to which nobody can connect, so the ports stay taken while no front end lives. Ports that are 0
+    become those that the system has chosen. Raises BindError.
     """
     held = []
     try:

@@ -20,7 +20,7 @@ from gangway.executor.logs import ALWAYS, RateLimit, decode, fields
 from gangway.server.messages import LogSettings, ModelReady
 from gangway.server.statistics import Figures, Totals
 
-# A record of the log as a line: text for people, or a JSON object.
+_log = logging.getLogger(__name__)
 
 SUPERVISOR: Final = "supervisor"
 _TEXT: Final = "%(asctime)s %(levelname)s %(source)s: %(message)s"
@@ -90,15 +90,14 @@ def _escaped(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode()
 
 
-# What a child process writes to standard error, line by line.
-
 MAX_PART_BYTES: Final = 64 * 1024  # read at a time; a longer line comes in parts
 
 
 class ChildOutput:
-    """A pipe that the event loop reads until its other end is closed. `on_line` gets lines without their ends.
+    """What a child process writes to standard error, line by line: a pipe that the event loop reads to its end.
 
-    The child's end never blocks: a child that says more than is read loses lines, not time.
+    `on_line` gets lines without their ends. The child's end never blocks: a child that writes more than is read loses
+    lines, not time.
     """
 
     def __init__(self, on_line: Callable[[bytes], None], on_end: Callable[["ChildOutput"], None]) -> None:
@@ -134,8 +133,6 @@ class ChildOutput:
             self._on_end(self)
 
 
-# The file that the log is written to.
-
 COMPLAINT_SECONDS: Final = 60.0
 
 
@@ -166,15 +163,14 @@ class LogFile(logging.handlers.WatchedFileHandler):
             print(self.format(record), file=sys.stderr, flush=True)
 
 
-# The log on standard error, which may be a pipe that nobody reads, or a terminal that somebody has stopped.
-
 PATIENCE_MS: Final = 200  # with who reads too slowly, once: who does not read at all shall not be waited for each time
 
 
 class StandardError(logging.StreamHandler[TextIO]):
-    """Writes lines, and waits for nobody: what is not taken is lost, and a line says how many.
+    """The log on standard error: writes lines, and waits for nobody. Lines that are not taken are lost, and counted.
 
-    Otherwise the supervisor would stand still, and replace no process that has died.
+    Standard error may be a pipe that nobody reads, or a stopped terminal. A supervisor that waited for it would replace
+    no process that has died.
     """
 
     def __init__(self) -> None:
@@ -198,18 +194,15 @@ class StandardError(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-# The supervisor's account of the models in the log: a line per model that was asked something, every minute and at the
-# end.
-#
-# Everything in it can be had from ModelStatistics at any time (docs/explanation/targets.md).
-
 PERIOD_S = 60.0
 NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, Counter())
-_log = logging.getLogger(__name__)
 
 
 class StatisticsLog:
-    """`models` tells what is served now, `figures` what has been counted in a row."""
+    """Writes a line per model that got requests, every minute and at the end (docs/explanation/targets.md).
+
+    `models` tells what is served, `figures` what has been counted in a row.
+    """
 
     def __init__(self, models: Callable[[], Iterable[ModelReady]], figures: Callable[[int], Figures]) -> None:
         self._models = models

@@ -299,9 +299,12 @@ class _Seen:
 
 
 class HeartbeatWatch:
-    """Kills processes without a heartbeat. `front_ends`: by number, as in Heartbeats.
+    """Kills scheduler and front ends that hang; they are replaced as after any other death.
 
-    Everything happens in the supervisor's event loop.
+    Each writes a heartbeat into shared memory (`executor/control.py`), and so does the supervisor, for the server's
+    health. `Blame` (`scheduler/watchdog.py`) decides as for workers: a process that is stopped or sleeps is killed
+    soon, one that computes without a heartbeat after `computing_us`, one that waits for a core never. `front_ends`: by
+    number, as in Heartbeats. Everything happens in the supervisor's event loop.
     """
 
     def __init__(

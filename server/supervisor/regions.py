@@ -1,9 +1,9 @@
-"""The set of regions that the workers have mapped, which is the supervisor's to keep.
+"""The regions that the workers have mapped. The supervisor alone decides about them.
 
-A region that a front end offers gets a number and is mapped by all workers; only then the front end hears the number.
-It is unmapped when no front end holds it any more. A worker that is started again maps all of them before it says that
-it is ready, so a request never meets one that lacks its region. A region that is offered twice (under two names, by two
-front ends) is mapped once.
+A region that a front end offers gets a number and is mapped by all workers; only then the front end learns the number.
+It is unmapped when no front end holds it any more. A worker that is started again maps all regions before it reports
+that it is ready, so a request never meets a worker without its region. A region that is offered twice (under two names,
+or by two front ends) is mapped once.
 """
 
 import logging
@@ -33,14 +33,15 @@ from gangway.server.supervisor.processes import AsyncPeer
 
 _log = logging.getLogger(__name__)
 
-# Orders about regions to one worker process: each is sent when the one before has been answered.
-
 Order = MapRegion | UnmapRegion | AllMapped
 Answered = Callable[[bool], None]  # whether it has been done
 
 
 class WorkerOrders:
-    """At most two for each number wait here, and one is under way: neither sockets nor descriptors pile up."""
+    """Orders about regions to one worker process: each is sent when the one before has been answered.
+
+    At most two for each number wait here, and one is under way, so neither sockets nor descriptors pile up.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._peer = AsyncPeer(region_peer(end), self._heard)

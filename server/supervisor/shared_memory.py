@@ -1,4 +1,4 @@
-"""The segments that all processes share, made once by the supervisor."""
+"""The segments that all processes share, and the cores of processes that do not compute."""
 
 import os
 from collections.abc import Sequence
@@ -13,8 +13,6 @@ from gangway.scheduler.gangs import lease_count
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import StatisticsTable
 
-# Where the processes run that do not compute: front ends and scheduler, one core each.
-
 SPIN_US = 250
 # From the last layer's end until the client has the answer: on a busy core the front end waits for its turn, and so may
 # a client. With images of 600 KB 2.5 ms in the median and 2.9 ms for 90 %, the way of the request to us included.
@@ -27,7 +25,7 @@ SHARED_DISPATCH_US = 450
 
 @dataclass(frozen=True)
 class Placement:
-    """A CPU number for each."""
+    """Where front ends and scheduler run: a CPU number for each."""
 
     front_ends: tuple[int, ...]
     scheduler: int

@@ -36,9 +36,10 @@ from gangway.server.supervisor.workers import WorkerSet
 from gangway.server.system import allow_many_descriptors, drop_unwritable
 from gangway.server.threads import started_pool
 
+_log = logging.getLogger(__name__)
+
 EXIT_GRACE_SECONDS = 5.0  # for processes that have nothing left to do
 READ_THREADS = 4  # for what would block the event loop; all are started at once, while there is room
-_log = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -222,9 +223,6 @@ async def _serve(options: ServeOptions, log: ServerLog) -> None:
     allow_many_descriptors()
     asyncio.get_running_loop().set_default_executor(started_pool(READ_THREADS, "supervisor"))
     await Supervisor(options, log).run()
-
-
-# What `gangway serve` prints when it is ready.
 
 
 def print_summary(

@@ -25,13 +25,14 @@ from gangway.server.process_options import from_stdin
 from gangway.server.tracing.record import TensorRecord, TraceRecord, decode
 from gangway.server.tracing.settings import OPENTELEMETRY, TraceConfig
 
-# What Triton writes about one request into its trace file.
+_log = logging.getLogger(__name__)
 
 
 def text_of(record: TraceRecord, number: int) -> str:
-    """Return who it was, its instants in their order, its tensors, as JSON without the brackets of the list around it.
+    """Return what Triton writes of a request into its trace file: who it was, its instants in order, its tensors.
 
-    `number` is the trace's id; the steps of an ensemble have the next ones, and that as their parent's.
+    It is JSON without the brackets of the list around it. `number` is the trace's id; the steps of an ensemble have the
+    next ones, and that as their parent's.
     """
     who: dict[str, object] = {"id": number, "model_name": record.model, "model_version": record.version}
     if record.request_id:
@@ -86,13 +87,10 @@ def _values_of(tensor: TensorRecord) -> str:
     return ",".join(map(str, values.tolist()))
 
 
-# Traces as the JSON files that Triton writes (mode triton).
-
 WRITE_SECONDS: Final = 0.5  # so often at most, while traces come in
 MAX_HELD: Final = 1000  # traces of one file
 MAX_FILE_BYTES: Final = 1 << 30
 REPORT_SECONDS: Final = 60.0
-_log = logging.getLogger(__name__)
 
 
 class GrowingFile:
@@ -125,9 +123,10 @@ class GrowingFile:
 
 
 class TraceFile:
-    """Everything in `path`; or in PATH.0, PATH.1, ..., as many traces in each as their `log_frequency` says.
+    """Traces as the JSON files that Triton writes (mode triton).
 
-    `first_id` is the number of the first trace. `continues`: go on with the files of a predecessor.
+    They are in `path`; or in PATH.0, PATH.1, ..., as many traces in each as their `log_frequency` says. `first_id` is
+    the number of the first trace. `continues`: go on with the files of a predecessor.
     """
 
     def __init__(self, path: Path, first_id: int = 1, continues: bool = False) -> None:
@@ -155,7 +154,7 @@ class TraceFile:
             self._write(file)
 
     def tick(self) -> None:
-        """Write what does not wait for company."""
+        """Write what is due."""
         if time.monotonic() - self._written_seconds >= WRITE_SECONDS:
             self._written_seconds = time.monotonic()
             self._write(self._files[0])

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-# What `--trace-config` says, spelled as tritonserver spells it.
-
 TRITON: Final = "triton"
 OPENTELEMETRY: Final = "opentelemetry"
 MODES: Final = (TRITON, OPENTELEMETRY)
@@ -27,11 +25,11 @@ _BATCHING: Final = ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_
 
 @dataclass(frozen=True)
 class TraceConfig:
-    """Defaults of the settings, and what stays as it is while the server runs. Also a message to the front end.
+    """What `--trace-config` says, spelled as tritonserver spells it: defaults of the settings, and what never changes.
 
-    `level` empty is off. Every `rate`-th request is traced (0: only those with a context of OpenTelemetry's), `count`
-    of them (-1: any number). `log_frequency`: as many traces make one file (0: all are in one). `resource` are pairs.
-    `bsp_*` None: OpenTelemetry's defaults; `bsp_schedule_delay` is in milliseconds.
+    Also a message to the front end. `level` empty is off. Every `rate`-th request is traced (0: only those with a
+    context of OpenTelemetry's), `count` of them (-1: any number). `log_frequency`: as many traces make one file (0: all
+    are in one). `resource` are pairs. `bsp_*` None: OpenTelemetry's defaults; `bsp_schedule_delay` is in milliseconds.
     """
 
     mode: str = TRITON
