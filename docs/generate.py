@@ -20,7 +20,7 @@ from gangway.server.cli import COMMANDS
 from gangway.server.front_end.metrics import gangway_families, triton_families
 from gangway.server.front_end.metrics_reading import Reading
 from gangway.server.http.routes import INFERENCES, OPERATIONS, method_of, route_of, verbs_of
-from gangway.server.models.config_table import FIELDS, PARAMETERS, Fate
+from gangway.server.models.config_table import FIELDS, PARAMETERS, Support
 from gangway.server.options.command_line import (
     ACCEPTED,
     ACCEPTED_TITLE,
@@ -143,13 +143,13 @@ def _compatibility(rows: tuple[TritonFlag, ...]) -> Iterator[str]:
     yield from (f"| {', '.join(names)} | {reason} |" for reason, names in reasons.items())
 
 
-def fields(fate: Fate) -> Iterator[str]:
-    """Yield the fields of a configuration that have one fate, those of one note together."""
+def fields(support: Support) -> Iterator[str]:
+    """Yield the fields of a configuration that have one support, those of one note together."""
     yield "| field | note |"
     yield "|---|---|"
     names: dict[str, list[str]] = {}
     for name, entry in FIELDS.items():
-        if entry.fate is fate:
+        if entry.support is support:
             names.setdefault(entry.note, []).append(f"`{name}`")
     yield from (f"| {', '.join(group)} | {_linked(note)} |" for note, group in names.items())
 
@@ -238,7 +238,7 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "flags": flags,
     "flags without effect": lambda: _compatibility(ACCEPTED),
     "flags that are refused": lambda: _compatibility(REFUSED),
-    **{f"fields {fate}": partial(fields, fate) for fate in Fate},
+    **{f"fields {support}": partial(fields, support) for support in Support},
     "parameters": parameters,
     "Triton's metrics": lambda: metrics(_of_triton),
     "Gangway's metrics": lambda: metrics(_of_gangway),

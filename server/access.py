@@ -45,7 +45,7 @@ def check_files(files: TlsFiles) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 
     def encrypted() -> NoReturn:
-        raise TlsError(files.key, "is encrypted, and there is nobody to ask for a password")
+        raise TlsError(files.key, "is encrypted: the server needs a key without a password")
 
     for path, block in ((files.certificate, b"CERTIFICATE-----"), (files.key, b"PRIVATE KEY-----")):
         if block not in _bytes_of(path):
@@ -103,7 +103,7 @@ def why_not_listening(target: str) -> str:
     """Say why nobody can listen at an address. gRPC does not say, so this tries again with a socket."""
     try:
         if target.startswith(UNIX):
-            return f"cannot listen on {target}" + ": it is in use" * is_taken(target)
+            return f"cannot listen on {target}" + ": it is in use" * is_in_use(target)
         host, port, family = socket_address(target)
         socket.create_server((host, port), family=family).close()
     except OSError as error:
@@ -111,7 +111,7 @@ def why_not_listening(target: str) -> str:
     return f"cannot listen on {target}"
 
 
-def is_taken(target: str, reuse_port: bool = False) -> bool:
+def is_in_use(target: str, reuse_port: bool = False) -> bool:
     """Say whether an address is in use, before gRPC tries to listen there. `reuse_port`: servers that set it share the
     address.
 
@@ -133,7 +133,7 @@ def is_taken(target: str, reuse_port: bool = False) -> bool:
         return probe.connect_ex(target.removeprefix(UNIX)) == 0
 
 
-def forget(target: str) -> None:
+def remove_socket(target: str) -> None:
     """Remove the file of a "unix:PATH" that nobody listens on."""
     if target.startswith(UNIX):
         with suppress(OSError):
@@ -189,7 +189,7 @@ CATEGORY_OF_METHOD: Mapping[str, Category] = {
 
 @dataclass(frozen=True)
 class Restriction:
-    """Whoever calls a method of these categories must send the header `key` (lower case) with this value."""
+    """A caller of a method of these categories must send the header `key` (lower case) with this value."""
 
     categories: tuple[Category, ...]
     key: str
@@ -198,7 +198,7 @@ class Restriction:
     def admits(self, given: Iterable[str | bytes]) -> bool:
         """Say whether one of the values that came under the key is the right one.
 
-        The time this takes tells nothing of how much of a wrong value was right, nor of the right one's length.
+        The time this takes depends neither on how much of a value is right, nor on the right one's length.
         """
         wanted = _digest(self.value)
         return sum(hmac.compare_digest(_digest(value), wanted) for value in given) > 0
@@ -223,7 +223,7 @@ class Restrictions:
         """All that is restricted."""
         return frozenset(category for group in self.groups for category in group.categories)
 
-    def twice(self) -> Category | None:
+    def duplicate(self) -> Category | None:
         """Return a category that is named more than once, if any."""
         named = [category for group in self.groups for category in group.categories]
         return next((category for category in named if named.count(category) > 1), None)

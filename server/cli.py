@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     _open_streams()
     try:
         return _main(sys.argv[1:] if argv is None else argv)
-    except OSError:  # of printing: nobody is there who could be told more
+    except OSError:  # of printing: nobody reads the output
         return 1
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -92,7 +92,7 @@ def run(name: str, arguments: list[str]) -> int:
 
 
 def _open_streams() -> None:
-    """Have 0, 1 and 2 open, lest a socket or a segment of memory gets their numbers. No character is too much."""
+    """Open descriptors 0, 1 and 2, so that no socket or segment gets their numbers. Escape what cannot be encoded."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

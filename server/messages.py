@@ -1,13 +1,14 @@
 """What the supervisor and a front end say to each other: one JSON object per SOCK_SEQPACKET message.
 
-Supervisor to front end: first every model it knows (`ModelReady` or `ModelUnavailable`), `InitialLoadDone` once each of
-them has loaded or failed, changes as they happen (also `ModelRemoved`, `VariantReady` and `VariantGone`), answers to
-`RepositoryCall`, and `Drain` at the end. Front end to supervisor: `Listening` or `BindFailed`, once, `ShapeWanted`,
-`RepositoryCall` and `ModelRetired`. A later message about the same (name, version) replaces what was known.
-What one front end is asked to change for all of them (regions of shared memory, settings of log and traces) it proposes
-to the supervisor, which has all of them make the change and then settles it with the one that asked
-(`supervisor/front_ends.py`). A successor gets what was agreed upon before anything else. `AllKnown` ends what a new
-front end is told before it listens.
+The supervisor first tells a front end every model it knows (`ModelReady` or `ModelUnavailable`); `AllKnown` ends that,
+and the front end listens. `InitialLoadDone` follows once each model has loaded or failed. Later come changes (also
+`ModelRemoved`, `VariantReady` and `VariantGone`), answers to `RepositoryCall`, and `Drain` at the end. A front end
+sends `Listening` or `BindFailed` once, then `ShapeWanted`, `RepositoryCall` and `ModelRetired`. A later message about
+the same (name, version) replaces what was known.
+
+Regions of shared memory and settings of log and traces change in all front ends (`supervisor/front_ends.py`). The one
+that is asked for a change proposes it to the supervisor. The supervisor has all of them make the change, and settles it
+with the one that asked. A successor gets agreed changes before anything else.
 """
 
 import socket
@@ -23,7 +24,7 @@ from gangway.executor.peer import Peer
 from gangway.server.tracing.settings import TraceOverrides
 
 OK = "OK"  # the name of a gRPC status
-UNLOADED = "unloaded"  # the reason why a model is not there that nobody misses, or how that begins
+UNLOADED = "unloaded"  # the reason, or its beginning, for a model that is not there on purpose
 DUPLICATE = "model appears in two or more repositories"  # Triton's words, on which clients may depend
 WHOLE_MODEL = -1  # in place of a version: what is said concerns the model, which has no usable version at all
 MAX_VERSION = (1 << 63) - 1  # as in Triton
@@ -80,7 +81,7 @@ class ModelReady:
 class ModelUnavailable:
     """This version of the model answers no requests. `version` may be WHOLE_MODEL.
 
-    UNKNOWN: the repository has it, and nobody has asked for it yet. `at_fault`: its requests ended worker processes.
+    UNKNOWN: the repository has it, and no client has asked for it. `at_fault`: its requests ended worker processes.
     """
 
     name: str
@@ -91,7 +92,7 @@ class ModelUnavailable:
 
     @property
     def is_missed(self) -> bool:
-        """Whether it should be ready: somebody wants it, nobody has unloaded it, and there is only one of that name."""
+        """Whether it should be ready: it is wanted, not unloaded, and the only one of its name."""
         wanted = self.reason != DUPLICATE and not self.reason.startswith(UNLOADED)
         return self.state == "LOADING" or (self.state == "UNAVAILABLE" and wanted)
 

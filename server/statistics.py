@@ -118,8 +118,8 @@ def batch_offset(place: int) -> int:
 # One that was taken off its core in the middle is waited for; one that died there leaves an odd sequence until its
 # successor counts, so not for long.
 _QUICK_ATTEMPTS = 80
-_PATIENT_ATTEMPTS = 20
-_PATIENCE_S = 0.001
+_SLOW_ATTEMPTS = 20
+_RETRY_S = 0.001
 
 
 class Row:
@@ -148,13 +148,13 @@ class Row:
     def _snapshot(self) -> bytes:
         """Copy the row at one go: converting its words takes longer than a busy writer pauses."""
         copy = b""
-        for attempt in range(_QUICK_ATTEMPTS + _PATIENT_ATTEMPTS):
+        for attempt in range(_QUICK_ATTEMPTS + _SLOW_ATTEMPTS):
             before = self._words[SEQUENCE]
             copy = bytes(self._bytes)
             if not before & 1 and self._words[SEQUENCE] == before:
                 break
             if attempt >= _QUICK_ATTEMPTS:
-                time.sleep(_PATIENCE_S)
+                time.sleep(_RETRY_S)
         return copy
 
 

@@ -26,9 +26,8 @@ class TooFewDescriptorsError(RuntimeError):
 def keep_freed_memory() -> None:
     """Have malloc keep freed memory instead of returning it to the kernel.
 
-    Otherwise every large message is a fresh mapping, and its page faults cost more than all the rest (measured: 160 us
-    of 550 us for 600 KB, 22 of 26 ms for a copy of 38 MB). One arena, so that the memory which one thread frees is the
-    memory that the next one gets.
+    Otherwise every large message is a fresh mapping, and its page faults cost more than the rest of a request. There is
+    one arena, so that one thread's freed memory is there for the next thread.
     """
     use_one_malloc_arena()
     sizes = [memory_budget().share_bytes(KEEP_SHARE, size) for size in KEEP_BYTES]

@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 
 import grpc
 
-import gangway.server.grpc.environment  # noqa: F401 - before grpc
 from benchmarks.lib.live_server import free_port, stop
 from benchmarks.lib.reference import Example
 from gangway.clients.connection import SERVICE

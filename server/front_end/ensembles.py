@@ -35,7 +35,7 @@ Place = tuple[int, int]  # offset from the segment's start, a multiple of 64, an
 class Block:
     """Memory at `offset` of the io segment that several requests use: one writes its outputs where the next ones read.
 
-    It lives as long as anybody holds it: requests until the executor has let go of them, and steps that have yet to
+    It lives as long as it has holders: requests until the executor has let go of them, and steps that have yet to
     read it. `holders` changes under the data plane's lock only.
     """
 
@@ -43,7 +43,7 @@ class Block:
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
-        self.holders = 1  # whoever has made it
+        self.holders = 1  # its maker
 
 
 class SharedSubmission(Submission):
@@ -60,7 +60,7 @@ class SharedSubmission(Submission):
         if not self._plane.give_slot(self._slot):
             return False
         for block in self._blocks:
-            _let_go(self._plane, block)
+            _release(self._plane, block)
         return True
 
 
@@ -76,14 +76,14 @@ class SharedMemoryPool:
             return Block(self._plane.allocate(size_bytes))
 
     def hold(self, block: Block) -> None:
-        """Hold a block that somebody holds already."""
+        """Add a holder to a block that has one."""
         with self._plane.lock:
             block.holders += 1
 
-    def let_go(self, block: Block) -> None:
+    def release(self, block: Block) -> None:
         """Hold it no more."""
         with self._plane.lock:
-            _let_go(self._plane, block)
+            _release(self._plane, block)
 
     def view(self, place: Place) -> memoryview:
         """Return the memory at a place."""
@@ -123,14 +123,14 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _let_go(plane: DataPlane, block: Block) -> None:
+def _release(plane: DataPlane, block: Block) -> None:
     block.holders -= 1
     if block.holders == 0:
         plane.heap.free(block.offset)
 
 
 @dataclass
-class Value:
+class EnsembleTensor:
     """A tensor. `content`: wherever it is; `place`: in the io segment, if it is there, in a block that is held."""
 
     datatype: str
@@ -141,7 +141,7 @@ class Value:
     block: Block | None = None
 
 
-class Values:
+class EnsembleTensors:
     """The tensors of one request to an ensemble: where they are, and how many have yet to read them.
 
     For the one thread that executes the request. `wanted`: tensors that the answer is made of.
@@ -151,29 +151,29 @@ class Values:
         self._pool = pool
         self._readers: Mapping[TensorName, tuple[int, ...]] = graph.readers
         self._wanted = frozenset(wanted)
-        self._values: dict[TensorName, Value] = {}
+        self._tensors: dict[TensorName, EnsembleTensor] = {}
 
-    def give(self, name: TensorName, datatype: str, shape: Shape, content: Content) -> None:
+    def add_input(self, name: TensorName, datatype: str, shape: Shape, content: Content) -> None:
         """Add a tensor that came with the request."""
-        self._add(name, Value(datatype, shape, content, 0))
+        self._add(name, EnsembleTensor(datatype, shape, content, 0))
 
-    def write(self, name: TensorName, datatype: str, shape: Shape, place: Place, block: Block) -> None:
+    def add_output(self, name: TensorName, datatype: str, shape: Shape, place: Place, block: Block) -> None:
         """Add a tensor that a step has left at a place in a block, which the caller holds."""
-        value = Value(datatype, shape, self._pool.view(place), 0, place, block)
+        value = EnsembleTensor(datatype, shape, self._pool.view(place), 0, place, block)
         if self._add(name, value):
             self._pool.hold(block)
 
-    def _add(self, name: TensorName, value: Value) -> bool:
+    def _add(self, name: TensorName, value: EnsembleTensor) -> bool:
         value.readers = len(self._readers.get(name, ())) + (name in self._wanted)
         if value.readers:
-            self._values[name] = value
+            self._tensors[name] = value
         return value.readers > 0
 
-    def of(self, inputs: Mapping[str, TensorName]) -> dict[str, Value]:
+    def inputs_of(self, inputs: Mapping[str, TensorName]) -> dict[str, EnsembleTensor]:
         """Return the tensors of a step, by their names in its model, without those that the request has left out."""
-        return {name: self._values[tensor] for name, tensor in inputs.items() if tensor in self._values}
+        return {name: self._tensors[tensor] for name, tensor in inputs.items() if tensor in self._tensors}
 
-    def placed(self, value: Value) -> tuple[Place, Block]:
+    def placed(self, value: EnsembleTensor) -> tuple[Place, Block]:
         """Return where in the io segment a tensor is: it is copied there, once, if it is not.
 
         Raises PoolExhaustedError if there is no memory, RequestError if the client's region has become too small.
@@ -187,10 +187,10 @@ class Values:
             value.place, value.content = place, view
         return value.place, value.block
 
-    def read(self, inputs: Mapping[str, TensorName]) -> None:
+    def mark_read(self, inputs: Mapping[str, TensorName]) -> None:
         """A step has ended that has read these."""
         for name in set(inputs.values()):
-            value = self._values.get(name)
+            value = self._tensors.get(name)
             if value is not None:
                 value.readers -= 1
                 if not value.readers:
@@ -200,20 +200,20 @@ class Values:
         """Return the tensors that the answer is made of, which stay until `clear`."""
         found = {}
         for name in self._wanted:
-            value = self._values[name]
+            value = self._tensors[name]
             assert isinstance(value.content, memoryview), "written by a step"
             found[name] = value.shape, value.content
         return found
 
     def clear(self) -> None:
         """Let go of everything."""
-        for name in list(self._values):
+        for name in list(self._tensors):
             self._drop(name)
 
     def _drop(self, name: TensorName) -> None:
-        value = self._values.pop(name)
+        value = self._tensors.pop(name)
         if value.block is not None:
-            self._pool.let_go(value.block)
+            self._pool.release(value.block)
 
 
 class Output(NamedTuple):
@@ -226,7 +226,7 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that is ready to be handed over. `blocks` are held by whoever has it; the last one has the outputs."""
+    """A request that is ready to be handed over. Its owner holds `blocks`; the last one has the outputs."""
 
     submission: SharedSubmission
     blocks: Sequence[Block]
@@ -248,7 +248,7 @@ class Prepared:
         try:
             parts = codec.frame.parts_in(view)
         except ValueError as error:
-            message = f"model '{model.name}' has left what is no answer: {error}"
+            message = f"model '{model.name}' has written an answer that cannot be read: {error}"
             raise RequestError(grpc.StatusCode.INTERNAL, message) from error
         if parts is None:
             return None
@@ -260,7 +260,11 @@ class Prepared:
 
 
 def prepare_compiled(
-    pool: SharedMemoryPool, values: Values, model: ServedModel, codec: StepCodec, inputs: Mapping[str, Value]
+    pool: SharedMemoryPool,
+    values: EnsembleTensors,
+    model: ServedModel,
+    codec: StepCodec,
+    inputs: Mapping[str, EnsembleTensor],
 ) -> Prepared:
     """Prepare a step of a compiled model: it reads its inputs where they are, and has a block for its outputs.
 
@@ -291,13 +295,13 @@ def prepare_compiled(
         submission = pool.open(layout, rows, places, outputs, [*blocks, *taken])
     except BaseException:
         for block in taken:
-            pool.let_go(block)
+            pool.release(block)
         raise
     left = [(at, 0) for at, _ in outputs] if codec.shapes.is_empty else outputs
     return Prepared(submission, tuple(taken), left, compiled=True)
 
 
-def prepare_frame(pool: SharedMemoryPool, codec: StepCodec, inputs: Sequence[Value]) -> Prepared:
+def prepare_frame(pool: SharedMemoryPool, codec: StepCodec, inputs: Sequence[EnsembleTensor]) -> Prepared:
     """Prepare a step for onnxruntime: its inputs are copied into one frame, which has to be in one piece.
 
     Raises PoolExhaustedError, and RequestError.
@@ -318,7 +322,7 @@ def prepare_frame(pool: SharedMemoryPool, codec: StepCodec, inputs: Sequence[Val
             raise
     except BaseException:
         for block in taken:
-            pool.let_go(block)
+            pool.release(block)
         raise
     return Prepared(submission, tuple(taken), places[1:], compiled=False)
 
@@ -359,7 +363,7 @@ class EnsembleRun:
         self._codec = codec
         self._terms = terms
         self._clock = clock
-        self._values = Values(self._pool, codec.graph, codec.wanted)
+        self._tensors = EnsembleTensors(self._pool, codec.graph, codec.wanted)
         self._waits = list(codec.graph.waits)
         self._lock = threading.Lock()  # of the two below
         self._running: list[StepRun] = []
@@ -372,17 +376,17 @@ class EnsembleRun:
         Raises RequestError, which names the step.
         """
         for (tensor, shape), content in zip(self._codec.shapes.inputs, contents, strict=True):
-            self._values.give((tensor.name,), tensor.datatype, shape, content)
+            self._tensors.add_input((tensor.name,), tensor.datatype, shape, content)
         ready = deque(index for index, waits in enumerate(self._waits) if not waits)
         while ready or self._running:
             while ready:
                 self._start(ready.popleft())
             for running in self._ended():
                 ready += self._finish(running)
-        return self._values.results()
+        return self._tensors.results()
 
     def cancel(self) -> None:
-        """Say that nobody waits for the answer any more."""
+        """Cancel it: the client does not wait for the answer any more."""
         with self._lock:
             self._cancelled.set()
             submissions = [running.prepared.submission for running in self._running]
@@ -400,7 +404,7 @@ class EnsembleRun:
         for running in left:
             running.failed(failure(running.model.name, SlotStatus.CANCELLED, running.max_queue), had_target=False)
             self._close(running.prepared)
-        self._values.clear()
+        self._tensors.clear()
 
     # -- steps
 
@@ -408,13 +412,13 @@ class EnsembleRun:
         """Hand a step over. `again_since_ns`: it was begun before; `whole`: by onnxruntime, whatever is compiled."""
         step, begin_ns = self._codec.graph.steps[index], again_since_ns or time.monotonic_ns()
         try:
-            inputs = self._values.of(step.inputs)
+            inputs = self._tensors.inputs_of(step.inputs)
             kinds = {name: (value.datatype, value.shape) for name, value in inputs.items()}
             codec = self._codec.steps.of(index, step, kinds)
             if codec.compiled is None or whole:
                 prepared = prepare_frame(self._pool, codec, list(inputs.values()))
             else:
-                prepared = prepare_compiled(self._pool, self._values, step.model, codec, inputs)
+                prepared = prepare_compiled(self._pool, self._tensors, step.model, codec, inputs)
             self._submit(StepRun(index, step, codec, prepared, self._clock, begin_ns, self._watch))
         except PoolExhaustedError as error:
             raise self._failed(step, begin_ns, no_room(error)) from error
@@ -470,7 +474,7 @@ class EnsembleRun:
                 return ()
         finally:
             self._close(running.prepared)
-        self._values.read(step.inputs)
+        self._tensors.mark_read(step.inputs)
         running.succeeded(outcome)
         self.ended.append(running)
         return self._freed(step)
@@ -486,7 +490,9 @@ class EnsembleRun:
             return False
         for name, tensor in step.outputs.items():
             output = outputs[name]
-            self._values.write(tensor, step.model.outputs[name].datatype, output.shape, output.place, output.block)
+            self._tensors.add_output(
+                tensor, step.model.outputs[name].datatype, output.shape, output.place, output.block
+            )
         return True
 
     def _freed(self, step: Step) -> Sequence[int]:
@@ -507,7 +513,7 @@ class EnsembleRun:
     def _close(self, prepared: Prepared) -> None:
         prepared.submission.close()
         for block in prepared.blocks:
-            self._pool.let_go(block)
+            self._pool.release(block)
 
     # -- failures
 

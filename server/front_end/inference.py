@@ -23,7 +23,7 @@ from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end.model_run import ClientCall
 from gangway.server.front_end.request import ClientRequest, Resources
 from gangway.server.front_end.sequences import Sequences
-from gangway.server.grpc.gate import FOLLOWED_BYTES
+from gangway.server.grpc.gate import LARGE_ANSWER_BYTES
 from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import preserves_ordering
 from gangway.server.requests.codecs import with_id
@@ -160,7 +160,8 @@ class Inference:
     def infer_parts(self, header: bytes, request_id: bytes, raws: Raws, call: ClientCall, arrival_ns: int) -> bytes:
         """Do the same with a request in parts: the message without id and tensors, the id, the tensors' bytes.
 
-        Equal headers share a plan, so whoever makes them should make equal ones. `arrival_ns`: CLOCK_MONOTONIC.
+        Equal headers share a plan, so callers should make equal headers for equal requests. `arrival_ns`:
+        CLOCK_MONOTONIC.
         """
         if self._refusal:
             unavailable(self._refusal)
@@ -221,10 +222,10 @@ def _begin_all(models: Sequence[ServedModel]) -> bool:
     return True
 
 
-LOOK_NS = 10**9  # how often requests are looked for that nobody shall wait for any longer
+LOOK_NS = 10**9  # how often requests are looked for whose time is over
 
 
-class Answering:
+class AnswerThread:
     """One thread that waits for the answers of many requests.
 
     It calls `ended` with each request that has ended, and `given_up` with those whose time is over. The requests are in
@@ -312,8 +313,8 @@ class NonBlockingInference:
     def __init__(self, resources: Resources, take_plain: Callable[[bytes, bool], RequestPlan | None]) -> None:
         self._resources = resources
         self._take_plain = take_plain
-        self._answering = Answering(resources.plane, self._ended, self._expired)
-        self.start, self.stop = self._answering.start, self._answering.stop
+        self._answers = AnswerThread(resources.plane, self._ended, self._expired)
+        self.start, self.stop = self._answers.start, self._answers.stop
 
     def begin(self, message: bytes, call: NonBlockingCall) -> bool:
         """Hand a request to the scheduler; `call.answer` is called later, by another thread, with what the client gets.
@@ -345,7 +346,7 @@ class NonBlockingInference:
         """Copy the contents and hand the request over. Raises RequestError, and nothing is left of it then."""
         plan = request.plan
         codec, sizes = plan.plain_codec, plan.input_sizes
-        if codec is None or codec.answer_bytes(plan.shapes.rows) >= FOLLOWED_BYTES:
+        if codec is None or codec.answer_bytes(plan.shapes.rows) >= LARGE_ANSWER_BYTES:
             return False  # the gate sees to it that such answers are taken
         if plan.regions:
             request.contents = contents = request.contents_of(raws)
@@ -360,11 +361,11 @@ class NonBlockingInference:
             if copied > MAX_MESSAGE_BYTES:
                 submission.close()
                 return False
-        self._answering.add(submission.slot, request)
+        self._answers.add(submission.slot, request)
         try:
             request.submit(contents, by_bell=True)
         except Exception:
-            if not self._answering.discard(submission.slot):
+            if not self._answers.discard(submission.slot):
                 return True  # it is being answered: UNAVAILABLE
             submission.close()
             raise

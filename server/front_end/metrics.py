@@ -396,7 +396,7 @@ def _of_server(reading: Reading) -> Iterator[str]:
     yield family("gangway_build_info", text, "gauge", [(labels({"version": version("gangway-serve")}), 1)])
 
 
-MAX_HELD_SECONDS = 0.0005  # so long at a time the interpreter is kept from requests, about
+MAX_HELD_SECONDS = 0.0005  # that a scrape holds the interpreter at a time, about
 PAUSE_SECONDS = 0.0002
 
 
@@ -443,7 +443,7 @@ class MetricsEndpoint:
     """The port of the metrics: GET /metrics, and nothing else. `render` makes the text.
 
     It takes the address when it is made (port 0: any), and answers from `start` on. Each connection has a thread.
-    Beyond MAX_CONNECTIONS the oldest one is closed, so a slow or silent client holds up nobody. `reuse_port`: other
+    Beyond MAX_CONNECTIONS the oldest one is closed, so a slow or silent client holds up no other. `reuse_port`: other
     processes may listen there, too. Raises OSError if the address is not available.
     """
 
@@ -567,7 +567,7 @@ def _accepts_gzip(header: str) -> bool:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Break a connection off; whoever waits for it wakes up."""
+    """Close a connection; a thread that waits for it wakes up."""
     with suppress(OSError):  # it has just ended
         connection.shutdown(socket.SHUT_RDWR)
 

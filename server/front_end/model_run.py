@@ -36,7 +36,7 @@ class RequestClock(NamedTuple):
 
     @classmethod
     def of(cls, target_us: float, remaining_seconds: float | None, arrival_ns: int) -> "RequestClock":
-        """Return the clock of a request with this target (0: none), whose client waits so long (None: for ever)."""
+        """Return a request's clock. `target_us` 0: no target. `remaining_seconds`: of the client, None: for ever."""
         limited = remaining_seconds is not None and remaining_seconds * 1e9 < MAX_WAIT_NS
         limit_ns = time.monotonic_ns() + max(0, int((remaining_seconds or 0) * 1e9)) if limited else 0
         target_ns = min(int(target_us * 1000), MAX_WAIT_NS)
@@ -145,9 +145,8 @@ class ShapeWatch:
 class ClientCall(Protocol):
     """What must be known of a remote call (the part of grpc.ServicerContext that is used).
 
-    A call may have more, which is only asked for when the request is traced (`tracing.py`): a method
-    `invocation_metadata` that returns headers as pairs of text, names in small letters; and `front_end`, "GRPC" or
-    "HTTP".
+    When a request is traced (`tracing.py`), two further members are used if a call has them. The method
+    `invocation_metadata` returns headers as pairs of text, names in lower case. `front_end` is "GRPC" or "HTTP".
     """
 
     def time_remaining(self) -> float | None:

@@ -25,7 +25,7 @@ from gangway.executor.regions import region_peer
 from gangway.executor.segment import Segment
 from gangway.executor.slots import SlotTable
 from gangway.protos import grpc_service_pb2 as pb
-from gangway.server.access import TlsError, forget, is_taken, why_not_listening
+from gangway.server.access import TlsError, is_in_use, remove_socket, why_not_listening
 from gangway.server.errors import RequestError
 from gangway.server.front_end.inference import Inference, NonBlockingInference, ResponseCache
 from gangway.server.front_end.metrics_reading import Peers, SharedStatistics, memory_bytes
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 TELL_AGAIN_SECONDS = 0.01
 IDLE_POLL_SECONDS = 0.005
 DRAIN_TRACES_SECONDS = 1.0
-MAX_DRAIN_SECONDS = 600.0  # the supervisor's patience ends earlier
+MAX_DRAIN_SECONDS = 600.0  # the supervisor kills the process earlier
 STOPPING = "the server is stopping"
 
 
@@ -118,7 +118,7 @@ class FrontEnd:
         in_threads = scaled(slots, thread_share)
         self.streams = Streams(self.inference.infer_parts, self.inference.order_of, in_threads, limits)
         self._answers = ServerMethods(options.general.id)
-        if control is not None:  # other processes write there what models hold, and whether they get on
+        if control is not None:  # other processes write there what models hold, and their heartbeats
             memory_of = partial(memory_bytes, control=control)
             self._answers = ServerMethods(options.general.id, memory_of, control.heartbeats.all_fresh)
         self._tell = tell
@@ -174,7 +174,7 @@ class FrontEnd:
         """
         if not target:
             return ""
-        if is_taken(target, self._options.grpc.reuse_port):
+        if is_in_use(target, self._options.grpc.reuse_port):
             raise CannotListenError(why_not_listening(target))
         try:
             address = self.server.bind(target)
@@ -221,7 +221,7 @@ class FrontEnd:
                 self.streams.refuse(STOPPING)
                 self.repository.refuse(STOPPING)
                 self.changes.refuse(STOPPING)
-                self._answers.ready = False  # whoever sees it knows that nothing is accepted any more
+                self._answers.ready = False  # the server takes no further requests
                 self._await_idle()
                 self.tracer.finish(DRAIN_TRACES_SECONDS)
             case _:
@@ -291,7 +291,7 @@ def methods_of(
     }
 
 
-Open = Callable[[], str]  # returns "host:port", the port as bound; empty: nobody can come in there
+Open = Callable[[], str]  # returns "host:port", the port as bound; empty: nothing is served there
 
 
 class Listeners:
@@ -334,10 +334,10 @@ class Listeners:
 
 
 PERIOD_S: Final = 1.0
-IDLE_PERIODS: Final = 10  # what no request has needed for so long is given back
+IDLE_PERIODS: Final = 10  # memory that no request has needed for these is given back
 WORTH_BYTES: Final = 256 << 20  # less is kept,
 WORTH_SHARE: Final = 1 / 8  # or less than this of the memory limit
-GONE: Final = 1 / 8  # of the most since the last time
+IDLE_SHARE: Final = 1 / 8  # of the most since the last time
 LEAST_WATCH_S: Final = 0.005
 MOST_WATCH_S: Final = 0.1  # calls may wait for memory
 RETURN_PERIOD_S: Final = 0.2  # freed memory is returned no more often
@@ -406,7 +406,7 @@ class MemoryGuard:
         """Return memory to the system if much of it is not needed any more; say whether that was so."""
         now_bytes = self._in_flight_bytes()
         self._most_bytes = max(self._most_bytes, now_bytes)
-        if self._most_bytes < self._worth_bytes or now_bytes > GONE * self._most_bytes:
+        if self._most_bytes < self._worth_bytes or now_bytes > IDLE_SHARE * self._most_bytes:
             return False
         self._most_bytes = now_bytes
         return_freed_memory()
@@ -439,7 +439,7 @@ def open_metrics(
 
 
 def beat(heartbeats: Heartbeats, index: int) -> None:
-    """Say for ever that this process gets on: that no thread keeps the interpreter for itself."""
+    """Beat for ever: a beat shows that no thread of this process keeps the interpreter for itself."""
     while True:
         heartbeats.beat(index)
         time.sleep(BEAT_EVERY_S)
@@ -494,12 +494,12 @@ def run(options: FrontEndOptions, log: ProcessLog) -> int:
             continue
         front_end.handle(message)
         if isinstance(message, Drain):
-            forget(listeners.grpc_address)
+            remove_socket(listeners.grpc_address)
             # Connections break off, which clients take for UNAVAILABLE; a tidy end would cancel their calls.
             log.finish()
             os._exit(0)
     _log.error("the supervisor has ended, so this process ends")
-    os._exit(1)  # without waiting for threads, which wait for answers that nobody may give any more
+    os._exit(1)  # without waiting for threads, whose answers may never come
 
 
 def within_memory(options: ServeOptions) -> ServeOptions:

@@ -61,7 +61,7 @@ class ServerMethods:
         self._version = version("gangway-serve")
 
     def server_live(self, _request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
-        """Whoever can ask gets a yes."""
+        """Say yes: a server that answers is alive."""
         return pb.ServerLiveResponse(live=True)
 
     def server_ready(self, _request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
@@ -113,7 +113,7 @@ class ServerMethods:
             version_text = "" if entry.version == WHOLE_MODEL else str(entry.version)
             if isinstance(entry, ServedModel):
                 response.models.add(name=entry.name, version=version_text, state="READY")
-            elif entry.state == "UNKNOWN" and not request.ready:  # nobody has asked for it: there is only its name
+            elif entry.state == "UNKNOWN" and not request.ready:  # it was never loaded: there is only its name
                 response.models.add(name=entry.name)
             elif not request.ready:
                 response.models.add(name=entry.name, version=version_text, state=entry.state, reason=entry.reason)

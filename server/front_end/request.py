@@ -21,7 +21,7 @@ from gangway.server.front_end.tracing import Tracer
 from gangway.server.requests.codecs import Codec, report_of
 from gangway.server.requests.data_plane import NO_EXTERNAL, DataPlane, ExternalTensors, PoolExhaustedError, Submission
 from gangway.server.requests.ensembles import EnsembleCodec
-from gangway.server.requests.mapped_tensors import Mappings, choose
+from gangway.server.requests.mapped_tensors import Mappings, choose_mapped
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region, Regions
 from gangway.server.requests.validation import RequestPlan
 
@@ -32,7 +32,7 @@ class Cancellable(Protocol):
     """What runs for a call."""
 
     def cancel(self) -> None:
-        """Say that nobody waits for the answer any more. From any thread, at any time, repeatedly."""
+        """Cancel: the client does not wait for the answer any more. From any thread, at any time, repeatedly."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Resources:
 
 
 class ClientRequest(ModelRun):
-    """A request whose plan is known. Whoever makes it calls `close`, and `fail` before if it was refused or failed.
+    """A request whose plan is known. Its maker calls `close`, and before that `fail` if it was refused or failed.
 
     The model and those of an ensemble are in use until then (`uses`). `contents`: of the inputs, for a further attempt;
     empty while none can follow. `response_id`: stands in the response.
@@ -125,7 +125,7 @@ class ClientRequest(ModelRun):
         try:
             self.submission = self._resources.plane.open(self._codec.layout(contents), self.shapes.rows, external)
         except PoolExhaustedError as error:
-            external.let_go()
+            external.release()
             raise no_room(error) from error
         return self.submission
 
@@ -144,8 +144,8 @@ class ClientRequest(ModelRun):
     def finish(self, outcome: SlotOutcome) -> bytes | None:
         """Give the attempt's memory back and return the serialised response, counted and traced.
 
-        None: another attempt must follow. The answer had too little room (the next attempt has what it needed); memory
-        of a region was missing (copying finds out what is wrong with it); or the compiled variant has been unloaded.
+        None: another attempt must follow. Either the answer had too little room, which the next attempt has. Or memory
+        of a region was missing, and copying finds out what is wrong with it. Or the compiled variant has been unloaded.
         Raises RequestError.
         """
         self.finished_ns = time.monotonic_ns()
@@ -153,12 +153,16 @@ class ClientRequest(ModelRun):
         assert submission is not None, "opened"
         external = submission.external
         try:
-            if external is not NO_EXTERNAL and outcome.status in COMPUTED and external.spoiled():
+            if external is not NO_EXTERNAL and outcome.status in COMPUTED and external.has_lost_memory():
                 self._maps = False
             elif outcome.status is SlotStatus.OK:
                 response = self._codec.answer(self.response_id, submission, self.regions)
-            elif outcome.status is SlotStatus.UNAVAILABLE and plan.spare is not None and self._codec is not plan.spare:
-                self._codec, self._maps = plan.spare, False
+            elif (
+                outcome.status is SlotStatus.UNAVAILABLE
+                and plan.fallback is not None
+                and self._codec is not plan.fallback
+            ):
+                self._codec, self._maps = plan.fallback, False
             else:
                 raise self.failure(outcome)
         finally:
@@ -178,7 +182,7 @@ class ClientRequest(ModelRun):
         mappings, candidates = self._resources.mappings, self.plan.mappable
         if mappings is None or candidates is None:
             return NO_EXTERNAL
-        return choose(candidates, contents, self.regions, mappings)
+        return choose_mapped(candidates, contents, self.regions, mappings)
 
     # -- other ways to an answer
 
@@ -238,7 +242,7 @@ class ClientRequest(ModelRun):
             return None
         is_met = self.end_ns <= deadline_ns
         if is_met:
-            self._resources.plane.admission.in_time()
+            self._resources.plane.admission.met_target()
             statistics = self.model.statistics
             statistics.least_met_us = min(statistics.least_met_us, self.target_us)
         return is_met

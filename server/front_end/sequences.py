@@ -17,7 +17,7 @@ from gangway.server.errors import RequestError, invalid, unavailable
 from gangway.server.front_end.model_run import LIMIT_SLACK_NS, MAX_WAIT_NS, ClientCall, failure
 from gangway.server.models.sequences import SequencePosition, SequenceTensors
 from gangway.server.models.served import ServedModel
-from gangway.server.requests.codecs import Room
+from gangway.server.requests.codecs import AnswerSize
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.ensembles import EnsembleCodec
 from gangway.server.requests.sequence_codecs import (
@@ -27,8 +27,8 @@ from gangway.server.requests.sequence_codecs import (
     SequencedCodec,
     StateBudget,
     StateMemory,
-    controls,
-    sequenced,
+    control_inputs,
+    sequenced_codec,
 )
 from gangway.server.requests.validation import RequestPlan
 
@@ -95,7 +95,7 @@ class SequenceBatcher(Generic[AnyTicket]):
     """
 
     def __init__(self, slots: int, idle_us: int) -> None:
-        """Make it with so many slots; a sequence without requests ends after `idle_us`."""
+        """`slots`: sequences at a time. A sequence without requests ends after `idle_us`."""
         self._free_slots = slots
         self._idle_us = idle_us
         self._open: dict[SequenceId, Sequence[AnyTicket]] = {}  # those that can be joined
@@ -108,9 +108,9 @@ class SequenceBatcher(Generic[AnyTicket]):
     def enter(
         self, ticket: AnyTicket, identity: SequenceId, start: bool, end: bool, now_us: int, room: int
     ) -> Entered[AnyTicket]:
-        """Add a request. `room`: so many more may wait. Call `end_idle` for the same instant before.
+        """Add a request. `room`: how many more may wait. Call `end_idle` for the same instant before.
 
-        A start within a sequence that is open goes on in its place: whoever executes it begins with new state.
+        A start within a sequence that is open goes on in its place, and begins with new state.
         Raises NotStartedError, BacklogFullError or ClosedError; then the request has no effect.
         """
         if self._closed:
@@ -331,7 +331,7 @@ class _Model:
     name: str
     batcher: SequenceBatcher[SequenceTicket]
     states: "_States"
-    room: Room = field(default_factory=lambda: Room(0))
+    answer_size: AnswerSize = field(default_factory=lambda: AnswerSize(0))
     memories: dict[Sequence[SequenceTicket], StateMemory] = field(default_factory=dict)
 
 
@@ -357,8 +357,8 @@ class _States:
 class Sequences:
     """Those of all models that a front end serves. Safe for threads; `run` watches the clock.
 
-    A sequence lives in the front end that has got its first request: its order, its slot and its state are known here
-    and nowhere else, and are lost with the process. So all requests of a sequence must come to the same front end.
+    A sequence lives in the front end that has got its first request. Its order, its slot and its state are known only
+    there, and are lost with the process. So all requests of a sequence must come to the same front end.
     """
 
     def __init__(self, plane: DataPlane) -> None:
@@ -392,8 +392,9 @@ class Sequences:
     def turn(self, plan: RequestPlan, call: ClientCall, arrival_ns: int) -> Iterator[RequestPlan]:
         """Wait until a request may be executed; yield its plan with what its sequence adds to it.
 
-        Raises RequestError: INVALID_ARGUMENT for a sequence that has not been started or has ended, UNAVAILABLE where
-        too many wait or it waits for too long, CANCELLED or DEADLINE_EXCEEDED if the client does not wait any more.
+        Raises RequestError. INVALID_ARGUMENT: the sequence has not been started, or has ended. UNAVAILABLE: too many
+        requests wait, or this one has waited too long. CANCELLED or DEADLINE_EXCEEDED: the client does not wait any
+        more.
         """
         step, tensors = plan.sequence, plan.model.sequence
         assert step is not None and tensors is not None, "a model with sequences"
@@ -405,7 +406,7 @@ class Sequences:
             waited_ns = time.monotonic_ns() - begin_ns
             try:
                 own = self._call(model, ticket.sequence, plan, step)
-                yield replace(plan, codec=own, spare=None, waited_ns=waited_ns)
+                yield replace(plan, codec=own, fallback=None, waited_ns=waited_ns)
             finally:
                 self._leave(model, ticket)
         finally:
@@ -477,13 +478,13 @@ class Sequences:
             )
         return model, ticket
 
-    def _await(self, model: _Model, ticket: SequenceTicket, patience: WaitLimits, call: ClientCall) -> None:
+    def _await(self, model: _Model, ticket: SequenceTicket, limits: WaitLimits, call: ClientCall) -> None:
         """Return when a request may be executed. Raises RequestError when it never will be."""
         if not call.add_callback(ticket.give_up):
             ticket.give_up()
         in_backlog = True
         while True:
-            wait_ns = patience.ends_ns(in_backlog) - time.monotonic_ns()
+            wait_ns = limits.ends_ns(in_backlog) - time.monotonic_ns()
             ticket.woken.wait(max(0, wait_ns) / 1e9)
             with self._lock:
                 if ticket.refusal is not None:
@@ -491,10 +492,10 @@ class Sequences:
                 if ticket.begun:
                     return
                 in_backlog = model.batcher.in_backlog(ticket.sequence)
-                refusal = patience.refusal(time.monotonic_ns(), in_backlog)
-                others = refusal or patience.ended_with_it()
+                refusal = limits.refusal(time.monotonic_ns(), in_backlog)
+                others = refusal or limits.ended_with_it()
                 if ticket.gone:
-                    refusal = patience.given_up(call)
+                    refusal = limits.given_up(call)
                 if refusal is not None:
                     changes = model.batcher.withdraw(ticket.sequence, ticket, _now_us())
                     self._apply(model, changes, others)
@@ -506,7 +507,7 @@ class Sequences:
         """Return how the request is carried out. Only while it is the sequence's running one. Raises RequestError."""
         tensors = model.states.tensors
         assert not isinstance(plan.codec, EnsembleCodec), "a model of its own"
-        hidden = controls(tensors, step)
+        hidden = control_inputs(tensors, step)
         memory: StateMemory | None = None
         if tensors.states:
             memory = model.memories.get(sequence)
@@ -515,7 +516,7 @@ class Sequences:
             if step.start or not memory.has_begun:
                 memory.begin()
             hidden += memory.inputs()
-        return sequenced(plan.codec, hidden, model.room, memory)
+        return sequenced_codec(plan.codec, hidden, model.answer_size, memory)
 
     def _leave(self, model: _Model, ticket: SequenceTicket) -> None:
         """A request has been executed, or has failed."""

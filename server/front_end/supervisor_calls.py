@@ -75,8 +75,8 @@ class _Waiting:
     answer: Answer | None = None
 
 
-class Questions:
-    """Questions without an answer, `most` at a time: beyond that clients are told `too_many`. Safe for threads."""
+class SupervisorCalls:
+    """Calls without an answer, `most` at a time: beyond that clients are told `too_many`. Safe for threads."""
 
     def __init__(self, most: int, too_many: str) -> None:
         self._most = most
@@ -90,7 +90,7 @@ class Questions:
         """Send a question with the number given; return when it has been answered by OK.
 
         `send` says whether the supervisor could be told. Raises RequestError: with what was answered, or UNAVAILABLE
-        with `not_now` if it could not be told, with `unanswered` if it has said nothing for so long.
+        with `not_now` if it could not be told, with `unanswered` after `seconds` without an answer.
         """
         number, waiting = next(self._numbers), _Waiting()
         with self._lock:
@@ -142,7 +142,7 @@ class SharedChanges:
     def __init__(self, apply: Callable[[Change], None], ask: Callable[[FrontEndMessage], bool] | None = None) -> None:
         self._apply = apply
         self._ask = ask
-        self._questions = Questions(MAX_WAITING_CHANGES, NOT_NOW)
+        self._calls = SupervisorCalls(MAX_WAITING_CHANGES, NOT_NOW)
 
     def make(self, change: Change) -> None:
         """Return when every front end has made the change. Raises RequestError: then none has made it."""
@@ -151,7 +151,7 @@ class SharedChanges:
             self._apply(change)
             return
         unanswered = f"not known to all front ends within {WAIT_SECONDS:.0f} seconds"
-        self._questions.ask(lambda number: ask(Proposed(number, change)), WAIT_SECONDS, NOT_NOW, unanswered)
+        self._calls.ask(lambda number: ask(Proposed(number, change)), WAIT_SECONDS, NOT_NOW, unanswered)
 
     def agreed(self, message: Agreed) -> Applied | None:
         """Make a change that goes to all front ends; return what the supervisor is to be told, if anything."""
@@ -169,11 +169,11 @@ class SharedChanges:
 
     def settled(self, message: Settled) -> None:
         """All front ends have answered to what was asked of them."""
-        self._questions.answered(message)
+        self._calls.answered(message)
 
     def refuse(self, reason: str) -> None:
         """Answer everything with UNAVAILABLE from now on, also what waits."""
-        self._questions.refuse(reason)
+        self._calls.refuse(reason)
 
 
 _SettingValue = pb.LogSettingsRequest.SettingValue
@@ -356,7 +356,7 @@ class RepositoryMethods:
 
     def __init__(self, ask: Callable[[RepositoryCall], bool]) -> None:
         self._ask = ask
-        self._questions = Questions(
+        self._calls = SupervisorCalls(
             MAX_WAITING_CALLS,
             f"{MAX_WAITING_CALLS} requests to the model repository wait for their answers, more cannot",
         )
@@ -391,11 +391,11 @@ class RepositoryMethods:
 
     def answered(self, answer: RepositoryAnswer) -> None:
         """The supervisor has answered."""
-        self._questions.answered(answer)
+        self._calls.answered(answer)
 
     def refuse(self, reason: str) -> None:
         """Answer everything with UNAVAILABLE from now on, also what waits."""
-        self._questions.refuse(reason)
+        self._calls.refuse(reason)
 
     def _call(
         self,
@@ -405,7 +405,7 @@ class RepositoryMethods:
         seconds: float = LOAD_SECONDS,
         dependents: bool = False,
     ) -> None:
-        self._questions.ask(
+        self._calls.ask(
             lambda number: self._ask(RepositoryCall(number, kind, name, path, dependents)),
             seconds,
             not_now="the model repository cannot be asked now",

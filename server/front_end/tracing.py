@@ -1,6 +1,6 @@
 """The front end's side of tracing: picks requests, and sends what is known of them to the exporter's process.
 
-A request pays for one look at `active` while nobody traces. One that is picked is put into a queue; a thread empties
+A request reads `active` once while no trace is wanted. One that is picked is put into a queue; a thread empties
 that a few times a second. Nothing ever waits for the exporter: what it does not take is dropped and counted.
 """
 
@@ -184,7 +184,7 @@ def small_copies(contents: Contents) -> tuple[bytes, ...] | None:
 
 MAX_QUEUED = 4096
 PERIOD_SECONDS = 0.05
-IDLE_PERIOD_SECONDS = 1.0  # while nobody traces (any more)
+IDLE_PERIOD_SECONDS = 1.0  # while no trace is wanted
 PACKET_BYTES = 48 * 1024
 REPORT_SECONDS = 60.0
 
@@ -269,7 +269,7 @@ class Tracer:
     # -- the way out
 
     def finish(self, timeout_seconds: float) -> None:
-        """Send what is left, for so long."""
+        """Send what is left, until the timeout."""
         end = time.monotonic() + timeout_seconds
         while not self._flush() and time.monotonic() < end:
             time.sleep(0.01)

@@ -60,7 +60,7 @@ class EarlyCall:
         self._event = event
         self._due = 3  # of the things that core is asked for
         self._callbacks: list[Callable[[], None]] | None = []
-        self._unanswered = threading.Lock()  # taken for good by whoever ends the call: the answer, or the client
+        self._unanswered = threading.Lock()  # taken for good by what ends the call: the answer, or the client
         self._entered = False  # the message has come, and counts as one that waits for its answer
         self._in_pool: Any = None  # what grpcio keeps of it, from when a thread deals with it
 
@@ -114,7 +114,7 @@ class EarlyCall:
         self._event.call.start_server_batch((headers, *message, status), self._sent)
 
     def _leave(self, answered: bool) -> None:
-        """There is an answer, or nobody who waits for it: a client that does not take it keeps nobody out."""
+        """The call is answered or cancelled. A client that does not take its answer occupies no room."""
         if self._entered:
             self._calls.admission.leave(answered)
 
@@ -169,8 +169,8 @@ class EarlyCall:
 
 
 COPIES: Final = 4  # pieces, all of them joined while that grows, and what Python gets
-SLOW_S: Final = 0.5  # after so long a call's place is another's; what it takes is watched (`MemoryGuard`)
-PATIENCE_S: Final = 1.0  # so long a call waits for its place
+SLOW_S: Final = 0.5  # a call that has its place for longer loses it; `MemoryGuard` watches what it takes
+MAX_WAIT_S: Final = 1.0  # that a call waits for its place
 
 
 class ArrivingCall(Protocol):
@@ -234,19 +234,19 @@ class Arrivals:
                     break
                 del self._begun[call]
             called = self._next()
-            while self._waiting and self._waiting[0][1] + PATIENCE_S <= now_s:
+            while self._waiting and self._waiting[0][1] + MAX_WAIT_S <= now_s:
                 refused.append(self._waiting.popleft()[0])
         for call in refused:
             call.answer(error)
         for call in (*called, *refused):
-            call.ask()  # also of who is refused: gRPC tells of the end of a call by that
+            call.ask()  # also for refused calls: gRPC reports the end of a call by that
 
     def _has_place(self) -> bool:
         """Whether there is room for one more. For the first one the reserve is enough."""
         return self._budget.fits((len(self._begun) + 1) * self._place_bytes if self._begun else 0)
 
     def _next(self) -> list[ArrivingCall]:
-        """Give places to those who wait, as far as there are any; return them. The caller holds the lock."""
+        """Give places to waiting calls, as far as there are any; return these calls. The caller holds the lock."""
         called = []
         while self._waiting and self._has_place():
             call, _ = self._waiting.popleft()
@@ -267,7 +267,7 @@ class EarlyCalls:
     """All calls of one method of a server that has not been started. What else has the method's name gets none of them.
 
     `path`: "/SERVICE/METHOD". `begin` deals with messages; `behaviour` with those that it does not want, in a thread of
-    `pool`. `arriving`: calls whose message has not come. `admission`: says who is received at all, `arrivals`: when.
+    `pool`. `arriving`: calls whose message has not come. `admission` says which are received, `arrivals` when.
     `reserved_calls`: as many are taken above the server's limit. `has_thread`: see CountingPool.
     """
 

@@ -28,7 +28,7 @@ class StalledCall(Protocol):
     """The part of grpc.ServicerContext that is used."""
 
     def cancel(self) -> object:
-        """End the call; whoever waits in it gets an exception."""
+        """End the call; a thread that waits in it gets an exception."""
 
 
 @runtime_checkable
@@ -43,14 +43,14 @@ class StalledCalls:
     """Calls that wait for their client: for the rest of a request, or for an answer to be taken. Safe for threads.
 
     Such a call holds a thread of the server, or the bytes of the answer. When there are too many, those that have
-    waited longest are ended. A slow client stays as long as nobody needs the room. `grace_s` seconds are granted to
+    waited longest are ended. A slow client stays as long as there is room. `grace_s` seconds are granted to
     every call, whatever the others hold.
     """
 
-    def __init__(self, max_calls: int, max_bytes: int, patience_s: float) -> None:
+    def __init__(self, max_calls: int, max_bytes: int, grace_s: float) -> None:
         self._max_calls = max_calls
         self._max_bytes = max_bytes
-        self._patience_s = patience_s
+        self._grace_s = grace_s
         # In the order of their coming. Single operations on it are atomic, so requests need no lock here.
         self._calls: dict[StalledCall, tuple[float, int]] = {}
 
@@ -73,7 +73,7 @@ class StalledCalls:
         count, held_bytes = len(calls), sum(size for _, size in calls.values())
         now, ended = time.monotonic(), 0
         for call, (since, size) in calls.items():
-            if (count <= self._max_calls and held_bytes <= self._max_bytes) or now - since < self._patience_s:
+            if (count <= self._max_calls and held_bytes <= self._max_bytes) or now - since < self._grace_s:
                 break
             count, held_bytes, ended = count - 1, held_bytes - size, ended + 1
             self.leave(call)
@@ -137,8 +137,8 @@ MAX_PLAIN = 256  # calls that hold a thread before others get the watched form
 MAX_ARRIVING = 256  # calls whose message has not come, each has a thread
 MAX_UNREAD = 8192  # calls whose answer has not been taken
 MAX_UNREAD_BYTES = 1 << 30
-FOLLOWED_BYTES = 64 * 1024  # of smaller answers the limit of calls on a connection is enough
-PATIENCE_S = 5.0
+LARGE_ANSWER_BYTES = 64 * 1024  # of smaller answers the limit of calls on a connection is enough
+GRACE_S = 5.0
 
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"  # not subscriptable at run time
 Context: TypeAlias = grpc.ServicerContext
@@ -153,16 +153,16 @@ class CallMetadata(Protocol):
 
 
 class Gate:
-    """For one server. `patience_s`: see StalledCalls. `thread_share`: of the calls that may hold a thread, see
+    """For one server. `grace_s`: see StalledCalls. `thread_share`: of the calls that may hold a thread, see
     `threads.thread_share`. `arriving`: calls whose message has not come. `refusal`: handles calls that get no thread.
     """
 
-    def __init__(self, restrictions: Restrictions, patience_s: float = PATIENCE_S, thread_share: float = 1.0) -> None:
+    def __init__(self, restrictions: Restrictions, grace_s: float = GRACE_S, thread_share: float = 1.0) -> None:
         self._restrictions = restrictions
         self.refusal = _refusal()
         self.max_plain = scaled(MAX_PLAIN, thread_share)
-        self.arriving = StalledCalls(scaled(MAX_ARRIVING, thread_share), 0, patience_s)
-        self._unread = StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, patience_s)
+        self.arriving = StalledCalls(scaled(MAX_ARRIVING, thread_share), 0, grace_s)
+        self._unread = StalledCalls(MAX_UNREAD, MAX_UNREAD_BYTES, grace_s)
         self.cleaner = PeriodicCleaner(self.arriving, self._unread)
 
     def plain(self, method: str, handler: MethodHandler) -> MethodHandler:
@@ -174,13 +174,13 @@ class Gate:
         if handler.response_streaming:
             return self.watched(method, handler)
         assert handler.unary_unary is not None
-        return grpc.unary_unary_rpc_method_handler(self._admitted(restriction, self._followed(handler.unary_unary)))
+        return grpc.unary_unary_rpc_method_handler(self._admitted(restriction, self._tracked(handler.unary_unary)))
 
     def watched(self, method: str, handler: MethodHandler) -> MethodHandler:
         """Return the form that cannot hold a thread for ever."""
         restriction = self.restriction(method)
         if handler.unary_unary is not None:
-            inner = self._arrived(self._followed(handler.unary_unary))
+            inner = self._arrived(self._tracked(handler.unary_unary))
             return grpc.stream_unary_rpc_method_handler(self._admitted(restriction, inner))
         if handler.unary_stream is not None:
             inner = self._arrived(handler.unary_stream)
@@ -188,7 +188,7 @@ class Gate:
         return self.plain(method, handler)
 
     def lets_all_in(self, method: str) -> bool:
-        """Whether anybody may call the method."""
+        """Whether the method is not restricted."""
         return self.restriction(method) is None
 
     def restriction(self, method: str) -> Restriction | None:
@@ -196,7 +196,7 @@ class Gate:
         return self._restrictions.of(CATEGORY_OF_METHOD[method])
 
     def _admitted(self, restriction: Restriction | None, inner: Behaviour) -> Behaviour:
-        """Let only those in who may call the method, before anything of theirs is waited for."""
+        """Refuse callers that may not call the method, before their message is waited for."""
         if restriction is None:
             return inner
 
@@ -224,12 +224,12 @@ class Gate:
 
         return answer
 
-    def _followed(self, inner: Behaviour) -> Behaviour:
+    def _tracked(self, inner: Behaviour) -> Behaviour:
         """Note a large answer until the client has taken it."""
 
         def answer(message: Any, context: Context) -> bytes:
             response: bytes = inner(message, context)
-            if len(response) >= FOLLOWED_BYTES:
+            if len(response) >= LARGE_ANSWER_BYTES:
                 self._unread.enter(context, len(response))
                 if not context.add_callback(lambda: self._unread.leave(context)):
                     self._unread.leave(context)  # the call has ended already
@@ -256,7 +256,7 @@ class GatedService(grpc.GenericRpcHandler):
 
 
 def _refusal() -> MethodHandler:
-    """Return the handler of calls for which no thread can be had. It has a thread of its own, and holds it for nobody.
+    """Return the handler of calls that get no thread. It has a thread of its own, which no call holds.
 
     `experimental_thread_pool` is grpcio's name for it. An exception here would end gRPC's own thread.
     """

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 AMPLE_BYTES = 4 << 30  # of memory: what clients send unasked may be as much as the speed of their links suggests
 MAX_METADATA_BYTES = 16 * 1024  # of one call; traces and tokens fit
 MAX_STREAMS_PER_CONNECTION = 4096  # what is in flight is limited by request slots, long before
-HANDSHAKE_TIMEOUT_MS = 20_000  # who connects and then says nothing
+HANDSHAKE_TIMEOUT_MS = 20_000  # of a client that connects and sends nothing
 # Core's levels. It chooses the algorithm among those that the client accepts: gzip, for higher levels deflate.
 _LEVELS = {Compression.LOW: 1, Compression.MEDIUM: 2, Compression.HIGH: 3}
 
@@ -53,7 +53,7 @@ def channel_options(options: GrpcOptions, max_connections: int | None = None) ->
         "grpc.max_receive_message_length": options.max_message_bytes,
         "grpc.max_send_message_length": options.max_message_bytes,
         # Without it a client sends no more than 64 KiB of a message before it is asked for (`early_calls.Arrivals`).
-        # A large one is then a round trip more, which costs the front end a twentieth of its CPU.
+        # A large one then takes another round trip, and more of the front end's CPU.
         "grpc.http2.bdp_probe": memory_budget().limit.size_bytes >= AMPLE_BYTES,
         "grpc.max_metadata_size": MAX_METADATA_BYTES,
         "grpc.absolute_max_metadata_size": MAX_METADATA_BYTES,
@@ -285,7 +285,7 @@ class GrpcFrontEnd:
     def look_at_arrivals(self, error: RequestError) -> bool:
         """See to calls that wait for memory to receive their message; return whether there are any.
 
-        Who has waited too long gets this error.
+        Calls that have waited too long get this error.
         """
         self._arrivals.look(error)
         return self._arrivals.waits
@@ -305,7 +305,7 @@ class GrpcFrontEnd:
         self._server.add_generic_rpc_handlers((GatedService(name, handlers, self._gate, self._pool),))
 
     def _early_inference(self, handler: MethodHandler, admission: AdmissionController | None) -> list[EarlyCalls]:
-        """Have ModelInfer's messages received early, unless who may call it is restricted."""
+        """Have ModelInfer's messages received early, unless ModelInfer is restricted."""
         if self._non_blocking is None or admission is None or not self._gate.lets_all_in("ModelInfer"):
             return []
         path, begin = f"/{INFERENCE_SERVICE}/ModelInfer", self._non_blocking.begin

@@ -265,8 +265,8 @@ OrderOf = Callable[[bytes], str | None]  # `Inference.order_of`
 class StreamLimits:
     """What one stream may hold, and all of them.
 
-    `in_flight` and `held_bytes` are for each stream: requests count from being read until they are answered, answers
-    until they are sent; the last request that is read may exceed the bytes. `streams` are open at a time. Beyond
+    `in_flight` and `held_bytes` are for each stream. Requests count from being read until they are answered, answers
+    until they are sent. The last request that is read may exceed the bytes. `streams` are open at a time. Beyond
     `unsent_bytes` of answers, all streams together, the one that has most is ended. So is one whose client takes longer
     for an answer than `stall_seconds` and another second for each `slow_bytes`. `message_bytes`: of one answer.
     """
@@ -307,10 +307,9 @@ class Stream:
     """One ModelStreamInfer call: many requests at a time, each answered as soon as it is done.
 
     At most one thread waits for the client's next request. When it has got one, another thread waits for the next, and
-    this one executes the request, so no request changes threads. gRPC's thread of the call sends the answers. A client
-    that does not take its answers is not listened to: as long as `in_flight` of its requests, or `held_bytes`, are
-    under way or unsent, nothing more is read, and HTTP/2's flow control makes the client wait. `start` has a function
-    called by some other thread, or raises NoThreadError.
+    this one executes the request, so no request changes threads. gRPC's thread of the call sends the answers. While
+    `in_flight` of a client's requests, or `held_bytes`, are under way or unsent, nothing more is read. Then HTTP/2's
+    flow control makes the client wait. `start` has a function called by some other thread, or raises NoThreadError.
     """
 
     def __init__(
@@ -349,8 +348,8 @@ class Stream:
         while (answer := self._next_answer()) is not None:
             if answer.error is not None and self._ends_with(answer.error):
                 raise answer.error
-            patience_s = self._limits.stall_seconds + len(answer.message) / self._limits.slow_bytes
-            self._give_up_s = time.monotonic() + patience_s
+            allowed_s = self._limits.stall_seconds + len(answer.message) / self._limits.slow_bytes
+            self._give_up_s = time.monotonic() + allowed_s
             yield answer.message  # returns when gRPC has taken it
             self._sent(answer)
         if self._refusal is not None:
@@ -468,7 +467,7 @@ class Stream:
             return next(self._messages, None)
         except grpc.RpcError:
             return None
-        except RequestError as error:  # what comes after such a message is anybody's guess
+        except RequestError as error:  # what follows such a message cannot be understood
             self.refuse(error)
             return None
         except Exception:

@@ -1,4 +1,6 @@
-"""A connection: uvicorn's, with bounds. A client that stalls, floods or only listens holds nobody and little memory."""
+"""A connection: uvicorn's, with bounds. A client that stalls, floods or only listens holds no thread, and little
+memory.
+"""
 
 import asyncio
 import socket
@@ -13,7 +15,7 @@ from gangway.executor.memory_budget import MemoryFullError, memory_budget
 from gangway.server.http.replies import error_text
 
 RESERVED: Final = 64  # connections above the limit, which can ask for health only
-PATIENCE_SECONDS: Final = 5.0  # granted to every request that has begun to come
+GRACE_SECONDS: Final = 5.0  # granted to every request that has begun to come
 
 
 class Phase(IntEnum):
@@ -25,7 +27,7 @@ class Phase(IntEnum):
     ANSWERING = 3
 
 
-class Limited(Protocol):
+class LimitedConnection(Protocol):
     """What must be known of a connection."""
 
     phase: Phase
@@ -44,7 +46,9 @@ class ConnectionLimit:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._by_phase: tuple[dict[Limited, None], ...] = tuple({} for _ in Phase)  # each in the order of coming
+        self._by_phase: tuple[dict[LimitedConnection, None], ...] = tuple(
+            {} for _ in Phase
+        )  # each in the order of coming
         self._count = 0
 
     @property
@@ -52,7 +56,7 @@ class ConnectionLimit:
         """Whether there are more connections than the limit."""
         return self._count > self.limit
 
-    def admit(self, connection: Limited, now_s: float) -> bool:
+    def admit(self, connection: LimitedConnection, now_s: float) -> bool:
         """Take a new connection, for which others may give way. False: there is no room at all, `leave` is due."""
         self._by_phase[connection.phase][connection] = None
         self._count += 1
@@ -61,21 +65,21 @@ class ConnectionLimit:
             other.give_way()
         return self._count <= self.limit + RESERVED
 
-    def enter(self, connection: Limited, phase: Phase) -> None:
+    def enter(self, connection: LimitedConnection, phase: Phase) -> None:
         """A connection goes to another phase."""
         if self._by_phase[connection.phase].pop(connection, 0) is None:
             self._by_phase[phase][connection] = None
         connection.phase = phase
 
-    def leave(self, connection: Limited) -> None:
+    def leave(self, connection: LimitedConnection) -> None:
         """A connection is being closed. Saying it again does nothing."""
         if self._by_phase[connection.phase].pop(connection, 0) is None:
             self._count -= 1
 
-    def _oldest(self, new: Limited, now_s: float) -> Limited | None:
+    def _oldest(self, new: LimitedConnection, now_s: float) -> LimitedConnection | None:
         for phase in (Phase.SILENT, Phase.IDLE, Phase.RECEIVING):
             oldest = next(iter(self._by_phase[phase]), new)
-            if oldest is not new and (phase < Phase.RECEIVING or now_s - oldest.since_s > PATIENCE_SECONDS):
+            if oldest is not new and (phase < Phase.RECEIVING or now_s - oldest.since_s > GRACE_SECONDS):
                 return oldest
         return None
 
@@ -111,7 +115,7 @@ _REASONS: Final = {
 
 
 class _RefusedError(Exception):
-    """Ends the parser: what follows is anybody's guess."""
+    """Ends the parser: what follows cannot be understood."""
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -157,7 +161,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():  # a client that takes no answer
             self.transport.abort()
         elif self._open:
-            self._refuse(408, "another connection needs the room")
+            self._refuse(408, "there are too many connections, and this one was slow")
         else:
             self.transport.close()
 
@@ -185,7 +189,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._open or self.cycle is None or (self.cycle.response_complete and not self.pipeline):
             return False
         self._half_closed = True
-        if self.parser.get_http_version() == "1.1":  # who speaks 1.0 may not be sent what finds out
+        if self.parser.get_http_version() == "1.1":  # a client of HTTP/1.0 may not be sent an interim response
             self.loop.call_later(GONE_SECONDS, self._find_out, False)
         return True
 
@@ -216,7 +220,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_head = False
         self._stop_timer()
         if self._coding not in (b"", b"chunked,"):
-            # Whoever stands in front may see the end of such a body elsewhere, and take a part of it for a request.
+            # A proxy may see the end of such a body elsewhere, and take a part of it for a request.
             self._refuse(501, "only chunked is supported as Transfer-Encoding", begun=False)
             raise _RefusedError
         method = self.parser.get_method()
@@ -229,7 +233,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Note that some of its body is here.
 
         uvicorn would have the application called for each piece of 64 KiB, and stop reading meanwhile. It is called
-        when the body is complete, or for much larger pieces: measured, a tenth of the cost of a 600 KB image.
+        when the body is complete, or for much larger pieces, which costs less.
         """
         self._progress += 1
         self._body_bytes += len(body)
@@ -305,7 +309,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _stalled(self) -> None:
         """Look whether what is coming has taken too long: by its size, or since its last byte."""
         now_s = self.loop.time()
-        if self.flow.read_paused or self.pipeline:  # it is we who do not read
+        if self.flow.read_paused or self.pipeline:  # the server does not read
             self._begun_s = self._arrived_s = now_s
             self._body_bytes = 0
         end_s = self._begun_s + STALL_SECONDS

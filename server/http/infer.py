@@ -16,8 +16,8 @@ from gangway.server.errors import invalid
 from gangway.server.http.json_text import (
     MAX_INT64,
     MAX_RANK,
-    LateTensor,
     Numbers,
+    UnreadTensor,
     dump,
     element_count,
     flatten,
@@ -62,7 +62,7 @@ def most_body_bytes(model: ServedModel) -> int | None:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class BinaryOutputs:
     """Which outputs are wanted as binary data: those named, and the others by default."""
 
     binary: bool = False
@@ -82,8 +82,8 @@ class JsonRequest:
 
     header: bytes  # serialised ModelInferRequest without id and raw contents
     request_id: bytes
-    contents: tuple[bytes | int | LateTensor, ...]
-    wishes: Wishes
+    contents: tuple[bytes | int | UnreadTensor, ...]
+    binary_outputs: BinaryOutputs
 
     @property
     def cachable(self) -> bool:
@@ -93,14 +93,14 @@ class JsonRequest:
     def raws(self, model: str, binary: memoryview) -> Raws:
         """Return the tensors; `binary` is what follows the JSON. Raises RequestError (INVALID_ARGUMENT)."""
         raws: list[memoryview] = []
-        late: dict[int, LateTensor] = {}
+        unread: dict[int, UnreadTensor] = {}
         position = 0
         for content in self.contents:
             if isinstance(content, int):
                 raws.append(binary[position : position + content])
                 position += content
-            elif isinstance(content, LateTensor):
-                late[len(raws)] = content
+            elif isinstance(content, UnreadTensor):
+                unread[len(raws)] = content
                 raws.append(binary[:0])
             else:
                 raws.append(memoryview(content))
@@ -109,11 +109,11 @@ class JsonRequest:
                 f"model '{model}': {len(binary)} bytes follow the JSON, but the inputs' binary_data_size make"
                 f" {position}"
             )
-        return partial(_read_late, raws, late) if late else raws
+        return partial(_with_unread, raws, unread) if unread else raws
 
 
-def _read_late(raws: list[memoryview], late: Mapping[int, LateTensor]) -> list[memoryview]:
-    return [late[index].read() if index in late else raw for index, raw in enumerate(raws)]
+def _with_unread(raws: list[memoryview], unread: Mapping[int, UnreadTensor]) -> list[memoryview]:
+    return [unread[index].read() if index in unread else raw for index, raw in enumerate(raws)]
 
 
 class JsonRequests:
@@ -145,13 +145,15 @@ def read_request(model: str, version: str, text: Body) -> JsonRequest:
     parameters = dict(_object(content, "parameters", where))
     binary_output = _flag(parameters, "binary_data_output", where)
     set_parameters(message.parameters, parameters, where)
-    contents: list[bytes | int | LateTensor] = []
+    contents: list[bytes | int | UnreadTensor] = []
     for item in _array(content, "inputs", where, needed=True):
         contents += _add_input(message, item, model)
     named = [_add_output(message, item, model) for item in _array(content, "outputs", where)]
-    wishes = Wishes(bool(binary_output), tuple((name, wish) for name, wish in named if wish is not None))
+    binary_outputs = BinaryOutputs(
+        bool(binary_output), tuple((name, is_binary) for name, is_binary in named if is_binary is not None)
+    )
     header = message.SerializeToString(deterministic=True)
-    return JsonRequest(header, _request_id(content, where), tuple(contents), wishes)
+    return JsonRequest(header, _request_id(content, where), tuple(contents), binary_outputs)
 
 
 def _request_id(content: Mapping[str, Any], where: str) -> bytes:
@@ -161,7 +163,7 @@ def _request_id(content: Mapping[str, Any], where: str) -> bytes:
     return request_id
 
 
-def _add_input(message: pb.ModelInferRequest, item: Any, model: str) -> list[bytes | int | LateTensor]:
+def _add_input(message: pb.ModelInferRequest, item: Any, model: str) -> list[bytes | int | UnreadTensor]:
     """Add an input; return its contents, if the request has them."""
     if not isinstance(item, dict):
         invalid(f"request for model '{model}': expected an object as input, got {kind_of(item)}")
@@ -187,7 +189,7 @@ def _add_input(message: pb.ModelInferRequest, item: Any, model: str) -> list[byt
     return [_data(item["data"], tensor.datatype, math.prod(shape), where)] if "data" in item else []
 
 
-def _data(data: Any, datatype: str, expected: int, where: str) -> bytes | LateTensor:
+def _data(data: Any, datatype: str, expected: int, where: str) -> bytes | UnreadTensor:
     if not isinstance(data, list | Numbers):
         invalid(f"{where}: expected an array as 'data', got {kind_of(data)}")
     elements = flatten(data, where)
@@ -308,25 +310,28 @@ class JsonResponses:
     """Writes responses. What is equal in them, all but ids and tensors, is written once."""
 
     def __init__(self) -> None:
-        self._heads: dict[tuple[bytes, Wishes, tuple[int, ...]], bytes] = {}
+        self._heads: dict[tuple[bytes, BinaryOutputs, tuple[int, ...]], bytes] = {}
 
-    def reply(self, response: bytes, wishes: Wishes) -> Reply:
+    def reply(self, response: bytes, binary_outputs: BinaryOutputs) -> Reply:
         """Return the reply to a served request. Raises RequestError if an output cannot be sent as it is wanted."""
         header, request_id, raws = split_response(response)
-        key = (header, wishes, tuple(map(len, raws)))
+        key = (header, binary_outputs, tuple(map(len, raws)))
         head = self._heads.get(key)
         if head is not None:
             return _binary_reply(_with_id(head, request_id), raws)
         message = pb.ModelInferResponse.FromString(header)
         outputs = outputs_of(message, raws)
-        head = _head(message, outputs, wishes)
-        if not any(raw is not None and wishes.wants_binary(tensor.name) for tensor, raw in outputs):
+        head = _head(message, outputs, binary_outputs)
+        if not any(raw is not None and binary_outputs.wants_binary(tensor.name) for tensor, raw in outputs):
             return Reply(200, (_with_id(head, request_id),), JSON)
-        if all(raw is None or wishes.wants_binary(tensor.name) for tensor, raw in outputs) and not message.parameters:
+        if (
+            all(raw is None or binary_outputs.wants_binary(tensor.name) for tensor, raw in outputs)
+            and not message.parameters
+        ):
             if len(self._heads) >= MAX_CACHED_HEADS:
                 self._heads.clear()
             self._heads[key] = head
-        binary = [raw for tensor, raw in outputs if raw is not None and wishes.wants_binary(tensor.name)]
+        binary = [raw for tensor, raw in outputs if raw is not None and binary_outputs.wants_binary(tensor.name)]
         return _binary_reply(_with_id(head, request_id), binary)
 
 
@@ -338,12 +343,12 @@ def _with_id(head: bytes, request_id: bytes) -> bytes:
     return b'{"id":' + dump(request_id.decode()) + b"," + head[1:] if request_id else head
 
 
-def _head(message: pb.ModelInferResponse, outputs: Sequence[Output], wishes: Wishes) -> bytes:
+def _head(message: pb.ModelInferResponse, outputs: Sequence[Output], binary_outputs: BinaryOutputs) -> bytes:
     """Return the JSON without the id."""
     content: dict[str, Any] = {"model_name": message.model_name, "model_version": message.model_version}
     if message.parameters:
         content["parameters"] = parameters_of(message.parameters)
-    tensors = b",".join(_tensor(output, wishes.wants_binary(output.tensor.name)) for output in outputs)
+    tensors = b",".join(_tensor(output, binary_outputs.wants_binary(output.tensor.name)) for output in outputs)
     return dump(content)[:-1] + b',"outputs":[' + tensors + b"]}"
 
 
@@ -388,12 +393,12 @@ def read_generate(model: ServedModel, version: str, text: bytes | memoryview) ->
             set_parameter(message.parameters[name], value, f"{where}: parameter '{name}'")
         else:
             contents.append(_add_generate_input(message, tensor, value, model))
-    return JsonRequest(message.SerializeToString(deterministic=True), request_id, tuple(contents), Wishes())
+    return JsonRequest(message.SerializeToString(deterministic=True), request_id, tuple(contents), BinaryOutputs())
 
 
 def _add_generate_input(
     message: pb.ModelInferRequest, tensor: Tensor, value: Any, model: ServedModel
-) -> bytes | LateTensor:
+) -> bytes | UnreadTensor:
     where = f"input '{tensor.name}' for model '{model.name}'"
     elements = flatten(value, where)
     shape = deduced_shape(tensor, model, element_count(elements), where)
@@ -402,7 +407,7 @@ def _add_generate_input(
 
 
 def deduced_shape(tensor: Tensor, model: ServedModel, elements: int, where: str) -> list[int]:
-    """Return the shape of one row with so many elements: of the sizes that are not known the last one follows.
+    """Return the shape of one row with this number of elements: the last unknown size follows from it.
 
     Raises RequestError (INVALID_ARGUMENT) if there is none.
     """
@@ -460,7 +465,7 @@ def read_raw(model: ServedModel, version: str, body: memoryview) -> JsonRequest:
         invalid(f"{where}: {len(body)} bytes do not make a tensor of {list(tensor.shape)}")
     message = pb.ModelInferRequest(model_name=model.name, model_version=version)
     message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
-    return JsonRequest(message.SerializeToString(), b"", (len(body),), Wishes(binary=True))
+    return JsonRequest(message.SerializeToString(), b"", (len(body),), BinaryOutputs(binary=True))
 
 
 def _count_strings(body: memoryview, where: str) -> int:

@@ -77,7 +77,7 @@ STATUSES: Final[Mapping[grpc.StatusCode, int]] = {
 class Reply:
     """A response. The `parts` of the body follow each other.
 
-    `json_bytes`: so many bytes of the body are JSON and tensors follow; None: no tensors. `encoding`: of the compressed
+    `json_bytes`: bytes of JSON before the tensors; None: no tensors. `encoding`: of the compressed
     body. `allow`: the methods that the path has, for a 405. `closes`: the connection ends with it.
     """
 

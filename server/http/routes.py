@@ -472,7 +472,7 @@ class Service:
             request = self._requests.read(route.model, route.version, body[:json_bytes])
         else:
             request = read_raw(self._models().find(route.model, route.version), route.version, body)
-        return self._responses.reply(self._run(incoming, request, body[json_bytes:]), request.wishes)
+        return self._responses.reply(self._run(incoming, request, body[json_bytes:]), request.binary_outputs)
 
     def _generate(self, incoming: Incoming, body: bytes) -> Reply:
         route = incoming.route

@@ -91,10 +91,10 @@ class App:
             raise HttpError(403, f"This API is restricted, expecting header '{restriction.key}'")
 
     async def _read(self, body: "_Body", scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> None:
-        """Read the body. Raises HttpError, ClientGoneError. A client that stalls is the connection's affair.
+        """Read the body. Raises HttpError, ClientGoneError. The connection handles clients that stall.
 
         What is left of a body that is refused is dropped as it comes: many clients read no answer before they have sent
-        all. One that asks first (Expect) may never send it, so that nobody knows where its next request begins.
+        all. One that asks first (Expect) may never send it, so the begin of its next request is unknown.
         """
         closes = b"expect" in headers
         length = int(headers.get(b"content-length", b"0"))
@@ -139,7 +139,7 @@ class App:
             watch.stop()
 
     def _work(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, done: "asyncio.Future[Reply]") -> None:
-        reply = FAILED  # whatever happens: somebody waits for it
+        reply = FAILED  # after any error, since the event loop waits for it
         try:
             reply = self._service.answer(incoming)
         finally:
@@ -224,7 +224,7 @@ MAX_CONNECTIONS: Final = 4096  # fewer where few files may be open
 SPARE_THREADS: Final = 16  # refuse what is too much while every slot's thread waits
 READY_THREADS: Final = 8  # are started before the first request
 IDLE_TIMEOUT_SECONDS: Final = 5.0
-UNREAD_MILLISECONDS: Final = 30_000  # a client that does not read its answer for so long is gone
+UNREAD_MILLISECONDS: Final = 30_000  # without reading its answer, after which a client counts as gone
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
 
 

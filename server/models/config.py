@@ -27,7 +27,14 @@ from gangway.server.errors import (
     ConfigError,
     shortened,
 )
-from gangway.server.models.config_table import BATCHING_OFF, BATCHING_PARAMETER, FIELDS, PARAMETERS, Entry, Fate
+from gangway.server.models.config_table import (
+    BATCHING_OFF,
+    BATCHING_PARAMETER,
+    FIELDS,
+    PARAMETERS,
+    FieldSupport,
+    Support,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +117,7 @@ def _check_steps(steps: Sequence[StepConfig], ensemble: str) -> None:
 
 
 def _check_flow(config: ModelConfig, ensemble: str) -> None:
-    """Every tensor has one source and somebody who reads it, and every step gets its tensors some time."""
+    """Check that every tensor has one source and a reader, and that every step gets its tensors."""
     steps = config.ensemble_scheduling.step
     inputs = [tensor.name for tensor in config.input]
     outputs = {tensor.name for tensor in config.output}
@@ -169,7 +176,7 @@ def check_fields(config: ModelConfig) -> tuple[str, ...]:
 
 
 def without_effect(config: ModelConfig) -> tuple[str, ...]:
-    """Return everything that the model's owner has said in vain, each with the reason. Raises ConfigError."""
+    """Return all parts of a configuration without effect, each with the reason. Raises ConfigError."""
     engine = foreign_engine(config)
     return (
         *((f"{engine} (the ONNX file is compiled, or executed by onnxruntime)",) if engine else ()),
@@ -222,9 +229,9 @@ def _walk(message: Message, path: str) -> Iterator[str]:
     for field, value in message.ListFields():
         entry = FIELDS[field_name(field)]
         place = f"{path}{field.name}"
-        if entry.fate is Fate.ACCEPTED:
+        if entry.support is Support.ACCEPTED:
             yield f"{place} ({entry.note})"
-        elif entry.fate is Fate.REFUSED:
+        elif entry.support is Support.REFUSED:
             raise _refusal(place, entry)
         elif value_type(field) is not None:
             for where, item in _items(field, value, path):
@@ -235,7 +242,7 @@ def _walk(message: Message, path: str) -> Iterator[str]:
                 yield f"{place} KIND_GPU (there is no GPU)"
 
 
-def _refusal(place: str, entry: Entry) -> ConfigError:
+def _refusal(place: str, entry: FieldSupport) -> ConfigError:
     return ConfigError(f"{place} is not supported: {entry.note}")
 
 

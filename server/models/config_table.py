@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Fate(StrEnum):
+class Support(StrEnum):
     """What becomes of a field that is set."""
 
     HONOURED = "honoured"
@@ -19,23 +19,23 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class FieldSupport:
     """One field. `note`: how it is honoured, why it means nothing here, or why it is refused."""
 
-    fate: Fate
+    support: Support
     note: str
 
 
-def _honoured(note: str) -> Entry:
-    return Entry(Fate.HONOURED, note)
+def _honoured(note: str) -> FieldSupport:
+    return FieldSupport(Support.HONOURED, note)
 
 
-def _accepted(note: str) -> Entry:
-    return Entry(Fate.ACCEPTED, note)
+def _accepted(note: str) -> FieldSupport:
+    return FieldSupport(Support.ACCEPTED, note)
 
 
-def _refused(note: str) -> Entry:
-    return Entry(Fate.REFUSED, note)
+def _refused(note: str) -> FieldSupport:
+    return FieldSupport(Support.REFUSED, note)
 
 
 BATCHING_PARAMETER = "batching"  # whether requests are joined to batches, and batches split
@@ -50,7 +50,7 @@ _DELAY = "the longest that a request waits for others"
 _SIZES = "batches of these sizes begin at once; see batching.md"
 _ORDER = "answers come in the order of the requests; see batching.md"
 
-FIELDS: Mapping[str, Entry] = {
+FIELDS: Mapping[str, FieldSupport] = {
     # the model
     "ModelConfig.name": _honoured("empty, or the name of the model's folder"),
     "ModelConfig.platform": _honoured(f"`ensemble` for ensembles; {_ANY_ENGINE}"),
@@ -171,7 +171,7 @@ FIELDS: Mapping[str, Entry] = {
         "all kinds mean the server's cores; KIND_GPU with a warning, since there is no GPU"
     ),
     "ModelInstanceGroup.count": _honoured(
-        "so many queries of the model, or of one version, may be under way at the same time; the counts of several"
+        "how many queries of the model, or of one version, may be under way at the same time; the counts of several"
         " groups add up; 0 or missing: any number"
     ),
     "ModelInstanceGroup.rate_limiter": _honoured("with `--rate-limit=execution_count`; without it, it has no effect"),
@@ -226,7 +226,7 @@ FIELDS: Mapping[str, Entry] = {
     "ModelMetrics.MetricControl.HistogramOptions.buckets": _honoured("upper bounds in milliseconds, ascending"),
 }
 
-PARAMETERS: Mapping[str, Entry] = {
+PARAMETERS: Mapping[str, FieldSupport] = {
     "qos_ms": _honoured("the latency target, milliseconds or a multiple as in `3x`; see targets.md"),
     "late": _honoured("`serve` or `reject`; see targets.md"),
     "max_queue_size": _honoured("see targets.md"),

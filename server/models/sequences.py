@@ -73,7 +73,7 @@ class State:
 
 @dataclass(frozen=True)
 class SequenceSettings:
-    """`slots`: so many sequences have a place at a time, others wait. `idle_us`: a silent sequence ends after that."""
+    """`slots`: sequences that have a place at a time, others wait. `idle_us`: a silent sequence ends after that."""
 
     slots: int
     idle_us: int

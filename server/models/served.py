@@ -56,8 +56,8 @@ class ServedModel:
 
     `compiled` has what is compiled, by the sizes of `symbols`, the dimensions of its inputs that are neither fixed nor
     the batch. What is not there is executed by onnxruntime, under the number `model_id`. `labels` names the classes of
-    outputs. `load` is another number whenever the model is loaded anew. `isolated_us`: as in ModelReady. `sequence` has
-    what clients do not see of a model with sequences: `inputs` are those that they send. `joins`: what onnxruntime
+    outputs. `load` is another number whenever the model is loaded again. `isolated_us`: as in ModelReady. `sequence`
+    has what clients do not see of a model with sequences: `inputs` are those that they send. `joins`: what onnxruntime
     executes may be joined with other requests.
     """
 

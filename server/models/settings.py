@@ -28,7 +28,7 @@ from gangway.server.statistics import MAX_RESPONSE_BOUNDS, TIME_BOUNDS_NS
 AUTO: Final = "auto"
 OFF: Final = BATCHING_OFF
 MODES: Final = (AUTO, OFF)
-MAX_PREFERRED: Final = 64  # sizes; more than anybody means, and few enough to be looked through
+MAX_PREFERRED: Final = 64  # sizes; each batch is compared with all of them
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class ModelBatching:
         return replace(batching, joins=config.max_batch_size > 1)
 
     @classmethod
-    def told(cls, spec: LoadModel) -> "ModelBatching":
+    def of_spec(cls, spec: LoadModel) -> "ModelBatching":
         """Return what the scheduler was told of a model."""
         return cls(**{each.name: getattr(spec, each.name) for each in fields(cls)})
 
-    def give(self, spec: LoadModel) -> LoadModel:
+    def applied_to(self, spec: LoadModel) -> LoadModel:
         """Return what the scheduler is told of the model, or of it compiled for certain sizes."""
         return replace(spec, **vars(self))  # the fields have the same names there
 
@@ -91,7 +91,7 @@ def preserves_ordering(config: ModelConfig) -> bool:
     return config.dynamic_batching.preserve_ordering or config.sequence_batching.oldest.preserve_ordering
 
 
-def in_words(config: ModelConfig) -> str:
+def describe_batching(config: ModelConfig) -> str:
     """Return what a completed configuration means, for people."""
     batching = ModelBatching.of(config)
     if not batching.joins:
@@ -171,7 +171,7 @@ class ModelLimits:
             return cls(own)
         return cls((*own, *_shared(limiter, dict(rates.resources))), max(1, limiter.priority))
 
-    def give(self, spec: LoadModel) -> LoadModel:
+    def applied_to(self, spec: LoadModel) -> LoadModel:
         """Return what the scheduler is told of the model, or of it compiled for certain sizes, with its limits."""
         return replace(spec, limits=self.limits, limit_priority=self.priority)
 
@@ -257,7 +257,7 @@ def response_bounds_ns(config: ModelConfig) -> tuple[int, ...]:
     for control in config.model_metrics.metric_control:
         family, buckets_ms = control.metric_identifier.family, list(control.histogram_options.buckets)
         if family != FIRST_RESPONSE:
-            raise ConfigError(f"model_metrics: nothing can be said of '{family}', only of {FIRST_RESPONSE}")
+            raise ConfigError(f"model_metrics: '{family}' cannot be configured, only {FIRST_RESPONSE}")
         if (
             not buckets_ms
             or not all(math.isfinite(bound_ms * 1e6) for bound_ms in buckets_ms)
@@ -286,7 +286,7 @@ class QueuePolicy:
     timeout_us: int = 0
     allows_timeout: bool = True  # a request's own `timeout` counts
     rejects_late: bool = False
-    max_queue: int = 0  # so many may wait; 0: any number
+    max_queue: int = 0  # requests that may wait; 0: any number
 
     @classmethod
     def of(cls, config: ModelQueuePolicy) -> "QueuePolicy":

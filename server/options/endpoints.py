@@ -49,7 +49,9 @@ class KeepaliveOptions:
 
 @dataclass(frozen=True)
 class GrpcOptions:
-    """Where to listen (port 0: any free one; "unix:PATH" has no port), to whom, and the longest message both ways."""
+    """Where to listen (port 0: any free one; "unix:PATH" has no port), for which clients, and the longest message both
+    ways.
+    """
 
     allowed: bool = True
     address: str = "0.0.0.0"
@@ -88,8 +90,8 @@ def add_grpc_flags(parser: argparse._ArgumentGroup) -> None:
         help="compress answers for clients that accept it: none, low, medium, high (none)")  # fmt: skip
     add("--grpc-restricted-protocol", type=restriction, action="append", default=[],
         metavar="CATEGORY,...:KEY=VALUE|@FILE",
-        help="serve these methods only to who sends the metadata triton-grpc-protocol-KEY: VALUE; may be given several "
-        f"times, or be lines of a file; categories: {', '.join(Category)}")  # fmt: skip
+        help="serve these methods only to clients that send the metadata triton-grpc-protocol-KEY: VALUE; may be given "
+        f"several times, or be lines of a file; categories: {', '.join(Category)}")  # fmt: skip
     _add_tls_flags(parser)
     _add_keepalive_flags(parser)
 
@@ -131,31 +133,31 @@ def _add_tls_flags(parser: argparse._ArgumentGroup) -> None:
     add = parser.add_argument
     add("--grpc-use-ssl", type=boolean, default=False, metavar="BOOL", help="speak TLS only (false)")
     add("--grpc-use-ssl-mutual", type=boolean, default=False, metavar="BOOL",
-        help="speak TLS only, and only with clients that the root certificate vouches for (false)")  # fmt: skip
+        help="speak TLS only, and only with clients whose certificate the root certificate signs (false)")  # fmt: skip
     add("--grpc-server-cert", type=readable_file, metavar="FILE", help="the server's certificate chain, PEM")
     add("--grpc-server-key", type=readable_file, metavar="FILE", help="its private key, PEM, not encrypted")
-    add("--grpc-root-cert", type=readable_file, metavar="FILE", help="certificates that vouch for clients, PEM")
+    add("--grpc-root-cert", type=readable_file, metavar="FILE", help="certificates that sign those of clients, PEM")
 
 
 def _add_keepalive_flags(parser: argparse._ArgumentGroup) -> None:
     add = parser.add_argument
     add("--grpc-keepalive-time", type=integer(1), default=KeepaliveOptions.time_ms, metavar="MS",
-        help="after so long without a sign of life ask the client for one (%(default)s)")  # fmt: skip
+        help="ping the client after this time without data (%(default)s)")  # fmt: skip
     add("--grpc-keepalive-timeout", type=integer(1), default=KeepaliveOptions.timeout_ms, metavar="MS",
-        help="so long it may take to answer, else the connection is closed (%(default)s)")  # fmt: skip
+        help="close the connection when a ping is not answered within this time (%(default)s)")  # fmt: skip
     add("--grpc-keepalive-permit-without-calls", type=boolean, default=False, metavar="BOOL",
-        help="ask, and let clients ask, also when there is no call (false)")  # fmt: skip
+        help="ping, and let clients ping, also when there is no call (false)")  # fmt: skip
     add("--grpc-http2-max-pings-without-data", type=integer(0), default=KeepaliveOptions.max_pings_without_data,
-        metavar="N", help="ask so often without data in between, 0: any number (%(default)s)")  # fmt: skip
+        metavar="N", help="pings without data in between, 0: any number (%(default)s)")  # fmt: skip
     add("--grpc-http2-min-recv-ping-interval-without-data", type=integer(0), metavar="MS",
         default=KeepaliveOptions.min_recv_ping_interval_without_data_ms,
-        help="clients that ask more often than this without sending data get a strike (%(default)s)")  # fmt: skip
+        help="clients that ping more often than this without sending data get a strike (%(default)s)")  # fmt: skip
     add("--grpc-http2-max-ping-strikes", type=integer(0), default=KeepaliveOptions.max_ping_strikes, metavar="N",
         help="after more strikes the connection is closed, 0: never (%(default)s)")  # fmt: skip
     add("--grpc-max-connection-age", type=integer(1), metavar="MS",
-        help="ask clients to connect anew after so long (never)")  # fmt: skip
+        help="ask clients to connect again after this time (never)")  # fmt: skip
     add("--grpc-max-connection-age-grace", type=integer(0), metavar="MS",
-        help="so long calls may go on after that (for ever)")  # fmt: skip
+        help="how long calls may go on after that (for ever)")  # fmt: skip
 
 
 def _tls(arguments: argparse.Namespace) -> TlsFiles | None:
@@ -196,7 +198,7 @@ MAX_BODY_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Whether to serve HTTP, where to listen (port 0: any free one), the longest body, and who may ask for what.
+    """Whether to serve HTTP, where to listen (port 0: any free one), the longest body, and which routes are restricted.
 
     `reuse_port`: other servers may listen on the same port.
     """
@@ -227,8 +229,8 @@ def add_http_flags(parser: argparse._ArgumentGroup) -> None:
         help="longest body of a request, also when it is inflated (%(default)s)")  # fmt: skip
     add("--http-restricted-api", type=restriction, action="append", default=[],
         metavar="CATEGORY,...:KEY=VALUE|@FILE",
-        help="serve these routes only to who sends the header KEY: VALUE; may be given several times, or be lines of a "
-        f"file; categories: {', '.join(Category)}")  # fmt: skip
+        help="serve these routes only to clients that send the header KEY: VALUE; may be given several times, or be "
+        f"lines of a file; categories: {', '.join(Category)}")  # fmt: skip
 
 
 def read_http(arguments: argparse.Namespace) -> HttpOptions:
@@ -255,7 +257,7 @@ _NO_SUMMARIES = "summaries are not served: use the histograms gangway_*_duration
 class MetricsOptions:
     """Whether metrics are served, where (port 0: any free one), and which.
 
-    `interval_ms`: over so long at least the machine's CPU utilization is a mean. `cpu`: the machine's metrics.
+    `interval_ms`: least time that the machine's CPU utilization is a mean of. `cpu`: the machine's metrics.
     `counters`: Triton's sums of latencies. `histograms`: Triton's histogram of the time to the first response.
     `reuse_port`: several front ends have the port.
     """

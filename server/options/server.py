@@ -110,7 +110,7 @@ def add_models_flags(parser: argparse._ArgumentGroup) -> None:
     """Define the flags."""
     add = parser.add_argument
     add("--cache-config", type=_cache_bytes, default=0, metavar="local,size=BYTES",
-        help="keep answers of models with `response_cache { enable: true }` in so much memory (none)")  # fmt: skip
+        help="memory for answers of models with `response_cache { enable: true }` (none)")  # fmt: skip
     add("--rate-limit", choices=RATE_LIMIT_MODES, default=RATE_LIMIT_MODES[0],
         help="whether resources and priorities of instance groups count (%(default)s)")  # fmt: skip
     add("--rate-limit-resource", type=_resource, action="append", default=[], metavar="NAME:COUNT",
@@ -229,7 +229,7 @@ def add_general_flags(parser: argparse._ArgumentGroup) -> None:
     add("--max-shapes", type=integer(0), default=GeneralOptions.max_shapes, metavar="N",
         help="sizes of its symbolic dimensions that a model is compiled for at a time, 0: none (8)")  # fmt: skip
     add("--profile-seconds", type=seconds, default=GeneralOptions.profile_seconds, metavar="SECONDS",
-        help="for so long measure a model that has no profile, while there are no requests (15)")  # fmt: skip
+        help="how long to measure a model that has no profile, while there are no requests (15)")  # fmt: skip
     add("--no-profile", action="store_const", const=0.0, dest="profile_seconds", help="measure none")
     add("--exit-timeout-secs", type=seconds, default=GeneralOptions.exit_timeout_secs, metavar="SECONDS",
         help="how long running requests may take to finish after SIGTERM (30)")  # fmt: skip

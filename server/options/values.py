@@ -132,6 +132,6 @@ def restrictions(flag: str, given: Sequence[Restrictions]) -> Restrictions:
     """Return what all occurrences of a flag say together. Raises OptionError."""
     groups = tuple(group for each in given for group in each.groups)
     together = Restrictions(groups, any(each.is_visible for each in given))
-    if (category := together.twice()) is not None:
+    if (category := together.duplicate()) is not None:
         raise OptionError(flag, f"'{category}' is given more than once")
     return together

@@ -73,7 +73,7 @@ class ProgressDisplay:
 
 JOB_END_SECONDS = 10.0  # from the job's last word to its end
 BESIDE_REQUESTS_NICE = 10  # of a job that gets no time when it gives way
-PATIENCE_SECONDS = 5.0
+LOOKUP_SECONDS = 5.0  # for the cache: a job that takes longer gets some time beside requests
 LEAST_TIMEOUT_SECONDS = 300.0  # for the smallest model
 TIMEOUT_SECONDS_PER_MIB = 3.0
 LOOK_SECONDS = 0.5
@@ -215,8 +215,8 @@ class Compiler:
 
         timeout_seconds = await asyncio.to_thread(self._timeout_seconds, path)
         job, is_overdue = await self._run(arguments, take, timeout_seconds)
-        fate = f"took more than {timeout_seconds:.0f} s and was ended" if is_overdue else job.fate()
-        return last or {"error": f"the compile job {fate}"}
+        ending = f"took more than {timeout_seconds:.0f} s and was ended" if is_overdue else job.exit_text()
+        return last or {"error": f"the compile job {ending}"}
 
     async def _run(
         self, arguments: Sequence[str], take: Callable[[dict[str, Any]], None], timeout_seconds: float = math.inf
@@ -266,7 +266,7 @@ class Compiler:
         if not self._gives_way:
             return loop.call_later(0, lambda: None)
         use_idle_priority(pid)
-        return loop.call_later(PATIENCE_SECONDS, leave_idle_priority, pid, BESIDE_REQUESTS_NICE)
+        return loop.call_later(LOOKUP_SECONDS, leave_idle_priority, pid, BESIDE_REQUESTS_NICE)
 
 
 async def _kill_when_overdue(job: Child, timeout_seconds: float) -> None:

@@ -19,7 +19,7 @@ from gangway.server.errors import LOAD_ERRORS, RequestError
 from gangway.server.messages import DUPLICATE, UNLOADED, WHOLE_MODEL, ModelRemoved, ModelUnavailable
 from gangway.server.models.config import MAX_DEPTH
 from gangway.server.options.server import ALL_MODELS, RepositoryOptions
-from gangway.server.repository.ensembles import EnsembleControl, in_order, with_members
+from gangway.server.repository.ensembles import EnsembleControl, in_load_order, with_members
 from gangway.server.repository.loaded import LoadedModel
 from gangway.server.repository.loader import ModelLoader
 from gangway.server.repository.repository import (
@@ -29,7 +29,7 @@ from gangway.server.repository.repository import (
     Override,
     OverrideStore,
     find_models,
-    misplaced,
+    misplaced_models,
     read_model,
     read_only_one,
 )
@@ -40,150 +40,297 @@ _log = logging.getLogger(__name__)
 RETIRE_SECONDS = 660.0  # no request lasts longer
 UNLOAD_SECONDS = 60.0  # workers do it beside their queries
 
-
-class ModelReleases:
-    """Unloads models that are served no more, when the last request has ended that uses them.
-
-    Everything is called in the supervisor's event loop. `in_use`: what is or shall be served at that moment.
-    """
-
-    def __init__(
-        self,
-        loader: ModelLoader,
-        clients: Announcements,
-        overrides: OverrideStore,
-        in_use: Callable[[], Iterable[ModelVersion]],
-    ) -> None:
-        self._loader = loader
-        self._clients = clients
-        self._overrides = overrides
-        self._in_use = in_use
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
-        """Unload a model, which no further request gets, as soon as nobody uses it.
-
-        `leaving`: what clients are told of it until then; afterwards it is `reason`. None: another one has its place.
-        """
-        self._loader.withdrawn(model)
-        task = asyncio.get_running_loop().create_task(self._unload_when_unused(model, leaving, reason))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def remove_unused(self, override: Override | None) -> None:
-        """Remove what came with a client's request, unless something is made of it that is or shall be served."""
-        if override is not None and not any(entry.override is override for entry in self._in_use()):
-            self._overrides.remove(override)
-
-    def stop(self) -> None:
-        """Wait for nothing any more."""
-        for task in self._tasks:
-            task.cancel()
-
-    async def _unload_when_unused(self, model: LoadedModel, leaving: ModelUnavailable | None, reason: str) -> None:
-        name, version = model.entry.name, model.entry.version
-        if not await self._clients.retired(model.ready.model_id, RETIRE_SECONDS):
-            _log.warning("%s, version %d: unloaded although requests that use it have not ended in time", name, version)
-        self._loader.unload(model)
-        if not await self._loader.unloaded(model, UNLOAD_SECONDS):
-            _log.warning(
-                "%s, version %d: workers still hold its memory %.0f s after it was unloaded",
-                name,
-                version,
-                UNLOAD_SECONDS,
-            )
-        self.remove_unused(model.entry.override)
-        _log.info("model %s, version %d: %s unloaded", name, version, "is" if leaving else "the previous files are")
-        if leaving is not None and self._clients.entries.get((name, version)) is leaving:
-            self._clients.announce(ModelUnavailable(name, version, reason))
-
-
-class NameLocks:
-    """A lock for each name, there only while somebody holds it or waits for it. For one event loop.
-
-    A name goes to waiters in their order.
-    """
-
-    def __init__(self) -> None:
-        self._locks: dict[str, asyncio.Lock] = {}
-        self._users: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def hold(self, name: str) -> AsyncIterator[None]:
-        """Wait until nobody else holds the name, then hold it for the block."""
-        lock = self._locks.setdefault(name, asyncio.Lock())
-        self._users[name] += 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._users[name], self._locks[name]
-
-
 FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 60.0
 FIRST_QUARANTINE_SECONDS: Final = 60.0
 LONGEST_QUARANTINE_SECONDS: Final = 3600.0
 
+MAX_REASON_CHARACTERS = 2000
 
-class FailedModels:
-    """Loads models again that have failed while somebody wants them.
+NOT_FOUND = "failed to load '{}', failed to poll from model repository"
 
-    A model that no worker can load is tried at once, then after growing pauses: its artifact may have been removed from
-    the cache, while its source file is there. One that ended worker processes is left alone for a minute, and each time
-    longer. A client's load or unload, or a change of the repository, ends that.
 
-    `bring` loads a version again, unless it is no longer refused for that reason; False if it has to be tried again.
-    Everything is called in the supervisor's event loop.
-    """
+class StartError(Exception):
+    """Models that are to be served from the start cannot be loaded; the message names them."""
 
-    def __init__(self, bring: Callable[[ModelVersion, BrokenModel], Awaitable[bool]]) -> None:
-        self._bring = bring
-        self._pauses: dict[tuple[str, int, bool], Backoff] = {}
-        self._entries: dict[asyncio.Task[None], ModelVersion] = {}
+
+class ModelControl:
+    """Everything is called in the supervisor's event loop."""
+
+    def __init__(
+        self,
+        options: RepositoryOptions,
+        loader: ModelLoader,
+        clients: Announcements,
+        overrides: OverrideStore,
+    ) -> None:
+        self._options = options
+        self._loader = loader
+        self._clients = clients
+        self._models = ServedModels(loader, clients, overrides, self._reload)
+        self._ensembles = self._models.ensembles
+        self._locks = NameLocks()
 
     @property
-    def entries(self) -> Iterable[ModelVersion]:
-        """The versions that are to be loaded again."""
-        return self._entries.values()
+    def loaded(self) -> list[LoadedModel]:
+        """What is served."""
+        return self._models.loaded
 
-    def add(self, entry: ModelVersion, broken: BrokenModel) -> None:
-        """Bring back a version that is refused from now on, for this reason."""
-        task = asyncio.get_running_loop().create_task(self._bring_back(entry, broken))
-        self._entries[task] = entry
-        task.add_done_callback(self._entries.pop)
+    @property
+    def broken(self) -> list[BrokenModel]:
+        """What cannot be served."""
+        return self._models.broken
+
+    @property
+    def names(self) -> set[str]:
+        """The models of which anything is served, or could not be."""
+        return self._models.names
+
+    async def start(self) -> dict[str, list[Entry]]:
+        """Load what is to be served from the start, and return it. A broken model hinders no other one.
+
+        Raises OSError when a repository cannot be listed, StartError if that is to be the end of the server.
+        """
+        found = self._wanted_at_start(await asyncio.to_thread(self.read_all))
+        for sentence in await asyncio.to_thread(lambda: list(misplaced_models(self._options.folders))):
+            _log.warning("%s", sentence)
+        for name, entries in found.items():
+            self._ensembles.want(name, entries)
+            for entry in entries:
+                if isinstance(entry, ModelVersion):
+                    self._models.announce_loading(entry)
+                else:
+                    self._models.refuse(entry)
+        versions = [entry for entries in found.values() for entry in entries if isinstance(entry, ModelVersion)]
+        await self._loader.look_up(versions)
+        for name, entries in found.items():
+            async with self._locks.hold(name):
+                await self._serve_entries(name, entries)
+        if self.broken and self._options.exit_on_error:
+            raise StartError(f"models cannot be loaded: {', '.join(sorted({broken.name for broken in self.broken}))}")
+        self._clients.initial_load_done(self._options.strict_readiness)
+        return found
+
+    async def load(self, name: str, override: Override | None, users: tuple[str, ...] = ()) -> None:
+        """Load or reload what the repositories hold of a model, or the override. Raises RequestError.
+
+        A version whose files have not changed since it was loaded stays as it is. What an ensemble needs is loaded
+        before it, unless it is there. `users`: the ensembles for which this one is loaded, the innermost last.
+        """
+        await self._load_members(name, override, users)
+        async with self._locks.hold(name):
+            entries = await asyncio.to_thread(self._read, name, override)
+            if not entries:
+                raise RequestError(grpc.StatusCode.INTERNAL, NOT_FOUND.format(name))
+            if _is_duplicate(entries):
+                raise RequestError(grpc.StatusCode.INTERNAL, f"{NOT_FOUND.format(name)}: {DUPLICATE}")
+            failures = await self._serve_entries(name, entries)
+            if override is not None and override.folder is not None and not self._models.of(name):
+                self._models.forget(name)  # a model that no repository has does not count as missing
+            self._models.releases.remove_unused(override)
+        if not users:
+            self._ensembles.loaded_by_name(name)
+        if failures:
+            reasons = " ".join(
+                entry.reason if entry.is_whole else f"version {entry.version} is at UNAVAILABLE state: {entry.reason};"
+                for entry in failures
+            )
+            raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"load failed for model '{name}': {reasons}")
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        """Unload all versions of a model; return when none takes new requests. One that is not loaded stays so.
+
+        `dependents`: also what was loaded along with it, an ensemble, and no other one needs.
+        """
+        async with self._locks.hold(name):
+            ensembles, along = self._ensembles.unloaded(name)
+            self._models.withdraw(name)
+            self._models.forget_failures(name, ensembles)
+        for member in along if dependents else ():
+            await self.unload(member, dependents=True)
+
+    async def follow(self, name: str, entries: Sequence[Entry]) -> None:
+        """Serve what the repositories now hold of a model."""
+        async with self._locks.hold(name):
+            if _is_duplicate(entries):
+                self._ensembles.unloaded(name)
+                self._models.withdraw(name, reason=DUPLICATE)
+                self._models.note([BrokenModel(name, WHOLE_MODEL, DUPLICATE)])
+            else:
+                await self._serve_entries(name, entries)
+
+    async def remove(self, name: str) -> None:
+        """Unload a model that no repository has any more, and forget it."""
+        async with self._locks.hold(name):
+            self._ensembles.unloaded(name)
+            self._models.withdraw(name)
+            self._models.forget(name)
+
+    def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
+        """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
+        self._models.model_failed(model_id, reason, at_fault)
 
     def stop(self) -> None:
-        """Bring back nothing any more."""
-        for task in list(self._entries):
-            task.cancel()
+        """End what goes on in the background."""
+        self._models.failed.stop()
+        self._models.releases.stop()
 
-    async def _bring_back(self, entry: ModelVersion, broken: BrokenModel) -> None:
-        key = (entry.name, entry.version, broken.at_fault)
-        pauses = self._pauses.setdefault(key, _quarantine() if broken.at_fault else _pauses())
-        await asyncio.sleep(pauses.failed())
-        while not await self._bring(entry, broken):
-            await asyncio.sleep(pauses.failed())
-        pauses.works()
+    # -- what there is
+
+    def read_all(self) -> dict[str, list[Entry]]:
+        """Return what the repositories hold, by name. Reads files; may be called in any thread. Raises OSError."""
+        return {name: read_only_one(folders) for name, folders in find_models(self._options.folders).items()}
+
+    def _read(self, name: str, override: Override | None) -> list[Entry]:
+        """Return what there is of one model; nothing if there is nothing."""
+        if override is not None and override.folder is not None:
+            return read_model(override.folder, name, override)
+        folders = find_models(self._options.folders).get(name, [])
+        if len(folders) == 1:
+            return read_model(folders[0], name, override)
+        return read_only_one(folders) if folders else []
+
+    def _wanted_at_start(self, found: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
+        """Return what is to be served of it, ensembles after their models."""
+        wanted = self._options.load_models
+        if self._options.mode == "explicit" and wanted != (ALL_MODELS,):
+            absent = {name: _absent(name) for name in wanted if name not in found}
+            names = with_members(wanted, found)
+            found = {name: entries for name, entries in found.items() if name in names} | absent
+            for name in names:
+                if name not in wanted:
+                    self._ensembles.loaded_along(name)
+        return in_load_order(found)
+
+    # -- steps
+
+    async def _serve_entries(self, name: str, entries: Iterable[Entry]) -> list[BrokenModel]:
+        """Serve these versions of a model and no others; return those that cannot be.
+
+        If there are any, what is served of the model already goes on being served. The caller holds the name's lock.
+        """
+        models = self._models
+        before = models.of(name)
+        wanted = [entry for entry in entries if isinstance(entry, ModelVersion)]
+        failures = [entry for entry in entries if isinstance(entry, BrokenModel)]
+        self._ensembles.want(name, wanted)
+        loaded: list[LoadedModel] = []
+        for entry in wanted:
+            if (failures and before) or (entry.version in before and before[entry.version].entry.is_same(entry)):
+                continue
+            try:
+                loaded.append(await self._load(entry))
+            except LOAD_ERRORS as error:
+                failures.append(BrokenModel(name, entry.version, str(error)))
+            except BaseException:
+                models.drop(loaded)
+                raise
+            if not before:
+                models.serve(loaded)
+        if failures and before:
+            models.drop(loaded)
+            models.keep(before, failures, wanted)
+            self._ensembles.want(name, [model.entry for model in before.values()])
+            return failures
+        models.serve(loaded)
+        for version in before.keys() - {entry.version for entry in wanted}:
+            models.withdraw(name, version)
+        models.note(failures)
+        models.repaired(name, failures)
+        return failures
+
+    async def _load(self, entry: ModelVersion) -> LoadedModel:
+        if entry.is_ensemble:
+            return self._ensembles.load(entry)
+        if entry.version not in self._models.of(entry.name):
+            self._models.announce_loading(entry)
+        return await self._loader.load(entry)
+
+    async def _reload(self, entry: ModelVersion, broken: BrokenModel) -> bool:
+        """Serve again what has failed, unless something else has become of it; return whether it needs no more."""
+        async with self._locks.hold(entry.name):
+            if not self._models.is_refused(broken):
+                return True
+            try:
+                loaded = [await self._loader.load(entry)]
+            except LOAD_ERRORS as error:
+                _log.error(
+                    "model %s, version %d: loading it again failed, and is tried again later: %s",
+                    entry.name,
+                    entry.version,
+                    error,
+                )
+                return False
+            self._models.serve(loaded)
+        return True
+
+    async def _load_members(self, name: str, override: Override | None, users: tuple[str, ...]) -> None:
+        """Load what an ensemble needs. No lock is held meanwhile, so two of them cannot wait for each other."""
+        if len(users) >= MAX_DEPTH:
+            return
+        entries = await asyncio.to_thread(self._read, name, override)
+        for member in self._ensembles.missing(entries):
+            if member in (*users, name):
+                continue  # a circle, which is found when all of its ensembles are known
+            try:
+                await self.load(member, None, (*users, name))
+            except RequestError as error:
+                _log.error("ensemble %s: a model of it cannot be loaded: %s", name, error.message)
+            else:
+                self._ensembles.loaded_along(member)
 
 
-def _pauses() -> Backoff:
-    return Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, free=1)
+def _absent(name: str) -> list[Entry]:
+    return [BrokenModel(name, WHOLE_MODEL, NOT_FOUND.format(name))]
 
 
-def _quarantine() -> Backoff:
-    return Backoff(FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
+def _is_duplicate(entries: Sequence[Entry]) -> bool:
+    return len(entries) == 1 and isinstance(entries[0], BrokenModel) and entries[0].reason == DUPLICATE
 
 
-MAX_REASON_CHARACTERS = 2000
+class RepositoryPoller:
+    """Mode `poll`: follows the changes of the repositories every few seconds.
+
+    `first`: what was found at the start. What could not be loaded is tried again when its files have changed.
+    """
+
+    def __init__(self, control: ModelControl, seconds: float, first: Mapping[str, Sequence[Entry]]) -> None:
+        self._control = control
+        self._seconds = seconds
+        self._seen = {name: _seen(entries) for name, entries in first.items()}
+
+    async def run(self) -> None:
+        """Look, until cancelled; not at all if the time is 0."""
+        while self._seconds:
+            await asyncio.sleep(self._seconds)
+            await self.look()
+
+    async def look(self) -> None:
+        """Follow what has changed since the last time, one model after the other."""
+        try:
+            found = await asyncio.to_thread(self._control.read_all)
+        except (OSError, RuntimeError) as error:  # no thread, or a folder is away: until there is, everything stays
+            _log.warning("a model repository cannot be listed, so what is served stays: %s", error)
+            return
+        for name in (self._seen.keys() | self._control.names) - found.keys():
+            self._seen.pop(name, None)
+            await self._control.remove(name)
+        for name, entries in in_load_order(found).items():
+            seen = _seen(entries)
+            if self._seen.get(name) != seen:
+                self._seen[name] = seen
+                await self._control.follow(name, entries)
+
+
+def _seen(entries: Sequence[Entry]) -> tuple[tuple[int, object], ...]:
+    """Return what tells whether a model has changed."""
+    return tuple((entry.version, entry.stamp if isinstance(entry, ModelVersion) else entry.reason) for entry in entries)
 
 
 class ServedModels:
     """Which models are served, and which cannot be and why. Clients are told of every change, and ensembles follow it.
 
-    Everything is called in the supervisor's event loop, and nothing takes time. `bring_back`: see FailedModels.
+    Everything is called in the supervisor's event loop, and nothing takes time. `reload`: see FailedModels.
     """
 
     def __init__(
@@ -191,14 +338,14 @@ class ServedModels:
         loader: ModelLoader,
         clients: Announcements,
         overrides: OverrideStore,
-        bring_back: Callable[[ModelVersion, BrokenModel], Awaitable[bool]],
+        reload: Callable[[ModelVersion, BrokenModel], Awaitable[bool]],
     ) -> None:
         self._loader = loader
         self._clients = clients
         self._served: dict[str, dict[int, LoadedModel]] = {}  # by name and version
         self._broken: dict[tuple[str, int], BrokenModel] = {}
         self.ensembles = EnsembleControl(self, self._served, self._broken)
-        self.failed = FailedModels(bring_back)
+        self.failed = FailedModels(reload)
         self.releases = ModelReleases(
             loader, clients, overrides, lambda: [*(model.entry for model in self.loaded), *self.failed.entries]
         )
@@ -325,8 +472,8 @@ class ServedModels:
             if key[1] not in self._served.get(name, {}):
                 self._clients.announce(ModelRemoved(*key))
 
-    def wanted_no_more(self, name: str, ensembles: Iterable[ModelVersion]) -> None:
-        """Nobody asks for a model any more: what was wrong with it is of no interest. `ensembles`: its versions."""
+    def forget_failures(self, name: str, ensembles: Iterable[ModelVersion]) -> None:
+        """Forget why a model failed that is not wanted any more. `ensembles`: its versions."""
         for entry in ensembles:
             known = self._clients.entries.get((name, entry.version))
             if isinstance(known, ModelUnavailable) and known.state == "UNAVAILABLE":  # maybe for want of its models
@@ -344,281 +491,131 @@ class ServedModels:
                 self._clients.announce(ModelRemoved(name, version))
 
 
-NOT_FOUND = "failed to load '{}', failed to poll from model repository"
+class FailedModels:
+    """Loads models again that have failed while they are wanted.
+
+    A model that no worker can load is tried at once, then after growing pauses: its artifact may have been removed from
+    the cache, while its source file is there. One that ended worker processes is left alone for a minute, and each time
+    longer. A client's load or unload, or a change of the repository, ends that.
+
+    `reload` loads a version again, unless it is no longer refused for that reason; False if it has to be tried again.
+    Everything is called in the supervisor's event loop.
+    """
+
+    def __init__(self, reload: Callable[[ModelVersion, BrokenModel], Awaitable[bool]]) -> None:
+        self._serve_entries = reload
+        self._pauses: dict[tuple[str, int, bool], Backoff] = {}
+        self._entries: dict[asyncio.Task[None], ModelVersion] = {}
+
+    @property
+    def entries(self) -> Iterable[ModelVersion]:
+        """The versions that are to be loaded again."""
+        return self._entries.values()
+
+    def add(self, entry: ModelVersion, broken: BrokenModel) -> None:
+        """Bring back a version that is refused from now on, for this reason."""
+        task = asyncio.get_running_loop().create_task(self._reload(entry, broken))
+        self._entries[task] = entry
+        task.add_done_callback(self._entries.pop)
+
+    def stop(self) -> None:
+        """Bring back nothing any more."""
+        for task in list(self._entries):
+            task.cancel()
+
+    async def _reload(self, entry: ModelVersion, broken: BrokenModel) -> None:
+        key = (entry.name, entry.version, broken.at_fault)
+        pauses = self._pauses.setdefault(key, _quarantine() if broken.at_fault else _pauses())
+        await asyncio.sleep(pauses.failed())
+        while not await self._serve_entries(entry, broken):
+            await asyncio.sleep(pauses.failed())
+        pauses.works()
 
 
-class StartError(Exception):
-    """Models that are to be served from the start cannot be loaded; the message names them."""
+def _pauses() -> Backoff:
+    return Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, free=1)
 
 
-class ModelControl:
-    """Everything is called in the supervisor's event loop."""
+def _quarantine() -> Backoff:
+    return Backoff(FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS)
+
+
+class ModelReleases:
+    """Unloads models that are served no more, when the last request has ended that uses them.
+
+    Everything is called in the supervisor's event loop. `in_use`: what is or shall be served at that moment.
+    """
 
     def __init__(
         self,
-        options: RepositoryOptions,
         loader: ModelLoader,
         clients: Announcements,
         overrides: OverrideStore,
+        in_use: Callable[[], Iterable[ModelVersion]],
     ) -> None:
-        self._options = options
         self._loader = loader
         self._clients = clients
-        self._models = ServedModels(loader, clients, overrides, self._bring_back)
-        self._ensembles = self._models.ensembles
-        self._locks = NameLocks()
+        self._overrides = overrides
+        self._in_use = in_use
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def loaded(self) -> list[LoadedModel]:
-        """What is served."""
-        return self._models.loaded
+    def release(self, model: LoadedModel, leaving: ModelUnavailable | None = None, reason: str = UNLOADED) -> None:
+        """Unload a model, which no further request gets, as soon as no request uses it.
 
-    @property
-    def broken(self) -> list[BrokenModel]:
-        """What cannot be served."""
-        return self._models.broken
-
-    @property
-    def names(self) -> set[str]:
-        """The models of which anything is served, or could not be."""
-        return self._models.names
-
-    async def start(self) -> dict[str, list[Entry]]:
-        """Load what is to be served from the start, and return it. A broken model hinders no other one.
-
-        Raises OSError when a repository cannot be listed, StartError if that is to be the end of the server.
+        `leaving`: what clients are told of it until then; afterwards it is `reason`. None: another one has its place.
         """
-        found = self._wanted_at_start(await asyncio.to_thread(self.read_all))
-        for sentence in await asyncio.to_thread(lambda: list(misplaced(self._options.folders))):
-            _log.warning("%s", sentence)
-        for name, entries in found.items():
-            self._ensembles.want(name, entries)
-            for entry in entries:
-                if isinstance(entry, ModelVersion):
-                    self._models.announce_loading(entry)
-                else:
-                    self._models.refuse(entry)
-        versions = [entry for entries in found.values() for entry in entries if isinstance(entry, ModelVersion)]
-        await self._loader.look_up(versions)
-        for name, entries in found.items():
-            async with self._locks.hold(name):
-                await self._bring(name, entries)
-        if self.broken and self._options.exit_on_error:
-            raise StartError(f"models cannot be loaded: {', '.join(sorted({broken.name for broken in self.broken}))}")
-        self._clients.initial_load_done(self._options.strict_readiness)
-        return found
+        self._loader.withdrawn(model)
+        task = asyncio.get_running_loop().create_task(self._unload_when_unused(model, leaving, reason))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def load(self, name: str, override: Override | None, users: tuple[str, ...] = ()) -> None:
-        """Load or reload what the repositories hold of a model, or the override. Raises RequestError.
-
-        A version whose files have not changed since it was loaded stays as it is. What an ensemble needs is loaded
-        before it, unless it is there. `users`: the ensembles for which this one is loaded, the innermost last.
-        """
-        await self._load_members(name, override, users)
-        async with self._locks.hold(name):
-            entries = await asyncio.to_thread(self._read, name, override)
-            if not entries:
-                raise RequestError(grpc.StatusCode.INTERNAL, NOT_FOUND.format(name))
-            if _is_duplicate(entries):
-                raise RequestError(grpc.StatusCode.INTERNAL, f"{NOT_FOUND.format(name)}: {DUPLICATE}")
-            failures = await self._bring(name, entries)
-            if override is not None and override.folder is not None and not self._models.of(name):
-                self._models.forget(name)  # nobody shall miss what no repository has
-            self._models.releases.remove_unused(override)
-        if not users:
-            self._ensembles.loaded_by_name(name)
-        if failures:
-            reasons = " ".join(
-                entry.reason if entry.is_whole else f"version {entry.version} is at UNAVAILABLE state: {entry.reason};"
-                for entry in failures
-            )
-            raise RequestError(grpc.StatusCode.INVALID_ARGUMENT, f"load failed for model '{name}': {reasons}")
-
-    async def unload(self, name: str, dependents: bool = False) -> None:
-        """Unload all versions of a model; return when none takes new requests. One that is not loaded stays so.
-
-        `dependents`: also what was loaded along with it, an ensemble, and no other one needs.
-        """
-        async with self._locks.hold(name):
-            ensembles, along = self._ensembles.unloaded(name)
-            self._models.withdraw(name)
-            self._models.wanted_no_more(name, ensembles)
-        for member in along if dependents else ():
-            await self.unload(member, dependents=True)
-
-    async def follow(self, name: str, entries: Sequence[Entry]) -> None:
-        """Serve what the repositories now hold of a model."""
-        async with self._locks.hold(name):
-            if _is_duplicate(entries):
-                self._ensembles.unloaded(name)
-                self._models.withdraw(name, reason=DUPLICATE)
-                self._models.note([BrokenModel(name, WHOLE_MODEL, DUPLICATE)])
-            else:
-                await self._bring(name, entries)
-
-    async def remove(self, name: str) -> None:
-        """Unload a model that no repository has any more, and forget it."""
-        async with self._locks.hold(name):
-            self._ensembles.unloaded(name)
-            self._models.withdraw(name)
-            self._models.forget(name)
-
-    def model_failed(self, model_id: int, reason: str, at_fault: bool) -> None:
-        """No worker has a model any more, or it has ended too many of them (`at_fault`)."""
-        self._models.model_failed(model_id, reason, at_fault)
+    def remove_unused(self, override: Override | None) -> None:
+        """Remove what came with a client's request, unless something is made of it that is or shall be served."""
+        if override is not None and not any(entry.override is override for entry in self._in_use()):
+            self._overrides.remove(override)
 
     def stop(self) -> None:
-        """End what goes on in the background."""
-        self._models.failed.stop()
-        self._models.releases.stop()
+        """Wait for nothing any more."""
+        for task in self._tasks:
+            task.cancel()
 
-    # -- what there is
-
-    def read_all(self) -> dict[str, list[Entry]]:
-        """Return what the repositories hold, by name. Reads files; may be called in any thread. Raises OSError."""
-        return {name: read_only_one(folders) for name, folders in find_models(self._options.folders).items()}
-
-    def _read(self, name: str, override: Override | None) -> list[Entry]:
-        """Return what there is of one model; nothing if there is nothing."""
-        if override is not None and override.folder is not None:
-            return read_model(override.folder, name, override)
-        folders = find_models(self._options.folders).get(name, [])
-        if len(folders) == 1:
-            return read_model(folders[0], name, override)
-        return read_only_one(folders) if folders else []
-
-    def _wanted_at_start(self, found: dict[str, list[Entry]]) -> dict[str, list[Entry]]:
-        """Return what is to be served of it, ensembles after their models."""
-        wanted = self._options.load_models
-        if self._options.mode == "explicit" and wanted != (ALL_MODELS,):
-            absent = {name: _absent(name) for name in wanted if name not in found}
-            names = with_members(wanted, found)
-            found = {name: entries for name, entries in found.items() if name in names} | absent
-            for name in names:
-                if name not in wanted:
-                    self._ensembles.loaded_along(name)
-        return in_order(found)
-
-    # -- steps
-
-    async def _bring(self, name: str, entries: Iterable[Entry]) -> list[BrokenModel]:
-        """Serve these versions of a model and no others; return those that cannot be.
-
-        If there are any, what is served of the model already goes on being served. The caller holds the name's lock.
-        """
-        models = self._models
-        before = models.of(name)
-        wanted = [entry for entry in entries if isinstance(entry, ModelVersion)]
-        failures = [entry for entry in entries if isinstance(entry, BrokenModel)]
-        self._ensembles.want(name, wanted)
-        loaded: list[LoadedModel] = []
-        for entry in wanted:
-            if (failures and before) or (entry.version in before and before[entry.version].entry.is_same(entry)):
-                continue
-            try:
-                loaded.append(await self._load(entry))
-            except LOAD_ERRORS as error:
-                failures.append(BrokenModel(name, entry.version, str(error)))
-            except BaseException:
-                models.drop(loaded)
-                raise
-            if not before:
-                models.serve(loaded)
-        if failures and before:
-            models.drop(loaded)
-            models.keep(before, failures, wanted)
-            self._ensembles.want(name, [model.entry for model in before.values()])
-            return failures
-        models.serve(loaded)
-        for version in before.keys() - {entry.version for entry in wanted}:
-            models.withdraw(name, version)
-        models.note(failures)
-        models.repaired(name, failures)
-        return failures
-
-    async def _load(self, entry: ModelVersion) -> LoadedModel:
-        if entry.is_ensemble:
-            return self._ensembles.load(entry)
-        if entry.version not in self._models.of(entry.name):
-            self._models.announce_loading(entry)
-        return await self._loader.load(entry)
-
-    async def _bring_back(self, entry: ModelVersion, broken: BrokenModel) -> bool:
-        """Serve again what has failed, unless something else has become of it; return whether it needs no more."""
-        async with self._locks.hold(entry.name):
-            if not self._models.is_refused(broken):
-                return True
-            try:
-                loaded = [await self._loader.load(entry)]
-            except LOAD_ERRORS as error:
-                _log.error(
-                    "model %s, version %d: loading it again failed, and is tried again later: %s",
-                    entry.name,
-                    entry.version,
-                    error,
-                )
-                return False
-            self._models.serve(loaded)
-        return True
-
-    async def _load_members(self, name: str, override: Override | None, users: tuple[str, ...]) -> None:
-        """Load what an ensemble needs. No lock is held meanwhile, so two of them cannot wait for each other."""
-        if len(users) >= MAX_DEPTH:
-            return
-        entries = await asyncio.to_thread(self._read, name, override)
-        for member in self._ensembles.missing(entries):
-            if member in (*users, name):
-                continue  # a circle, which is found when all of its ensembles are known
-            try:
-                await self.load(member, None, (*users, name))
-            except RequestError as error:
-                _log.error("ensemble %s: a model of it cannot be loaded: %s", name, error.message)
-            else:
-                self._ensembles.loaded_along(member)
+    async def _unload_when_unused(self, model: LoadedModel, leaving: ModelUnavailable | None, reason: str) -> None:
+        name, version = model.entry.name, model.entry.version
+        if not await self._clients.retired(model.ready.model_id, RETIRE_SECONDS):
+            _log.warning("%s, version %d: unloaded although requests that use it have not ended in time", name, version)
+        self._loader.unload(model)
+        if not await self._loader.unloaded(model, UNLOAD_SECONDS):
+            _log.warning(
+                "%s, version %d: workers still hold its memory %.0f s after it was unloaded",
+                name,
+                version,
+                UNLOAD_SECONDS,
+            )
+        self.remove_unused(model.entry.override)
+        _log.info("model %s, version %d: %s unloaded", name, version, "is" if leaving else "the previous files are")
+        if leaving is not None and self._clients.entries.get((name, version)) is leaving:
+            self._clients.announce(ModelUnavailable(name, version, reason))
 
 
-def _absent(name: str) -> list[Entry]:
-    return [BrokenModel(name, WHOLE_MODEL, NOT_FOUND.format(name))]
+class NameLocks:
+    """A lock for each name, there only while a task holds it or waits for it. For one event loop.
 
-
-def _is_duplicate(entries: Sequence[Entry]) -> bool:
-    return len(entries) == 1 and isinstance(entries[0], BrokenModel) and entries[0].reason == DUPLICATE
-
-
-class RepositoryPoller:
-    """Mode `poll`: follows the changes of the repositories every few seconds.
-
-    `first`: what was found at the start. What could not be loaded is tried again when its files have changed.
+    A name goes to waiters in their order.
     """
 
-    def __init__(self, control: ModelControl, seconds: float, first: Mapping[str, Sequence[Entry]]) -> None:
-        self._control = control
-        self._seconds = seconds
-        self._seen = {name: _seen(entries) for name, entries in first.items()}
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: Counter[str] = Counter()
 
-    async def run(self) -> None:
-        """Look, until cancelled; not at all if the time is 0."""
-        while self._seconds:
-            await asyncio.sleep(self._seconds)
-            await self.look()
-
-    async def look(self) -> None:
-        """Follow what has changed since the last time, one model after the other."""
+    @asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[None]:
+        """Wait until no other task holds the name, then hold it for the block."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        self._users[name] += 1
         try:
-            found = await asyncio.to_thread(self._control.read_all)
-        except (OSError, RuntimeError) as error:  # no thread, or a folder is away: until there is, everything stays
-            _log.warning("a model repository cannot be listed, so what is served stays: %s", error)
-            return
-        for name in (self._seen.keys() | self._control.names) - found.keys():
-            self._seen.pop(name, None)
-            await self._control.remove(name)
-        for name, entries in in_order(found).items():
-            seen = _seen(entries)
-            if self._seen.get(name) != seen:
-                self._seen[name] = seen
-                await self._control.follow(name, entries)
-
-
-def _seen(entries: Sequence[Entry]) -> tuple[tuple[int, object], ...]:
-    """Return what tells whether a model has changed."""
-    return tuple((entry.version, entry.stamp if isinstance(entry, ModelVersion) else entry.reason) for entry in entries)
+            async with lock:
+                yield
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._locks[name]

@@ -24,7 +24,7 @@ from gangway.server.models.config import (
 )
 from gangway.server.models.settings import label_files, response_bounds_ns
 from gangway.server.models.tensors import datatype_name
-from gangway.server.repository.loaded import Isolated, LoadedModel, config_of, resolve_qos_us, warn_of_target
+from gangway.server.repository.loaded import IsolatedLatency, LoadedModel, config_of, resolve_qos_us, warn_of_target
 from gangway.server.repository.repository import BrokenModel, Entry, ModelVersion
 
 _log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def _compatible(one: Sequence[int], other: Sequence[int]) -> bool:
 def load_order(needs: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the names such that each comes after those that it needs, as far as these are among the names.
 
-    What needs itself comes somewhere. No recursion: a chain of ensembles may be as long as somebody likes.
+    A name that needs itself comes somewhere. There is no recursion, since chains of ensembles may be long.
     """
     order: dict[str, None] = {}
     begun: set[str] = set()
@@ -158,7 +158,7 @@ class MissingModelError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Made:
+class Composition:
     """Of what an ensemble was made: the model of each step; how many steps that is with those of inner ensembles,
     and how deep these go.
     """
@@ -177,7 +177,7 @@ class EnsembleBuilder:
 
     def __init__(self) -> None:
         self._wanted: dict[str, tuple[ModelVersion, ...]] = {}
-        self._made: dict[int, Made] = {}  # by number
+        self._made: dict[int, Composition] = {}  # by number
         self._numbers = itertools.count(_native.MAX_MODELS)  # none that the executor may know
 
     def want(self, name: str, entries: Sequence[ModelVersion]) -> None:
@@ -253,7 +253,7 @@ class EnsembleBuilder:
                 inner = self._wanted.get(name, ())
                 waiting += [(needed, name) for each in inner for needed in composing_models(each.config)]
 
-    def _made_of(self, entry: ModelVersion, members: Sequence[LoadedModel]) -> Made:
+    def _made_of(self, entry: ModelVersion, members: Sequence[LoadedModel]) -> Composition:
         inner = [self._made.get(member.ready.model_id) for member in members]
         steps = sum(1 if each is None else each.steps for each in inner)
         depth = 1 + max(0 if each is None else each.depth for each in inner)
@@ -262,7 +262,7 @@ class EnsembleBuilder:
                 f"ensemble {entry.name} has {steps} steps with those of inner ensembles, {depth} levels deep;"
                 f" at most {MAX_STEPS} and {MAX_DEPTH} are possible"
             )
-        return Made(members, steps, depth)
+        return Composition(members, steps, depth)
 
 
 def _members(entry: ModelVersion, served: Served) -> list[LoadedModel]:
@@ -311,7 +311,7 @@ def _labels(entry: ModelVersion, config: ModelConfig, members: Sequence[LoadedMo
     return files | label_files(entry.folder, entry.config)
 
 
-def _isolated(steps: Sequence[StepConfig], members: Sequence[LoadedModel]) -> Isolated | None:
+def _isolated(steps: Sequence[StepConfig], members: Sequence[LoadedModel]) -> IsolatedLatency | None:
     """Return how fast the ensemble is when it is alone: as its longest chain, asked for step by step.
 
     None if that of a step is not known.
@@ -326,7 +326,7 @@ def _isolated(steps: Sequence[StepConfig], members: Sequence[LoadedModel]) -> Is
     compute_us = longest_after([0.0, *(each.compute_us for each in known)], _with_start(after))[0]
     latency_us = longest_after([0.0, *(each.latency_us for each in known)], _with_start(after))[0]
     cost_us, busy_cost_us = max((one.request_cost_us, one.busy_cost_us) for one in known)
-    return Isolated(compute_us, latency_us, cost_us, busy_cost_us)
+    return IsolatedLatency(compute_us, latency_us, cost_us, busy_cost_us)
 
 
 def _with_start(after: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -335,7 +335,7 @@ def _with_start(after: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 class Control(Protocol):
-    """What an ensemble needs of whoever serves models."""
+    """What an ensemble needs of the control of models."""
 
     def serve(self, loaded: list[LoadedModel]) -> None:
         """Give these to all requests from now on."""
@@ -389,7 +389,7 @@ class EnsembleControl:
         """An ensemble does not go together, and may have done so before."""
         if before is not None:
             _log.warning("ensemble %s, version %d: not served any more: %s", entry.name, entry.version, error)
-            # Who unloads a model knows that its ensembles go with it: nobody misses them.
+            # A client that unloads a model unloads its ensembles with it, so they do not count as missing.
             reason = f"{UNLOADED}: {error}" if isinstance(error, MissingModelError) else str(error)
             self._control.withdraw(entry.name, entry.version, reason)
         elif (entry.name, entry.version) in self._broken:
@@ -421,7 +421,7 @@ def needs_of(entries: Iterable[Entry]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def in_order(found: Mapping[str, list[Entry]]) -> dict[str, list[Entry]]:
+def in_load_order(found: Mapping[str, list[Entry]]) -> dict[str, list[Entry]]:
     """Return the same such that each ensemble comes after its models."""
     return {name: found[name] for name in load_order({name: needs_of(entries) for name, entries in found.items()})}
 

@@ -25,7 +25,7 @@ LONGEST_PAUSE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class Isolated:
+class IsolatedLatency:
     """Medians of one row of zeros on all cores, in microseconds.
 
     `compute_us`: first to last task. `latency_us`: all that a client on this machine waits for, which for a small model
@@ -40,7 +40,7 @@ class Isolated:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialResult:
     """What trial requests have shown of a model.
 
     `isolated` None: no trial has succeeded. `request_cost_us`: what any request costs a client.
@@ -48,14 +48,14 @@ class Tried:
     empty: they may.
     """
 
-    isolated: Isolated | None
+    isolated: IsolatedLatency | None
     request_cost_us: float
     busy_cost_us: float
     mixed_rows: str = ""
 
 
 @dataclass(eq=False)
-class Shaped:
+class ModelVariants:
     """A model with symbolic dimensions. `loaded` are its variants by sizes, the longest unused first.
 
     `refused` sizes are never tried again, `failed` ones are.
@@ -78,10 +78,12 @@ class Shaped:
         """Name and version."""
         return self.ready.name, self.ready.version
 
-    def like_it(self, variant: LoadModel) -> LoadModel:
+    def spec_of(self, variant: LoadModel) -> LoadModel:
         """Return what the scheduler is told of a variant: limits and batches are those of the model."""
         own = self.spec
-        return ModelBatching.told(own).give(replace(variant, limits=own.limits, limit_priority=own.limit_priority))
+        return ModelBatching.of_spec(own).applied_to(
+            replace(variant, limits=own.limits, limit_priority=own.limit_priority)
+        )
 
     def failed_for_now(self, sizes: Sizes) -> None:
         """Note that these sizes are not there, for a reason that may pass."""
@@ -107,12 +109,12 @@ class LoadedModel:
 
     entry: ModelVersion
     ready: ModelReady
-    isolated: Isolated | None
+    isolated: IsolatedLatency | None
     engine: Engine
-    shaped: Shaped | None
+    variants: ModelVariants | None
 
 
-def resolve_qos_us(qos: Qos, isolated: Isolated | None) -> float | None:
+def resolve_qos_us(qos: Qos, isolated: IsolatedLatency | None) -> float | None:
     """Return the latency target in microseconds, None for best effort, and for a multiple of what is not known.
 
     No multiple is less than what any request costs on a busy machine.
@@ -122,7 +124,7 @@ def resolve_qos_us(qos: Qos, isolated: Isolated | None) -> float | None:
     return None if qos.milliseconds is None else qos.milliseconds * 1e3
 
 
-def profile_message(model_id: int, ready: ModelReady, isolated: Isolated | None = None) -> SetProfile:
+def profile_message(model_id: int, ready: ModelReady, isolated: IsolatedLatency | None = None) -> SetProfile:
     """Return what the scheduler is to know of a model, or of it compiled for certain sizes (`model_id` is its own)."""
     isolated_us = 0.0 if isolated is None else isolated.compute_us
     varies = model_id == ready.model_id and bool(ready.symbols)
@@ -140,7 +142,7 @@ def policies_of(ready: ModelReady) -> QueuePolicies:
     return QueuePolicies.of(config_of(ready))
 
 
-def warn_of_target(ready: ModelReady, qos: Qos, isolated: Isolated | None, request_cost_us: float = 0.0) -> None:
+def warn_of_target(ready: ModelReady, qos: Qos, isolated: IsolatedLatency | None, request_cost_us: float = 0.0) -> None:
     """Say in the log if the target of a model is out of reach, or not known.
 
     `request_cost_us`: what any request costs; counts where the model's own latency is not known.
@@ -148,7 +150,7 @@ def warn_of_target(ready: ModelReady, qos: Qos, isolated: Isolated | None, reque
     policies = policies_of(ready)
     timeouts_us = [policy.timeout_us for policy in (policies.default, *policies.by_level.values())]
     target_us = min((limit for limit in (ready.qos_us, *timeouts_us) if limit), default=None)
-    alone = Isolated(0.0, request_cost_us, request_cost_us) if isolated is None else isolated
+    alone = IsolatedLatency(0.0, request_cost_us, request_cost_us) if isolated is None else isolated
     if isolated is None and qos.multiple is not None:
         _log.warning(
             "%s: requests are best effort, because its target is %g times a latency that could not be measured: set"

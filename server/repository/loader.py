@@ -61,7 +61,7 @@ from gangway.server.models.tensors import datatype_name, datatype_value
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.options.server import DEFAULT_MAX_BATCH_SIZE
 from gangway.server.repository.compile_jobs import Compiler
-from gangway.server.repository.loaded import LoadedModel, Tried, profile_message, resolve_qos_us, warn_of_target
+from gangway.server.repository.loaded import LoadedModel, TrialResult, profile_message, resolve_qos_us, warn_of_target
 from gangway.server.repository.profiles import BackgroundProfiler
 from gangway.server.repository.repository import ModelVersion
 from gangway.server.repository.shapes import NEVER_COMPILED, ShapeCache
@@ -81,12 +81,12 @@ class ModelFiles:
 
 
 class ModelLoader:
-    """Compiles models one after the other, and has them tried so. What clients are told is not its business.
+    """Compiles models and has them tried, one after the other. It does not tell clients.
 
     `try_model` has a model answer trial requests, which takes its time; it raises ConfigError, ModelLoadError.
-    `on_model_failed` gets the number of a model that no worker has any more, or that has ended too many of them, the
-    reason, and whether the model's requests were at fault. The scheduler calls `model_failed`, `artifact_missing` and
-    `forget`, front ends `shape_wanted`.
+    `on_model_failed` is for a model that no worker has any more, or that has ended too many of them. It gets the
+    model's number, the reason, and whether its requests were at fault. The scheduler calls `model_failed`,
+    `artifact_missing` and `forget`, front ends `shape_wanted`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ModelLoader:
         scheduler: SchedulerControl,
         clients: Announcements,
         profiles: BackgroundProfiler,
-        try_model: Callable[[ModelReady, Manifest, ModelConfig, Path], Awaitable[Tried]],
+        try_model: Callable[[ModelReady, Manifest, ModelConfig, Path], Awaitable[TrialResult]],
         on_model_failed: Callable[[int, str, bool], None],
     ) -> None:
         self._options = options
@@ -155,7 +155,9 @@ class ModelLoader:
         batching = ModelBatching.of(config)
         if not (entry.config.input and entry.config.output):
             show_dynamic_batching(config)
-        spec = limits.give(batching.give(self._spec(f"{entry.name}, version {entry.version}", manifest, rows)))
+        spec = limits.applied_to(
+            batching.applied_to(self._spec(f"{entry.name}, version {entry.version}", manifest, rows))
+        )
         await self._scheduler.load(spec)
         self._mapped_bytes[spec.model_id] = _weights_bytes(manifest)
         try:
@@ -169,24 +171,24 @@ class ModelLoader:
 
     def announced(self, model: LoadedModel) -> None:
         """Clients have been told of a model: compile it for the sizes that they use."""
-        if model.shaped is not None:
-            self._variants.adopt(model.shaped)
+        if model.variants is not None:
+            self._variants.adopt(model.variants)
 
     def withdrawn(self, model: LoadedModel) -> None:
         """Clients get it no more, though requests that have begun may still use it."""
         self._profiles.remove(model.ready.model_id)
-        if model.shaped is not None:
-            self._variants.forget(model.shaped)
+        if model.variants is not None:
+            self._variants.forget(model.variants)
 
     async def unloaded(self, model: LoadedModel, timeout_seconds: float) -> bool:
         """Return when that has happened; False if it takes too long."""
         return await self._scheduler.unloaded(model.ready.model_id, timeout_seconds)
 
     def unload(self, model: LoadedModel) -> None:
-        """Give back all that a model takes. Nobody uses it any more."""
+        """Give back all that a model takes, when no request uses it any more."""
         self.withdrawn(model)
-        if model.shaped is not None:
-            self._variants.drop(model.shaped)
+        if model.variants is not None:
+            self._variants.drop(model.variants)
         self._scheduler.unload(model.ready.model_id)
 
     def shape_wanted(self, message: ShapeWanted) -> None:
@@ -304,7 +306,7 @@ class ModelLoader:
         )
 
     def _computable_rows(self, manifest: Manifest) -> int:
-        """Return how many rows a model takes at a time if nobody has said how many it shall.
+        """Return how many rows a model takes at a time if its configuration does not say it.
 
         Its arenas take a share of the addresses for all arenas that leaves enough for others.
         """
@@ -316,7 +318,7 @@ class ModelLoader:
         try:
             await self._compiler.compile_again(spec.key)
         except LOAD_ERRORS as error:
-            _log.error("%s: cannot be compiled again, fewer workers serve it: %s", spec.name, error)
+            _log.error("%s: cannot be compiled again, so fewer workers serve it: %s", spec.name, error)
 
     def _require_memory(self, manifest: Manifest) -> None:
         """Raise ModelLoadError if memory cannot hold the model and one row of a request.
@@ -353,8 +355,8 @@ def _encoded(config: ModelConfig) -> str:
 def _log_ready(model: LoadedModel, fallback_reason: str, seconds: float) -> None:
     """Say that a model is ready, what serves it, and when that changes."""
     level, served_by = logging.INFO, "compiled"
-    if model.shaped is not None:
-        symbols = ", ".join(model.shaped.symbols)
+    if model.variants is not None:
+        symbols = ", ".join(model.variants.symbols)
         served_by = (
             f"served by onnxruntime until a size of ({symbols}) has been compiled, which begins with its first request;"
             " to compile before, set dims or gangway_buckets"
@@ -474,7 +476,7 @@ def max_rows(config: ModelConfig, batched: bool, most_rows: int = MOST_ROWS) -> 
 
 
 def computable_rows(manifest: Manifest, arena_bytes: float) -> int:
-    """Return how many rows of a model can be computed at a time in an arena of so many bytes."""
+    """Return how many rows of a model can be computed at a time in an arena of this size."""
     if manifest.engine is Engine.ONNXRUNTIME:
         return MOST_ROWS
     versions = [version for layer in manifest.layers for version in layer.versions]

@@ -16,7 +16,7 @@ from gangway.artifact.datatypes import STORAGE
 from gangway.executor.frames import join_strings, split_strings
 from gangway.server.errors import ModelLoadError
 from gangway.server.models.served import ServedModel
-from gangway.server.repository.trial_runs import Sizes, TrialError, run_once, trial_shapes
+from gangway.server.repository.trial_runs import SymbolSizes, TrialError, run_once, trial_shapes
 from gangway.server.requests.codecs import FrameCodec, frame_codec_of
 from gangway.server.requests.data_plane import DataPlane, Layout, Submission
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region
@@ -29,12 +29,12 @@ HALF_TOLERANCE: Final = 1e-2  # of numbers with 16 bits
 Row = Sequence[Any]  # an array for each input, or each output
 
 
-def why_rows_mix(plane: DataPlane, model: ServedModel, sizes: Sequence[Sizes], stop: threading.Event) -> str:
+def why_rows_mix(plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event) -> str:
     """Return how rows of a batched model influence each other, or that it cannot be tested; nothing if they do not.
 
     Blocks until it is known. Raises ModelLoadError if `stop` is set.
     """
-    failure = "there is nothing to try"
+    failure = "no sizes are known to try the model with"
     for some in sizes:
         for integers in INTEGERS:
             try:
@@ -54,7 +54,7 @@ class _Test:
 
     plane: DataPlane
     model: ServedModel
-    sizes: Sizes
+    sizes: SymbolSizes
     stop: threading.Event
 
     def difference(self, integers: tuple[int, int]) -> str:
@@ -122,7 +122,7 @@ class _RecordingCodec:
         return b""
 
 
-def _random_rows(model: ServedModel, sizes: Sizes, integers: tuple[int, int]) -> list[Row]:
+def _random_rows(model: ServedModel, sizes: SymbolSizes, integers: tuple[int, int]) -> list[Row]:
     """Return different rows, always the same ones; the last one has the least numbers: zeros, mostly."""
     random = np.random.default_rng(0)
     inputs = trial_shapes(model, sizes).inputs

@@ -105,7 +105,7 @@ class BackgroundProfiler:
                 _log.warning(
                     "%s: its layers are not measured, so the scheduler uses estimates: the measurement %s",
                     manifest.model_name,
-                    child.fate(),
+                    child.exit_text(),
                 )
 
     def _use(self, model_id: int, manifest: Manifest) -> bool:

@@ -54,7 +54,7 @@ class ModelVersion:
     """One version that is to be served. `config` is as written: complete it with the compiled model's signature.
 
     `override`: what a client has sent in place of the repository's files. `stamp` tells whether the files are the same.
-    `without_effect`: what the model's owner has said in vain, for the log; only the highest version has it.
+    `without_effect`: parts of the configuration without effect, for the log; only the highest version has it.
     """
 
     name: str
@@ -290,7 +290,7 @@ def find_models(directories: Sequence[Path]) -> dict[str, list[Path]]:
     return dict(sorted(found.items()))
 
 
-def misplaced(directories: Sequence[Path]) -> Iterator[str]:
+def misplaced_models(directories: Sequence[Path]) -> Iterator[str]:
     """Yield a sentence for each thing that cannot be served because of where it lies, or how it is called.
 
     Raises OSError when a directory cannot be listed.

@@ -17,7 +17,7 @@ from gangway.scheduler.messages import LoadModel
 from gangway.server.errors import CompileError, ModelLoadError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady
 from gangway.server.repository.compile_jobs import Compiler
-from gangway.server.repository.loaded import Shaped, Sizes, profile_message
+from gangway.server.repository.loaded import ModelVariants, Sizes, profile_message
 from gangway.server.supervisor.announcements import Announcements
 from gangway.server.supervisor.scheduler import SchedulerControl
 
@@ -44,21 +44,23 @@ class ShapeCache:
         self._make_spec = make_spec
         self._limit = limit
         self._computable_rows = computable_rows
-        self._models: dict[tuple[str, int], Shaped] = {}
+        self._models: dict[tuple[str, int], ModelVariants] = {}
         self._queue: dict[tuple[str, int, Sizes], None] = {}
         self._news = asyncio.Event()
 
-    async def prepare(self, ready: ModelReady, path: Path, declared: Sequence[Sizes], spec: LoadModel) -> Shaped | None:
+    async def prepare(
+        self, ready: ModelReady, path: Path, declared: Sequence[Sizes], spec: LoadModel
+    ) -> ModelVariants | None:
         """Return when the declared sizes of a loaded model are compiled, or cannot be; None if it has none to compile.
 
-        Nobody is told of it before `adopt`.
+        Clients are not told of it before `adopt`.
         """
         symbols = ready.symbols
         if ready.engine is not Engine.ONNXRUNTIME or not symbols or not self._limit:
             return None
         if any(tensor.optional or tensor.datatype in NEVER_COMPILED for tensor in ready.inputs):
             return None  # compiled, an optional input would be a constant
-        model = Shaped(ready, path, symbols, spec, declared=set(declared))
+        model = ModelVariants(ready, path, symbols, spec, declared=set(declared))
         try:
             for sizes in declared:
                 await self._make(model, sizes)
@@ -67,20 +69,20 @@ class ShapeCache:
             raise
         return model
 
-    def adopt(self, model: Shaped) -> None:
+    def adopt(self, model: ModelVariants) -> None:
         """Take care of a model that has been announced."""
         self._models[model.key] = model
         for variant in model.loaded.values():
             self._clients.announce_variant(variant)
 
-    def forget(self, model: Shaped) -> None:
+    def forget(self, model: ModelVariants) -> None:
         """Compile no more of a model that is not served any more; what there is, its last requests may still use."""
         model.is_dropped = True
         if self._models.get(model.key) is model:
             del self._models[model.key]
 
-    def drop(self, model: Shaped) -> None:
-        """Unload what is compiled of a model that nobody uses any more."""
+    def drop(self, model: ModelVariants) -> None:
+        """Unload what is compiled of a model that no request uses any more."""
         self.forget(model)
         for variant in model.loaded.values():
             self._scheduler.unload(variant.model_id)
@@ -112,7 +114,7 @@ class ShapeCache:
         self._clients.announce_variant(VariantGone(model.ready.name, model.ready.version, sizes))
         return True
 
-    def _find(self, model_id: int) -> tuple[Shaped, Sizes] | None:
+    def _find(self, model_id: int) -> tuple[ModelVariants, Sizes] | None:
         for model in self._models.values():
             for sizes, variant in model.loaded.items():
                 if variant.model_id == model_id:
@@ -131,28 +133,30 @@ class ShapeCache:
                 del self._queue[name, version, sizes]
             self._news.clear()
 
-    async def _make(self, model: Shaped, sizes: Sizes) -> None:
+    async def _make(self, model: ModelVariants, sizes: Sizes) -> None:
         title = model.title(sizes)
         try:
             dimensions = dict(zip(model.symbols, sizes, strict=True))
             manifest = await self._compiler.compile(title, model.path, dimensions)
             if manifest.batched != model.ready.batched:
-                raise CompileError("it is another model with these sizes: the first dimension has another meaning")
+                raise CompileError(
+                    "with these sizes the first dimension of its tensors has another meaning than without them"
+                )
             while len(model.loaded) >= self._limit and self._drop_oldest(model):
                 pass
             rows = model.ready.max_rows
             if not model.ready.max_batch_size:
                 rows = min(rows, self._computable_rows(manifest))
-            spec = model.like_it(self._make_spec(title, manifest, rows))
+            spec = model.spec_of(self._make_spec(title, manifest, rows))
             await self._scheduler.load(spec)
         except (CompileError, ModelLoadError, OSError, RuntimeError) as error:
             if isinstance(error, CompileError) and error.is_final:
-                _log.warning("%s: these sizes stay with onnxruntime: %s", title, error)
+                _log.warning("%s: onnxruntime serves these sizes: %s", title, error)
                 model.refused.add(sizes)
                 model.failed.pop(sizes, None)
             else:
                 _log.warning(
-                    "%s: these sizes stay with onnxruntime for now, compiling them is tried again later: %s",
+                    "%s: onnxruntime serves these sizes for now; compiling them is tried again later: %s",
                     title,
                     error,
                 )
@@ -170,7 +174,7 @@ class ShapeCache:
             self._clients.announce_variant(variant)
         _log.info("%s: ready, compiled for these sizes", title)
 
-    def _drop_oldest(self, model: Shaped) -> bool:
+    def _drop_oldest(self, model: ModelVariants) -> bool:
         """Unload the variant that was not used for the longest time; False if all of them are declared."""
         sizes = next((sizes for sizes in model.loaded if sizes not in model.declared), None)
         if sizes is None:

@@ -18,12 +18,12 @@ from gangway.executor.slots import SlotOutcome, SlotStatus
 from gangway.server.errors import ModelLoadError, RequestError
 from gangway.server.models.served import ServedModel
 from gangway.server.models.tensors import Shapes, item_bytes
-from gangway.server.repository.loaded import Isolated
+from gangway.server.repository.loaded import IsolatedLatency
 from gangway.server.requests.codecs import Codec, TensorCodec, codec_of
 from gangway.server.requests.data_plane import DataPlane, PoolExhaustedError, Submission
 from gangway.server.requests.regions import Contents
 
-Sizes: TypeAlias = Mapping[str, int]  # of symbolic dimensions, by their names
+SymbolSizes: TypeAlias = Mapping[str, int]  # of symbolic dimensions, by their names
 Trial: TypeAlias = tuple[Codec, Contents, int]  # and its rows
 ResultT = TypeVar("ResultT")
 
@@ -32,7 +32,7 @@ class TrialError(ModelLoadError):
     """The model has failed; with other inputs it may not."""
 
 
-def trial_sizes(model: ServedModel, known: Sizes, warmed: Sequence[Sizes]) -> list[Sizes]:
+def trial_sizes(model: ServedModel, known: SymbolSizes, warmed: Sequence[SymbolSizes]) -> list[SymbolSizes]:
     """Return the sizes to try a model with, in order; `warmed`, of its owner's samples, and `known` are possible."""
     if not model.symbols:
         return [{}]
@@ -41,13 +41,13 @@ def trial_sizes(model: ServedModel, known: Sizes, warmed: Sequence[Sizes]) -> li
     return possible + [sizes for sizes in plausible if _elements(model, sizes) <= MOST_PLAUSIBLE_ELEMENTS]
 
 
-def _elements(model: ServedModel, sizes: Sizes) -> int:
+def _elements(model: ServedModel, sizes: SymbolSizes) -> int:
     return max(math.prod(shape) for _, shape in trial_shapes(model, sizes).inputs)
 
 
-def first_possible(sizes: Sequence[Sizes], attempt: Callable[[Sizes], ResultT]) -> ResultT:
+def first_possible(sizes: Sequence[SymbolSizes], attempt: Callable[[SymbolSizes], ResultT]) -> ResultT:
     """Return the result of the first attempt that does not fail. Raises the last TrialError if all do."""
-    failed = TrialError("there is nothing to try")
+    failed = TrialError("no sizes are known to try the model with")
     for some in sizes:
         try:
             return attempt(some)
@@ -56,7 +56,7 @@ def first_possible(sizes: Sequence[Sizes], attempt: Callable[[Sizes], ResultT]) 
     raise failed
 
 
-def trial_shapes(model: ServedModel, sizes: Sizes, rows: int = 1) -> Shapes:
+def trial_shapes(model: ServedModel, sizes: SymbolSizes, rows: int = 1) -> Shapes:
     """Return shapes of all inputs to try a model with; sizes that its configuration gives go before these."""
     dims = [(tensor, axis, size) for tensor in model.all_inputs for axis, size in enumerate(tensor.shape)]
     configured = {tensor.symbols[axis]: size for tensor, axis, size in dims if tensor.symbols and size >= 0}
@@ -72,7 +72,7 @@ def trial_shapes(model: ServedModel, sizes: Sizes, rows: int = 1) -> Shapes:
     return Shapes(rows, tuple(inputs), own)
 
 
-def trial_of(model: ServedModel, sizes: Sizes) -> Trial:
+def trial_of(model: ServedModel, sizes: SymbolSizes) -> Trial:
     """Return a call to try a model with, its contents, which are zeros, and its rows: one, unless more are configured.
 
     `sizes` of symbolic dimensions.
@@ -83,7 +83,7 @@ def trial_of(model: ServedModel, sizes: Sizes) -> Trial:
 
 
 REQUEST_TIMEOUT_SECONDS = 60.0
-PATIENCE_SECONDS = 5.0  # with requests that go first
+LAST_CLASS_SECONDS = 5.0  # for a run behind all requests; then it is one of the normal class
 LAST_CLASS = 1 << 30  # after all that clients may ask for
 WAIT_STEP_NS = 100_000_000  # how often `stop` is looked at
 WARM_UP_RUNS = 2  # the first ones fault pages in
@@ -93,8 +93,8 @@ PAUSE_SECONDS = 0.001  # a client's next request finds scheduler and workers asl
 
 
 def measure_isolated(
-    plane: DataPlane, model: ServedModel, sizes: Sequence[Sizes], stop: threading.Event, request_cost_us: float
-) -> Isolated:
+    plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event, request_cost_us: float
+) -> IsolatedLatency:
     """Run a model alone. Blocks for BUDGET_SECONDS or MIN_RUNS runs, whichever is longer, or until `stop` is set.
 
     It has the first of the `sizes` of symbolic dimensions that are possible. `request_cost_us`: what a request costs
@@ -102,7 +102,7 @@ def measure_isolated(
     another way.
     """
     outcomes = list(_outcomes(plane, model, sizes, stop))
-    return Isolated(
+    return IsolatedLatency(
         statistics.median(outcome.compute_us for outcome in outcomes),
         request_cost_us + statistics.median(outcome.queue_us + outcome.compute_us for outcome in outcomes),
         request_cost_us,
@@ -110,7 +110,7 @@ def measure_isolated(
 
 
 def _outcomes(
-    plane: DataPlane, model: ServedModel, sizes: Sequence[Sizes], stop: threading.Event
+    plane: DataPlane, model: ServedModel, sizes: Sequence[SymbolSizes], stop: threading.Event
 ) -> Iterator[SlotOutcome]:
     call, contents, rows = first_possible(sizes, lambda some: _warmed_up(plane, trial_of(model, some), stop))
     end = time.monotonic() + BUDGET_SECONDS
@@ -134,7 +134,7 @@ def run_once(plane: DataPlane, call: Codec, contents: Contents, stop: threading.
     Raises TrialError when the model cannot do with these contents, ModelLoadError when it fails in another way.
     """
     try:
-        outcome = _run(plane, call, contents, stop, rows, LAST_CLASS, PATIENCE_SECONDS)
+        outcome = _run(plane, call, contents, stop, rows, LAST_CLASS, LAST_CLASS_SECONDS)
         if outcome is None:  # the server is so busy that the last class never gets its turn
             outcome = _run(plane, call, contents, stop, rows, 0, REQUEST_TIMEOUT_SECONDS)
     except PoolExhaustedError as error:

@@ -38,11 +38,11 @@ from gangway.server.models.served import Models, ServedModel
 from gangway.server.models.settings import ModelBatching
 from gangway.server.models.tensors import datatype_name, item_bytes
 from gangway.server.options.endpoints import GrpcOptions
-from gangway.server.repository.loaded import Isolated, Tried
-from gangway.server.repository.trial_runs import Sizes, TrialError, measure_isolated, run_once, trial_sizes
+from gangway.server.repository.loaded import IsolatedLatency, TrialResult
+from gangway.server.repository.trial_runs import SymbolSizes, TrialError, measure_isolated, run_once, trial_sizes
 from gangway.server.requests.data_plane import DataPlane
 from gangway.server.requests.ensembles import EnsembleCodec
-from gangway.server.requests.sequence_codecs import alone
+from gangway.server.requests.sequence_codecs import standalone_codec
 from gangway.server.requests.validation import RequestPlanner
 
 _log = logging.getLogger(__name__)
@@ -63,11 +63,11 @@ class ModelTrials:
         self._grpc = grpc
         self._way_back_us = way_back_us
         self._turn = asyncio.Lock()
-        self._isolated: dict[str, Isolated] = {}  # by key of the artifact: the best there was, in quieter times maybe
+        self._isolated: dict[str, IsolatedLatency] = {}  # by key of the artifact: the least of all measurements
         self._stop = threading.Event()
         self.request_cost_us = 0.0  # a client's, whatever the model; 0 until the first model is there
 
-    async def try_model(self, ready: ModelReady, manifest: Manifest, config: ModelConfig, folder: Path) -> Tried:
+    async def try_model(self, ready: ModelReady, manifest: Manifest, config: ModelConfig, folder: Path) -> TrialResult:
         """Warm a loaded model up and measure it. Raises ConfigError, ModelLoadError."""
         async with self._turn:
             samples = await asyncio.to_thread(samples_of, config, folder)
@@ -78,8 +78,8 @@ class ModelTrials:
             isolated, mixed_rows = await self._measure(ready, manifest.key, sizes), ""
             if manifest.engine is Engine.ONNXRUNTIME and ModelBatching.of(config).joins:
                 mixed_rows = await self._mixed_rows(ready, manifest, sizes, isolated)
-        known = isolated if isinstance(isolated, Isolated) else None
-        return Tried(known, self.request_cost_us, self._busy_cost_us, mixed_rows)
+        known = isolated if isinstance(isolated, IsolatedLatency) else None
+        return TrialResult(known, self.request_cost_us, self._busy_cost_us, mixed_rows)
 
     def stop(self) -> None:
         """End what is being tried."""
@@ -90,7 +90,9 @@ class ModelTrials:
         """What any request costs a client where others keep the machine busy."""
         return self.request_cost_us + self._way_back_us
 
-    async def _measure(self, ready: ModelReady, key: str, sizes: Sequence[Sizes]) -> Isolated | ModelLoadError:
+    async def _measure(
+        self, ready: ModelReady, key: str, sizes: Sequence[SymbolSizes]
+    ) -> IsolatedLatency | ModelLoadError:
         """Return how fast the model is alone, or why no run of a model for onnxruntime has succeeded.
 
         While others are served the model is not alone. An earlier measurement counts if it was quicker.
@@ -112,7 +114,7 @@ class ModelTrials:
         known = self._isolated.get(key, isolated)
         if len(self._isolated) >= _native.MAX_MODELS:
             self._isolated.clear()
-        best = Isolated(
+        best = IsolatedLatency(
             min(known.compute_us, isolated.compute_us),
             min(known.latency_us, isolated.latency_us),
             isolated.request_cost_us,
@@ -122,7 +124,11 @@ class ModelTrials:
         return best
 
     async def _mixed_rows(
-        self, ready: ModelReady, manifest: Manifest, sizes: Sequence[Sizes], measured: Isolated | ModelLoadError
+        self,
+        ready: ModelReady,
+        manifest: Manifest,
+        sizes: Sequence[SymbolSizes],
+        measured: IsolatedLatency | ModelLoadError,
     ) -> str:
         """Return why requests must not share a batch; empty if rows are known not to influence each other."""
         if manifest.mixes_rows:
@@ -152,7 +158,7 @@ def samples_of(config: ModelConfig, folder: Path) -> list[Sample]:
     return samples
 
 
-def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: threading.Event) -> list[Sizes]:
+def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: threading.Event) -> list[SymbolSizes]:
     """Have a loaded model answer the samples; return their sizes of symbolic dimensions.
 
     Blocks until it has, or `stop` is set. Raises ModelLoadError.
@@ -166,7 +172,7 @@ def warm_up(plane: DataPlane, ready: ModelReady, samples: list[Sample], stop: th
             contents = plan.contents([memoryview(content) for content in sample.contents])
             call, tensors = plan.codec, plan.model.sequence
             if plan.sequence is not None and tensors is not None:
-                call = alone(call, tensors, plan.sequence)
+                call = standalone_codec(call, tensors, plan.sequence)
             for _ in range(sample.count):
                 run_once(plane, call, contents, stop, plan.shapes.rows)
         except (RequestError, ModelLoadError, ValueError) as error:
@@ -278,7 +284,7 @@ def measure_request_cost_us(options: GrpcOptions) -> float:
 
 @contextmanager
 def _connected(options: GrpcOptions) -> Iterator[socket.socket]:
-    """Connect to our own server; who it is need not be proved. Raises OSError."""
+    """Connect to our own server, whose certificate is not checked. Raises OSError."""
     if not options.allowed:
         raise OSError("gRPC is not served")
     if options.tls is not None and options.tls.mutual:

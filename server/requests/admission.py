@@ -3,7 +3,7 @@
 A full queue makes the scheduler refuse one request for each further one (`scheduler/admission.py`). By then its message
 has been received. Receiving large messages is most of a front end's work, and takes the cores that should compute. So a
 front end that is full, or whose requests the scheduler refuses, receives only as many messages as a share of one core's
-time allows, and at least nearly as many as it answers. It refuses the other calls unread.
+time allows. It receives at least nearly as many as it answers, and refuses the other calls unread.
 
 Answers within their target admit further calls: a request that can meet its target goes before all that wait, so more
 of them should be available to choose from. If too many come, fewer meet their target, and admit fewer.
@@ -19,15 +19,15 @@ from gangway.executor.logs import OFTEN
 
 _log = logging.getLogger(__name__)
 
-FULL: Final = 7 / 8  # of the room is taken: calls are refused from now on,
-ROOM_AGAIN: Final = 3 / 4  # until there is so much, and
-TURNED_AWAY_S: Final = 1.0  # since the scheduler last refused one because of all that waits
-CPU_SHARE: Final = 0.2  # of a core that this process takes then, unless answers let more calls in
-SAVED_S: Final = 0.02  # of CPU at most that may be spent at once
-FOR_EACH_ANSWER: Final = 0.9  # calls are let in: fewer than leave, so that the queue is worked off
+FULL_SHARE: Final = 7 / 8  # of the room: an overload begins when this share is taken
+ROOM_SHARE: Final = 3 / 4  # of the room: it ends when no more is taken,
+OVERLOAD_S: Final = 1.0  # and the scheduler has refused no request for lack of room for so long
+CPU_SHARE: Final = 0.2  # of a core that this process may use for messages in an overload, besides what answers admit
+MAX_BUDGET_S: Final = 0.02  # of CPU that may be spent at once
+FOR_EACH_ANSWER: Final = 0.9  # calls are admitted: fewer than end, so that the queue gets shorter
 MORE_FOR_EACH_IN_TIME: Final = 3.0  # if the answer met its target
 MOST_AT_ONCE: Final = 8.0  # after many answers in a row
-ONE_CLASS_S: Final = 10.0  # as long ago requests of several priorities must be for calls to be refused unseen
+MIXED_PRIORITIES_S: Final = 10.0  # no call is refused unread for so long after the priority of requests has changed
 OVERLOADED: Final = "Exceeds maximum queue size: the server is overloaded"
 
 
@@ -41,19 +41,19 @@ class AdmissionController:
     def __init__(
         self, room: int, now_s: Callable[[], float] = time.monotonic, cpu_s: Callable[[], float] = time.process_time
     ) -> None:
-        self._full = int(FULL * room)
-        self._room_again = int(ROOM_AGAIN * room)
+        self._full = int(FULL_SHARE * room)
+        self._reopens_at = int(ROOM_SHARE * room)
         self._now_s, self._cpu_s = now_s, cpu_s
         self._lock = threading.Lock()
         self._inside = 0
         self._allowed = 0.0  # calls, for answers
-        self._looked_s = self._looked_cpu_s = 0.0
+        self._updated_s = self._updated_cpu_s = 0.0
         self._budget_s = 0.0  # of CPU
         self._priority = 0
-        self._mixed_until_s = self._turned_away_until_s = -ONE_CLASS_S
+        self._mixed_until_s = self._overload_until_s = -MIXED_PRIORITIES_S
         self._refused = memoryview(bytearray(8)).cast("Q")  # a word of our own, until there is one that others see
-        self.is_crowded = False
-        self.full_reason = ""  # why nobody is let in, as long as the server's memory is full
+        self.is_overloaded = False
+        self.full_reason = ""  # why no call is admitted, while the server's memory is full
 
     @property
     def refusal(self) -> str:
@@ -75,15 +75,15 @@ class AdmissionController:
             with self._lock:
                 self._refused[0] += 1
             return False
-        if not self.is_crowded or self._now_s() < self._mixed_until_s:
+        if not self.is_overloaded or self._now_s() < self._mixed_until_s:
             return True
         with self._lock:
-            if not self._stays_crowded():
+            if not self._stays_overloaded():
                 return True
             if self._allowed >= 1.0:
                 self._allowed -= 1.0
                 return True
-            self._look()
+            self._update_budget()
             if self._budget_s > 0.0:
                 return True
             self._refused[0] += 1
@@ -94,52 +94,52 @@ class AdmissionController:
         with self._lock:
             self._inside += 1
             if self._inside >= self._full:
-                self._crowd()
+                self._overload()
 
     def leave(self, answered: bool) -> None:
         """The call of a message has ended, with an answer or without."""
         with self._lock:
             self._inside -= 1
-            if self.is_crowded:
+            if self.is_overloaded:
                 if answered:
                     self._allow(FOR_EACH_ANSWER)
-                self._stays_crowded()
+                self._stays_overloaded()
 
-    def in_time(self) -> None:
+    def met_target(self) -> None:
         """A request is being answered, before its target."""
-        if self.is_crowded:
+        if self.is_overloaded:
             with self._lock:
                 self._allow(MORE_FOR_EACH_IN_TIME)
 
-    def turned_away(self) -> None:
+    def scheduler_refused(self) -> None:
         """The scheduler has refused a request because of all that waits."""
         with self._lock:
-            self._turned_away_until_s = self._now_s() + TURNED_AWAY_S
-            self._crowd()
+            self._overload_until_s = self._now_s() + OVERLOAD_S
+            self._overload()
 
-    def see(self, priority: int) -> None:
+    def note_priority(self, priority: int) -> None:
         """A request of this class has come."""
         if priority != self._priority:
             self._priority = priority
-            self._mixed_until_s = self._now_s() + ONE_CLASS_S
+            self._mixed_until_s = self._now_s() + MIXED_PRIORITIES_S
 
     def _allow(self, calls: float) -> None:
         self._allowed = min(self._allowed + calls, MOST_AT_ONCE)
 
-    def _crowd(self) -> None:
-        if not self.is_crowded:
-            self.is_crowded, self._allowed = True, 0.0
-            self._look()
+    def _overload(self) -> None:
+        if not self.is_overloaded:
+            self.is_overloaded, self._allowed = True, 0.0
+            self._update_budget()
             _log.warning("overload: %d calls wait, so new ones are refused with UNAVAILABLE", self._inside, extra=OFTEN)
 
-    def _stays_crowded(self) -> bool:
-        self.is_crowded = self._inside > self._room_again or self._now_s() < self._turned_away_until_s
-        return self.is_crowded
+    def _stays_overloaded(self) -> bool:
+        self.is_overloaded = self._inside > self._reopens_at or self._now_s() < self._overload_until_s
+        return self.is_overloaded
 
-    def _look(self) -> None:
+    def _update_budget(self) -> None:
         """Bring the account of CPU up to date. The first look only sets its start."""
         now_s, cpu_s = self._now_s(), self._cpu_s()
-        earned_s = (now_s - self._looked_s) * CPU_SHARE
-        spent_s = cpu_s - self._looked_cpu_s
-        self._budget_s = max(-SAVED_S, min(SAVED_S, self._budget_s + earned_s - spent_s))
-        self._looked_s, self._looked_cpu_s = now_s, cpu_s
+        earned_s = (now_s - self._updated_s) * CPU_SHARE
+        spent_s = cpu_s - self._updated_cpu_s
+        self._budget_s = max(-MAX_BUDGET_S, min(MAX_BUDGET_S, self._budget_s + earned_s - spent_s))
+        self._updated_s, self._updated_cpu_s = now_s, cpu_s

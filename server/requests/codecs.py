@@ -197,7 +197,7 @@ class EmptyCodec:
 
 
 @dataclass
-class Room:
+class AnswerSize:
     """How many bytes to have ready for the answer: what the last one needed, if it was more than thought."""
 
     size_bytes: int
@@ -211,7 +211,7 @@ class FrameCodec:
     inputs: tuple[Tensor, ...]  # in the request's order
     shapes: tuple[tuple[int, ...], ...]  # of the inputs, as the model has them
     outputs: tuple[Tensor, ...]
-    room: Room
+    answer_size: AnswerSize
     sinks: Sinks = field(default_factory=dict)
 
     def layout(self, contents: Contents) -> FrameLayout:
@@ -219,7 +219,7 @@ class FrameCodec:
         tensors: list[tuple[Sequence[int], int]] = [((), 0)] * len(self.model.all_inputs)
         for tensor, shape, content in zip(self.inputs, self.shapes, contents, strict=True):
             tensors[tensor.index] = (shape, len(content))
-        return FrameLayout(self.model.model_id, plan_frame(tensors), self.room.size_bytes, self.model.joins)
+        return FrameLayout(self.model.model_id, plan_frame(tensors), self.answer_size.size_bytes, self.model.joins)
 
     def write(self, submission: Submission, contents: Contents) -> None:
         """Write the frame of the inputs."""
@@ -229,7 +229,7 @@ class FrameCodec:
         for tensor, content in zip(self.inputs, contents, strict=True):
             part = frame.parts[tensor.index]
             copy_content(content, view[part.offset : part.offset + part.size_bytes])
-        submission.outputs[0][:8] = bytes(8)  # nobody shall read what another request has left there
+        submission.outputs[0][:8] = bytes(8)  # so that no stale answer of another request is read
 
     def parts_in(self, view: memoryview) -> Sequence[Part] | None:
         """Return where the outputs lie in the block of the answer; None if there was too little room.
@@ -242,7 +242,7 @@ class FrameCodec:
         if needed > MAX_ANSWER_BYTES:
             message = f"the answer of model '{self.model.name}' has {needed} bytes"
             raise RequestError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{message}, {MAX_ANSWER_BYTES} are possible")
-        self.room.size_bytes = min(needed + needed // 8, MAX_ANSWER_BYTES)  # other requests may need a bit more
+        self.answer_size.size_bytes = min(needed + needed // 8, MAX_ANSWER_BYTES)  # other requests may need a bit more
         return None
 
     def answer(
@@ -273,7 +273,7 @@ def frame_codec_of(
     """Return how onnxruntime answers a request with inputs of these shapes."""
     own = tuple(tensor.model_shape(shape) for tensor, shape in shapes.inputs)
     inputs = tuple(tensor for tensor, _ in shapes.inputs)
-    return FrameCodec(model, inputs, own, tuple(outputs), Room(_expected_bytes(model, shapes)), sinks)
+    return FrameCodec(model, inputs, own, tuple(outputs), AnswerSize(_expected_bytes(model, shapes)), sinks)
 
 
 def codec_of(model: ServedModel, shapes: Shapes, outputs: Sequence[Tensor], sinks: Sinks = NO_SINKS) -> Codec:

@@ -60,7 +60,7 @@ class Heap:
         self._ranges: list[tuple[int, int]] = [(begin, end)] if begin < end else []  # ascending, never touching
         self._waiting: dict[int, list[int]] = {}  # size class -> offsets, the warmest last
         self._waiting_bytes = 0
-        self._idle: dict[int, int] = {}  # size class -> so many of its first ones have waited since the last look
+        self._idle: dict[int, int] = {}  # size class -> how many of its first ones have waited since the last look
         self._take = take
         self._give_back = give_back
         self._kept_bytes = kept_bytes
@@ -98,9 +98,9 @@ class Heap:
             self._waiting_bytes += size
 
     def give_back_idle(self, most: int) -> int:
-        """Give back up to so many blocks that have waited since the last call that found none; return how many.
+        """Give back up to `most` blocks that have waited since the last call that found none; return how many.
 
-        One of each size stays: who comes seldom need not wait for memory each time.
+        One of each size stays, so that rare requests do not wait for memory each time.
         """
         count = 0
         for size, offsets in self._waiting.items():
@@ -198,11 +198,11 @@ class ExternalTensors:
         """How many there are."""
         return len(self.inputs) + len(self.outputs)
 
-    def spoiled(self) -> bool:
+    def has_lost_memory(self) -> bool:
         """Whether what has been computed from them, or written to them, may be wrong."""
         return False
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The executor does not touch them any more. Called once."""
 
 
@@ -241,7 +241,7 @@ class TensorLayout:
         return {}
 
     def place(self, rows: int, external: ExternalTensors = NO_EXTERNAL) -> "Placement":
-        """Return where the tensors of a request of so many rows lie within one block, but for those external."""
+        """Return where the tensors of a request with `rows` rows lie within one block, but for those external."""
         if external is not NO_EXTERNAL:
             return self._place_without(rows, external)
         placement = self._placements.get(rows)
@@ -430,7 +430,7 @@ class Submission:
         not for a request whose answer is told by the bell (`DataPlane.answered`). `alone`: it is not joined to others.
         Raises PoolExhaustedError when the scheduler's ring is full.
         """
-        self._plane.admission.see(priority)
+        self._plane.admission.note_priority(priority)
         block, placement, slots = self._block, self._placement, self._plane.slots
         slots.fill(
             self._slot,
@@ -454,7 +454,7 @@ class Submission:
         can_wait = priority >= 0 and not (deadline_ns or max_queue)
         if not self._plane.submit(Submit(self._slot, self._generation).pack(), can_wait):
             slots.finish(self._slot, self._generation, SlotStatus.UNAVAILABLE)
-            raise PoolExhaustedError("the scheduler does not keep up")
+            raise PoolExhaustedError("the scheduler's queue is full")
 
     def wait(self, until_ns: int) -> SlotOutcome | None:
         """Wait until the request has ended and return how; None at `until_ns` (CLOCK_MONOTONIC). Releases the GIL."""
@@ -475,11 +475,11 @@ class Submission:
         """Return how the request ended, which must be DONE."""
         outcome = self._plane.slots.outcome(self._slot)
         if outcome.status is SlotStatus.CROWDED:
-            self._plane.admission.turned_away()
+            self._plane.admission.scheduler_refused()
         return outcome
 
     def cancel(self) -> None:
-        """Say that nobody waits for the answer any more; `wait` ends soon. From any thread, at any time, repeatedly."""
+        """Cancel it: `wait` ends soon. From any thread, at any time, repeatedly."""
         if self._closed:
             return  # which it stays: most calls end after their request
         with self._plane.lock:
@@ -509,9 +509,9 @@ class Submission:
         if not self._plane.give_slot(self._slot):
             return False
         self._plane.heap.free(self._block)
-        self.external.let_go()
+        self.external.release()
         if isinstance(self.layout, HeldLayout):
-            self._plane.unuse(self.layout.blocks)
+            self._plane.end_use(self.layout.blocks)
         return True
 
     def __enter__(self) -> "Submission":
@@ -614,7 +614,7 @@ class DataPlane:
             block.dropped = True
             self._free_unused(block)
 
-    def unuse(self, blocks: Sequence[HeldBlock]) -> None:
+    def end_use(self, blocks: Sequence[HeldBlock]) -> None:
         """A request that used these blocks has let go of them. The caller holds the lock."""
         for block in blocks:
             block.uses -= 1
@@ -624,7 +624,7 @@ class DataPlane:
         """Send a request to the scheduler; False if the ring is full.
 
         Wake it, unless the request `can_wait` and it does not want to be woken for such. Where slots run out it must
-        make room (`scheduler/admission.py`), so then nobody can wait.
+        make room (`scheduler/admission.py`), so then no request can wait.
         """
         sent = self._ring.send(message)
         if sent and can_wait and self._taken < ROOMY * self.slots.slots:
@@ -644,10 +644,10 @@ class DataPlane:
         return self.slots.done(tuple(requests))
 
     def spin_for(self, model_id: int) -> int:
-        """Return how many microseconds to spin for an answer before sleeping.
+        """Return how many microseconds to spin for an answer before sleeping, which saves the wake-up of an idle core.
 
-        None, unless the request is the only one, so that nobody else needs the core, and the model's last answer came
-        quickly. Then it is worth it: an idle core takes 40-50 us to wake up.
+        None, unless the request is the only one, so that no other needs the core, and the model's last answer came
+        quickly.
         """
         quick = self.last_wait_ns.get(model_id, self.spin_us * 1000) < self.spin_us * 1000
         return self.spin_us if quick and self._taken == 1 else 0

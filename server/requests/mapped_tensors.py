@@ -1,9 +1,9 @@
 """Which tensors of a request the workers use where the client has them, and which are copied.
 
 Floating-point numbers of compiled models stay in place. Whole numbers are always copied: kernels use them as indices
-and divisors, so they must not change after the check. Copied are also outputs that share memory with another tensor of
-the request, tensors that do not begin at a multiple of their elements' size, and small ones, where copying is cheaper
-than the checks.
+and divisors, so they must not change after the check. So are outputs that share memory with another tensor of the
+request, and tensors that do not begin at a multiple of their elements' size. Small tensors are copied because that is
+cheaper than the checks.
 """
 
 import contextlib
@@ -164,7 +164,7 @@ def candidates_of(
     return Candidates(tuple(inputs), tuple(found)) if total_bytes >= LEAST_BYTES else None
 
 
-def choose(
+def choose_mapped(
     candidates: Candidates, contents: Contents, regions: Mapping[str, Region], mappings: Mappings
 ) -> ExternalTensors:
     """Return what of one request is in place; the regions stay mapped until the request lets go of it."""
@@ -180,7 +180,7 @@ def choose(
             ):
                 chosen.outputs[place] = word
     except BaseException:
-        chosen.let_go()
+        chosen.release()
         raise
     return chosen if chosen.count else NO_EXTERNAL
 
@@ -201,7 +201,7 @@ class MappedTensors(ExternalTensors):
         mapped = self._held.get(region) or self._hold(region)
         return place_in_region(mapped.number, part.offset) if mapped else 0
 
-    def spoiled(self) -> bool:
+    def has_lost_memory(self) -> bool:
         """Whether memory of a region was missing at any time, or is now. Only while the regions are held open."""
         lost = [region for region, mapped in self._held.items() if self._mappings.is_lost(mapped)]
         for region in lost:
@@ -209,7 +209,7 @@ class MappedTensors(ExternalTensors):
             self._mappings.lose(region)
         return bool(lost) or not all(region.is_whole for region in self._held)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let the regions be unmapped, as far as this request is concerned."""
         for mapped in self._held.values():
             mapped.uses.end()

@@ -1,6 +1,6 @@
 """Regions: stretches of the clients' shared memory, registered by name, so that tensors need not be in messages.
 
-A client may shrink its segment at any time, and touching a mapping behind the end of a file is a SIGBUS, which kills a
+A client may shrink its segment at any time. Touching a mapping behind the end of a file is a SIGBUS, which kills a
 process that is not prepared for it. So regions are never mapped here. The kernel copies from and to their descriptors,
 and a segment that is too small is an error of that request. Workers are prepared, and may use large tensors in place
 (`mapped_tensors.py`).
@@ -125,16 +125,16 @@ NO_REGIONS: Final[Mapping[str, Region]] = {}
 
 
 class Mapper(Protocol):
-    """Who has workers map regions."""
+    """Has workers map regions."""
 
     def forget(self, region: Region) -> None:
-        """The region is about to be closed: nobody uses it."""
+        """The region is about to be closed: no request uses it."""
 
 
 class Regions:
     """All regions of a server. Safe for threads.
 
-    They are gone when the front end is: clients register again, as they must when Triton has been started anew.
+    They are gone when the front end is: clients register again, as they must when Triton has been started again.
     """
 
     def __init__(self, mapper: Mapper | None = None) -> None:
@@ -289,7 +289,7 @@ class RegionRange:
         return RegionPart(region, self.offset, self.size_bytes)
 
     def require(self, size_bytes: int, output: str) -> None:
-        """Raise RequestError (INTERNAL, as Triton does) unless an output of so many bytes has room."""
+        """Raise RequestError (INTERNAL, as Triton does) unless an output of this size has room."""
         if size_bytes > self.size_bytes:
             internal(
                 f"shared memory size specified with the request for output '{output}' ({self.size_bytes} bytes)"

@@ -10,7 +10,7 @@ from gangway.executor.frames import read_frame
 from gangway.server.errors import unavailable
 from gangway.server.models.sequences import SequencePosition, SequenceTensors, StateTensor, control_contents
 from gangway.server.models.tensors import Tensor
-from gangway.server.requests.codecs import ClassifyingCodec, Codec, FrameCodec, Room, TensorCodec
+from gangway.server.requests.codecs import AnswerSize, ClassifyingCodec, Codec, FrameCodec, TensorCodec
 from gangway.server.requests.data_plane import (
     DataPlane,
     HeldBlock,
@@ -22,7 +22,7 @@ from gangway.server.requests.data_plane import (
 )
 from gangway.server.requests.regions import NO_REGIONS, Contents, Region
 
-Sent = tuple[Tensor, tuple[int, ...], bytes]  # an input that goes with the request: shape and contents
+HiddenInput = tuple[Tensor, tuple[int, ...], bytes]  # an input that goes with the request: shape and contents
 
 
 class StateMemory(Protocol):
@@ -39,7 +39,7 @@ class StateMemory(Protocol):
     def begin(self) -> None:
         """Take the initial state, in place of any other. Raises RequestError (UNAVAILABLE) where there is no memory."""
 
-    def inputs(self) -> Sequence[Sent]:
+    def inputs(self) -> Sequence[HiddenInput]:
         """Return the states that go with the request as other inputs do."""
         ...
 
@@ -132,7 +132,7 @@ class HeldStates:
             at = self._current.offset + offset
             self._plane.io.view[at : at + size] = _initial(state)
 
-    def inputs(self) -> Sequence[Sent]:
+    def inputs(self) -> Sequence[HiddenInput]:
         """None: they are where they are."""
         return ()
 
@@ -206,7 +206,7 @@ class CopiedStates:
         self._replace([])
         self._replace([(state.shape, _initial(state)) for state in self._states])
 
-    def inputs(self) -> Sequence[Sent]:
+    def inputs(self) -> Sequence[HiddenInput]:
         """Return all of them."""
         return [
             (state.tensor, shape, content) for state, (shape, content) in zip(self._states, self._values, strict=True)
@@ -270,26 +270,33 @@ class SequencedCodec:
         return response
 
 
-def sequenced(codec: Codec, hidden: Sequence[Sent], room: Room, memory: StateMemory | None = None) -> SequencedCodec:
-    """Return a plan's codec with more inputs. `room`: that of the model's answers, if onnxruntime gives them."""
-    return SequencedCodec(_with_inputs(codec, hidden, room), tuple(content for _, _, content in hidden), memory)
+def sequenced_codec(
+    codec: Codec, hidden: Sequence[HiddenInput], answer_size: AnswerSize, memory: StateMemory | None = None
+) -> SequencedCodec:
+    """Return a plan's codec with more inputs. `answer_size`: that of the model's answers, if onnxruntime gives them."""
+    return SequencedCodec(_with_inputs(codec, hidden, answer_size), tuple(content for _, _, content in hidden), memory)
 
 
-def _with_inputs(codec: Codec, hidden: Sequence[Sent], room: Room) -> Codec:
+def _with_inputs(codec: Codec, hidden: Sequence[HiddenInput], answer_size: AnswerSize) -> Codec:
     match codec:
         case ClassifyingCodec():
-            return replace(codec, codec=_with_inputs(codec.codec, hidden, room))
+            return replace(codec, codec=_with_inputs(codec.codec, hidden, answer_size))
         case TensorCodec():
             return replace(codec, places=(*codec.places, *(tensor.index for tensor, _, _ in hidden)))
         case FrameCodec():
-            room.size_bytes = max(room.size_bytes, codec.room.size_bytes)
+            answer_size.size_bytes = max(answer_size.size_bytes, codec.answer_size.size_bytes)
             inputs = (*codec.inputs, *(tensor for tensor, _, _ in hidden))
-            return replace(codec, inputs=inputs, shapes=(*codec.shapes, *(shape for _, shape, _ in hidden)), room=room)
+            return replace(
+                codec,
+                inputs=inputs,
+                shapes=(*codec.shapes, *(shape for _, shape, _ in hidden)),
+                answer_size=answer_size,
+            )
         case _:
             raise TypeError(f"{type(codec).__name__} takes no further inputs")
 
 
-def controls(tensors: SequenceTensors, step: SequencePosition) -> list[Sent]:
+def control_inputs(tensors: SequenceTensors, step: SequencePosition) -> list[HiddenInput]:
     """Return the control inputs of a request."""
     contents = control_contents(tensors.settings, step)
     return [
@@ -297,14 +304,14 @@ def controls(tensors: SequenceTensors, step: SequencePosition) -> list[Sent]:
     ]
 
 
-def alone(codec: Codec, tensors: SequenceTensors, step: SequencePosition) -> SequencedCodec:
+def standalone_codec(codec: Codec, tensors: SequenceTensors, step: SequencePosition) -> SequencedCodec:
     """Return the codec of a request that is no part of any sequence: it begins with the initial state, and keeps none.
 
     Raises ValueError if there is no such state.
     """
-    hidden = controls(tensors, step)
+    hidden = control_inputs(tensors, step)
     for state in tensors.states:
         if state.initial is None:
             raise ValueError(f"the file with the initial state of '{state.tensor.name}' cannot be read")
         hidden.append((state.tensor, state.shape, state.initial))
-    return sequenced(codec, hidden, Room(0))
+    return sequenced_codec(codec, hidden, AnswerSize(0))

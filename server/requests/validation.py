@@ -49,9 +49,9 @@ OutputTensor = pb.ModelInferRequest.InferRequestedOutputTensor
 class RequestPlan:
     """A checked request. `typed` are the contents, if these came in the header.
 
-    `spare` is another codec, for a compiled variant of a model that may be unloaded at any time. `sources` says which
-    inputs are in regions, in the request's order (empty: none); `typed` leaves these out. `sinks` are outputs that are
-    to be in regions. Which regions have these names is looked up for each request: plans stay, regions come and go.
+    `fallback` is another codec, for a compiled variant of a model that may be unloaded at any time. `sources` says
+    which inputs are in regions, in the request's order (empty: none); `typed` leaves these out. `sinks` are outputs
+    that are to be in regions. Regions are looked up by name for each request, since they change while plans stay.
     `may_be_cached`: the response cache may answer it, if no tensor is in a region. `members`: of an ensemble.
     `sequence`: where in a sequence it stands, if the model has those; `waited_ns`: until its turn there.
     """
@@ -61,7 +61,7 @@ class RequestPlan:
     typed: tuple[bytes, ...] | None
     codec: Codec | EnsembleCodec
     terms: Terms
-    spare: Codec | None = None
+    fallback: Codec | None = None
     wants_report: bool = False
     sources: tuple[RegionRange | None, ...] = ()
     sinks: Sinks = field(default_factory=dict)
@@ -106,7 +106,7 @@ class RequestPlan:
         if self.typed or self.may_be_cached or self.wants_report:
             return None
         ordered = self.model.config.HasField("sequence_batching")
-        return self.codec if type(self.codec) is TensorCodec and self.spare is None and not ordered else None
+        return self.codec if type(self.codec) is TensorCodec and self.fallback is None and not ordered else None
 
     @cached_property
     def input_sizes(self) -> tuple[int, ...]:
@@ -176,18 +176,18 @@ def make_plan(models: Models, header: bytes, has_raws: bool, graphs: Graphs | No
     outputs, sinks = _requested_outputs(request, model)
     classes = _classes(request, model)
     codec: Codec | EnsembleCodec
-    spare: Codec | None = None
+    fallback: Codec | None = None
     members: tuple[ServedModel, ...] = ()
     if model.is_ensemble:
         graph = (graphs or Graphs(models)).of(model).needed([tensor.name for tensor in outputs])
         codec, members = EnsembleCodec(graph, shapes, tuple(outputs), sinks, classes), graph.members
     else:
-        codec, spare = _calls(model, shapes, outputs, sinks, classes)
+        codec, fallback = _calls(model, shapes, outputs, sinks, classes)
     terms = model.policies.terms(timeout_us, priority, model.qos_us)
     wants_report = _flag(request, REPORT_PARAMETER, model)
     may_be_cached = model.config.response_cache.enable and not wants_report
     return RequestPlan(
-        model, shapes, typed, codec, terms, spare, wants_report, sources, sinks, may_be_cached, members, step
+        model, shapes, typed, codec, terms, fallback, wants_report, sources, sinks, may_be_cached, members, step
     )
 
 
@@ -207,11 +207,11 @@ def _calls(
     """Return how a model answers, and another way if that one may go."""
     codec = codec_of(model, shapes, outputs, sinks)
     may_go = model.symbols and not isinstance(codec, FrameCodec)
-    spare: Codec | None = frame_codec_of(model, shapes, outputs, sinks) if may_go else None
+    fallback: Codec | None = frame_codec_of(model, shapes, outputs, sinks) if may_go else None
     if classes:
         codec = ClassifyingCodec(codec, classes, model.max_batch_size > 0)
-        spare = spare and ClassifyingCodec(spare, classes, model.max_batch_size > 0)
-    return codec, spare
+        fallback = fallback and ClassifyingCodec(fallback, classes, model.max_batch_size > 0)
+    return codec, fallback
 
 
 def _count(request: pb.ModelInferRequest, name: str, model: ServedModel) -> int:

@@ -143,7 +143,7 @@ class RowAllocator:
                 raise OSError(f"{MODELS} models have counters already")
             self._table.begin(row)
         except OSError as error:
-            _log.warning("statistics of a model are lost when a front end ends, and each has its own: %s", error)
+            _log.warning("each front end counts a model for itself, and loses its counts when it ends: %s", error)
             return NO_ROW
         heapq.heappop(self._free)
         self._taken[model_id] = row

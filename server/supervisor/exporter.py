@@ -1,4 +1,4 @@
-"""The exporter's process as the supervisor sees it: started when somebody wants traces, replaced when it dies."""
+"""The exporter's process as the supervisor sees it: started when traces are wanted, replaced when it dies."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExporterControl:
-    """`front_end_fd` is for front ends to inherit: what they send there comes to the exporter, whoever that is."""
+    """`front_end_fd` is for front ends to inherit: what they send there reaches the running exporter."""
 
     def __init__(self, config: TraceConfig, log: ServerLog) -> None:
         self.config = config

@@ -159,9 +159,9 @@ class _Round:
 class Agreements:
     """Changes that all front ends must make before the client is answered that asked one of them.
 
-    A change goes to every front end, in the same order to each, so all of them come to the same result: a second region
-    of one name is refused by all. When the last one has answered, the change holds, and successors are told of it. A
-    front end that dies is not waited for: its successor is told everything before it listens.
+    Changes go to every front end in the same order, so all of them come to the same result: all refuse a second region
+    of one name. When the last one has answered, the change holds, and successors are told of it. A front end that dies
+    is not waited for: its successor is told everything before it listens.
 
     `send` tells a front end something, by its number; `present` are those that run; `holds` gets each change that
     holds.

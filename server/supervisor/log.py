@@ -26,241 +26,14 @@ SUPERVISOR: Final = "supervisor"
 _TEXT: Final = "%(asctime)s %(levelname)s %(source)s: %(message)s"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
-
-class TextFormatter(logging.Formatter):
-    """One line per record, but for tracebacks. `source`: the process.
-
-    A message may quote a client, who shall not be able to begin a line of the log: control characters are escaped.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(_TEXT, defaults={"source": SUPERVISOR})
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        """Return the line."""
-        record.message = _CONTROL.sub(_escaped, record.message)
-        return super().formatMessage(record)
-
-
-class Iso8601Formatter(TextFormatter):
-    """The same, with times like 2026-11-22T08:15:30.123Z."""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        """Return the time."""
-        return iso8601(record.created, "milliseconds")
-
-
-class JsonFormatter(logging.Formatter):
-    """An object per line: time, level, process, logger, message, and `fields` and `exception` where there are any."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        content = {
-            "time": iso8601(record.created, "microseconds"),
-            "level": record.levelname,
-            "process": getattr(record, "source", SUPERVISOR),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if own := getattr(record, "fields", None):
-            content["fields"] = own
-        if record.exc_info:
-            content["exception"] = self.formatException(record.exc_info)
-        elif record.exc_text:
-            content["exception"] = record.exc_text
-        return json.dumps(content, default=str)
-
-
-def formatter_of(name: str) -> logging.Formatter:
-    """Return the formatter of a name in FORMATS."""
-    kinds: dict[str, type[logging.Formatter]] = {
-        "default": TextFormatter,
-        "ISO8601": Iso8601Formatter,
-        "json": JsonFormatter,
-    }
-    return kinds[name]()
-
-
-def iso8601(seconds: float, precision: str) -> str:
-    """Return a time (since the epoch) in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode()
-
-
 MAX_PART_BYTES: Final = 64 * 1024  # read at a time; a longer line comes in parts
-
-
-class ChildOutput:
-    """What a child process writes to standard error, line by line: a pipe that the event loop reads to its end.
-
-    `on_line` gets lines without their ends. The child's end never blocks: a child that writes more than is read loses
-    lines, not time.
-    """
-
-    def __init__(self, on_line: Callable[[bytes], None], on_end: Callable[["ChildOutput"], None]) -> None:
-        self._on_line = on_line
-        self._on_end = on_end
-        self._rest = b""
-        self._descriptor, self.child_end = os.pipe()
-        os.set_blocking(self._descriptor, False)
-        os.set_blocking(self.child_end, False)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._descriptor, self._read)
-        self.ended = asyncio.Event()
-
-    def close_child_end(self) -> None:
-        """Leave the child's end to the child alone."""
-        os.close(self.child_end)
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._descriptor, MAX_PART_BYTES)
-        except BlockingIOError:
-            return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if self._rest and (not data or len(self._rest) > MAX_PART_BYTES):
-            lines.append(self._rest)
-            self._rest = b""
-        for line in lines:
-            self._on_line(line)
-        if not data:
-            self._loop.remove_reader(self._descriptor)
-            os.close(self._descriptor)
-            self.ended.set()
-            self._on_end(self)
-
 
 COMPLAINT_SECONDS: Final = 60.0
 
-
-class LogFile(logging.handlers.WatchedFileHandler):
-    """Appends to a file, opened again when it has been moved away or removed. Raises OSError if it cannot be opened.
-
-    While it cannot be written (no space, no folder) lines go to standard error, and every minute one that says why.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._complained = -COMPLAINT_SECONDS
-        super().__init__(path, encoding="utf-8", errors="backslashreplace")
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one record, somewhere."""
-        try:
-            super().emit(record)
-        except OSError:  # of opening it again
-            self.handleError(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """Write the record to standard error instead, for the exception that is being handled."""
-        error, now = sys.exc_info()[1], time.monotonic()
-        with suppress(OSError, ValueError):
-            if now - self._complained >= COMPLAINT_SECONDS:
-                self._complained = now
-                print(f"gangway serve: cannot write the log to {self.baseFilename}: {error}", file=sys.stderr)
-            print(self.format(record), file=sys.stderr, flush=True)
-
-
-PATIENCE_MS: Final = 200  # with who reads too slowly, once: who does not read at all shall not be waited for each time
-
-
-class StandardError(logging.StreamHandler[TextIO]):
-    """The log on standard error: writes lines, and waits for nobody. Lines that are not taken are lost, and counted.
-
-    Standard error may be a pipe that nobody reads, or a stopped terminal. A supervisor that waited for it would replace
-    no process that has died.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(sys.stderr)
-        self._lost = 0
-        self._is_watched = False
-        self._poll = select.poll()
-        with suppress(OSError, ValueError):  # no descriptor stands behind it
-            self._poll.register(sys.stderr.fileno(), select.POLLOUT)
-            self._is_watched = True
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one line, if there is room for it."""
-        if self._is_watched and not self._poll.poll(0 if self._lost else PATIENCE_MS):
-            self._lost += 1
-            return
-        if self._lost:
-            text = f"{self._lost} lines were lost: standard error was not read"
-            self._lost = 0
-            super().emit(logging.makeLogRecord({"name": __name__, "levelno": 30, "levelname": "WARNING", "msg": text}))
-        super().emit(record)
-
+MAX_WAIT_MS: Final = 200  # for a reader, once: after a lost line there is no wait until the next one is taken
 
 PERIOD_S = 60.0
 NOTHING = Totals(0, 0, 0, 0, 0, 0, 0, Counter())
-
-
-class StatisticsLog:
-    """Writes a line per model that got requests, every minute and at the end (docs/explanation/targets.md).
-
-    `models` tells what is served, `figures` what has been counted in a row.
-    """
-
-    def __init__(self, models: Callable[[], Iterable[ModelReady]], figures: Callable[[int], Figures]) -> None:
-        self._models = models
-        self._figures = figures
-        self._written: dict[int, tuple[ModelReady, Totals]] = {}  # by row, which may be another model's later
-
-    async def run(self) -> None:
-        """Write a line per model and period, for ever."""
-        while True:
-            await asyncio.sleep(PERIOD_S)
-            self.write_news()
-
-    def write_news(self) -> None:
-        """Write what has happened since the last time."""
-        written = {}
-        for model in self._models():
-            before = self._written.get(model.statistics_row)
-            totals = Totals.of(self._figures(model.statistics_row))
-            known = before[1] if before is not None and before[0] is model else NOTHING
-            _write(model, totals.since(known), f"in {PERIOD_S:.0f} s")
-            written[model.statistics_row] = model, totals
-        self._written = written
-
-    def write_all(self) -> None:
-        """Write what has happened since the models were loaded."""
-        for model in self._models():
-            _write(model, Totals.of(self._figures(model.statistics_row)), "in all")
-
-
-def _write(model: ModelReady, totals: Totals, when: str) -> None:
-    if totals.answered or totals.failed:
-        about = {
-            "model": model.name,
-            "version": model.version,
-            "answered": totals.answered,
-            "failed": totals.failed,
-        }
-        extra = fields(**about, **totals.own) | ALWAYS
-        _log.info("%s, version %d, %s: %s", model.name, model.version, when, describe(totals), extra=extra)
-
-
-def describe(totals: Totals) -> str:
-    """Return the counters for people. Times are means over the answered requests."""
-    own, answered = totals.own, totals.answered
-    parts = [f"{answered} answered, {own['refused']} refused, {totals.failed - own['refused']} failed"]
-    if with_target := own["qos_met"] + own["qos_missed"]:
-        parts.append(f"QoS met {own['qos_met']}, missed {own['qos_missed']} ({own['qos_met'] / with_target:.1%} met)")
-    if answered:
-        mean, queue, compute = (ns / answered / 1e6 for ns in (totals.total_ns, totals.queue_ns, totals.compute_ns))
-        parts.append(f"mean {mean:.2f} ms (queue {queue:.2f}, compute {compute:.2f})")
-        scheduling = [f"{own[key] / answered:.3g} {key}" for key in ("blocks", "conflicts", "preemptions")]
-        parts.append(f"{', '.join(scheduling)} per request")
-        if totals.executions:
-            parts.append(f"{totals.batch_rows / totals.executions:.3g} rows per batch")
-        versions = sorted(int(key.removeprefix("version_")) for key in own if key.startswith("version_"))
-        parts.append(f"versions {', '.join(map(str, versions)) or '-'}")
-    return "; ".join(parts)
-
 
 KIND_CHARACTERS: Final = 60
 _DIGITS: Final = re.compile(r"[0-9a-fx]*\d[0-9a-fx]*")
@@ -344,7 +117,9 @@ def _record(source: str, level: int, message: str, **more: object) -> logging.Lo
 
 
 def _foreign_record(source: str, line: bytes, level: int) -> logging.LogRecord:
-    """Return the record of a line that did not come through Python's logging: mostly somebody's last words."""
+    """Return the record of a line that did not come through Python's logging: mostly the last output of a process that
+    dies.
+    """
     if found := _LEVEL.match(line):
         level = _LEVELS.get(found[1] or found[2] or found[3], logging.ERROR)
         line = line[found.end() :] if found[3] else line
@@ -353,3 +128,227 @@ def _foreign_record(source: str, line: bytes, level: int) -> logging.LogRecord:
     text = line.decode(errors="backslashreplace").rstrip()
     kind = f"{source}: {_DIGITS.sub('0', text[:KIND_CHARACTERS])}"
     return _record(source, level, text, kind=kind)
+
+
+class ChildOutput:
+    """What a child process writes to standard error, line by line: a pipe that the event loop reads to its end.
+
+    `on_line` gets lines without their ends. The child's end never blocks: a child that writes more than is read loses
+    lines, not time.
+    """
+
+    def __init__(self, on_line: Callable[[bytes], None], on_end: Callable[["ChildOutput"], None]) -> None:
+        self._on_line = on_line
+        self._on_end = on_end
+        self._rest = b""
+        self._descriptor, self.child_end = os.pipe()
+        os.set_blocking(self._descriptor, False)
+        os.set_blocking(self.child_end, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._read)
+        self.ended = asyncio.Event()
+
+    def close_child_end(self) -> None:
+        """Leave the child's end to the child alone."""
+        os.close(self.child_end)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, MAX_PART_BYTES)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._rest and (not data or len(self._rest) > MAX_PART_BYTES):
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._on_line(line)
+        if not data:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self.ended.set()
+            self._on_end(self)
+
+
+class LogFile(logging.handlers.WatchedFileHandler):
+    """Appends to a file, opened again when it has been moved away or removed. Raises OSError if it cannot be opened.
+
+    While it cannot be written (no space, no folder) lines go to standard error, and every minute one that says why.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._complained = -COMPLAINT_SECONDS
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record, somewhere."""
+        try:
+            super().emit(record)
+        except OSError:  # of opening it again
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
+        """Write the record to standard error instead, for the exception that is being handled."""
+        error, now = sys.exc_info()[1], time.monotonic()
+        with suppress(OSError, ValueError):
+            if now - self._complained >= COMPLAINT_SECONDS:
+                self._complained = now
+                print(f"gangway serve: cannot write the log to {self.baseFilename}: {error}", file=sys.stderr)
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+class StandardError(logging.StreamHandler[TextIO]):
+    """The log on standard error: writes lines and does not wait. Lines that are not taken are lost, and counted.
+
+    Standard error may be a pipe that nobody reads, or a stopped terminal. A supervisor that waited for it would replace
+    no process that has died.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self._lost = 0
+        self._is_watched = False
+        self._poll = select.poll()
+        with suppress(OSError, ValueError):  # no descriptor stands behind it
+            self._poll.register(sys.stderr.fileno(), select.POLLOUT)
+            self._is_watched = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line, if there is room for it."""
+        if self._is_watched and not self._poll.poll(0 if self._lost else MAX_WAIT_MS):
+            self._lost += 1
+            return
+        if self._lost:
+            text = f"{self._lost} lines were lost: standard error was not read"
+            self._lost = 0
+            super().emit(logging.makeLogRecord({"name": __name__, "levelno": 30, "levelname": "WARNING", "msg": text}))
+        super().emit(record)
+
+
+class TextFormatter(logging.Formatter):
+    """One line per record, but for tracebacks. `source`: the process.
+
+    Control characters are escaped: a message may quote a client, which must not be able to begin a line of the log.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT, defaults={"source": SUPERVISOR})
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
+        """Return the line."""
+        record.message = _CONTROL.sub(_escaped, record.message)
+        return super().formatMessage(record)
+
+
+class Iso8601Formatter(TextFormatter):
+    """The same, with times like 2026-11-22T08:15:30.123Z."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        """Return the time."""
+        return iso8601(record.created, "milliseconds")
+
+
+class JsonFormatter(logging.Formatter):
+    """An object per line: time, level, process, logger, message, and `fields` and `exception` where there are any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        content = {
+            "time": iso8601(record.created, "microseconds"),
+            "level": record.levelname,
+            "process": getattr(record, "source", SUPERVISOR),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if own := getattr(record, "fields", None):
+            content["fields"] = own
+        if record.exc_info:
+            content["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            content["exception"] = record.exc_text
+        return json.dumps(content, default=str)
+
+
+def formatter_of(name: str) -> logging.Formatter:
+    """Return the formatter of a name in FORMATS."""
+    kinds: dict[str, type[logging.Formatter]] = {
+        "default": TextFormatter,
+        "ISO8601": Iso8601Formatter,
+        "json": JsonFormatter,
+    }
+    return kinds[name]()
+
+
+def iso8601(seconds: float, precision: str) -> str:
+    """Return a time (since the epoch) in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
+
+
+class StatisticsLog:
+    """Writes a line per model that got requests, every minute and at the end (docs/explanation/targets.md).
+
+    `models` tells what is served, `figures` what has been counted in a row.
+    """
+
+    def __init__(self, models: Callable[[], Iterable[ModelReady]], figures: Callable[[int], Figures]) -> None:
+        self._models = models
+        self._figures = figures
+        self._written: dict[int, tuple[ModelReady, Totals]] = {}  # by row, which may be another model's later
+
+    async def run(self) -> None:
+        """Write a line per model and period, for ever."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            self.write_news()
+
+    def write_news(self) -> None:
+        """Write what has happened since the last time."""
+        written = {}
+        for model in self._models():
+            before = self._written.get(model.statistics_row)
+            totals = Totals.of(self._figures(model.statistics_row))
+            known = before[1] if before is not None and before[0] is model else NOTHING
+            _write(model, totals.since(known), f"in {PERIOD_S:.0f} s")
+            written[model.statistics_row] = model, totals
+        self._written = written
+
+    def write_all(self) -> None:
+        """Write what has happened since the models were loaded."""
+        for model in self._models():
+            _write(model, Totals.of(self._figures(model.statistics_row)), "in all")
+
+
+def _write(model: ModelReady, totals: Totals, when: str) -> None:
+    if totals.answered or totals.failed:
+        about = {
+            "model": model.name,
+            "version": model.version,
+            "answered": totals.answered,
+            "failed": totals.failed,
+        }
+        extra = fields(**about, **totals.own) | ALWAYS
+        _log.info("%s, version %d, %s: %s", model.name, model.version, when, describe(totals), extra=extra)
+
+
+def describe(totals: Totals) -> str:
+    """Return the counters for people. Times are means over the answered requests."""
+    own, answered = totals.own, totals.answered
+    parts = [f"{answered} answered, {own['refused']} refused, {totals.failed - own['refused']} failed"]
+    if with_target := own["qos_met"] + own["qos_missed"]:
+        parts.append(
+            f"latency targets met {own['qos_met']}, missed {own['qos_missed']} ({own['qos_met'] / with_target:.1%} met)"
+        )
+    if answered:
+        mean, queue, compute = (ns / answered / 1e6 for ns in (totals.total_ns, totals.queue_ns, totals.compute_ns))
+        parts.append(f"mean {mean:.2f} ms (queue {queue:.2f}, compute {compute:.2f})")
+        scheduling = [f"{own[key] / answered:.3g} {key}" for key in ("blocks", "conflicts", "preemptions")]
+        parts.append(f"{', '.join(scheduling)} per request")
+        if totals.executions:
+            parts.append(f"{totals.batch_rows / totals.executions:.3g} rows per batch")
+        versions = sorted(int(key.removeprefix("version_")) for key in own if key.startswith("version_"))
+        parts.append(f"versions {', '.join(map(str, versions)) or '-'}")
+    return "; ".join(parts)

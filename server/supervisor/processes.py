@@ -119,7 +119,7 @@ class AsyncPeer(Generic[Message]):
 FREE_DEATHS: Final = 20  # in a row without a pause: requests need a successor at once
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 5.0
-SETTLED_SECONDS: Final = 5.0  # a process that has lived so long has started well
+SETTLED_SECONDS: Final = 5.0  # of a process's life, after which its start counts as a success
 
 
 class Child:
@@ -151,7 +151,7 @@ class Child:
         """None while it runs; then the exit status, or minus the signal's number."""
         return self._process.returncode
 
-    def fate(self) -> str:
+    def exit_text(self) -> str:
         """Say how it ended, for people."""
         code = self._process.returncode
         if code is None:
@@ -243,7 +243,7 @@ class SupervisedProcess:
         if not self._stopping:
             pause_seconds = self._pauses.failed()
             when = f" in {pause_seconds:.2g} s" if pause_seconds else ""
-            _log.error("the %s (process %d) %s; starting another%s", self.name, child.pid, child.fate(), when)
+            _log.error("the %s (process %d) %s; starting another%s", self.name, child.pid, child.exit_text(), when)
             self._again = asyncio.get_running_loop().create_task(self._start_again(pause_seconds))
 
     async def _start_again(self, pause_seconds: float) -> None:
@@ -302,9 +302,9 @@ class HeartbeatWatch:
     """Kills scheduler and front ends that hang; they are replaced as after any other death.
 
     Each writes a heartbeat into shared memory (`executor/control.py`), and so does the supervisor, for the server's
-    health. `Blame` (`scheduler/watchdog.py`) decides as for workers: a process that is stopped or sleeps is killed
-    soon, one that computes without a heartbeat after `computing_us`, one that waits for a core never. `front_ends`: by
-    number, as in Heartbeats. Everything happens in the supervisor's event loop.
+    health. `Blame` (`scheduler/watchdog.py`) decides as for workers. A process that is stopped or sleeps is killed
+    soon, one that computes without a heartbeat after `computing_us`. One that waits for a core is never killed.
+    `front_ends`: by number, as in Heartbeats. Everything happens in the supervisor's event loop.
     """
 
     def __init__(

@@ -216,7 +216,7 @@ class RegionRegistry:
         """A worker has done what `order` (MAPPED, UNMAPPING) says, or could not."""
         if not ok:
             region.failed = True
-            self._lost.lose(region.number)  # whoever uses it already learns it in this way
+            self._lost.lose(region.number)  # requests that use it learn it in this way
         if order is _State.UNMAPPING or region.state is not _State.UNMAPPING:  # else it maps what it is to unmap next
             region.waiting.discard(worker)
         self._proceed(region)

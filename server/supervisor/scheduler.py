@@ -63,7 +63,7 @@ class SchedulerControl:
         self._measured: dict[int, slow.UseProfile] = {}
         self._loading: dict[int, asyncio.Future[None]] = {}
         self._unloading: set[int] = set()
-        self._unloads: dict[int, asyncio.Future[None]] = {}  # those that somebody waits for
+        self._unloads: dict[int, asyncio.Future[None]] = {}  # those that are waited for
         self._quieting: dict[int, asyncio.Future[None]] = {}  # by front end
         self._missing: set[int] = set()  # workers that have no successor yet
         self._peer: AsyncPeer[slow.ControlMessage] | None = None
@@ -167,8 +167,8 @@ class SchedulerControl:
             self._missing.add(core)
             self._send(slow.WorkerMissing(core))
 
-    def worker_comes(self, core: int) -> None:
-        """Note that there is a worker, who introduces himself."""
+    def worker_started(self, core: int) -> None:
+        """Note that there is a worker, which reports to the scheduler by itself."""
         self._missing.discard(core)
 
     async def front_end_quiet(self, front_end: int) -> None:

@@ -14,12 +14,10 @@ from gangway.server.requests.data_plane import DataPlane
 from gangway.server.statistics import StatisticsTable
 
 SPIN_US = 250
-# From the last layer's end until the client has the answer: on a busy core the front end waits for its turn, and so may
-# a client. With images of 600 KB 2.5 ms in the median and 2.9 ms for 90 %, the way of the request to us included.
+# From the last layer's end until the client has the answer. On a busy core front end and client wait for their turns.
 SHARED_WAY_BACK_US = 3000
 SPARE_WAY_BACK_US = 150
-# CPU of a batch's way through the scheduler: one decision, a lease, hearing of its end. With MobileNetV2 and 32 clients
-# 0.45 ms a batch, whatever its size (`benchmarks.batching`, saturation).
+# CPU of a batch's way through the scheduler, of any size: one decision, a lease, the notice of its end.
 SHARED_DISPATCH_US = 450
 
 
@@ -49,9 +47,9 @@ class Placement:
 def place(worker_cores: Sequence[int], front_ends: int = 1) -> Placement:
     """Choose cores that no worker has, if there are any; otherwise those of the last workers, beginning with the last.
 
-    A front end's threads share one interpreter lock. On one core handing it over is cheap; spread over two cores mlp
-    was served 2300 times a second instead of 3500 (16 clients, 2 cores). So each front end has one core, and the
-    scheduler the next one. If there are fewer cores than that, some are shared.
+    A front end's threads share one interpreter lock. On one core handing it over is cheap; on several cores it costs
+    much of the throughput. So each front end has one core, and the scheduler the next one. If there are fewer cores
+    than that, some are shared.
     """
     spare = sorted(os.sched_getaffinity(0) - set(worker_cores))
     cores = (spare or sorted(worker_cores))[::-1]

@@ -14,7 +14,7 @@ from gangway.artifact.console import Console
 from gangway.artifact.format import Engine
 from gangway.executor.process import raise_own_priority
 from gangway.server.messages import DUPLICATE, LogSettings
-from gangway.server.models.settings import Terms, in_words
+from gangway.server.models.settings import Terms, describe_batching
 from gangway.server.options.command_line import ServeOptions
 from gangway.server.repository.compile_jobs import Compiler
 from gangway.server.repository.control import ModelControl, RepositoryPoller
@@ -179,7 +179,7 @@ class Supervisor:
         self._end.set_result(None)
 
     def _fail(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an exception of a callback: the supervisor is no longer what it should be, so the server ends."""
+        """Handle an exception of a callback: the state of the supervisor is unknown, so the server ends."""
         error = context.get("exception") or RuntimeError(context["message"])
         if not self._end.done():
             self._end.set_exception(error)
@@ -187,7 +187,7 @@ class Supervisor:
             _log.error("%s", context["message"], exc_info=error)
 
     async def _shut_down(self) -> None:
-        """Front end first: when its last request is answered nobody needs the others any more."""
+        """End front ends first: when their last request is answered, the other processes are not needed."""
         begin = time.monotonic()
         self._repository.stop()
         self._models.stop()
@@ -235,13 +235,13 @@ def print_summary(
     broken: Sequence[BrokenModel],
     request_cost_us: float,
 ) -> None:
-    """Print models, latency targets, cores, addresses and a client command to copy. Nobody needs it but people."""
+    """Print models, latency targets, cores, addresses and a client command to copy."""
     console = Console(highlight=False)
     cores = ", ".join(map(str, options.general.cores))
     lines = [f"cores      {cores} ({target or 'nothing compiled'}), scheduler {options.general.scheduler}"]
     if request_cost_us:
         lines.insert(
-            0, f"alone      as a client here sees it, with {milliseconds(request_cost_us)} that any request costs"
+            0, f"alone      latency of a request on an idle server, {milliseconds(request_cost_us)} of it for any model"
         )
     if http_address:
         lines.append(f"HTTP       {http_address}")
@@ -306,7 +306,7 @@ def _target(terms: Terms) -> str:
 
 def _batches(model: LoadedModel) -> str:
     """Return how many rows are joined; those of an ensemble are joined step by step."""
-    return "-" if model.entry.is_ensemble else in_words(config_of(model.ready))
+    return "-" if model.entry.is_ensemble else describe_batching(config_of(model.ready))
 
 
 def _status(engine: Engine) -> str:

@@ -110,7 +110,7 @@ class WorkerSet:
             f"worker {index}",
             lambda: self._launch(index),
             lambda child: self._ended(index, child),
-            begun=lambda: self._scheduler.worker_comes(index),
+            begun=lambda: self._scheduler.worker_started(index),
             missing=lambda: self._missing(index),
         )
 

@@ -87,14 +87,14 @@ def _values_of(tensor: TensorRecord) -> str:
     return ",".join(map(str, values.tolist()))
 
 
-WRITE_SECONDS: Final = 0.5  # so often at most, while traces come in
+WRITE_SECONDS: Final = 0.5  # between two writes, at least
 MAX_HELD: Final = 1000  # traces of one file
 MAX_FILE_BYTES: Final = 1 << 30
 REPORT_SECONDS: Final = 60.0
 
 
 class GrowingFile:
-    """One file, a JSON list after every write. `exists`: go on with what is there, else begin anew."""
+    """One file, a JSON list after every write. `exists`: go on with what is there, else begin a new list."""
 
     def __init__(self, path: Path, exists: bool = False) -> None:
         self._path = path
@@ -194,7 +194,7 @@ class Sink(Protocol):
         """Do what is due; called a few times a second."""
 
     def close(self) -> None:
-        """Get rid of everything that is left."""
+        """Write or send all that is left."""
 
 
 def make_sink(config: TraceConfig, predecessors: int) -> Sink:

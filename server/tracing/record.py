@@ -87,7 +87,7 @@ class TraceRecord(NamedTuple):
     def of_root(self) -> list[tuple[str, int]]:
         """Return Triton's instants of the whole request.
 
-        Reading and sending are the libraries' business: we know when the bytes were there, and when they were handed
+        Libraries read and send: what is known is when the bytes were there, and when they were handed
         over.
         """
         read = "GRPC_WAITREAD" if self.front_end == GRPC else "HTTP_RECV"

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class CountingExporter(SpanExporter):
-    """Counts what another exporter gets rid of and what it does not, and complains rarely."""
+    """Counts what another exporter sends and what it does not, and logs losses at most once a minute."""
 
     def __init__(self, exporter: SpanExporter, url: str) -> None:
         self._exporter = exporter

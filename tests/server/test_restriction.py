@@ -44,10 +44,10 @@ def test_only_the_right_value_is_admitted() -> None:
 
 def test_a_category_is_in_one_group_at_most() -> None:
     health, both = parse_restriction("health:a=1"), parse_restriction("trace,health:b=2")
-    assert Restrictions((health, both)).twice() is Category.HEALTH
-    assert Restrictions((parse_restriction("health,health:a=1"),)).twice() is Category.HEALTH
+    assert Restrictions((health, both)).duplicate() is Category.HEALTH
+    assert Restrictions((parse_restriction("health,health:a=1"),)).duplicate() is Category.HEALTH
     alone = Restrictions((health,))
-    assert alone.twice() is None
+    assert alone.duplicate() is None
     assert alone.of(Category.HEALTH) is health
     assert alone.of(Category.TRACE) is None
 

@@ -132,7 +132,7 @@ def test_a_model_may_have_buckets_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("family", "buckets", "said"),
     [
-        ("nv_other", "buckets: [1]", "nothing can be said of 'nv_other'"),
+        ("nv_other", "buckets: [1]", "'nv_other' cannot be configured"),
         (FIRST_RESPONSE, "", "expected ascending numbers"),
         (FIRST_RESPONSE, "buckets: [2, 1]", "expected ascending numbers"),
         (FIRST_RESPONSE, "buckets: [1, inf]", "expected ascending numbers"),

@@ -19,7 +19,7 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import Qos, qos_of
 from gangway.server.repository.ensembles import EnsembleBuilder
-from gangway.server.repository.loaded import Isolated, LoadedModel
+from gangway.server.repository.loaded import IsolatedLatency, LoadedModel
 from gangway.server.repository.repository import ModelVersion
 from gangway.server.requests.data_plane import PoolExhaustedError, TensorLayout
 from tests.helpers.ensemble_configs import config_of
@@ -39,7 +39,7 @@ FORK = [
     ("simple", "INPUT0=INPUT1 INPUT1=INPUT0", "OUTPUT1=OUTPUT1"),
 ]
 NESTED = [("diamond", "INPUT0=INPUT0 INPUT1=INPUT1", "OUTPUT0=a OUTPUT1=b"), ("simple", "INPUT0=a INPUT1=b", BOTH)]
-ISOLATED = Isolated(compute_us=1000.0, latency_us=1500.0)
+ISOLATED = IsolatedLatency(compute_us=1000.0, latency_us=1500.0)
 
 
 def entry_of(name: str, config: str) -> ModelVersion:

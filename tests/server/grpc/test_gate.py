@@ -28,7 +28,7 @@ def echo(message: bytes, _context: Any) -> bytes:
 
 @contextmanager
 def gated_server() -> Iterator[str]:
-    gate = Gate(Restrictions(), patience_s=0.1)
+    gate = Gate(Restrictions(), grace_s=0.1)
     pool = CountingPool(THREADS, "test")
     server = grpc.server(pool)
     handlers = {"ModelInfer": grpc.unary_unary_rpc_method_handler(echo)}
@@ -72,7 +72,7 @@ def test_stalled_calls_cannot_take_all_threads_for_long(monkeypatch: pytest.Monk
 
 def test_unread_answers_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_gate, "MAX_UNREAD_BYTES", 4)  # two answers
-    monkeypatch.setattr(grpc_gate, "FOLLOWED_BYTES", 1)
+    monkeypatch.setattr(grpc_gate, "LARGE_ANSWER_BYTES", 1)
     with gated_server() as address, RawConnection(address, window_bytes=0) as connection:
         for stream in [connection.begin("ModelInfer") for _ in range(4)]:
             connection.send(stream, MESSAGE, end=True)

@@ -233,10 +233,10 @@ def test_an_overloaded_server_says_so_and_lets_all_in_again(
     with pytest.raises(InferenceServerException, match="queue size: the server is overloaded") as caught:
         server.client.infer("simple", simple_inputs())
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
-    assert server.plane.admission.is_crowded
+    assert server.plane.admission.is_overloaded
     server.scheduler.status = SlotStatus.OK
     until_s = time.monotonic() + 10
-    while server.plane.admission.is_crowded and time.monotonic() < until_s:
+    while server.plane.admission.is_overloaded and time.monotonic() < until_s:
         with suppress(InferenceServerException):
             server.client.infer("simple", simple_inputs())
     server.client.infer("simple", simple_inputs())

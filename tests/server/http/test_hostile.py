@@ -304,7 +304,7 @@ def test_a_connection_is_reserved_for_health(narrow: str, monkeypatch: pytest.Mo
         assert everything(health) == b""
         again = stack.enter_context(connected(narrow))
         assert status_over(again, b"GET /v2/models/simple/ready HTTP/1.1\r\n\r\n") == 200
-        monkeypatch.setattr(connection_limit, "PATIENCE_SECONDS", -1.0)
+        monkeypatch.setattr(connection_limit, "GRACE_SECONDS", -1.0)
         assert status_over(stack.enter_context(connected(narrow)), HEAD % len(GOOD) + b"\r\n" + GOOD) == 200
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gangway.server.errors import RequestError
 from gangway.server.http import json_text
 from gangway.server.http import json_text as json_numbers
-from gangway.server.http.json_text import MAX_VALUES, LateTensor, Numbers, find_numbers, flatten, parse, to_raw
+from gangway.server.http.json_text import MAX_VALUES, Numbers, UnreadTensor, find_numbers, flatten, parse, to_raw
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -70,12 +70,12 @@ def test_elements_are_those_of_a_small_array(shape: tuple[int, ...], datatype: s
     assert isinstance(found, Numbers)
     small = flatten(data, "x")
     assert isinstance(small, list)
-    assert LateTensor(found, datatype, "x").read() == to_raw(small, datatype, "x")
+    assert UnreadTensor(found, datatype, "x").read() == to_raw(small, datatype, "x")
 
 
 def test_words_of_numbers_that_json_has_not() -> None:
     found = parse(b'{"data":[' + b"1.5,NaN,-Infinity," * 30 + b"2]}")
-    read = np.frombuffer(LateTensor(found["data"], "FP32", "x").read(), np.float32)
+    read = np.frombuffer(UnreadTensor(found["data"], "FP32", "x").read(), np.float32)
     assert np.isnan(read).sum() == 30 and np.isinf(read).sum() == 30 and read[-1] == 2
 
 
@@ -100,7 +100,7 @@ def test_words_of_numbers_that_json_has_not() -> None:
 def test_what_is_no_tensor(data: str, said: str) -> None:
     text = f'{{"data":{data.replace("1", "1" + " " * 45, 1)}}}'.encode()
     with pytest.raises(RequestError, match=said):
-        LateTensor(parse(text)["data"], "FP32", "x").read()
+        UnreadTensor(parse(text)["data"], "FP32", "x").read()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from gangway.executor.slots import NEVER_JOINED
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.scheduler.messages import LoadModel
 from gangway.server.errors import ConfigError
-from gangway.server.models.settings import ModelBatching, in_words, tell_batching
+from gangway.server.models.settings import ModelBatching, describe_batching, tell_batching
 from gangway.server.repository.loader import complete_config
 from gangway.server.requests.data_plane import FrameLayout
 
@@ -79,7 +79,7 @@ def read(text: str) -> ModelBatching:
 )
 def test_what_is_read(text: str, expected: ModelBatching, words: str) -> None:
     assert read(text) == expected
-    assert in_words(completed(text)) == words
+    assert describe_batching(completed(text)) == words
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_is_refused(text: str, reason: str) -> None:
 
 
 def test_the_scheduler_is_told_all_of_it() -> None:
-    spec = ModelBatching(True, False, (4, 8), 90.0, preserve_ordering=True).give(SPEC)
+    spec = ModelBatching(True, False, (4, 8), 90.0, preserve_ordering=True).applied_to(SPEC)
     assert (spec.joins, spec.splits, spec.preferred_rows, spec.max_delay_us) == (True, False, (4, 8), 90.0)
     assert spec.preserve_ordering
     assert (spec.model_id, spec.max_rows) == (3, 8)

@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.errors import ConfigError
 from gangway.server.models.config import check_fields, check_supported, field_name, value_type, without_effect
-from gangway.server.models.config_table import FIELDS, Fate
+from gangway.server.models.config_table import FIELDS, Support
 
 EVERY_ACCELERATOR = "optimization.execution_accelerators"
 
@@ -25,7 +25,7 @@ def fields_within(message: Any, above: frozenset[str] = frozenset()) -> Iterator
     for field in message.fields:
         yield field
         kind, entry = value_type(field), FIELDS.get(field_name(field))
-        if kind is not None and entry is not None and entry.fate is Fate.HONOURED and kind.full_name not in above:
+        if kind is not None and entry is not None and entry.support is Support.HONOURED and kind.full_name not in above:
             yield from fields_within(kind, above | {kind.full_name})
 
 
@@ -58,7 +58,7 @@ def config_with(wanted: Any) -> ModelConfig:
             if field_name(field) == wanted:
                 set_field(field, message)
                 return True
-            if kind is None or FIELDS[field_name(field)].fate is not Fate.HONOURED:
+            if kind is None or FIELDS[field_name(field)].support is not Support.HONOURED:
                 continue
             part = GetMessageClass(kind)()
             if fill(part):
@@ -76,13 +76,13 @@ def config_with(wanted: Any) -> ModelConfig:
     return config
 
 
-@pytest.mark.parametrize("name", [name for name, entry in FIELDS.items() if entry.fate is Fate.REFUSED])
+@pytest.mark.parametrize("name", [name for name, entry in FIELDS.items() if entry.support is Support.REFUSED])
 def test_a_refused_field_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name.rpartition('.')[2]} is not supported: "):
         check_fields(config_with(name))
 
 
-ACCEPTED = [name for name, entry in FIELDS.items() if entry.fate is Fate.ACCEPTED]
+ACCEPTED = [name for name, entry in FIELDS.items() if entry.support is Support.ACCEPTED]
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

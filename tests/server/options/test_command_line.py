@@ -7,9 +7,9 @@ import pytest
 from gangway.server.access import Category
 from gangway.server.options.command_line import (
     ACCEPTED,
+    ACCEPTED_TITLE,
     REFUSED,
     REFUSED_TITLE,
-    TITLE,
     ServeOptions,
     make_parser,
     parse_options,
@@ -56,7 +56,7 @@ def test_every_flag_of_tritonserver_is_known(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_help_lists_what_has_no_effect_and_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "500")  # nothing is hyphenated
     help_text = " ".join(make_parser().format_help().split())
-    accepted, refused = help_text.split(f"{TITLE}: ")[1].split(f"{REFUSED_TITLE}: ")
+    accepted, refused = help_text.split(f"{ACCEPTED_TITLE}: ")[1].split(f"{REFUSED_TITLE}: ")
     for flags, part, other in ((ACCEPTED, accepted, refused), (REFUSED, refused, accepted)):
         for flag in flags:
             assert f"{flag.name} {flag.metavar} {flag.reason}" in part

@@ -7,7 +7,7 @@ import pytest
 from gangway.server.errors import ConfigError
 from gangway.server.messages import MAX_VERSION, WHOLE_MODEL
 from gangway.server.models.config import Qos, parse_qos
-from gangway.server.repository.repository import BrokenModel, ModelVersion, misplaced, read_repository
+from gangway.server.repository.repository import BrokenModel, ModelVersion, misplaced_models, read_repository
 
 
 def add_model(repository: Path, name: str, config: str | None = None, versions: tuple[str, ...] = ("1",)) -> Path:
@@ -144,19 +144,21 @@ def test_an_onnx_file_is_served_whatever_is_named(
 
 
 def test_what_lies_wrongly_is_named(tmp_path: Path) -> None:
-    assert list(misplaced([tmp_path])) == [f"{tmp_path} holds no models: a model lies in it as NAME/1/model.onnx"]
+    assert list(misplaced_models([tmp_path])) == [
+        f"{tmp_path} holds no models: a model lies in it as NAME/1/model.onnx"
+    ]
     (tmp_path / "net.onnx").write_bytes(b"")
     (tmp_path / "lost+found").mkdir()
     (tmp_path / ".trash").mkdir()
-    loose, nothing = misplaced([tmp_path])
+    loose, nothing = misplaced_models([tmp_path])
     assert loose.endswith(f"a model lies in folders of its own, as {tmp_path}/net/1/model.onnx")
     assert nothing.startswith(f"{tmp_path} holds no models")
     assert read_repository([tmp_path]) == []
     folder = add_model(tmp_path, "m")
-    (sentence,) = misplaced([folder])
+    (sentence,) = misplaced_models([folder])
     assert sentence == f"{folder} looks like a model, not like a repository: name the folder above it"
     os.mkdir(os.fsencode(tmp_path) + b"/caf\xe9")
-    assert ["UTF-8" in sentence for sentence in misplaced([tmp_path])] == [True, False]
+    assert ["UTF-8" in sentence for sentence in misplaced_models([tmp_path])] == [True, False]
     assert [entry.name for entry in read_repository([tmp_path])] == ["m"]
 
 

@@ -12,10 +12,10 @@ from gangway.protos.model_config_pb2 import ModelConfig
 from gangway.server.messages import ModelReady
 from gangway.server.models.config import Qos, parse_qos
 from gangway.server.options.endpoints import GrpcOptions
-from gangway.server.repository.loaded import Isolated, profile_message, resolve_qos_us, warn_of_target
+from gangway.server.repository.loaded import IsolatedLatency, profile_message, resolve_qos_us, warn_of_target
 from gangway.server.repository.trials import USUAL_US, measure_request_cost_us
 
-ALONE = Isolated(compute_us=900.0, latency_us=1000.0, request_cost_us=400.0, busy_cost_us=1200.0)
+ALONE = IsolatedLatency(compute_us=900.0, latency_us=1000.0, request_cost_us=400.0, busy_cost_us=1200.0)
 FLOATS = TensorSpec("x", "FP32", (-1, 4), 16)
 LEVELS = """dynamic_batching { priority_levels: 2 default_priority_level: 1
     priority_queue_policy { key: 2 value { default_timeout_microseconds: 90 } } }"""

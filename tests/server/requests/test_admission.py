@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gangway.server.requests.admission import ONE_CLASS_S, TURNED_AWAY_S, AdmissionController
+from gangway.server.requests.admission import MIXED_PRIORITIES_S, OVERLOAD_S, AdmissionController
 
 ROOM = 64
 FULL = 56
@@ -24,7 +24,7 @@ def crowded(room: int = ROOM) -> AdmissionController:
     admission = Clocks().admission(room)
     for _ in range(room * 7 // 8):
         come(admission)
-    assert admission.is_crowded
+    assert admission.is_overloaded
     return admission
 
 
@@ -43,7 +43,7 @@ def test_who_comes_to_a_full_server_is_refused() -> None:
 
 def test_fewer_are_let_in_than_are_answered() -> None:
     admission, answers, admitted = crowded(), 0, 0
-    while admission.is_crowded:
+    while admission.is_overloaded:
         admission.leave(answered=True)
         answers += 1
         admitted += come(admission)
@@ -55,7 +55,7 @@ def test_answers_in_time_let_in_more_than_late_ones() -> None:
         admission, admitted = crowded(1024), 0
         for turn in range(100):
             if turn < 100 * share_in_time:
-                admission.in_time()
+                admission.met_target()
             admission.leave(answered=True)
             admitted += come(admission) + come(admission) + come(admission) + come(admission)
         return admitted
@@ -81,7 +81,7 @@ def test_all_are_let_in_again_when_there_is_room() -> None:
     admission = crowded()
     for _ in range(8):
         admission.leave(answered=False)
-    assert not admission.is_crowded
+    assert not admission.is_overloaded
     assert all(come(admission) for _ in range(8))
     assert not come(admission)
 
@@ -90,31 +90,31 @@ def test_the_door_closes_when_the_scheduler_turns_one_away_and_opens_a_second_af
     clocks = Clocks()
     admission = clocks.admission()
     clocks.cpu_s += 1.0  # there is no more to spend
-    admission.turned_away()
-    clocks.now_s += TURNED_AWAY_S / 2
+    admission.scheduler_refused()
+    clocks.now_s += OVERLOAD_S / 2
     clocks.cpu_s += 1.0
-    admission.turned_away()
+    admission.scheduler_refused()
     for _ in range(2):
         assert not admission.admits()
-        clocks.now_s += TURNED_AWAY_S * 0.4
+        clocks.now_s += OVERLOAD_S * 0.4
         clocks.cpu_s += 1.0
     admission.leave(answered=False)
-    assert admission.is_crowded
-    clocks.now_s += TURNED_AWAY_S * 0.4
-    assert admission.admits() and not admission.is_crowded
+    assert admission.is_overloaded
+    clocks.now_s += OVERLOAD_S * 0.4
+    assert admission.admits() and not admission.is_overloaded
 
 
 def test_whoever_sends_no_message_takes_nobodys_place() -> None:
     admission = Clocks().admission()
     assert all(admission.admits() for _ in range(10 * ROOM))
-    assert not admission.is_crowded
+    assert not admission.is_overloaded
 
 
-@pytest.mark.parametrize(("seconds", "let_in"), [(ONE_CLASS_S - 1, True), (ONE_CLASS_S + 1, False)])
+@pytest.mark.parametrize(("seconds", "let_in"), [(MIXED_PRIORITIES_S - 1, True), (MIXED_PRIORITIES_S + 1, False)])
 def test_nobody_is_refused_unseen_while_there_are_several_priorities(seconds: float, let_in: bool) -> None:
     clocks = Clocks()
     admission = clocks.admission()
-    admission.see(1)
+    admission.note_priority(1)
     assert all(come(admission) for _ in range(FULL))
     clocks.now_s += seconds
     clocks.cpu_s += seconds
@@ -125,7 +125,7 @@ def test_nobody_is_refused_unseen_while_there_are_several_priorities(seconds: fl
 def test_as_many_are_let_in_as_can_be_read_in_a_fifth_of_a_core(cpu_s: float, let_in: int) -> None:
     clocks = Clocks()
     admission = clocks.admission(1024)
-    while not admission.is_crowded:
+    while not admission.is_overloaded:
         come(admission)
     clocks.cpu_s += 0.1  # what was saved is spent
     admission.admits()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from gangway.server.models.tensors import Shapes, Tensor
-from gangway.server.requests.codecs import FrameCodec, ResponseTemplate, Room, TensorCodec
+from gangway.server.requests.codecs import AnswerSize, FrameCodec, ResponseTemplate, TensorCodec
 from gangway.server.requests.data_plane import TensorLayout
 from gangway.server.requests.mapped_tensors import LEAST_BYTES, Candidates, candidates_of
 from gangway.server.requests.regions import RegionRange
@@ -81,5 +81,5 @@ def test_neighbours_are_not_over_each_other() -> None:
 
 
 def test_not_by_onnxruntime() -> None:
-    call = FrameCodec(None, (), (), (), Room(0), {0: within("a")})  # type: ignore[arg-type]
+    call = FrameCodec(None, (), (), (), AnswerSize(0), {0: within("a")})  # type: ignore[arg-type]
     assert candidates_of(call, Shapes(1, (), {}), (), {}) is None

@@ -27,7 +27,7 @@ def test_a_killed_child_is_reported_once_and_leaks_no_descriptor() -> None:
         os.kill(child.pid, signal.SIGKILL)
         await child.wait(10)
         assert ended == [child]
-        assert (child.returncode, child.fate()) == (-9, "was killed by SIGKILL")
+        assert (child.returncode, child.exit_text()) == (-9, "was killed by SIGKILL")
 
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(scenario())
@@ -49,7 +49,7 @@ def test_exit_status() -> None:
     async def scenario() -> None:
         child = Child("short", subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"]), lambda _: None)
         await child.wait(10)
-        assert child.fate() == "exited with status 3"
+        assert child.exit_text() == "exited with status 3"
 
     asyncio.run(scenario())
 
@@ -70,7 +70,7 @@ def test_a_process_is_started_again_also_where_that_fails_for_a_while(monkeypatc
         kept = SupervisedProcess(
             "sleeper",
             launch,
-            lambda child: told.append(child.fate()),
+            lambda child: told.append(child.exit_text()),
             begun=lambda: told.append("begun"),
             missing=lambda: told.append("missing"),
         )

@@ -18,10 +18,13 @@ def test_a_line_of_a_busy_model() -> None:
     statistics.failed(1, grpc.StatusCode.CANCELLED, had_target=True)
     totals = statistics.totals()
     assert describe(totals) == (
-        "2 answered, 1 refused, 1 failed; QoS met 1, missed 2 (33.3% met); mean 4.00 ms (queue 1.00, compute 3.00);"
-        " 1.5 blocks, 0.5 conflicts, 0.5 preemptions per request; 1.5 rows per batch; versions 0, 2"
+        "2 answered, 1 refused, 1 failed; latency targets met 1, missed 2 (33.3% met);"
+        " mean 4.00 ms (queue 1.00, compute 3.00); 1.5 blocks, 0.5 conflicts, 0.5 preemptions per request;"
+        " 1.5 rows per batch; versions 0, 2"
     )
-    assert describe(totals.since(before)) == "0 answered, 1 refused, 1 failed; QoS met 0, missed 1 (0.0% met)"
+    assert (
+        describe(totals.since(before)) == "0 answered, 1 refused, 1 failed; latency targets met 0, missed 1 (0.0% met)"
+    )
     assert totals.since(NOTHING) == totals
 
 

@@ -64,7 +64,7 @@ def test_a_signal_lets_running_requests_finish(large_model, compiled_zoo):
             assert relative_error(answer.result(TIMEOUT_SECONDS).as_numpy(name), expected) <= TOLERANCE
         assert server.process.wait(TIMEOUT_SECONDS) == 0
         text = server.log.read_text()
-    assert re.search(r"resnet50, version 1, in all: 4 answered, .* QoS met \d+, missed \d+ ", text), text
+    assert re.search(r"resnet50, version 1, in all: 4 answered, .* latency targets met \d+, missed \d+ ", text), text
     assert not alive(pids) and not names_of(pids)
 
 

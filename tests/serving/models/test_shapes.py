@@ -26,7 +26,7 @@ from gangway.scheduler.messages import LoadModel
 from gangway.server.errors import ConfigError
 from gangway.server.messages import ModelReady, ShapeWanted, VariantGone, VariantReady, from_json, to_json
 from gangway.server.models.config import buckets_of
-from gangway.server.repository.loaded import FIRST_PAUSE_SECONDS, Shaped
+from gangway.server.repository.loaded import FIRST_PAUSE_SECONDS, ModelVariants
 from gangway.server.repository.shapes import MAX_QUEUED
 from tests.helpers.http_requests import ask_http
 
@@ -278,7 +278,7 @@ def test_sizes_are_tried_again_after_growing_pauses_unless_the_compiler_cannot(m
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     ready = ModelReady(1, "sequence", 1, "", (), (), 0, 1, True)
-    model = Shaped(ready, Path("model.onnx"), ("S",), LoadModel(1, "sequence", "", 1, 1, 0, 1))
+    model = ModelVariants(ready, Path("model.onnx"), ("S",), LoadModel(1, "sequence", "", 1, 1, 0, 1))
     model.refused.add((2,))
     for pause in (FIRST_PAUSE_SECONDS, 2 * FIRST_PAUSE_SECONDS):
         assert model.may_try((3,))
